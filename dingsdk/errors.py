@@ -1,0 +1,212 @@
+"""Every exception that dingsdk raises on purpose, under one root.
+
+An error says what was asked, what was found and what to do. The same facts are
+attributes (``error.facts``), so that programs and tests never parse the text.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+
+class DingError(Exception):
+    """Root of all dingsdk errors.
+
+    Args:
+        message: What was asked, what was found and what to do, as prose.
+        **facts: The same as values; readable as ``error.facts[name]`` and, for
+            names that the class does not use itself, as ``error.name``.
+    """
+
+    is_user_mistake: ClassVar[bool] = False
+    """True where the fix is in the user's command, config or files: the CLI then
+    prints the message without a traceback and exits with code 2."""
+    retryable: ClassVar[bool] = False
+    """True where the same call may succeed later without any change."""
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.facts: Mapping[str, Any] = facts
+
+    def __getattr__(self, name: str) -> Any:
+        facts = self.__dict__.get("facts", {})
+        if name in facts:
+            return facts[name]
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def __str__(self) -> str:
+        # KeyError would show the repr of its argument.
+        return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, dict(self.facts))
+
+    @property
+    def code(self) -> str:
+        """Stable name of the error for messages between processes."""
+        return type(self).__name__
+
+
+def _rebuild(cls: type[DingError], message: str, facts: dict[str, Any]) -> DingError:
+    return cls(message, **facts)
+
+
+# --- configuration and plugins ---------------------------------------------------
+
+
+class ConfigError(DingError, ValueError):
+    """A config value that cannot work. Facts: ``path`` (dotted) where one is known."""
+
+    is_user_mistake = True
+
+
+class ConfigTypeError(ConfigError, TypeError):
+    """A config value of the wrong type. Facts: ``path``, ``expected``, ``found``."""
+
+
+class UnknownKeyError(ConfigError, KeyError):
+    """A config key that nothing reads. Facts: ``path``, ``key``, ``known``, ``nearest``."""
+
+
+class UnknownPluginError(ConfigError, KeyError):
+    """A type key that nothing provides.
+
+    Facts: ``kind``, ``asked``, ``known`` (sorted names), ``nearest``, ``install`` (the
+    distribution that would provide it, or None).
+    """
+
+
+class UnknownEnvError(ConfigError, KeyError):
+    """An env id that gymnasium does not know. Facts: ``env_id``, ``nearest``."""
+
+
+class DuplicateTypeError(DingError, AssertionError):
+    """A type key registered twice. Facts: ``kind``, ``name``, ``owner``."""
+
+
+class PluginLoadError(DingError, ImportError):
+    """A plugin that could not be imported or registered. Facts: ``plugin``, ``kind``."""
+
+    is_user_mistake = True
+
+
+class PluginNotInstalledError(DingError, ImportError):
+    """A name that an absent plugin owns. Facts: ``name``, ``install``."""
+
+    is_user_mistake = True
+
+
+# --- data --------------------------------------------------------------------------
+
+
+class SchemaMismatchError(DingError, ValueError):
+    """Columns, shapes or dtypes that do not match. Facts: ``key``, ``expected``, ``found``."""
+
+
+class BatchIndexError(DingError, IndexError):
+    """A row index outside a batch. Facts: ``index``, ``length``."""
+
+
+class DataCorruptError(DingError, ValueError):
+    """Bytes that are not what they claim to be. Facts: ``where``."""
+
+
+class DataMissingError(DingError, LookupError):
+    """A payload that is not in the store. Facts: ``data_id``."""
+
+
+class ClosedError(DingError, RuntimeError):
+    """A part that was used after, or woken by, its ``close()``. Facts: ``what``."""
+
+
+class BufferClosedError(ClosedError):
+    """A replay buffer that was used after ``close()``."""
+
+
+# --- environments and policies -------------------------------------------------------
+
+
+class EnvError(DingError, RuntimeError):
+    """An environment that keeps failing. Facts: ``env_id``, ``failures`` (in a row)."""
+
+
+class PolicyOutputError(DingError, ValueError):
+    """A policy output that no env or learner can use. Facts: ``key``, ``expected``, ``found``."""
+
+
+class NonFiniteError(PolicyOutputError):
+    """NaN or infinity where a finite number is needed. Facts: ``key``."""
+
+
+# --- run folder and checkpoints --------------------------------------------------------
+
+
+class RunFolderError(DingError, OSError):
+    """A folder or file of the run that cannot be written. Facts: ``path``."""
+
+    is_user_mistake = True
+
+
+class CheckpointError(DingError):
+    """A checkpoint that cannot be used. Facts: ``path``."""
+
+    is_user_mistake = True
+
+
+class CheckpointMissingError(CheckpointError, FileNotFoundError):
+    """No checkpoint at that path."""
+
+
+class CheckpointCorruptError(CheckpointError, ValueError):
+    """A truncated, altered or foreign checkpoint."""
+
+
+class CheckpointVersionError(CheckpointError, ValueError):
+    """A checkpoint of a format this version does not read. Facts: ``found``, ``expected``."""
+
+
+# --- workers and messages ---------------------------------------------------------------
+
+
+class ProtocolError(DingError, ValueError):
+    """A message that breaks the wire rules. Facts: ``where``."""
+
+
+class WorkerLostError(DingError, ConnectionError):
+    """A worker that left or fell silent. Facts: ``worker_id``, ``task_id``."""
+
+    retryable = True
+
+
+class TaskTimeoutError(DingError, TimeoutError):
+    """A task that did not answer before its deadline. Facts: ``task``, ``timeout_s``."""
+
+    retryable = True
+
+
+class TaskFailedError(DingError, RuntimeError):
+    """A task whose code raised. Facts: ``worker_id``, ``task``, ``result``, ``traceback``."""
+
+
+class TaskFail(DingError, RuntimeError):  # noqa: N818 - name kept for users of the reference
+    """Raised by a worker's ``_process_task`` to fail the task with a result of its own.
+
+    Args:
+        result: What the master sees as the task's result.
+        message: Why, for people.
+    """
+
+    def __init__(self, result: Mapping[str, Any] | None = None, message: str = "") -> None:
+        super().__init__(message or "task failed", result=dict(result or {}))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.facts["result"], self.message)
+
+
+def nearest_name(asked: str, known: Iterable[str]) -> str | None:
+    """Return the known name spelled most like ``asked``, or None when none is close."""
+    close = difflib.get_close_matches(asked, list(known), n=1, cutoff=0.6)
+    return close[0] if close else None
