@@ -1,0 +1,1 @@
+"""Whole runs: config in, trained policy and run folder out."""
