@@ -83,6 +83,10 @@ class UnknownEnvError(ConfigError, KeyError):
     """An env id that gymnasium does not know. Facts: ``env_id``, ``nearest``."""
 
 
+class HookError(ConfigError, AssertionError):
+    """A learner hook that has no place in the hook table. Facts: ``name``, ``found``."""
+
+
 class DuplicateTypeError(DingError, AssertionError):
     """A type key registered twice. Facts: ``kind``, ``name``, ``owner``."""
 
@@ -135,6 +139,10 @@ class EnvError(DingError, RuntimeError):
 
 class PolicyOutputError(DingError, ValueError):
     """A policy output that no env or learner can use. Facts: ``key``, ``expected``, ``found``."""
+
+
+class PolicyOutputTypeError(PolicyOutputError, TypeError):
+    """A policy output of a type that nothing can use."""
 
 
 class NonFiniteError(PolicyOutputError):
