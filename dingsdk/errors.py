@@ -114,6 +114,10 @@ class BatchIndexError(DingError, IndexError):
     """A row index outside a batch. Facts: ``index``, ``length``."""
 
 
+class FrozenBatchError(DingError, ValueError):
+    """A write into a batch that was handed over and is shared. Facts: ``key``."""
+
+
 class DataCorruptError(DingError, ValueError):
     """Bytes that are not what they claim to be. Facts: ``where``."""
 
@@ -128,6 +132,12 @@ class ClosedError(DingError, RuntimeError):
 
 class BufferClosedError(ClosedError):
     """A replay buffer that was used after ``close()``."""
+
+
+class BufferFullError(DingError, RuntimeError):
+    """A push that the buffer's limiter does not admit yet. Facts: ``rows``, ``waited_s``."""
+
+    retryable = True
 
 
 # --- environments and policies -------------------------------------------------------

@@ -1,0 +1,283 @@
+"""Columns: a dict of numeric arrays (or nested dicts of them) that share one length.
+
+These are the rules below :class:`dingsdk.data.SampleBatch`: what may be a column, how a
+list of row values becomes one, how two sets of columns compare.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.errors import SchemaMismatchError
+
+NUMERIC_KINDS = "biufc"
+"""numpy dtype kinds that a column may have: what has a fixed size and no Python objects."""
+
+
+def join_key(prefix: str, key: str) -> str:
+    """Return the dotted name of a nested column."""
+    return f"{prefix}.{key}" if prefix else key
+
+
+def torch_to_numpy(value: Any) -> Any:
+    """Return a torch tensor as an array (zero-copy on CPU), anything else unchanged."""
+    # A tensor can only exist where torch is imported already, so this never imports it.
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor):
+        return value
+    try:
+        return value.detach().cpu().numpy()
+    except (TypeError, RuntimeError) as error:
+        raise SchemaMismatchError(
+            f"a tensor of dtype {value.dtype} has no numpy form ({error}); convert it first",
+            key=None,
+            expected="a dtype that numpy has",
+            found=str(value.dtype),
+        ) from error
+
+
+def as_column(key: str, value: Any) -> NDArray[Any]:
+    """Return ``value`` as a numeric array of at least one dimension, without a copy if it is one.
+
+    Args:
+        key: The column's dotted name, for the error.
+        value: An array, a CPU tensor, or a sequence of numbers (floats become float32).
+
+    Raises:
+        SchemaMismatchError: the value is no numeric array, or has no leading dimension.
+    """
+    value = torch_to_numpy(value)
+    if isinstance(value, np.ndarray):
+        array = value
+    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        array = _narrow(_array_of(key, value))
+    else:
+        raise _not_numeric(key, type(value).__name__)
+    if array.dtype.kind not in NUMERIC_KINDS:
+        raise _not_numeric(key, f"dtype {array.dtype}")
+    if array.ndim == 0:
+        raise SchemaMismatchError(
+            f"column {key!r} is a scalar; it needs a leading batch dimension",
+            key=key,
+            expected="[batch, ...]",
+            found="[]",
+        )
+    return array
+
+
+def as_columns(columns: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a checked copy of the (nested) mapping whose leaves are arrays.
+
+    Raises:
+        SchemaMismatchError: there is no column, a name is no str, or a leaf no numeric array.
+    """
+    if not isinstance(columns, Mapping):
+        raise SchemaMismatchError(
+            f"columns come as a mapping of names to arrays, not as {type(columns).__name__}",
+            key=prefix,
+            expected="mapping",
+            found=type(columns).__name__,
+        )
+    if not columns:
+        where = f"column {prefix!r}" if prefix else "the batch"
+        raise SchemaMismatchError(
+            f"{where} has no columns; give at least one", key=prefix, expected="columns", found="{}"
+        )
+    checked: dict[str, Any] = {}
+    for key, value in columns.items():
+        if not isinstance(key, str):
+            raise SchemaMismatchError(
+                f"column names are str, found {key!r} ({type(key).__name__})",
+                key=key,
+                expected="str",
+                found=type(key).__name__,
+            )
+        name = join_key(prefix, key)
+        if isinstance(value, Mapping):
+            checked[key] = as_columns(value, name)
+        else:
+            checked[key] = as_column(name, value)
+    return checked
+
+
+def leaves(columns: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield ``(dotted name, array)`` of every column, depth first in insertion order."""
+    for key, value in columns.items():
+        if isinstance(value, dict):
+            yield from leaves(value, join_key(prefix, key))
+        else:
+            yield join_key(prefix, key), value
+
+
+def common_length(columns: Mapping[str, Any]) -> int:
+    """Return the leading dimension that all columns share.
+
+    Raises:
+        SchemaMismatchError: they differ; names each column with its shape.
+    """
+    length = -1
+    for _, array in leaves(columns):
+        if length < 0:
+            length = array.shape[0]
+        elif array.shape[0] != length:
+            shapes = {name: tuple(column.shape) for name, column in leaves(columns)}
+            odd = next(name for name, shape in shapes.items() if shape[0] != length)
+            listing = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+            raise SchemaMismatchError(
+                f"columns differ in their batch dimension: {listing}",
+                key=odd,
+                expected=length,
+                found=shapes[odd][0],
+                shapes=shapes,
+            )
+    return length
+
+
+def map_columns(fn: Callable[[NDArray[Any]], Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the same tree with ``fn`` applied to every array."""
+    return {
+        key: map_columns(fn, value) if isinstance(value, dict) else fn(value)
+        for key, value in columns.items()
+    }
+
+
+def column_equal(left: Any, right: Any) -> bool:
+    """Whether two values (arrays, scalars or nested dicts of them) have the same content."""
+    if isinstance(left, Mapping) or isinstance(right, Mapping):
+        if not (isinstance(left, Mapping) and isinstance(right, Mapping)):
+            return False
+        return left.keys() == right.keys() and all(column_equal(left[k], right[k]) for k in left)
+    left, right = np.asarray(torch_to_numpy(left)), np.asarray(torch_to_numpy(right))
+    # NaN is equal to itself here: equality of batches asks for the same content.
+    floats = left.dtype.kind in "fc" and right.dtype.kind in "fc"
+    return bool(np.array_equal(left, right, equal_nan=floats))
+
+
+def rows_to_columns(rows: Sequence[Mapping[str, Any]], prefix: str = "") -> dict[str, Any]:
+    """Stack dicts of equal keys and shapes; see :meth:`SampleBatch.from_rows` for the dtypes.
+
+    Raises:
+        SchemaMismatchError: names the key, the row, what was expected and what was found.
+    """
+    first = rows[0]
+    if not isinstance(first, Mapping):
+        raise _row_mismatch(prefix, 0, "dict", type(first).__name__)
+    names = first.keys()
+    for index, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise _row_mismatch(prefix, index, "dict", type(row).__name__)
+        if row.keys() != names:
+            odd = sorted(map(str, set(names) ^ set(row)))[0]
+            raise _row_mismatch(
+                join_key(prefix, odd), index, sorted(map(str, names)), sorted(map(str, row))
+            )
+    if not names:
+        raise SchemaMismatchError(
+            "rows without keys make no columns", key=prefix, expected="keys", found="{}", row=0
+        )
+    columns: dict[str, Any] = {}
+    for key in names:
+        if not isinstance(key, str):
+            raise _row_mismatch(prefix, 0, "keys of type str", repr(key))
+        values = [row[key] for row in rows]
+        name = join_key(prefix, key)
+        if isinstance(values[0], Mapping):
+            columns[key] = rows_to_columns(values, name)
+        else:
+            columns[key] = stack_values(name, values)
+    return columns
+
+
+def stack_values(key: str, values: Sequence[Any]) -> NDArray[Any]:
+    """Return one array of the values of a column, one row each (an owned copy).
+
+    Raises:
+        SchemaMismatchError: a value is not numeric, or differs in shape or dtype.
+    """
+    kinds = set(map(type, values))
+    if kinds == {float}:
+        return np.array(values, dtype=np.float32)
+    if kinds == {bool}:
+        return np.array(values, dtype=np.bool_)
+    if kinds == {int}:
+        return _int_column(key, values)
+    arrays = [_row_value(key, index, value) for index, value in enumerate(values)]
+    shape = arrays[0].shape
+    for index, array in enumerate(arrays):
+        if array.shape != shape:
+            raise _row_mismatch(key, index, list(shape), list(array.shape))
+    dtypes = {array.dtype for array in arrays}
+    if len(dtypes) == 1:
+        return np.stack(arrays)
+    if shape:
+        index = next(i for i, array in enumerate(arrays) if array.dtype != arrays[0].dtype)
+        raise _row_mismatch(key, index, str(arrays[0].dtype), str(arrays[index].dtype))
+    # Scalars of mixed number types (0 and 0.5, a python and a numpy float) are everyday
+    # rewards: widen them, to float32 where any is a float that python or numpy made wide.
+    return _narrow(np.array([array.item() for array in arrays]))
+
+
+def _row_value(key: str, index: int, value: Any) -> NDArray[Any]:
+    value = torch_to_numpy(value)
+    if isinstance(value, np.ndarray):
+        array: NDArray[Any] = value
+    elif isinstance(value, float):  # includes numpy.float64 scalars
+        array = np.asarray(value, dtype=np.float32)
+    elif isinstance(value, (bool, int, np.generic)):
+        array = np.asarray(value)
+    elif isinstance(value, (list, tuple)):
+        array = _narrow(_array_of(key, value))
+    else:
+        raise _row_mismatch(key, index, "a number or an array", type(value).__name__)
+    if array.dtype.kind not in NUMERIC_KINDS:
+        raise _row_mismatch(key, index, "a numeric dtype", str(array.dtype))
+    return array
+
+
+def _int_column(key: str, values: Sequence[int]) -> NDArray[np.int64]:
+    try:
+        return np.array(values, dtype=np.int64)
+    except OverflowError as error:
+        wide = next(i for i, value in enumerate(values) if not -(2**63) <= value < 2**63)
+        raise _row_mismatch(key, wide, "an integer of 64 bits", "a wider one") from error
+
+
+def _array_of(key: str, value: Sequence[Any]) -> NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise SchemaMismatchError(
+            f"column {key!r} is no regular array: {error}",
+            key=key,
+            expected="a regular array",
+            found=type(value).__name__,
+        ) from error
+
+
+def _narrow(array: NDArray[Any]) -> NDArray[Any]:
+    return array.astype(np.float32) if array.dtype == np.float64 else array
+
+
+def _not_numeric(key: str, found: str) -> SchemaMismatchError:
+    return SchemaMismatchError(
+        f"column {key!r} needs a numeric array, found {found}; other objects go as a list",
+        key=key,
+        expected="a numeric array",
+        found=found,
+    )
+
+
+def _row_mismatch(key: str, row: int, expected: Any, found: Any) -> SchemaMismatchError:
+    what = f"key {key!r} of row {row}" if key else f"row {row}"
+    return SchemaMismatchError(
+        f"{what}: expected {expected}, found {found}; all rows need the same keys and shapes",
+        key=key,
+        row=row,
+        expected=expected,
+        found=found,
+    )

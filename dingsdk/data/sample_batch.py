@@ -1,0 +1,287 @@
+"""SampleBatch: the currency of training data, columns that also read as rows."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dingsdk.data.columns import (
+    as_columns,
+    column_equal,
+    common_length,
+    join_key,
+    leaves,
+    map_columns,
+    rows_to_columns,
+)
+from dingsdk.data.row import Row
+from dingsdk.errors import BatchIndexError, SchemaMismatchError
+
+
+class SampleBatch(Sequence[dict[str, Any]]):
+    """Named columns with one leading batch dimension, readable as a sequence of dicts.
+
+    Columns are numpy arrays ``[batch, ...]`` of a numeric dtype, or nested dicts of them
+    (nested observations). Arrays and CPU tensors are taken as they are, without a copy, so
+    the batch shares their memory. Sequences of time steps are columns ``[batch, time, ...]``.
+
+    Not safe for concurrent writers; reading from several threads is fine.
+
+    Args:
+        columns: Names to arrays, tensors, lists of numbers (floats become float32), or
+            nested mappings of those.
+
+    Raises:
+        SchemaMismatchError: no columns, a column that is not numeric, or batch dimensions that
+            differ; the message names the columns and their shapes.
+
+    Example:
+        >>> batch = SampleBatch({"obs": np.zeros((2, 4), np.float32), "reward": [0.0, 1.0]})
+        >>> len(batch), float(batch[1]["reward"])
+        (2, 1.0)
+    """
+
+    __slots__ = ("_columns", "_length", "_tensors")
+
+    _columns: dict[str, Any]
+    _length: int
+    _tensors: dict[str, Any] | None
+
+    def __init__(self, columns: Mapping[str, Any]) -> None:
+        self._columns = as_columns(columns)
+        self._length = common_length(self._columns)
+        self._tensors = None
+
+    @classmethod
+    def _of(cls, columns: dict[str, Any], length: int) -> SampleBatch:
+        """Wrap columns that are known to be valid: skips the checks."""
+        batch = cls.__new__(cls)
+        batch._columns = columns
+        batch._length = length
+        batch._tensors = None
+        return batch
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Mapping[str, Any]]) -> SampleBatch:
+        """Stack dicts into an owned batch.
+
+        Python floats (and float64 scalars) become float32, ints int64, bools bool; arrays and
+        tensors keep their dtype; nested dicts become nested columns.
+
+        Raises:
+            SchemaMismatchError: no rows, or rows that differ in keys, shapes or dtypes; facts
+                ``key``, ``row``, ``expected``, ``found``.
+        """
+        if isinstance(rows, SampleBatch):
+            return rows.copy()
+        if not rows:
+            raise SchemaMismatchError(
+                "no rows to make a batch of", key="", expected=">= 1 row", found=0
+            )
+        return cls._of(rows_to_columns(rows), len(rows))
+
+    @classmethod
+    def concat(cls, batches: Sequence[SampleBatch]) -> SampleBatch:
+        """Join batches of equal columns, row after row, into an owned batch.
+
+        Raises:
+            SchemaMismatchError: no batches, or batches that differ in keys, shapes or dtypes;
+                facts ``key``, ``row`` (which batch), ``expected``, ``found``.
+        """
+        if not batches:
+            raise SchemaMismatchError("no batches to join", key="", expected=">= 1 batch", found=0)
+        columns = _concat([batch._columns for batch in batches], "")
+        return cls._of(columns, sum(batch._length for batch in batches))
+
+    # Reading ------------------------------------------------------------------------------
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The columns themselves; replace or add one with :meth:`with_columns`, not in here."""
+        return self._columns
+
+    def keys(self) -> KeysView[str]:
+        """Return the names of the top-level columns."""
+        return self._columns.keys()
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all columns in bytes."""
+        return sum(array.nbytes for _, array in leaves(self._columns))
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> SampleBatch: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | SampleBatch:
+        """Return row ``index`` as a dict that writes through, or a batch of views for a slice.
+
+        Raises:
+            BatchIndexError: the row is outside the batch.
+            TypeError: the index is neither; columns are in :attr:`columns`, and
+                :meth:`take` gathers rows.
+        """
+        if isinstance(index, slice):
+            length = len(range(*index.indices(self._length)))
+            return self._of(map_columns(lambda array: array[index], self._columns), length)
+        if isinstance(index, (bool, np.bool_)) or not hasattr(index, "__index__"):
+            raise TypeError(
+                f"a SampleBatch is indexed by int or slice, not {type(index).__name__}; "
+                "columns are in .columns, .take(indices) gathers rows"
+            )
+        position = index.__index__()
+        if not -self._length <= position < self._length:
+            raise BatchIndexError(
+                f"row {position} of a batch of {self._length}", index=position, length=self._length
+            )
+        return Row(self._columns, position % self._length)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (Row(self._columns, index) for index in range(self._length))
+
+    def take(self, indices: ArrayLike) -> SampleBatch:
+        """Gather rows into an owned batch.
+
+        Args:
+            indices: int[n], in any order, repeats allowed, negative ones count from the end.
+
+        Raises:
+            BatchIndexError: an index is outside the batch.
+        """
+        wanted = np.asarray(indices)
+        if wanted.size == 0:
+            wanted = wanted.astype(np.int64)
+        if wanted.ndim != 1 or wanted.dtype.kind not in "iu":
+            raise SchemaMismatchError(
+                f"take needs int[n] indices, found {wanted.dtype}{list(wanted.shape)}",
+                key="indices",
+                expected="int[n]",
+                found=f"{wanted.dtype}{list(wanted.shape)}",
+            )
+        try:
+            columns = map_columns(lambda array: take_rows(array, wanted), self._columns)
+        except IndexError as error:
+            outside = wanted[(wanted < -self._length) | (wanted >= self._length)]
+            raise BatchIndexError(
+                f"row {int(outside[0])} of a batch of {self._length}",
+                index=int(outside[0]),
+                length=self._length,
+            ) from error
+        return self._of(columns, len(wanted))
+
+    def tensors(self) -> dict[str, Any]:
+        """Return the columns as torch tensors, the same objects at every call.
+
+        They share the batch's memory, except where torch cannot: frozen columns (a tensor
+        has no read-only form) and negative strides are copied.
+        """
+        if self._tensors is None:
+            import torch
+
+            def to_tensor(array: NDArray[Any]) -> torch.Tensor:
+                shareable = array.flags.writeable and min(array.strides) >= 0
+                return torch.from_numpy(array if shareable else array.copy())
+
+            self._tensors = map_columns(to_tensor, self._columns)
+        return self._tensors
+
+    # Deriving -----------------------------------------------------------------------------
+    def with_columns(self, **columns: Any) -> SampleBatch:
+        """Return a batch with columns added or replaced; the others are shared, not copied.
+
+        Raises:
+            SchemaMismatchError: a new column has another batch dimension.
+        """
+        return type(self)({**self._columns, **columns})
+
+    def map(self, fn: Callable[[NDArray[Any]], NDArray[Any]]) -> SampleBatch:
+        """Return a batch with ``fn`` applied to every column array."""
+        return type(self)(map_columns(fn, self._columns))
+
+    def copy(self) -> SampleBatch:
+        """Return an owned, writable copy."""
+        return self._of(map_columns(lambda array: array.copy(), self._columns), self._length)
+
+    def freeze(self) -> SampleBatch:
+        """Make every array read-only, in place, and return this batch.
+
+        The arrays given to the constructor are the same objects and become read-only too.
+        """
+        for _, array in leaves(self._columns):
+            array.flags.writeable = False
+        # Tensors handed out before still share the memory; new ones must not.
+        self._tensors = None
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SampleBatch):
+            return NotImplemented
+        return column_equal(self._columns, other._columns)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        described = ", ".join(
+            f"{name}: {array.dtype}{list(array.shape[1:]) or ''}"
+            for name, array in leaves(self._columns)
+        )
+        return f"SampleBatch({self._length} rows, {described})"
+
+    def __copy__(self) -> SampleBatch:
+        return self._of(map_columns(lambda array: array, self._columns), self._length)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SampleBatch:
+        return self._of(copy.deepcopy(self._columns, memo), self._length)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._columns,)
+
+
+def take_rows(array: NDArray[Any], indices: NDArray[Any]) -> NDArray[Any]:
+    """Gather rows of one array into a new one; indices must be integers."""
+    # np.take is the quickest gather, but copies a non-contiguous source whole first.
+    if array.flags.c_contiguous:
+        return np.take(array, indices, axis=0)
+    gathered: NDArray[Any] = array[indices]
+    return gathered
+
+
+def _concat(parts: list[dict[str, Any]], prefix: str) -> dict[str, Any]:
+    first = parts[0]
+    for index, part in enumerate(parts):
+        if part.keys() != first.keys():
+            odd = sorted(part.keys() ^ first.keys())[0]
+            raise _batch_mismatch(join_key(prefix, odd), index, sorted(first), sorted(part))
+    joined: dict[str, Any] = {}
+    for key, column in first.items():
+        name = join_key(prefix, key)
+        columns = [part[key] for part in parts]
+        for index, other in enumerate(columns):
+            if _form(other) != _form(column):
+                raise _batch_mismatch(name, index, _form(column), _form(other))
+        if isinstance(column, dict):
+            joined[key] = _concat(columns, name)
+        else:
+            joined[key] = np.concatenate(columns)
+    return joined
+
+
+def _form(column: Any) -> str:
+    return "dict" if isinstance(column, dict) else f"{column.dtype}{list(column.shape[1:])}"
+
+
+def _batch_mismatch(key: str, index: int, expected: Any, found: Any) -> SchemaMismatchError:
+    return SchemaMismatchError(
+        f"column {key!r} of batch {index}: expected {expected}, found {found}; "
+        "batches are joined only if their columns are alike",
+        key=key,
+        row=index,
+        expected=expected,
+        found=found,
+    )
