@@ -159,6 +159,10 @@ class NonFiniteError(PolicyOutputError):
     """NaN or infinity where a finite number is needed. Facts: ``key``."""
 
 
+class NotSetError(DingError, RuntimeError, AssertionError):
+    """A worker that was used before something it needs was set. Facts: ``what``."""
+
+
 # --- run folder and checkpoints --------------------------------------------------------
 
 
