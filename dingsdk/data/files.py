@@ -1,0 +1,120 @@
+"""Files that are either whole or absent: written aside, then renamed into place."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from dingsdk.errors import RunFolderError
+
+_ADVICE = {
+    errno.ENOSPC: "free some disk space",
+    errno.EDQUOT: "free some of your disk quota",
+    errno.EACCES: "choose a folder that you may write to, or change its permissions",
+    errno.EPERM: "choose a folder that you may write to, or change its permissions",
+    errno.EROFS: "choose a folder on a file system that is mounted for writing",
+    errno.ENOENT: "create the folder first",
+    errno.ENOTDIR: "a part of the path is a file; choose another path",
+    errno.EEXIST: "a file has that name; choose another path or remove it",
+    errno.EISDIR: "a folder has that name; choose another path or remove it",
+    errno.ELOOP: "a part of the path is a symbolic link that leads nowhere; remove it",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+}
+
+
+def atomic_write_bytes(
+    path: str | os.PathLike[str], data: bytes | bytearray | memoryview, durable: bool = False
+) -> None:
+    """Write a file so that readers see the old content or the new, never a part.
+
+    The data goes to a new file of the same folder (readable by the owner only), which then
+    takes the name. A symbolic link at ``path`` is replaced, never followed.
+
+    Args:
+        path: The file; its folder must exist.
+        data: The whole content.
+        durable: Whether to wait until the disk has it (survives a power cut).
+
+    Raises:
+        RunFolderError: the file cannot be written; whatever was there is untouched and
+            nothing is left behind.
+    """
+    target = Path(path)
+    temporary = f".tmp-{secrets.token_hex(8)}"
+    try:
+        folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            _write_new(folder, temporary, data, durable)
+            try:
+                os.rename(temporary, target.name, src_dir_fd=folder, dst_dir_fd=folder)
+            except OSError:
+                _unlink_quietly(folder, temporary)
+                raise
+            if durable:
+                os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise folder_error("write", target, error) from error
+
+
+def atomic_write_json(path: str | os.PathLike[str], value: Any, durable: bool = False) -> None:
+    """Write ``value`` as indented JSON, the way of :func:`atomic_write_bytes`.
+
+    Raises:
+        RunFolderError: the file cannot be written.
+        TypeError, ValueError: the value has no JSON form (NaN and infinities have none).
+    """
+    text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    atomic_write_bytes(path, text.encode(), durable=durable)
+
+
+def ensure_dir(path: str | os.PathLike[str]) -> Path:
+    """Create a folder with its parents where missing, and return it.
+
+    Raises:
+        RunFolderError: it cannot be created, or is a file.
+    """
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise folder_error("create", folder, error) from error
+    return folder
+
+
+def folder_error(action: str, path: Path, error: OSError) -> RunFolderError:
+    """Return the typed form of a failed file operation, with what to do about it."""
+    reason = error.strerror or type(error).__name__
+    advice = _ADVICE.get(error.errno or 0, "check the path and the disk")
+    return RunFolderError(f"cannot {action} {path}: {reason}; {advice}", path=str(path))
+
+
+def _write_new(folder: int, name: str, data: bytes | bytearray | memoryview, durable: bool) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    descriptor = os.open(name, flags, 0o600, dir_fd=folder)
+    try:
+        try:
+            rest = memoryview(data).cast("B")
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            if durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except BaseException:
+        _unlink_quietly(folder, name)
+        raise
+
+
+def _unlink_quietly(folder: int, name: str) -> None:
+    # The error that led here is the one to report.
+    try:
+        os.unlink(name, dir_fd=folder)
+    except OSError:
+        return

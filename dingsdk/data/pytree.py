@@ -1,0 +1,247 @@
+"""Walk and convert nests of dicts, lists, tuples and namedtuples.
+
+Every function returns a new nest of the same container types; inputs are never changed.
+torch is imported only by the functions that make or meet tensors.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+Path = tuple[Any, ...]
+"""The keys and positions that lead from the root to a leaf."""
+
+
+def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
+    """Return the same nest with ``fn`` applied to everything that is no container."""
+    if isinstance(tree, Mapping):
+        return {key: map_leaves(fn, value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return _rebuild(tree, [map_leaves(fn, value) for value in tree])
+    return fn(tree)
+
+
+def flatten(tree: Any) -> list[tuple[Path, Any]]:
+    """Return ``(path, leaf)`` pairs, depth first; a leaf at the root has the path ``()``.
+
+    Example:
+        >>> flatten({"obs": {"pos": 1}, "act": [2, 3]})
+        [(('obs', 'pos'), 1), (('act', 0), 2), (('act', 1), 3)]
+    """
+    pairs: list[tuple[Path, Any]] = []
+    _flatten(tree, (), pairs)
+    return pairs
+
+
+def to_tensor(
+    tree: Any,
+    dtype: Any = None,
+    ignore_keys: Iterable[str] = (),
+    transform_scalar: bool = True,
+) -> Any:
+    """Return the nest with arrays, numbers and lists of numbers as torch tensors.
+
+    float64 arrays become float32; bools, strings and None stay as they are; tensors are cast
+    where ``dtype`` is given. A list of numbers is one tensor.
+
+    Args:
+        tree: The nest.
+        dtype: A torch dtype for all tensors, or None for the natural one.
+        ignore_keys: Dict keys that are left out of the result's conversion (kept as they are).
+        transform_scalar: Whether single numbers become tensors.
+
+    Raises:
+        TypeError: a leaf is none of the above.
+    """
+    import torch
+
+    ignored = frozenset(ignore_keys)
+
+    def convert(item: Any) -> Any:
+        if item is None or isinstance(item, (bool, str)):
+            return item
+        if isinstance(item, Mapping):
+            return {k: v if k in ignored else convert(v) for k, v in item.items()}
+        if isinstance(item, (list, tuple)):
+            if _is_number_list(item):
+                return torch.as_tensor(item, dtype=dtype)
+            return _rebuild(item, [convert(value) for value in item])
+        if isinstance(item, torch.Tensor):
+            return item if dtype is None else item.to(dtype)
+        if isinstance(item, np.generic):
+            item = item.item()
+            if isinstance(item, bool):
+                return item
+        if isinstance(item, np.ndarray):
+            if item.dtype == np.float64:
+                item = item.astype(np.float32)
+            # torch has no read-only tensors: what may not be written to is copied.
+            tensor = torch.from_numpy(item if _is_shareable(item) else item.copy())
+            return tensor if dtype is None else tensor.to(dtype)
+        if isinstance(item, (Integral, Real)):
+            if not transform_scalar:
+                return item
+            return torch.as_tensor(item, dtype=dtype)
+        raise _unsupported("to_tensor", item)
+
+    return convert(tree)
+
+
+def to_ndarray(tree: Any, dtype: Any = None) -> Any:
+    """Return the nest with tensors, numbers and lists of numbers as numpy arrays.
+
+    Bools, strings and None stay as they are; CPU tensors share their memory with the result.
+
+    Raises:
+        TypeError: a leaf is none of the above.
+    """
+
+    def convert(item: Any) -> Any:
+        if item is None or isinstance(item, (bool, str)):
+            return item
+        if isinstance(item, Mapping):
+            return {key: convert(value) for key, value in item.items()}
+        if isinstance(item, (list, tuple)):
+            if _is_number_list(item):
+                return np.array(item, dtype=dtype)
+            return _rebuild(item, [convert(value) for value in item])
+        if _is_tensor(item):
+            item = item.detach().cpu().numpy()
+        if isinstance(item, (np.ndarray, np.generic, Integral, Real)):
+            return np.asarray(item, dtype=dtype)
+        raise _unsupported("to_ndarray", item)
+
+    return convert(tree)
+
+
+def tensor_to_list(tree: Any) -> Any:
+    """Return the nest with tensors and arrays as (nested) python lists.
+
+    Numbers, strings and None stay as they are.
+
+    Raises:
+        TypeError: a leaf is none of these.
+    """
+
+    def convert(item: Any) -> Any:
+        if item is None or isinstance(item, (bool, str, int, float)):
+            return item
+        if _is_tensor(item) or isinstance(item, (np.ndarray, np.generic)):
+            return item.tolist()
+        raise _unsupported("tensor_to_list", item)
+
+    return map_leaves(convert, tree)
+
+
+def to_item(tree: Any) -> Any:
+    """Return the nest with one-element arrays and tensors as python numbers.
+
+    Dict entries with more than one element are left out.
+
+    Raises:
+        ValueError: an array of several elements outside of a dict.
+        TypeError: a leaf that is no number, array, tensor, string or None.
+    """
+    if tree is None or isinstance(tree, (bool, str, int, float)):
+        return tree
+    if isinstance(tree, Mapping):
+        return {key: to_item(value) for key, value in tree.items() if _is_item(value)}
+    if isinstance(tree, (list, tuple)):
+        return _rebuild(tree, [to_item(value) for value in tree])
+    if _is_tensor(tree) or isinstance(tree, (np.ndarray, np.generic)):
+        return tree.item()
+    raise _unsupported("to_item", tree)
+
+
+def lists_to_dicts(rows: Sequence[Any], recursive: bool = False) -> Any:
+    """Turn a sequence of dicts (or namedtuples) into one of sequences, by the first's keys.
+
+    Args:
+        rows: Dicts or namedtuples; at least one.
+        recursive: Whether dict values are turned too.
+
+    Returns:
+        A dict of lists, or a namedtuple of the rows' type with lists as fields.
+
+    Raises:
+        ValueError: there are no rows.
+        TypeError: a row is neither a dict nor a namedtuple.
+
+    Example:
+        >>> lists_to_dicts([{"a": 1, "b": 2}, {"a": 3, "b": 4}])
+        {'a': [1, 3], 'b': [2, 4]}
+    """
+    if len(rows) == 0:
+        raise ValueError("lists_to_dicts needs at least one row to know the keys")
+    first = rows[0]
+    if isinstance(first, Mapping):
+        columns: dict[Any, Any] = {}
+        for key, value in first.items():
+            column = [row[key] for row in rows]
+            turned = recursive and isinstance(value, Mapping)
+            columns[key] = lists_to_dicts(column, recursive) if turned else column
+        return columns
+    if hasattr(first, "_fields"):
+        return type(first)(*(list(column) for column in zip(*rows, strict=True)))
+    raise _unsupported("lists_to_dicts", first)
+
+
+def dicts_to_lists(columns: Mapping[Any, Sequence[Any]]) -> list[dict[Any, Any]]:
+    """Turn a dict of equally long sequences into a list of dicts.
+
+    Raises:
+        ValueError: the sequences differ in length.
+
+    Example:
+        >>> dicts_to_lists({"a": [1, 3], "b": [2, 4]})
+        [{'a': 1, 'b': 2}, {'a': 3, 'b': 4}]
+    """
+    rows = zip(*columns.values(), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def _flatten(tree: Any, path: Path, pairs: list[tuple[Path, Any]]) -> None:
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            _flatten(value, (*path, key), pairs)
+    elif isinstance(tree, (list, tuple)):
+        for index, value in enumerate(tree):
+            _flatten(value, (*path, index), pairs)
+    else:
+        pairs.append((path, tree))
+
+
+def _rebuild(container: list[Any] | tuple[Any, ...], values: list[Any]) -> Any:
+    if hasattr(container, "_fields"):
+        return type(container)(*values)
+    return tuple(values) if isinstance(container, tuple) else values
+
+
+def _is_number_list(items: Sequence[Any]) -> bool:
+    return len(items) > 0 and all(
+        isinstance(item, (int, float)) and not isinstance(item, bool) for item in items
+    )
+
+
+def _is_tensor(item: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(item, torch.Tensor)
+
+
+def _is_shareable(array: np.ndarray[Any, Any]) -> bool:
+    return array.flags.writeable and all(stride >= 0 for stride in array.strides)
+
+
+def _is_item(value: Any) -> bool:
+    if _is_tensor(value):
+        return bool(value.numel() == 1)
+    return not isinstance(value, np.ndarray) or value.size == 1
+
+
+def _unsupported(what: str, item: Any) -> TypeError:
+    return TypeError(f"{what} cannot convert {type(item).__name__}: {item!r:.80}")

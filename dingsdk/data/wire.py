@@ -1,0 +1,293 @@
+"""The encoding of control messages: strict JSON, and nothing that could run.
+
+Every message between workers passes through here, whichever transport carries it, so that a
+message is the same thing in one process and between hosts.
+
+What travels: None, bool, int (64 bits), float, str, list, dict with str keys, numpy scalars
+(as numbers) and numeric numpy arrays. Two things that JSON lacks are tagged objects:
+``{"$array": {"dtype": "<i8", "shape": [3], "data": base64}}`` and ``{"$float": "inf"}``
+(or ``"-inf"``, ``"nan"``). Keys that start with ``$`` are therefore reserved. Tuples arrive as
+lists. Anything else is refused at the sender, with its place in the message.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import msgspec
+import numpy as np
+
+from dingsdk.errors import ProtocolError
+
+MAX_DEPTH = 32
+"""Containers inside containers, at most; the outermost one counts."""
+MAX_DIMENSIONS = 16
+_INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
+_INT_DIGITS = 20
+_DTYPES = {
+    name: np.dtype(name)
+    for name in (
+        *("|b1", "|i1", "<i2", "<i4", "<i8"),
+        *("|u1", "<u2", "<u4", "<u8"),
+        *("<f2", "<f4", "<f8"),
+    )
+}
+_SPECIAL_FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+
+
+def encode_message(message: Any) -> bytes:
+    """Return the message as UTF-8 JSON.
+
+    Raises:
+        ProtocolError: something in it cannot travel; ``where`` is its path, e.g.
+            ``$.task.env[3]``.
+    """
+    plain = _plain(message, None, 1)
+    try:
+        return msgspec.json.encode(plain)
+    except (UnicodeEncodeError, ValueError) as error:
+        # Lone surrogates are the only str content that has no UTF-8 form.
+        raise ProtocolError(f"the message has no UTF-8 form: {error}", where="$") from error
+
+
+def decode_message(data: bytes | bytearray | memoryview, max_bytes: int = 1 << 20) -> Any:
+    """Return the message that the bytes encode.
+
+    Args:
+        data: What arrived.
+        max_bytes: The largest message to look at. Arrays come as base64 inside of it, so no
+            more than that is ever allocated for them.
+
+    Raises:
+        ProtocolError: the bytes are no message by the rules above (no other exception).
+    """
+    if len(data) > max_bytes:
+        raise ProtocolError(
+            f"a message of {len(data)} bytes; at most {max_bytes} are read",
+            where="$",
+            size_bytes=len(data),
+            max_bytes=max_bytes,
+        )
+    try:
+        text = bytes(data).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"the message is not UTF-8: {error.reason}", where="$") from error
+    try:
+        message = _DECODER.decode(text)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ProtocolError):
+            raise
+        raise ProtocolError(f"the message is not JSON: {error}", where="$") from error
+    # Both checks walk the message, and hardly any message can fail them.
+    if text.count("[") + text.count("{") > MAX_DEPTH or "\\u" in text:
+        _check_tree(message)
+    return message
+
+
+# --- sending -----------------------------------------------------------------------------
+
+_Place = tuple[Any, Any] | None
+"""Where a value stands: (place of its container, key or position); None is the message.
+Turned into text only when something is refused, as that costs more than the rest."""
+
+
+def _plain(value: Any, place: _Place, depth: int) -> Any:
+    kind = type(value)
+    if kind is str or kind is bool or value is None:
+        return value
+    if kind is int:
+        return _checked_int(value, place)
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": _float_name(value)}
+    if isinstance(value, Mapping):
+        _check_depth(depth, place)
+        return {
+            _checked_key(key, place): _plain(item, (place, key), depth + 1)
+            for key, item in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        _check_depth(depth, place)
+        return [_plain(item, (place, i), depth + 1) for i, item in enumerate(value)]
+    if isinstance(value, np.ndarray) and value.ndim > 0:
+        _check_depth(depth + 2, place)
+        return _plain_array(value, place)
+    return _plain_scalar(value, place, depth)
+
+
+def _plain_scalar(value: Any, place: _Place, depth: int) -> Any:
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return _checked_int(int(value), place)
+    number = value.dtype.kind if isinstance(value, (np.ndarray, np.generic)) else ""
+    if number == "b":
+        return bool(value)
+    if number and number in "iu":
+        return int(value)
+    if number == "f" or isinstance(value, float):
+        return _plain(float(value), place, depth)
+    return _refuse(f"{type(value).__name__} cannot travel in a message", _text(place))
+
+
+def _text(place: _Place) -> str:
+    steps: list[str] = []
+    while place is not None:
+        place, key = place
+        steps.append(f".{key}" if isinstance(key, str) else f"[{key}]")
+    # A chain that is too deep is cut, as it may be a cycle.
+    return "$" + "".join(reversed(steps))[:200]
+
+
+def _checked_key(key: Any, place: _Place) -> str:
+    if not isinstance(key, str):
+        _refuse(f"the key {key!r} is no str", _text(place))
+    if key.startswith("$"):
+        _refuse(f"the key {key!r} starts with '$', which is reserved", _text(place))
+    return str.__str__(key)
+
+
+def _checked_int(value: int, place: _Place) -> int:
+    if not _INT_MIN <= value <= _INT_MAX:
+        _refuse("an integer of more than 64 bits", _text(place))
+    return value
+
+
+def _check_depth(depth: int, place: _Place) -> None:
+    if depth > MAX_DEPTH:
+        _refuse(f"more than {MAX_DEPTH} containers inside each other", _text(place))
+
+
+def _float_name(value: float) -> str:
+    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+
+
+def _plain_array(array: np.ndarray[Any, Any], place: _Place) -> dict[str, Any]:
+    dtype = array.dtype.newbyteorder("<")
+    if dtype.str not in _DTYPES:
+        _refuse(f"an array of dtype {array.dtype} cannot travel in a message", _text(place))
+    if array.ndim > MAX_DIMENSIONS:
+        _refuse(
+            f"an array of {array.ndim} dimensions; at most {MAX_DIMENSIONS} travel", _text(place)
+        )
+    raw = np.ascontiguousarray(array, dtype=dtype).tobytes()
+    data = base64.b64encode(raw).decode("ascii")
+    return {"$array": {"dtype": dtype.str, "shape": list(array.shape), "data": data}}
+
+
+# --- receiving ---------------------------------------------------------------------------
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Any:
+    obj = dict(pairs)
+    if len(obj) != len(pairs):
+        keys = [key for key, _ in pairs]
+        _refuse(f"the key {next(k for k in keys if keys.count(k) > 1)!r} appears twice", "$")
+    if len(obj) == 1:
+        ((key, value),) = pairs
+        if key == "$array":
+            return _array(value)
+        if key == "$float":
+            return _special_float(value)
+    for key in obj:
+        if key.startswith("$"):
+            _refuse(f"the tag {key!r} is unknown or not alone", "$")
+    return obj
+
+
+def _array(spec: Any) -> np.ndarray[Any, Any]:
+    if not isinstance(spec, dict) or spec.keys() != {"dtype", "shape", "data"}:
+        _refuse("an array needs exactly dtype, shape and data", "$.$array")
+    name, shape, data = spec["dtype"], spec["shape"], spec["data"]
+    dtype = _DTYPES.get(name) if isinstance(name, str) else None
+    if dtype is None:
+        _refuse(f"an array of dtype {name!r:.40}; known are {', '.join(_DTYPES)}", "$.$array.dtype")
+    if not isinstance(shape, list) or not 0 < len(shape) <= MAX_DIMENSIONS:
+        _refuse(f"a shape is a list of 1 to {MAX_DIMENSIONS} lengths", "$.$array.shape")
+    if not isinstance(data, str):
+        _refuse("array data is a base64 string", "$.$array.data")
+    size = dtype.itemsize
+    extent = dtype.itemsize
+    for length in shape:
+        if type(length) is not int or length < 0:
+            _refuse("a shape holds whole numbers >= 0", "$.$array.shape")
+        size *= length
+        extent *= max(length, 1)
+    # An empty array still needs dimensions that numpy can hold; others are held to their data.
+    if extent >= 2**62 or len(data) != 4 * ((size + 2) // 3):
+        _refuse(f"{len(data)} base64 characters for an array of {size} bytes", "$.$array.data")
+    try:
+        raw = base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ProtocolError(f"array data: {error}", where="$.$array.data") from error
+    if len(raw) != size:
+        _refuse(f"{len(raw)} bytes for an array of {size}", "$.$array.data")
+    # A bytearray makes the array writable and its own.
+    array = np.frombuffer(bytearray(raw), dtype=dtype).reshape(shape)
+    if dtype.kind == "b" and raw.strip(b"\x00\x01"):
+        _refuse("a bool that is neither 0 nor 1", "$.$array.data")
+    return array
+
+
+def _special_float(name: Any) -> float:
+    if not isinstance(name, str) or name not in _SPECIAL_FLOATS:
+        _refuse(f"a special float is one of {sorted(_SPECIAL_FLOATS)}", "$.$float")
+    return _SPECIAL_FLOATS[name]
+
+
+def _int(digits: str) -> int:
+    if len(digits) <= _INT_DIGITS:
+        value = int(digits)
+        if _INT_MIN <= value <= _INT_MAX:
+            return value
+    return _refuse("an integer of more than 64 bits", "$")
+
+
+def _float(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        _refuse("a number beyond the range of float64", "$")
+    return value
+
+
+def _constant(name: str) -> NoReturn:
+    _refuse(f"the literal {name} is not JSON", "$")
+
+
+def _check_tree(message: Any) -> None:
+    pending: list[tuple[Any, int]] = [(message, 1)]
+    while pending:
+        value, depth = pending.pop()
+        if isinstance(value, str):
+            _check_text(value)
+        elif isinstance(value, (dict, list)):
+            _check_depth(depth, None)
+            if isinstance(value, dict):
+                for key in value:
+                    _check_text(key)
+            items = value.values() if isinstance(value, dict) else value
+            pending.extend((item, depth + 1) for item in items)
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ProtocolError("a string with half of a surrogate pair", where="$") from error
+
+
+def _refuse(what: str, where: str) -> NoReturn:
+    raise ProtocolError(f"{what} (at {where})", where=where)
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object,
+    parse_int=_int,
+    parse_float=_float,
+    parse_constant=_constant,
+    strict=True,
+)
