@@ -1,0 +1,39 @@
+"""What the core itself provides: one row per type, imported when a config names it.
+
+The rows need no entry points and no discovery, so the switches that turn plugins off do
+not reach them.
+"""
+
+from __future__ import annotations
+
+_WORKER = "dingsdk.worker"
+_BUFFER = f"{_WORKER}.replay_buffer"
+
+BUILTINS: tuple[tuple[str, str, str], ...] = (
+    ("buffers", "naive", f"{_BUFFER}.naive:NaiveReplayBuffer"),
+    ("storages", "array", f"{_BUFFER}.storage:ArrayStorage"),
+    ("storages", "object", f"{_BUFFER}.storage:ObjectStorage"),
+    ("samplers", "uniform", f"{_BUFFER}.sampler:UniformSampler"),
+    ("removers", "fifo", f"{_BUFFER}.remover:FifoRemover"),
+    ("limiters", "min_size", f"{_BUFFER}.limiter:MinSizeLimiter"),
+    ("limiters", "samples_per_insert", f"{_BUFFER}.limiter:SamplesPerInsertLimiter"),
+    ("collectors", "sample", f"{_WORKER}.collector.sample:SampleSerialCollector"),
+    ("parallel_collectors", "zergling", f"{_WORKER}.collector.zergling:ZerglingParallelCollector"),
+    ("evaluators", "interaction", f"{_WORKER}.evaluator.interaction:InteractionSerialEvaluator"),
+    ("learners", "base", f"{_WORKER}.learner.base:BaseLearner"),
+    ("learner_hooks", "load_ckpt", f"{_WORKER}.learner.hooks:LoadCkptHook"),
+    ("learner_hooks", "save_ckpt", f"{_WORKER}.learner.hooks:SaveCkptHook"),
+    ("learner_hooks", "log_show", f"{_WORKER}.learner.hooks:LogShowHook"),
+    ("learner_hooks", "log_reduce", f"{_WORKER}.learner.hooks:LogReduceHook"),
+    ("commanders", "serial", f"{_WORKER}.commander.serial:BaseSerialCommander"),
+    ("commanders", "naive", f"{_WORKER}.commander.naive:NaiveCommander"),
+    ("commanders", "solo", f"{_WORKER}.commander.solo:SoloCommander"),
+    ("policies", "dqn", "dingsdk.policy.dqn:DQNPolicy"),
+    ("env_managers", "in_process", "dingsdk.envs.in_process:InProcessEnvManager"),
+    ("env_managers", "base", "dingsdk.envs.in_process:InProcessEnvManager"),
+    ("env_managers", "vector", "dingsdk.envs.vector:VectorEnvManager"),
+    ("commands", "train", "dingsdk.cli.train:train"),
+    ("commands", "eval", "dingsdk.cli.eval:evaluate"),
+    ("commands", "plugins", "dingsdk.cli.plugins:plugins"),
+)
+"""Rows of (kind, type key, ``module:attribute``)."""

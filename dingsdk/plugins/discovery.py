@@ -1,0 +1,93 @@
+"""What the installed distributions say that they provide; reads metadata, imports nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+
+from dingsdk.plugins.kinds import KINDS, NAMES, OBSERVERS
+
+_PREFIX = "dingsdk."
+_GROUPS = {f"{_PREFIX}{kind}": kind for kind in (*KINDS, OBSERVERS, NAMES)}
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Advert:
+    """One entry point: a distribution says that a module provides a type.
+
+    Attributes:
+        kind: One of KINDS, or OBSERVERS or NAMES.
+        key: The type key (for NAMES the class name).
+        value: The plugin module (for NAMES ``module:attribute``).
+        distribution: Name of the distribution.
+        version: Its version.
+    """
+
+    kind: str
+    key: str
+    value: str
+    distribution: str
+    version: str
+
+    @property
+    def module(self) -> str:
+        return self.value.partition(":")[0].strip()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a switch may call this plugin: its distribution, its module or package."""
+        return self.distribution, self.module, self.module.partition(".")[0]
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version} ({self.value})"
+
+
+def discover() -> list[Advert]:
+    """Return every advert of every installed distribution, sorted by kind, key, distribution.
+
+    A distribution with unreadable metadata is logged by name and left out.
+    """
+    adverts: set[Advert] = set()
+    for distribution in metadata.distributions():
+        try:
+            adverts.update(_adverts(distribution))
+        except Exception as error:
+            # Foreign metadata: whatever is wrong with it, the other plugins must be found.
+            where = getattr(distribution, "_path", distribution)
+            _logger.warning("cannot read the entry points of %s: %s", where, error)
+    return sorted(adverts, key=lambda a: (a.kind, a.key, a.distribution))
+
+
+def version_of(distribution: str) -> str | None:
+    """Return the version of an installed distribution, or None."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _adverts(distribution: metadata.Distribution) -> Iterator[Advert]:
+    # Most distributions do not mention us; parsing their metadata would cost 0.1 ms each.
+    text = distribution.read_text("entry_points.txt")
+    if text is None or f"[{_PREFIX}" not in text:
+        return
+    name = distribution.metadata["Name"]
+    if not name:
+        raise ValueError("the metadata has no name")
+    # Of two copies on sys.path the first one counts, as it does for importing.
+    first = metadata.distribution(name)
+    for point in first.entry_points:
+        kind = _GROUPS.get(point.group)
+        if kind is not None:
+            yield Advert(kind, point.name, point.value, name, first.version)
+        elif point.group.startswith(_PREFIX):
+            _logger.info(
+                "%s advertises %s in %s, a group that this version of dingsdk does not know",
+                name,
+                point.name,
+                point.group,
+            )

@@ -1,0 +1,255 @@
+"""Every hook that a plugin may implement, grouped by the phase in which it fires.
+
+A plugin implements a hook by a module-level function of the same name under ``@hookimpl``;
+it may leave out arguments that it does not need. *Chosen by config, ordered by priority,
+state per learner*: write a ``LearnerHook``. *Whole process, only observes*: write a hookimpl.
+
+None of these fires once per env step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dingsdk.plugins.markers import hookspec
+
+if TYPE_CHECKING:
+    from dingsdk.plugins.manager import PluginManager
+    from dingsdk.plugins.registry import Registry
+
+# register: fires once per plugin, when it is loaded, in the process and thread that loads it
+# (in each process that needs it). ``registry.register(key, cls)`` adds a type. An error undoes
+# the whole load and is reported by the plugin's name.
+
+
+@hookspec(historic=True)
+def dingsdk_register_transports(registry: Registry) -> None:
+    """Register transports.
+
+    Each is a way for workers to reach their master: control messages, step data, policies.
+    """
+
+
+@hookspec(historic=True)
+def dingsdk_register_buffers(registry: Registry) -> None:
+    """Register buffers.
+
+    Each is a replay buffer, ``cls(cfg, tb_logger=None, exp_name=..., instance_name=...)``.
+    """
+
+
+@hookspec(historic=True)
+def dingsdk_register_storages(registry: Registry) -> None:
+    """Register storages: where a buffer keeps its rows."""
+
+
+@hookspec(historic=True)
+def dingsdk_register_samplers(registry: Registry) -> None:
+    """Register samplers: which rows a buffer draws."""
+
+
+@hookspec(historic=True)
+def dingsdk_register_removers(registry: Registry) -> None:
+    """Register removers: which rows a full buffer gives up."""
+
+
+@hookspec(historic=True)
+def dingsdk_register_limiters(registry: Registry) -> None:
+    """Register limiters: when a buffer may be sampled from, or pushed to."""
+
+
+@hookspec(historic=True)
+def dingsdk_register_collectors(registry: Registry) -> None:
+    """Register collectors.
+
+    Each is a serial collector, ``cls(cfg, env=None, policy=None, tb_logger=None, ...)``.
+    """
+
+
+@hookspec(historic=True)
+def dingsdk_register_parallel_collectors(registry: Registry) -> None:
+    """Register parallel_collectors: a collector that runs as a worker, ``cls(cfg)``."""
+
+
+@hookspec(historic=True)
+def dingsdk_register_comm_collectors(registry: Registry) -> None:
+    """Register comm_collectors.
+
+    Each is the worker side of a transport that runs collectors, ``cls(cfg)``.
+    """
+
+
+@hookspec(historic=True)
+def dingsdk_register_comm_learners(registry: Registry) -> None:
+    """Register comm_learners.
+
+    Each is the worker side of a transport that runs a learner, ``cls(cfg)``.
+    """
+
+
+@hookspec(historic=True)
+def dingsdk_register_evaluators(registry: Registry) -> None:
+    """Register evaluators.
+
+    Each is an evaluator, ``cls(cfg, env=None, policy=None, tb_logger=None, ...)``.
+    """
+
+
+@hookspec(historic=True)
+def dingsdk_register_learners(registry: Registry) -> None:
+    """Register learners.
+
+    Each is a learner, ``cls(cfg, policy=None, tb_logger=None, dist_info=None, ...)``.
+    """
+
+
+@hookspec(historic=True)
+def dingsdk_register_learner_hooks(registry: Registry) -> None:
+    """Register learner_hooks.
+
+    Each is a hook that configs choose per learner, ordered by priority.
+    """
+
+
+@hookspec(historic=True)
+def dingsdk_register_commanders(registry: Registry) -> None:
+    """Register commanders: what decides the next task of a parallel run, ``cls(cfg)``."""
+
+
+@hookspec(historic=True)
+def dingsdk_register_leagues(registry: Registry) -> None:
+    """Register leagues: a league of players, ``cls(cfg)``."""
+
+
+@hookspec(historic=True)
+def dingsdk_register_policies(registry: Registry) -> None:
+    """Register policies: a policy with the modes of ``dingsdk.policy``."""
+
+
+@hookspec(historic=True)
+def dingsdk_register_env_managers(registry: Registry) -> None:
+    """Register env_managers: N environments stepped together, ``cls(cfg, env_fns)``."""
+
+
+@hookspec(historic=True)
+def dingsdk_register_env_wrappers(registry: Registry) -> None:
+    """Register env_wrappers: a callable ``wrapper(env, **kwargs) -> gymnasium.Env``."""
+
+
+@hookspec(historic=True)
+def dingsdk_register_commands(registry: Registry) -> None:
+    """Register commands: a click command, shown as ``dingsdk <key>``."""
+
+
+# life: an error in one of these, but for dingsdk_addhooks, is logged with the plugin's name and
+# goes no further.
+
+
+@hookspec(historic=True)
+def dingsdk_addhooks(manager: PluginManager) -> None:
+    """Declare hooks of your own by ``manager.add_hookspecs(module)``.
+
+    Fires while the plugin is loaded, before anything of it is registered; an error undoes
+    the load.
+    """
+
+
+@hookspec
+def dingsdk_plugin_registered(plugin: object, name: str, manager: PluginManager) -> None:
+    """Learn of a plugin that was loaded, earlier ones and yourself included.
+
+    Fires after its types were registered, in the thread that loaded it.
+    """
+
+
+@hookspec
+def dingsdk_configure(config: Mapping[str, Any]) -> None:
+    """Prepare for a run whose compiled config is ``config``; read it, never change it.
+
+    Fires before the run starts, in the process that started it, in its main thread; for a
+    plugin that is loaded later, right after its load.
+    """
+
+
+@hookspec
+def dingsdk_unconfigure() -> None:
+    """Release what ``dingsdk_configure`` took.
+
+    Fires once per ``dingsdk_configure``, however the run ended, and before the next one.
+    """
+
+
+# observe: an exception is logged with the plugin's name (its traceback the first time) and
+# never reaches the run. The arguments are the run's own objects: read them, keep copies, change
+# nothing. The run waits for you: be quick.
+
+
+@hookspec
+def dingsdk_run_started(config: Mapping[str, Any], run_dir: Path) -> None:
+    """A run begins; its folder exists and holds the compiled config.
+
+    Fires once, in the process and thread that started the run.
+    """
+
+
+@hookspec
+def dingsdk_run_finished(run_dir: Path, result: Mapping[str, Any]) -> None:
+    """A run ended, well or not; ``result`` is what ``result.json`` holds.
+
+    Fires once, after every worker stopped, in the process and thread that started the run.
+    """
+
+
+@hookspec
+def dingsdk_before_task(worker_id: str, task: Mapping[str, Any]) -> None:
+    """A worker is about to process a task. Fires in the worker's process and thread."""
+
+
+@hookspec
+def dingsdk_after_task(worker_id: str, task: Mapping[str, Any], outcome: object) -> None:
+    """A worker is done with a task; ``outcome`` is its result, or the exception.
+
+    Fires in the worker's process and thread.
+    """
+
+
+@hookspec
+def dingsdk_after_episode(source: str, env_id: int, episode_return: float, length: int) -> None:
+    """An episode of ``length`` env steps ended with the undiscounted ``episode_return``.
+
+    ``source`` is the instance name of the collector or evaluator; fires where that runs.
+    """
+
+
+@hookspec
+def dingsdk_after_collect(source: str, sample_count: int, envstep: int, train_iter: int) -> None:
+    """A collector handed over ``sample_count`` train samples.
+
+    ``envstep`` env steps were collected so far by this source, with a policy of
+    ``train_iter``. Fires where the collector runs.
+    """
+
+
+@hookspec
+def dingsdk_after_iter(learner: object, iteration: int, log_vars: Mapping[str, Any]) -> None:
+    """A learner finished train iteration ``iteration``; ``log_vars`` is the policy's output.
+
+    Fires in the learner's process and thread.
+    """
+
+
+@hookspec
+def dingsdk_after_evaluate(source: str, mean_return: float, train_iter: int, envstep: int) -> None:
+    """An evaluation ended with ``mean_return`` over its episodes. Fires where it ran."""
+
+
+@hookspec
+def dingsdk_after_checkpoint(path: Path, iteration: int) -> None:
+    """A checkpoint was written to ``path`` and is whole. Fires in the learner's thread."""
+
+
+@hookspec
+def dingsdk_connection_lost(worker_id: str, reason: str) -> None:
+    """A worker left or fell silent. Fires in the master's process, on any thread."""

@@ -1,0 +1,247 @@
+"""A registry: the types of one kind by their keys, each a class or the place to import it from."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from dingsdk.errors import (
+    ConfigTypeError,
+    DuplicateTypeError,
+    PluginLoadError,
+    UnknownPluginError,
+    nearest_name,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One registered type.
+
+    Attributes:
+        owner: Who registered it: a plugin's name, ``dingsdk`` for built-ins, else a module.
+        target: The class or callable, or None as long as only its place is known.
+        place: ``module:attribute`` to import on first use, or None.
+    """
+
+    owner: str
+    target: Any = None
+    place: str | None = None
+
+
+@dataclass(slots=True)
+class Transaction:
+    """What one plugin's load changed in the registries, so that a failure can be undone."""
+
+    owner: str
+    changes: list[tuple[Registry, str, Entry | None]] = field(default_factory=list)
+
+    def roll_back(self) -> None:
+        """Put every changed entry back as it was, last change first."""
+        while self.changes:
+            registry, name, previous = self.changes.pop()
+            registry._put(name, previous)
+
+
+# A context variable and not an attribute of the manager: two threads may load two plugins
+# at once, and each must undo its own changes alone.
+_current: ContextVar[Transaction | None] = ContextVar("dingsdk_plugin_load", default=None)
+
+
+@contextmanager
+def transaction(owner: str) -> Iterator[Transaction]:
+    """Attribute every registration inside to ``owner``, and undo them all on an error."""
+    changes = Transaction(owner)
+    token = _current.set(changes)
+    try:
+        yield changes
+    except BaseException:
+        changes.roll_back()
+        raise
+    finally:
+        _current.reset(token)
+
+
+class Registry:
+    """Types of one kind by key; safe for concurrent use.
+
+    Args:
+        kind: What is registered here, for example ``buffers``.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, Entry] = {}
+        self._lock = threading.Lock()
+
+    def register(
+        self, name: str | None = None, module: Any = None, force_overwrite: bool = False
+    ) -> Any:
+        """Register a class or callable, as a decorator or by a direct call.
+
+        ``@registry.register("key")`` and ``registry.register("key", cls)`` do the same; the
+        name defaults to ``__name__``.
+
+        Args:
+            name: The type key that configs name.
+            module: The class or callable; None makes this a decorator.
+            force_overwrite: Replace what has that name.
+
+        Returns:
+            What was registered, unchanged, or the decorator.
+
+        Raises:
+            DuplicateTypeError: the name is taken and ``force_overwrite`` is False.
+        """
+        if callable(name) and module is None:  # bare @registry.register
+            name, module = None, name
+        if module is None:
+            return self._decorator(name, force_overwrite)
+        key = name if name is not None else getattr(module, "__name__", None)
+        if not isinstance(key, str) or not key:
+            raise ConfigTypeError(
+                f"cannot register {module!r} among the {self.kind}: its name is {key!r}, "
+                "and must be a non-empty string",
+                expected="str",
+                found=type(key).__name__,
+            )
+        current = _current.get()
+        owner = current.owner if current else getattr(module, "__module__", None) or "unknown"
+        self._add(key, Entry(owner, target=module), force_overwrite)
+        return module
+
+    def declare(
+        self, name: str, place: str, owner: str = "dingsdk", force_overwrite: bool = False
+    ) -> None:
+        """Register ``module:attribute``, to be imported when the name is first asked for.
+
+        Raises:
+            DuplicateTypeError: as for ``register``.
+        """
+        self._add(name, Entry(owner, place=place), force_overwrite)
+
+    def get(self, name: str) -> Any:
+        """Return the class or callable of that name.
+
+        Raises:
+            UnknownPluginError: nothing has that name (also a KeyError).
+            PluginLoadError: it was declared by its place and cannot be imported from there.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            nearest = nearest_name(name, self._entries) if isinstance(name, str) else None
+            advice = f" did you mean {nearest!r}?" if nearest else ""
+            raise UnknownPluginError(
+                f"no {name!r} among the {self.kind};{advice} Known: {_listing(self.query())}",
+                kind=self.kind,
+                asked=name,
+                known=self.query(),
+                nearest=nearest,
+                install=None,
+            )
+        if entry.place is None or entry.target is not None:
+            return entry.target
+        target = self._import(name, entry.place)
+        with self._lock:
+            if self._entries.get(name) == entry:
+                self._entries[name] = Entry(entry.owner, target, entry.place)
+        return target
+
+    def build(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call what has that name; an error raised inside passes through unchanged.
+
+        Raises:
+            UnknownPluginError: nothing has that name.
+        """
+        return self.get(name)(*args, **kwargs)
+
+    def query(self) -> list[str]:
+        """Return the registered names, sorted."""
+        with self._lock:
+            return sorted(self._entries)
+
+    def entry(self, name: str) -> Entry | None:
+        """Return what is known of that name without importing it, or None."""
+        return self._entries.get(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"Registry({self.kind!r}: {_listing(self.query())})"
+
+    def _decorator(self, name: str | None, force_overwrite: bool) -> Callable[[T], T]:
+        def register(module: T) -> T:
+            self.register(name, module, force_overwrite)
+            return module
+
+        return register
+
+    def _add(self, name: str, entry: Entry, force_overwrite: bool) -> None:
+        with self._lock:
+            previous = self._entries.get(name)
+            if previous is not None and not force_overwrite:
+                # A module that registers itself on import does so too when it is imported
+                # because the name was declared to be there.
+                if previous.place is None or previous.place != place_of(entry.target):
+                    raise DuplicateTypeError(
+                        f"cannot register {name!r} among the {self.kind} for {entry.owner}: "
+                        f"{previous.owner} has it already; choose another name, or pass "
+                        "force_overwrite=True to replace it",
+                        kind=self.kind,
+                        name=name,
+                        owner=previous.owner,
+                    )
+                entry = Entry(previous.owner, entry.target, previous.place)
+            self._entries[name] = entry
+        current = _current.get()
+        if current is not None:
+            current.changes.append((self, name, previous))
+
+    def _put(self, name: str, entry: Entry | None) -> None:
+        with self._lock:
+            if entry is None:
+                self._entries.pop(name, None)
+            else:
+                self._entries[name] = entry
+
+    def _import(self, name: str, place: str) -> Any:
+        try:
+            return import_place(place)
+        except Exception as error:
+            raise PluginLoadError(
+                f"cannot load {name!r} of the {self.kind} from {place}: "
+                f"{type(error).__name__}: {error}",
+                kind=self.kind,
+                plugin=place,
+            ) from error
+
+
+def place_of(target: Any) -> str | None:
+    """Return ``module:qualname`` of a class or function, or None for other objects."""
+    module = getattr(target, "__module__", None)
+    name = getattr(target, "__qualname__", None)
+    return f"{module}:{name}" if module and name else None
+
+
+def import_place(place: str) -> Any:
+    """Import ``module:attribute`` (the attribute may be dotted) and return the object."""
+    module, _, attribute = place.partition(":")
+    target = importlib.import_module(module)
+    for part in attribute.split("."):
+        target = getattr(target, part)
+    return target
+
+
+def _listing(names: list[str]) -> str:
+    return ", ".join(names) or "none"
