@@ -1,0 +1,391 @@
+"""The learner: hands batches to a policy, counts iterations, logs, saves checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any, ClassVar
+
+from easydict import EasyDict
+
+from dingsdk.config import deep_merge_dicts, to_easydict
+from dingsdk.data import SampleBatch
+from dingsdk.errors import ConfigError, PolicyOutputTypeError
+from dingsdk.plugins import observe
+from dingsdk.policy.base import LearnMode
+from dingsdk.worker.configurable import Configurable
+from dingsdk.worker.learner.checkpoint import EXCEPTION, LATEST
+from dingsdk.worker.learner.counter import CountVar
+from dingsdk.worker.learner.dataloader import Batch, SyncDataLoader
+from dingsdk.worker.learner.hook import (
+    LearnerHook,
+    add_learner_hook,
+    build_learner_hook_by_cfg,
+)
+from dingsdk.worker.learner.hooks import SaveCkptHook
+from dingsdk.worker.learner.monitor import LearnerMonitor
+from dingsdk.worker.run_logger import TensorboardLogger, build_logger
+
+_SAVE_HOOK = "save_ckpt_after_run"
+_OWN_VARS = ("train_time", "data_time")
+
+
+class BaseLearner(Configurable):
+    """Trains a policy batch by batch, and runs hooks around every run and iteration.
+
+    Serially, the caller runs ``call_hook("before_run")``, then ``train`` as often as it
+    likes, then ``call_hook("after_run")``. In parallel mode whoever owns the learner attaches
+    ``get_data(batch_size)`` (a subclass may define it), calls ``setup_dataloader()`` and runs
+    ``start()`` in a thread of its choice; ``close()`` may come from any other.
+
+    The first iteration is number 0, and hooks after an iteration see the number of the
+    iteration just finished; ``last_iter`` moves on after them.
+
+    Args:
+        cfg: Section ``policy.learn.learner``; what it leaves out is taken from
+            ``default_config()``.
+        policy: Learn mode of a policy; may be set later.
+        tb_logger: Tensorboard writer to share; None opens one below the run folder.
+        dist_info: ``(rank, world_size)``; None is ``(0, 1)``.
+        exp_name: The run folder.
+        instance_name: Prefix of what is logged, and name of the log folder.
+
+    Raises:
+        ConfigError: A config value that cannot work.
+        RunFolderError: The run folder cannot be written.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        # Batches that one start() trains on at most.
+        "train_iterations": int(1e9),
+        "dataloader": {"num_workers": 0},
+        # Whether to log the policy's info() once it is set.
+        "log_policy": True,
+        # With either of these every rank logs, not rank 0 alone.
+        "is_multitask_pipeline": False,
+        "only_monitor_rank0": True,
+        # How many iteration_<n> checkpoints to keep; 0 keeps all.
+        "keep_last_ckpt": 5,
+        "hook": {
+            "load_ckpt_before_run": "",
+            "log_show_after_iter": 100,
+            "save_ckpt_after_iter": 10000,
+            "save_ckpt_after_run": True,
+        },
+    }
+
+    def __init__(
+        self,
+        cfg: Mapping[str, Any],
+        policy: LearnMode | None = None,
+        tb_logger: TensorboardLogger | None = None,
+        dist_info: tuple[int, int] | None = None,
+        exp_name: str = "default_experiment",
+        instance_name: str = "learner",
+    ) -> None:
+        self._cfg: EasyDict = to_easydict(deep_merge_dicts(self.default_config(), cfg))
+        self.exp_name = exp_name
+        self.instance_name = instance_name
+        self.ckpt_name: str | None = None
+        """Name for the next checkpoint instead of ``iteration_<n>``."""
+        self.rank, self.world_size = dist_info or (0, 1)
+        self.last_iter = CountVar(0)
+        self.collector_envstep = 0
+        """Environment steps collected when the last batch was drawn; -1 if unknown."""
+        self.priority_info: dict[str, Any] = {}
+        """What ``buffer.update`` is to be given after the last ``train``; empty without
+        priorities."""
+        self.log_buffer: dict[str, dict[str, Any]] = {}
+        self.clear_log_buffer()
+        self.monitor = LearnerMonitor()
+
+        self._policy: LearnMode | None = None
+        self._data_time: float | None = None
+        self._dataloader: SyncDataLoader | None = None
+        self._is_done = False
+        self._is_running = False
+        self._is_closed = False
+        self._state_lock = threading.Lock()
+
+        hook_cfg = dict(self._cfg.hook)
+        if self.world_size > 1:
+            hook_cfg.setdefault("log_reduce_after_iter", True)
+        self._hooks = build_learner_hook_by_cfg(hook_cfg)
+        self._save_hook = SaveCkptHook(_SAVE_HOOK, 20, position="after_run")
+
+        every_rank = self._cfg.is_multitask_pipeline or not self._cfg.only_monitor_rank0
+        self.is_logging: bool = self.rank == 0 or every_rank
+        self.logger, own_tb_logger = build_logger(
+            Path(exp_name) / "log" / instance_name,
+            name=instance_name if self.rank == 0 else f"{instance_name}_rank{self.rank}",
+            need_tb=self.is_logging and tb_logger is None,
+            need_text=self.is_logging,
+        )
+        self._own_tb_logger = own_tb_logger
+        self.tb_logger = tb_logger if tb_logger is not None else own_tb_logger
+        if policy is not None:
+            self.policy = policy
+
+    @property
+    def policy(self) -> LearnMode:
+        """Learn mode of the policy to train; setting it begins the monitor anew.
+
+        Raises:
+            ConfigError: It was not set.
+        """
+        if self._policy is None:
+            raise ConfigError("please set learner policy: learner.policy = policy.learn_mode")
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: LearnMode) -> None:
+        self._policy = policy
+        self.monitor = LearnerMonitor([*policy.monitor_vars(), *_OWN_VARS])
+        if self._cfg.log_policy:
+            self.info(policy.info())
+
+    @property
+    def train_iter(self) -> int:
+        """Iterations finished; after loading a checkpoint, counted from there."""
+        return self.last_iter.val
+
+    @property
+    def keep_last_ckpt(self) -> int:
+        """How many ``iteration_<n>`` checkpoints to keep; 0 keeps all."""
+        return int(self._cfg.keep_last_ckpt)
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """Folder of this learner's checkpoints; exists once there is one."""
+        name = self.instance_name
+        return Path(self.exp_name) / ("ckpt" if name == "learner" else f"ckpt_{name}")
+
+    @property
+    def learn_info(self) -> dict[str, Any]:
+        """Progress for whoever gives this learner its data."""
+        return {
+            "learner_step": self.last_iter.val,
+            "priority_info": self.priority_info,
+            "learner_done": self._is_done,
+        }
+
+    def train(
+        self,
+        data: Batch,
+        envstep: int = -1,
+        policy_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Train the policy on one batch.
+
+        Args:
+            data: SampleBatch, or a list of rows.
+            envstep: Environment steps collected so far; -1 if unknown.
+            policy_kwargs: Passed on to the policy's ``forward``.
+
+        Returns:
+            The policy's log variables, one dict for each iteration that it made (several when
+            it returns a list), without ``priority`` and entries for the log hooks alone.
+
+        Raises:
+            ConfigError: No policy is set.
+            PolicyOutputTypeError: The policy returned neither a dict nor a list of dicts.
+        """
+        policy = self.policy
+        self.call_hook("before_iter")
+        started = perf_counter()
+        output = policy.forward(data, **policy_kwargs) if policy_kwargs else policy.forward(data)
+        timings = {"train_time": perf_counter() - started}
+        if self._data_time is not None:
+            timings["data_time"], self._data_time = self._data_time, None
+        logs = [output] if isinstance(output, dict) else output
+        _check_logs(logs)
+        self.priority_info = _priority_info(logs[-1].get("priority") if logs else None, data)
+        self.collector_envstep = envstep
+        observers = observe()
+        answers = []
+        for log in logs:
+            scalars = self._fill_log_buffer(log, timings)
+            self.call_hook("after_iter")
+            observers.after_iter(learner=self, iteration=self.last_iter.val, log_vars=scalars)
+            self.last_iter.add(1)
+            answers.append(scalars)
+        return answers
+
+    def setup_dataloader(self) -> None:
+        """Prepare to draw batches of the policy's ``batch_size`` from ``get_data``.
+
+        Raises:
+            ConfigError: ``get_data`` is not attached, or the dataloader config cannot work.
+        """
+        source = getattr(self, "get_data", None)
+        if source is None:
+            raise ConfigError(
+                "this learner has no data source: attach learner.get_data(batch_size), or define "
+                "it in a subclass"
+            )
+        batch_size = self.policy.get_attribute("batch_size")
+        self._dataloader = SyncDataLoader.from_config(self._cfg.dataloader, source, batch_size)
+
+    def start(self) -> None:
+        """Train on ``train_iterations`` batches, or until there are no more or ``close()``.
+
+        Ends with ``learn_info["learner_done"]`` True and the hooks after the run. On a closed
+        learner it returns at once.
+
+        Raises:
+            Exception: Whatever the policy, a hook or the data source raised, after a
+                checkpoint named ``ckpt_exception`` was saved if that is possible.
+        """
+        if not self._begin():
+            return
+        try:
+            if self._dataloader is None:
+                self.setup_dataloader()
+            self._is_done = False
+            self.call_hook("before_run")
+            self._train_loop()
+            self._is_done = True
+            self.call_hook("after_run")
+        except Exception as error:
+            self._save_after(error)
+            raise
+        finally:
+            self._end()
+
+    def close(self) -> None:
+        """End ``start()`` after its current batch, and release the logs; idempotent.
+
+        Returns at once. A running ``start()`` still runs the hooks after the run, and then
+        releases the logs itself. Whoever attached ``get_data`` wakes it up with None.
+        """
+        with self._state_lock:
+            self._is_closed = True
+            is_running = self._is_running
+        if self._dataloader is not None:
+            self._dataloader.close()
+        if not is_running:
+            self._release()
+
+    def call_hook(self, position: str) -> None:
+        """Run the hooks of one position in order."""
+        for hook in self._hooks[position]:
+            hook(self)
+
+    def register_hook(self, hook: LearnerHook) -> None:
+        """Add a hook, after those of equal priority."""
+        add_learner_hook(self._hooks, hook)
+
+    def save_checkpoint(self, ckpt_name: str | None = None) -> None:
+        """Save a checkpoint now, by the hook named ``save_ckpt_after_run`` if there is one.
+
+        Args:
+            ckpt_name: Such as ``ckpt_best`` (or ``ckpt_best.pth.tar``); None or ``latest``
+                is ``iteration_<n>``, to which ``latest`` then points.
+
+        Raises:
+            RunFolderError: The folder cannot be written.
+        """
+        after_run = self._hooks["after_run"]
+        hook = next((h for h in after_run if h.name == _SAVE_HOOK), self._save_hook)
+        previous, self.ckpt_name = self.ckpt_name, None if ckpt_name == LATEST else ckpt_name
+        try:
+            hook(self)
+        finally:
+            self.ckpt_name = previous
+
+    def info(self, text: str) -> None:
+        """Write a line to the learner's text log."""
+        self.logger.info(text)
+
+    def debug(self, text: str) -> None:
+        """Write a line to the learner's text log if that shows debug lines."""
+        self.logger.debug(text)
+
+    def clear_log_buffer(self) -> None:
+        """Forget what the last iteration logged."""
+        self.log_buffer = {"scalar": {}, "scalars": {}, "histogram": {}}
+
+    def _begin(self) -> bool:
+        with self._state_lock:
+            self._is_running = not self._is_closed
+            return self._is_running
+
+    def _end(self) -> None:
+        with self._state_lock:
+            self._is_running = False
+            is_closed = self._is_closed
+        if is_closed:
+            self._release()
+
+    def _train_loop(self) -> None:
+        assert self._dataloader is not None
+        for _ in range(int(self._cfg.train_iterations)):
+            started = perf_counter()
+            data = self._dataloader.next()
+            if data is None or self._is_closed:
+                break
+            self._data_time = perf_counter() - started
+            self.train(data, self.collector_envstep)
+
+    def _fill_log_buffer(self, log: Mapping[str, Any], timings: Mapping[str, float]) -> Any:
+        self.clear_log_buffer()
+        buffer = self.log_buffer
+        scalars = {}
+        for name, value in log.items():
+            if name.startswith("[scalars]"):
+                buffer["scalars"][name.removeprefix("[scalars]")] = dict(value)
+            elif name.startswith("[histogram]"):
+                buffer["histogram"][name.removeprefix("[histogram]")] = value
+            elif name != "priority":
+                scalars[name] = value
+        # The answer is the caller's to keep; the hooks change and clear the buffer.
+        buffer["scalar"] = {**scalars, **timings}
+        return scalars
+
+    def _save_after(self, error: Exception) -> None:
+        if self._policy is None:
+            return
+        try:
+            self.save_checkpoint(EXCEPTION)
+        except Exception as second:
+            # The first error is the one to report.
+            logging.getLogger(__name__).warning("cannot save %s: %s", EXCEPTION, second)
+            error.add_note(f"No checkpoint {EXCEPTION} was saved: {second}")
+
+    def _release(self) -> None:
+        self.logger.close()
+        own, self._own_tb_logger = self._own_tb_logger, None
+        if own is not None:
+            own.close()
+
+
+def _check_logs(logs: Any) -> None:
+    if isinstance(logs, list) and all(isinstance(log, dict) for log in logs):
+        return
+    raise PolicyOutputTypeError(
+        f"the policy's learn forward returned a {type(logs).__name__}; return a dict of log "
+        "variables, or a list of such dicts, one for each iteration",
+        key="forward",
+        expected="dict | list[dict]",
+        found=type(logs).__name__,
+    )
+
+
+def _priority_info(priority: Any, data: Batch) -> dict[str, Any]:
+    if priority is None:
+        return {}
+    return {
+        "priority": priority,
+        "replay_buffer_idx": _column(data, "replay_buffer_idx"),
+        "replay_unique_id": _column(data, "replay_unique_id"),
+    }
+
+
+def _column(data: Batch, name: str) -> Sequence[Any]:
+    if isinstance(data, SampleBatch):
+        column: Sequence[Any] | None = data.columns.get(name)
+        return [None] * len(data) if column is None else column
+    return [row.get(name) for row in data]

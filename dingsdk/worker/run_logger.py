@@ -1,0 +1,193 @@
+"""The log files of a run: one text file and one tensorboard folder per component."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dingsdk.data.files import ensure_dir
+from dingsdk.errors import RunFolderError
+
+_LINE_FORMAT = "[%(asctime)s][%(levelname)s] %(message)s"
+
+
+class RunLogger(logging.Logger):
+    """The text log of one component; ``close()`` releases its file.
+
+    It is not registered with :mod:`logging` (two runs in one process never share handlers);
+    records also reach whatever handlers the user put on the ``dingsdk`` logger.
+
+    Args:
+        name: Shown to handlers as the logger's name.
+        file: Text file to append to, or None to write no file.
+        level: Lowest level that is logged.
+
+    Raises:
+        RunFolderError: ``file`` cannot be opened for writing.
+    """
+
+    def __init__(self, name: str, file: Path | None, level: int = logging.INFO) -> None:
+        super().__init__(name, level)
+        self.parent = logging.getLogger("dingsdk.run")
+        self._file_handler: logging.FileHandler | None = None
+        if file is not None:
+            try:
+                self._file_handler = logging.FileHandler(file, encoding="utf-8")
+            except OSError as error:
+                raise RunFolderError(
+                    f"cannot write the log file {file}: {error.strerror or error}. "
+                    "Check the permissions and free space of the run folder.",
+                    path=str(file),
+                ) from error
+            self._file_handler.setFormatter(logging.Formatter(_LINE_FORMAT))
+            self.addHandler(self._file_handler)
+
+    def get_tabulate_vars(self, variables: Mapping[str, Any]) -> str:
+        """Return ``variables`` as a text table, one variable a line."""
+        return format_table([("name", "value"), *((k, _cell(v)) for k, v in variables.items())])
+
+    def get_tabulate_vars_hor(self, variables: Mapping[str, Any], columns: int = 5) -> str:
+        """Return ``variables`` as text tables of a heading and a line, ``columns`` wide."""
+        items = list(variables.items())
+        tables = []
+        for start in range(0, len(items), columns):
+            part = items[start : start + columns]
+            tables.append(format_table([[k for k, _ in part], [_cell(v) for _, v in part]]))
+        return "\n".join(tables)
+
+    def close(self) -> None:
+        """Close the text file; idempotent. Records logged later go nowhere but up."""
+        handler, self._file_handler = self._file_handler, None
+        if handler is not None:
+            self.removeHandler(handler)
+            handler.close()
+
+
+class TensorboardLogger:
+    """A tensorboard writer that opens its event file at the first write.
+
+    Everybody who builds a logger for one folder gets the same instance; the file is closed
+    when the last of them has called ``close()``. Other methods of
+    ``tensorboardX.SummaryWriter`` are reachable by name. Thread-safe as far as
+    tensorboardX is: scalars and histograms may be added from several threads.
+    """
+
+    def __init__(self, logdir: Path) -> None:
+        self.logdir = str(logdir)
+        self._key = logdir
+        self._users = 0
+        self._writer: Any = None
+        self._lock = threading.Lock()
+
+    def add_scalar(self, tag: str, value: float, global_step: int | None = None) -> None:
+        """Add one point to the curve ``tag``."""
+        self._open().add_scalar(tag, value, global_step)
+
+    def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
+        """Add the distribution of ``values`` (any array-like of numbers)."""
+        self._open().add_histogram(tag, values, global_step)
+
+    def flush(self) -> None:
+        """Bring what was added to disk."""
+        writer = self._writer
+        if writer is not None:
+            writer.flush()
+
+    def close(self) -> None:
+        """Give up one use; the last one closes the event file."""
+        with _writers_lock:
+            self._users -= 1
+            if self._users > 0:
+                return
+            if _writers.get(self._key) is self:
+                del _writers[self._key]
+        with self._lock:
+            writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    def _open(self) -> Any:
+        writer = self._writer
+        if writer is None:
+            # tensorboardX starts a thread and opens a file per writer, and takes a while to
+            # import: components that never write pay for none of it.
+            from tensorboardX import SummaryWriter
+
+            with self._lock:
+                if self._writer is None:
+                    self._writer = SummaryWriter(self.logdir)
+                writer = self._writer
+        return writer
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        attribute: Callable[..., Any] = getattr(self._open(), name)
+        return attribute
+
+
+_writers: dict[Path, TensorboardLogger] = {}
+_writers_lock = threading.Lock()
+
+
+def build_logger(
+    path: str | Path,
+    name: str | None = None,
+    need_tb: bool = True,
+    need_text: bool = True,
+    level: int = logging.INFO,
+) -> tuple[RunLogger, TensorboardLogger | None]:
+    """Open the logs of one component below ``path``.
+
+    Args:
+        path: Folder, created where absent.
+        name: Stem of the text file ``{name}_logger.txt`` and of the tensorboard folder
+            ``{name}_tb_logger``; ``default`` if None.
+        need_tb: Whether to return a tensorboard logger.
+        need_text: Whether to write the text file. Without it the returned logger has no file
+            of its own.
+        level: Lowest level that is logged.
+
+    Returns:
+        The text logger and the tensorboard logger (or None). Close both when done.
+
+    Raises:
+        RunFolderError: A folder or file cannot be created or written.
+    """
+    folder = Path(path).absolute()
+    stem = name or "default"
+    if need_tb or need_text:
+        ensure_dir(folder)
+    logger = RunLogger(stem, folder / f"{stem}_logger.txt" if need_text else None, level)
+    if not need_tb:
+        return logger, None
+    try:
+        return logger, _shared_writer(folder / f"{stem}_tb_logger")
+    except RunFolderError:
+        logger.close()
+        raise
+
+
+def _shared_writer(logdir: Path) -> TensorboardLogger:
+    ensure_dir(logdir)
+    with _writers_lock:
+        writer = _writers.get(logdir)
+        if writer is None:
+            writer = _writers[logdir] = TensorboardLogger(logdir)
+        writer._users += 1
+    return writer
+
+
+def format_table(rows: list[Any]) -> str:
+    """Return ``rows`` of text cells, the first being the heading, as an aligned table."""
+    widths = [max(len(str(row[i])) for row in rows) for i in range(len(rows[0]))]
+    lines = [" | ".join(str(c).rjust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
+    lines.insert(1, "-+-".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
