@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -28,12 +29,14 @@ class Loader:
     """Imports plugin modules and registers them with pluggy; may be called from any thread.
 
     Attributes:
-        failures: Plugin name -> why its last load failed; cleared by a load that works.
+        modules: Loaded plugin module -> its owner, in the order of loading.
+        failures: Module name -> why its last load failed; cleared by a load that works.
     """
 
     def __init__(self, manager: PluginManager, switches: Switches) -> None:
         self.pluggy = pluggy.PluginManager(PROJECT_NAME)
         self.pluggy.add_hookspecs(hookspecs)
+        self.modules: dict[str, str] = {}
         self.failures: dict[str, str] = {}
         self._manager = manager
         self._switches = switches
@@ -69,28 +72,19 @@ class Loader:
                 plugin=name,
                 reason="disabled",
             )
-        if self.pluggy.has_plugin(module_name):
-            return
-        try:
+        with self._lock:  # another thread may be in the middle of registering it
+            if self.pluggy.has_plugin(module_name):
+                return
+        with self._wholly(module_name, name):
             # Not under the lock: another thread may hold the import lock of this module and
             # wait for ours.
-            with transaction(name):
-                module = importlib.import_module(module_name)
-                self._register(module, module_name, name)
-        except (Exception, SystemExit) as error:
-            self.failures[name] = f"{type(error).__name__}: {error}"
-            if isinstance(error, PluginLoadError):
-                raise
-            raise PluginLoadError(
-                f"plugin {name} cannot be loaded: {type(error).__name__}: {error}",
-                plugin=name,
-                reason="broken",
-            ) from error
-        self.failures.pop(name, None)
+            module = importlib.import_module(module_name)
+            self._register(module, module_name, name)
+        self.modules[module_name] = name
 
     def register(self, plugin: object, name: str) -> None:
         """Register an object with hookimpls; as ``load`` does with an imported module."""
-        with transaction(name):
+        with self._wholly(name, name):
             self._register(plugin, name, name)
 
     def unregister(self, name: str) -> None:
@@ -115,6 +109,22 @@ class Loader:
             self._config = None
             for impl in self.pluggy.hook.dingsdk_unconfigure.get_hookimpls():
                 call_guarded(impl, {}, self._blamed)
+
+    @contextmanager
+    def _wholly(self, module_name: str, owner: str) -> Iterator[None]:
+        try:
+            with transaction(owner):
+                yield
+        except (Exception, SystemExit) as error:
+            self.failures[module_name] = f"{type(error).__name__}: {error}"
+            if isinstance(error, PluginLoadError) and error.facts["plugin"] == owner:
+                raise
+            raise PluginLoadError(
+                f"plugin {owner} cannot be loaded: {type(error).__name__}: {error}",
+                plugin=owner,
+                reason="broken",
+            ) from error
+        self.failures.pop(module_name, None)
 
     def _register(self, plugin: object, name: str, owner: str) -> None:
         needed = getattr(plugin, "dingsdk_api", API_VERSION)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import pluggy
@@ -21,9 +21,11 @@ from dingsdk.plugins import hints
 from dingsdk.plugins.builtins import BUILTINS
 from dingsdk.plugins.discovery import Advert, discover
 from dingsdk.plugins.kinds import KINDS, OBSERVERS
+from dingsdk.plugins.listing import PluginInfo, list_plugins
 from dingsdk.plugins.loader import Loader, report
 from dingsdk.plugins.observers import Observers
 from dingsdk.plugins.registry import Registry
+from dingsdk.plugins.snapshot import Snapshot, restore_snapshot, take_snapshot
 from dingsdk.plugins.switches import Switches, is_named
 
 
@@ -44,6 +46,7 @@ class PluginManager:
         self.registries: Mapping[str, Registry] = MappingProxyType(
             {kind: Registry(kind) for kind in KINDS}
         )
+        self.builtins = frozenset(BUILTINS)
         for kind, key, place in BUILTINS:
             self.registries[kind].declare(key, place)
         self.loader = Loader(self, self.switches)
@@ -168,9 +171,13 @@ class PluginManager:
         usable = {advert.key for advert in self.adverts(kind) if self.why_not(advert) is None}
         return sorted(usable.union(self.registry(kind).query()))
 
-    def adverts(self, kind: str, key: str | None = None) -> list[Advert]:
-        """Return what installed distributions advertise for a kind, or for one key of it."""
-        return [a for a in self._all_adverts() if a.kind == kind and key in (None, a.key)]
+    def adverts(self, kind: str | None = None, key: str | None = None) -> list[Advert]:
+        """Return what installed distributions advertise: all, for a kind, or for one key."""
+        with self._lock:
+            if self._adverts is None:
+                self._adverts = self._discover()
+            found = self._adverts
+        return [a for a in found if kind in (None, a.kind) and key in (None, a.key)]
 
     def why_not(self, advert: Advert) -> str | None:
         """Return why the switches forbid loading what is advertised, or None."""
@@ -207,8 +214,29 @@ class PluginManager:
             if self.why_not(advert) is None:
                 self._load_unasked(advert.module, advert.distribution)
         for name in self.switches.plugins:
-            if not any(is_named([name], advert.names) for advert in self._all_adverts()):
+            if not any(is_named([name], advert.names) for advert in self.adverts()):
                 self._load_unasked(name, None)
+
+    def plugins(self) -> list[PluginInfo]:
+        """Return what provides what: built-in, registered and installed; imports nothing."""
+        return list_plugins(self)
+
+    def snapshot(self) -> Snapshot:
+        """Return what is registered, picklable, for ``restore`` in a child process."""
+        return take_snapshot(self)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Register here what was registered where ``snapshot`` was taken."""
+        restore_snapshot(self, snapshot)
+
+    def configure(self, config: Mapping[str, Any]) -> None:
+        """Tell the plugins that a run with this compiled config is about to start."""
+        self.load_observers()
+        self.loader.configure(config)
+
+    def unconfigure(self) -> None:
+        """Tell the plugins that the run of the last ``configure`` is over; idempotent."""
+        self.loader.unconfigure()
 
     def register_plugin(self, plugin: object, name: str | None = None) -> str:
         """Register an object whose methods are hookimpls; return its name.
@@ -224,17 +252,11 @@ class PluginManager:
         """Take out the hookimpls of ``register_plugin``; the types they registered stay."""
         self.loader.unregister(name)
 
-    def add_hookspecs(self, namespace: object) -> None:
+    def add_hookspecs(self, namespace: ModuleType | type) -> None:
         """Declare the hooks of a module or class; for ``dingsdk_addhooks``. Idempotent."""
         if id(namespace) not in self._specs:
             self.loader.pluggy.add_hookspecs(namespace)
             self._specs.add(id(namespace))
-
-    def _all_adverts(self) -> Sequence[Advert]:
-        with self._lock:
-            if self._adverts is None:
-                self._adverts = self._discover()
-            return self._adverts
 
     def _import_all(self, import_names: Sequence[str], config_path: str) -> None:
         where = f"{config_path}.import_names" if config_path else "import_names"

@@ -81,16 +81,14 @@ class Registry:
         self._entries: dict[str, Entry] = {}
         self._lock = threading.Lock()
 
-    def register(
-        self, name: str | None = None, module: Any = None, force_overwrite: bool = False
-    ) -> Any:
+    def register(self, name: Any = None, module: Any = None, force_overwrite: bool = False) -> Any:
         """Register a class or callable, as a decorator or by a direct call.
 
         ``@registry.register("key")`` and ``registry.register("key", cls)`` do the same; the
         name defaults to ``__name__``.
 
         Args:
-            name: The type key that configs name.
+            name: The type key that configs name: text.
             module: The class or callable; None makes this a decorator.
             force_overwrite: Replace what has that name.
 
