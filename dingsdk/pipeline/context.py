@@ -31,6 +31,7 @@ class RunResult:
         run_dir: The run folder.
         evaluations: All evaluations, oldest first.
         checkpoints: ``{"latest": path, "best": path}``, only those that exist.
+        signal: Number of the signal that interrupted the run, else None.
     """
 
     reached: bool
@@ -44,6 +45,7 @@ class RunResult:
     run_dir: Path
     evaluations: tuple[Evaluation, ...] = ()
     checkpoints: Mapping[str, Path] = field(default_factory=dict)
+    signal: int | None = None
 
 
 @dataclass(slots=True)

@@ -1,0 +1,17 @@
+"""The command ``dingsdk``: one module a command, loaded when it is typed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    0: done. 1: failed. 2: a mistake in the command, the config or a file. 130 and 143:
+    stopped by Ctrl-C or SIGTERM.
+    """
+    from dingsdk.cli.errors import run_guarded
+    from dingsdk.cli.root import root
+
+    return run_guarded(root, argv)

@@ -1,0 +1,58 @@
+"""``dingsdk eval``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command("eval", short_help="Evaluate the policy of a run folder.")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--checkpoint",
+    default="best",
+    show_default=True,
+    metavar="best|latest|PATH",
+    help="Which checkpoint to evaluate.",
+)
+@click.option("--episodes", type=click.IntRange(min=1), help="In place of env.n_evaluator_episode.")
+@click.option("--seed", type=click.IntRange(min=0), help="In place of the run's seed.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def evaluate(
+    run: Path, checkpoint: str, episodes: int | None, seed: int | None, as_json: bool
+) -> None:
+    """Play episodes with the policy of RUN, a folder that `dingsdk train` left."""
+    from dingsdk.pipeline.evaluate import evaluate as play
+
+    found = play(run, checkpoint=checkpoint, episodes=episodes, seed=seed)
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "checkpoint": str(found.checkpoint),
+                    "train_iter": found.train_iter,
+                    "mean": found.mean,
+                    "std": found.std,
+                    "min": found.min,
+                    "max": found.max,
+                    "returns": list(found.returns),
+                }
+            )
+        )
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{found.env_id}, {found.checkpoint}, iteration {found.train_iter:,}")
+    for heading in ("episodes", "mean return", "std", "min", "max"):
+        table.add_column(heading, justify="right")
+    table.add_row(
+        str(len(found.returns)),
+        f"{found.mean:.2f}",
+        f"{found.std:.2f}",
+        f"{found.min:.2f}",
+        f"{found.max:.2f}",
+    )
+    Console().print(table)

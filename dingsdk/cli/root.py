@@ -1,0 +1,71 @@
+"""The command group: its commands are what the registry kind ``commands`` holds."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import click
+
+from dingsdk.errors import DingError, UnknownPluginError
+from dingsdk.plugins import default_manager
+
+_log = logging.getLogger(__name__)
+
+
+class RegistryGroup(click.Group):
+    """A click group whose commands are looked up by name, so that plugins can add some."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return every name that can be typed; imports no command."""
+        return default_manager().known("commands")
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, with the option ``--debug`` that each of them has."""
+        try:
+            command: click.Command = default_manager().get("commands", cmd_name)
+        except UnknownPluginError:
+            return None
+        if not any(param.name == "debug" for param in command.params):
+            command.params.append(_debug_option())
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands; one that cannot be loaded is named with the reason."""
+        rows: list[tuple[str, str]] = []
+        for name in self.list_commands(ctx):
+            try:
+                command = self.get_command(ctx, name)
+            except DingError as error:
+                rows.append((name, f"(cannot be loaded: {error})"))
+                continue
+            if command is not None and not command.hidden:
+                rows.append((name, command.get_short_help_str(formatter.width)))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.find_root().obj["debug"] = True
+
+
+def _debug_option() -> click.Option:
+    return click.Option(
+        ["--debug"],
+        is_flag=True,
+        expose_value=False,
+        callback=_set_debug,
+        help="Show tracebacks, also of mistakes in the config (or set DINGSDK_DEBUG=1).",
+    )
+
+
+@click.group(
+    cls=RegistryGroup,
+    params=[_debug_option()],
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(package_name="dingsdk", prog_name="dingsdk")
+@click.pass_context
+def root(ctx: click.Context, **options: Any) -> None:
+    """Train and evaluate reinforcement learning agents whose every part is a plugin."""

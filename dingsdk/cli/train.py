@@ -1,0 +1,138 @@
+"""``dingsdk train``."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from dingsdk.pipeline.context import RunContext, RunResult
+
+
+@click.command(short_help="Train a policy and leave a run folder.")
+@click.argument("config")
+@click.option(
+    "--mode",
+    type=click.Choice(["serial", "parallel"]),
+    default="serial",
+    show_default=True,
+    help="One thread, or coordinator, collectors and learner over a transport.",
+)
+@click.option("--transport", metavar="TYPE", help="In place of system.transport.type.")
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="A.B=C",
+    help="Override one config value; may be repeated.",
+)
+@click.option("--seed", type=int, help="Root of the seed tree, in place of the config's.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="Folder below which the run folder is made.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+def train(
+    config: str,
+    mode: Any,
+    transport: str | None,
+    sets: tuple[str, ...],
+    seed: int | None,
+    output: Path,
+    quiet: bool,
+) -> int:
+    """Train the policy of CONFIG: a .yaml, .json or .py file, or the name of a shipped example.
+
+    Ends when the mean return of an evaluation reaches env.stop_value. Ctrl-C stops cleanly,
+    with a checkpoint; pressed again, it exits at once.
+    """
+    from rich.console import Console
+
+    from dingsdk.pipeline.progress import ConsoleProgress
+    from dingsdk.pipeline.signals import EXIT_CODES
+    from dingsdk.pipeline.train import train as run
+
+    console = Console(soft_wrap=True)
+
+    def progress(context: RunContext) -> ConsoleProgress:
+        env, kind = context.cfg.env, context.cfg.policy.type
+        console.print(
+            f"training {kind} on {env.env_id}, {mode}, seed {context.cfg.seed}, "
+            f"until a mean return of {env.stop_value:g}; run folder {context.run_dir}",
+            highlight=False,
+            markup=False,
+        )
+        return ConsoleProgress(console, context.status, env.stop_value)
+
+    result = run(
+        config,
+        mode=mode,
+        transport=transport,
+        sets=sets,
+        seed=seed,
+        output=output,
+        progress=None if quiet else progress,
+    )
+    click.echo(summary(result))
+    return EXIT_CODES[result.signal] if result.signal is not None else 0
+
+
+def summary(result: RunResult) -> str:
+    """Return the last lines of a run: how it ended, where it is, what to type next."""
+    folder = _shown(result.run_dir)
+    names = ", ".join(sorted(result.checkpoints)) or "none"
+    lines = [
+        "",
+        _outcome(result),
+        f"  run folder  {folder}",
+        f"              config.yaml  result.json  {_curve(result)}log/  ckpt/ ({names})",
+    ]
+    if result.checkpoints:
+        lines.append(f"  next        {_program()} eval {folder}")
+    hint = "" if importlib.util.find_spec("tensorboard") else "   (pip install tensorboard)"
+    lines.append(f"              tensorboard --logdir {folder}{hint}")
+    return "\n".join(lines)
+
+
+def _outcome(result: RunResult) -> str:
+    spent = f"{result.env_steps:,} env steps, {result.train_iter:,} iterations, {result.elapsed_s:.1f} s"
+    last = (
+        "no evaluation" if result.last_return is None else f"mean return {result.last_return:.1f}"
+    )
+    if result.reached:
+        return f"Solved: {last} after {spent}."
+    if result.reason == "interrupted":
+        latest = result.checkpoints.get("latest")
+        saved = f"checkpoint saved: {_shown(latest)}" if latest else "no checkpoint was saved"
+        return f"Interrupted after {spent}; {saved}."
+    best = "none" if result.best_return is None else f"{result.best_return:.1f}"
+    return f"Limit reached: {last} (best {best}) after {spent}."
+
+
+def _curve(result: RunResult) -> str:
+    return "curve.png  " if result.evaluations else ""
+
+
+def _shown(path: Path) -> str:
+    try:
+        return str(path.absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _program() -> str:
+    """Return what to type to run this program again: not everybody activated the venv."""
+    started = Path(sys.argv[0])
+    if shutil.which("dingsdk") is not None or started.name != "dingsdk":
+        return "dingsdk"
+    return os.path.relpath(started)

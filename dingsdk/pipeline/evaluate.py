@@ -1,0 +1,117 @@
+"""``evaluate``: plays episodes with the policy of a run folder."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from dingsdk.config import load_config
+from dingsdk.data.seeding import derive_seed
+from dingsdk.envs import create_env_manager, make_env_fns
+from dingsdk.errors import CheckpointCorruptError, CheckpointMissingError
+from dingsdk.pipeline.compile import compile_config
+from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER, CONFIG_NAME
+from dingsdk.pipeline.threads import torch_threads
+from dingsdk.policy import create_policy
+from dingsdk.worker import create_serial_evaluator
+from dingsdk.worker.learner.checkpoint import load_checkpoint
+
+_NAMED = {"best": "ckpt_best", "latest": "latest"}
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """What ``evaluate`` found.
+
+    Attributes:
+        env_id: The environment.
+        checkpoint: The checkpoint that was played.
+        train_iter: Iterations that its policy was trained for.
+        returns: Undiscounted return of each episode.
+    """
+
+    env_id: str
+    checkpoint: Path
+    train_iter: int
+    returns: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.returns)
+
+    @property
+    def std(self) -> float:
+        """Population standard deviation."""
+        return statistics.pstdev(self.returns)
+
+    @property
+    def min(self) -> float:
+        return min(self.returns)
+
+    @property
+    def max(self) -> float:
+        return max(self.returns)
+
+
+def evaluate(
+    run_dir: str | os.PathLike[str],
+    checkpoint: str = "best",
+    episodes: int | None = None,
+    seed: int | None = None,
+) -> EvalResult:
+    """Play episodes with a checkpoint of a run; nothing in the run folder changes.
+
+    Args:
+        run_dir: A folder that ``train`` left.
+        checkpoint: ``best``, ``latest``, or the path of a checkpoint.
+        episodes: How many, >= 1; None for the run's ``env.n_evaluator_episode``.
+        seed: In place of the run's seed. The same seed plays the same episodes.
+
+    Raises:
+        CheckpointMissingError: the folder or the checkpoint does not exist.
+        CheckpointCorruptError: it is truncated, foreign, or of another network.
+        ConfigError: the saved config cannot work (any more).
+    """
+    folder = Path(run_dir)
+    if not (folder / CONFIG_NAME).is_file():
+        raise CheckpointMissingError(
+            f"{folder} is no run folder: it has no {CONFIG_NAME}; name a folder that "
+            "`dingsdk train` left, such as runs/<name>",
+            path=str(folder),
+        )
+    cfg = compile_config(load_config(folder / CONFIG_NAME), seed=seed)
+    path = Path(checkpoint)
+    if checkpoint in _NAMED:
+        path = folder / CHECKPOINT_FOLDER / _NAMED[checkpoint]
+    found = load_checkpoint(path)
+
+    count = episodes or cfg.env.n_evaluator_episode
+    envs = min(cfg.env.evaluator_env_num, count)
+    policy = create_policy(cfg.policy, enable_field=["eval"], seed=derive_seed(cfg.seed, "policy"))
+    try:
+        policy.eval_mode.load_state_dict(found.state)
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise CheckpointCorruptError(
+            f"{found.path} does not fit the policy of {folder / CONFIG_NAME}: {error}",
+            path=str(found.path),
+        ) from error
+    manager = create_env_manager(cfg.env_manager, make_env_fns(cfg.env, envs))
+    manager.seed([derive_seed(cfg.seed, "evaluation", "env", index) for index in range(envs)])
+    with torch_threads(cfg.system.torch_threads), tempfile.TemporaryDirectory() as scratch:
+        # The logs of an evaluator belong to a run; this one must not mix with those.
+        evaluator = create_serial_evaluator(
+            cfg.policy.eval.evaluator, env=manager, policy=policy.eval_mode, exp_name=scratch
+        )
+        try:
+            _, info = evaluator.eval(n_episode=count)
+        finally:
+            evaluator.close()
+    return EvalResult(
+        env_id=cfg.env.env_id,
+        checkpoint=found.path,
+        train_iter=found.iteration,
+        returns=tuple(float(each) for each in info["eval_episode_return"]),
+    )

@@ -1,0 +1,209 @@
+"""Reads configs in DI-engine's shape: ``main_config``, ``create_config``, ``system_config``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from dingsdk.config import deep_merge_dicts
+from dingsdk.errors import ConfigError
+from dingsdk.pipeline.reference_envs import find_env_id
+
+_log = logging.getLogger(__name__)
+
+_PARTS = {
+    "replay_buffer": "policy.other.replay_buffer",
+    "evaluator": "policy.eval.evaluator",
+    "learner": "policy.learn.learner",
+    "commander": "policy.other.commander",
+    "env_manager": "env_manager",
+}
+_OTHER_PARTS = ("collector", "comm_collector", "comm_learner", "env", "policy")
+_PARALLEL_COLLECTORS = frozenset({"zergling", "marine"})
+_TYPE_ALIASES = (
+    "learner_type",
+    "parallel_commander_type",
+    "comm_learner_type",
+    "comm_collector_type",
+)
+_COMM_ALIASES = ("comm_learner_type", "comm_collector_type")
+
+NOT_CARRIED: Mapping[str, str] = {
+    "reward_model": "reward models are not part of dingsdk",
+    "world_model": "world models are not part of dingsdk",
+    "multi_gpu": "one device a learner; start more learners with system.learner_num",
+}
+"""Sections and switches of DI-engine that have no counterpart, with the reason."""
+
+_IGNORED_SYSTEM = {
+    "path_data": "the transport decides where payloads live",
+    "path_policy": "the transport decides where policies live",
+    "communication_mode": "workers dial the master",
+    "learner_gpu_num": "set policy.cuda",
+}
+
+
+def convert_reference_shape(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config in dingsdk's shape as a fresh dict; one that has it already is copied.
+
+    Args:
+        cfg: ``{"main": ..., "create": ..., "system": ...}``, the same with the suffix
+            ``_config``, or a config in dingsdk's shape.
+
+    Raises:
+        ConfigError: something that has no counterpart here; says what, where and why.
+        UnknownEnvError: the env of DI-engine's zoo is none of gymnasium's.
+    """
+    sections = {key.removesuffix("_config"): value for key, value in cfg.items()}
+    if "main" not in sections or "create" not in sections:
+        return deep_merge_dicts({}, cfg)
+    main = deep_merge_dicts({}, sections["main"])
+    create = deep_merge_dicts({}, sections["create"])
+    system = deep_merge_dicts({}, sections.get("system"))
+    for name, section in (("main_config", main), ("create_config", create)):
+        _refuse_not_carried(name, section)
+        _refuse_not_carried(f"{name}.policy", section.get("policy") or {})
+
+    _convert_env(main, create.pop("env", {}))
+    _convert_policy(main, create.pop("policy", {}))
+    _convert_collector(main, create.pop("collector", {}))
+    for name, path in _PARTS.items():
+        _merge_part(main, path, _clean(create.pop(name, {}), f"create_config.{name}"))
+    _convert_system(main, create, system)
+    if create:
+        name = sorted(create)[0]
+        raise ConfigError(
+            f"create_config.{name} has no counterpart in dingsdk; known: "
+            f"{', '.join(sorted({*_PARTS, *_OTHER_PARTS}))}",
+            path=f"create_config.{name}",
+        )
+    return main
+
+
+def rename_aliases(cfg: dict[str, Any]) -> dict[str, Any]:
+    """Rename the documented aliases of ``type`` and ``import_names``; edits and returns ``cfg``.
+
+    Raises:
+        ConfigError: an alias that contradicts the name it stands for.
+    """
+    system = cfg.get("system")
+    if isinstance(system, dict):
+        for alias in _COMM_ALIASES:
+            if alias in system:
+                transport = system.setdefault("transport", {})
+                _rename(transport, "type", system.pop(alias), f"system.{alias}")
+    _rename_in(cfg, "")
+    return cfg
+
+
+def _rename_in(section: dict[str, Any], path: str) -> None:
+    for alias in _TYPE_ALIASES:
+        if isinstance(section.get(alias), str):
+            _rename(section, "type", section.pop(alias), f"{path}.{alias}")
+    if "import_module" in section:
+        _rename(section, "import_names", section.pop("import_module"), f"{path}.import_module")
+    for key, value in section.items():
+        if isinstance(value, dict):
+            _rename_in(value, f"{path}.{key}" if path else key)
+
+
+def _rename(section: dict[str, Any], name: str, value: Any, path: str) -> None:
+    if section.get(name, value) != value:
+        raise ConfigError(
+            f"{path} is {value!r}, but {name} beside it is {section[name]!r}; keep one of them",
+            path=path,
+        )
+    section[name] = value
+
+
+def _refuse_not_carried(path: str, section: Mapping[str, Any]) -> None:
+    for key, reason in NOT_CARRIED.items():
+        if section.get(key):
+            raise ConfigError(
+                f"{path}.{key} cannot be carried over: {reason}; remove it", path=f"{path}.{key}"
+            )
+
+
+def _clean(section: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Return a create section without imports of the reference's own modules."""
+    cleaned = dict(section)
+    names = cleaned.get("import_names") or []
+    kept = [name for name in names if name.split(".")[0] not in ("ding", "dizoo")]
+    if len(kept) < len(names):
+        _log.info("%s.import_names: left out the reference's own modules", path)
+    if kept:
+        cleaned["import_names"] = kept
+    else:
+        cleaned.pop("import_names", None)
+    if cleaned.get("type") == "deque":
+        _log.info("%s.type: deque is called naive here", path)
+        cleaned["type"] = "naive"
+    return cleaned
+
+
+def _merge_part(main: dict[str, Any], path: str, section: Mapping[str, Any]) -> None:
+    *parents, last = path.split(".")
+    target = main
+    for key in parents:
+        target = target.setdefault(key, {})
+    target[last] = deep_merge_dicts(target.get(last), section)
+
+
+def _convert_env(main: dict[str, Any], create_env: Mapping[str, Any]) -> None:
+    env = main.setdefault("env", {})
+    manager = env.pop("manager", None)
+    if manager:
+        _merge_part(main, "env_manager", manager)
+    zoo_name = create_env.get("type")
+    if "env_id" not in env and zoo_name is not None:
+        env["env_id"] = find_env_id(str(zoo_name))
+        _log.info("create_config.env.type %r is %s here", zoo_name, env["env_id"])
+
+
+def _convert_policy(main: dict[str, Any], create_policy: Mapping[str, Any]) -> None:
+    cleaned = _clean(create_policy, "create_config.policy")
+    # The reference has a second policy class for parallel mode; here one serves both.
+    if isinstance(cleaned.get("type"), str):
+        cleaned["type"] = cleaned["type"].removesuffix("_command")
+    _merge_part(main, "policy", cleaned)
+
+
+def _convert_collector(main: dict[str, Any], create_collector: Mapping[str, Any]) -> None:
+    collect = main["policy"].get("collect") or {}
+    stated = dict(collect.get("collector") or {})
+    collector_num = stated.pop("collector_num", None)
+    if collector_num is not None:
+        main.setdefault("system", {})["collector_num"] = collector_num
+    section = deep_merge_dicts(stated, _clean(create_collector, "create_config.collector"))
+    is_parallel = section.get("type") in _PARALLEL_COLLECTORS
+    if section or "collector" in collect:
+        collect.pop("collector", None)
+        collect["parallel_collector" if is_parallel else "collector"] = section
+        main["policy"]["collect"] = collect
+    learner = (main["policy"].get("learn") or {}).get("learner") or {}
+    if "learner_num" in learner:
+        main.setdefault("system", {})["learner_num"] = learner.pop("learner_num")
+
+
+def _convert_system(
+    main: dict[str, Any], create: dict[str, Any], system: Mapping[str, Any]
+) -> None:
+    converted = dict(system)
+    for key, reason in _IGNORED_SYSTEM.items():
+        if converted.pop(key, None) is not None:
+            _log.info("system_config.%s is not used: %s", key, reason)
+    kinds = {
+        section.get("type")
+        for name in ("comm_learner", "comm_collector")
+        if (section := create.pop(name, None))
+    } - {None}
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"create_config names the transports {sorted(map(str, kinds))}; collectors and "
+            "learner share one",
+            path="create_config.comm_learner.type",
+        )
+    if kinds:
+        converted.setdefault("transport", {})["type"] = kinds.pop()
+    main["system"] = deep_merge_dicts(main.get("system"), converted)

@@ -1,0 +1,176 @@
+"""The serial pipeline: collect, store, train and evaluate in turns, in one thread."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from dingsdk.data.seeding import derive_seed
+from dingsdk.envs import create_env_manager, make_env_fns
+from dingsdk.pipeline.context import Reason, RunContext, RunResult
+from dingsdk.pipeline.status import RunStatus
+from dingsdk.pipeline.threads import torch_threads
+from dingsdk.policy import create_policy
+from dingsdk.worker import (
+    BaseSerialCommander,
+    create_buffer,
+    create_learner,
+    create_serial_collector,
+    create_serial_evaluator,
+)
+from dingsdk.worker.run_logger import build_logger
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Workers:
+    """What a serial run is made of."""
+
+    learner: Any
+    collector: Any
+    evaluator: Any
+    buffer: Any
+    commander: Any
+    batch_size: int
+    update_per_collect: int
+
+
+def serial_pipeline(context: RunContext) -> RunResult:
+    """Train until the stop value, a limit or ``context.stop``.
+
+    Raises:
+        DingError: a part failed; its own error passes through.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(torch_threads(context.cfg.system.torch_threads))
+        workers = _build(context, stack)
+        context.set_status_source(lambda: _status(context, workers))
+        workers.learner.call_hook("before_run")
+        context.recorder.mark_first_step()
+        try:
+            reason = _run(context, workers)
+        finally:
+            # Also when a part failed: what was trained so far stays available.
+            workers.learner.call_hook("after_run")
+        status = _status(context, workers)
+        context.set_status_source(lambda: status)
+        return context.finish(
+            reason, "serial", workers.collector.envstep, workers.learner.train_iter
+        )
+
+
+def _run(context: RunContext, workers: _Workers) -> Reason:
+    learner, collector, buffer = workers.learner, workers.collector, workers.buffer
+    while True:
+        collect_kwargs = workers.commander.step()
+        if workers.evaluator.should_eval(learner.train_iter) and _evaluate(context, workers):
+            return "stop_value"
+        if context.stop.is_set():
+            return "interrupted"
+        if context.is_limit_reached(collector.envstep, learner.train_iter):
+            return "stop_value" if _evaluate_last(context, workers) else "limit"
+        samples = collector.collect(train_iter=learner.train_iter, policy_kwargs=collect_kwargs)
+        buffer.push(samples, cur_collector_envstep=collector.envstep)
+        for _ in range(workers.update_per_collect):
+            batch = buffer.sample(workers.batch_size, learner.train_iter)
+            if batch is None or context.stop.is_set():
+                break
+            learner.train(batch, collector.envstep)
+            if learner.priority_info:
+                buffer.update(learner.priority_info)
+
+
+def _evaluate(context: RunContext, workers: _Workers) -> bool:
+    train_iter, envstep = workers.learner.train_iter, workers.collector.envstep
+    is_reached, info = workers.evaluator.eval(workers.learner.save_checkpoint, train_iter, envstep)
+    context.recorder.add_evaluation(
+        [float(each) for each in info["eval_episode_return"]], envstep, train_iter
+    )
+    return bool(is_reached)
+
+
+def _evaluate_last(context: RunContext, workers: _Workers) -> bool:
+    """Evaluate what the limit left, unless that was just done."""
+    evaluations = context.recorder.evaluations
+    if evaluations and evaluations[-1].train_iter == workers.learner.train_iter:
+        return False
+    return _evaluate(context, workers)
+
+
+def _status(context: RunContext, workers: _Workers) -> RunStatus:
+    recorder = context.recorder
+    return RunStatus(
+        env_steps=workers.collector.envstep,
+        train_iter=workers.learner.train_iter,
+        last_return=recorder.last_return,
+        best_return=recorder.best_return,
+        buffer_fill=workers.buffer.count(),
+        buffer_capacity=workers.buffer.replay_buffer_size,
+        workers=1,
+        policy_version=workers.learner.train_iter,
+        elapsed_s=recorder.elapsed_s,
+    )
+
+
+def _build(context: RunContext, stack: ExitStack) -> _Workers:
+    """Build every part; ``stack`` closes them, the last one first."""
+    cfg, exp_name = context.cfg, str(context.run_dir)
+    policy_cfg = cfg.policy
+    _, tb_logger = build_logger(context.run_dir / "log", name="serial", need_text=False)
+    assert tb_logger is not None  # asked for by need_tb
+    stack.callback(tb_logger.close)
+    policy = create_policy(
+        policy_cfg,
+        enable_field=["learn", "collect", "eval", "command"],
+        seed=derive_seed(cfg.seed, "policy"),
+    )
+    learner = create_learner(
+        policy_cfg.learn.learner, policy=policy.learn_mode, tb_logger=tb_logger, exp_name=exp_name
+    )
+    stack.callback(learner.close)
+    collector = create_serial_collector(
+        policy_cfg.collect.collector,
+        env=_env_manager(cfg, "collector", cfg.env.collector_env_num),
+        policy=policy.collect_mode,
+        tb_logger=tb_logger,
+        exp_name=exp_name,
+    )
+    stack.callback(collector.close)
+    evaluator = create_serial_evaluator(
+        policy_cfg.eval.evaluator,
+        env=_env_manager(cfg, "evaluator", cfg.env.evaluator_env_num),
+        policy=policy.eval_mode,
+        tb_logger=tb_logger,
+        exp_name=exp_name,
+    )
+    stack.callback(evaluator.close)
+    buffer_cfg = policy_cfg.other.replay_buffer
+    if "seed" in buffer_cfg and buffer_cfg.seed is None:
+        buffer_cfg.seed = derive_seed(cfg.seed, "buffer")
+    buffer = create_buffer(buffer_cfg, tb_logger=tb_logger, exp_name=exp_name)
+    stack.callback(buffer.close)
+    return _Workers(
+        learner=learner,
+        collector=collector,
+        evaluator=evaluator,
+        buffer=buffer,
+        commander=BaseSerialCommander(
+            cfg.policy.other.get("commander", {}),
+            learner,
+            collector,
+            evaluator,
+            buffer,
+            policy.command_mode,
+        ),
+        batch_size=policy_cfg.learn.batch_size,
+        update_per_collect=policy_cfg.learn.update_per_collect,
+    )
+
+
+def _env_manager(cfg: Any, role: str, count: int) -> Any:
+    manager = create_env_manager(cfg.env_manager, make_env_fns(cfg.env, count))
+    manager.seed([derive_seed(cfg.seed, role, "env", index) for index in range(count)])
+    return manager

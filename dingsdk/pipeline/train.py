@@ -1,0 +1,127 @@
+"""``train``: one config in, a trained policy and its run folder out."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dingsdk.config import apply_set, deep_merge_dicts, load_config, save_config
+from dingsdk.errors import ConfigError
+from dingsdk.pipeline.compile import compile_config
+from dingsdk.pipeline.context import Mode, RunContext, RunResult
+from dingsdk.pipeline.curve import write_curve
+from dingsdk.pipeline.progress import NoProgress, Progress
+from dingsdk.pipeline.run_folder import CONFIG_NAME, CURVE_NAME, make_run_folder, write_result
+from dingsdk.pipeline.signals import StopOnSignal
+from dingsdk.pipeline.status import RunRecorder
+from dingsdk.plugins import default_manager, observe
+
+ProgressFactory = Callable[[RunContext], Progress]
+
+
+def train(
+    config: str | os.PathLike[str] | Mapping[str, Any],
+    mode: Mode = "serial",
+    transport: str | None = None,
+    sets: Sequence[str] = (),
+    seed: int | None = None,
+    output: str | os.PathLike[str] = "runs",
+    progress: ProgressFactory | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> RunResult:
+    """Train the policy of a config and leave a run folder.
+
+    SIGINT and SIGTERM stop the run within seconds with a checkpoint and the reason
+    ``interrupted``, when called from the main thread.
+
+    Args:
+        config: A file, the name of a shipped example, or the config itself.
+        mode: ``serial``: one thread. ``parallel``: coordinator, collectors and learner over
+            the transport.
+        transport: Type of the transport, in place of ``system.transport.type``.
+        sets: Overrides as ``"a.b=c"``, applied in order.
+        seed: Root of the seed tree, in place of ``seed``.
+        output: Folder below which the run folder is made.
+        progress: Makes the live progress of the run; None shows nothing.
+        announce: Takes a line for the user when a signal arrives; None writes to stderr.
+
+    Returns:
+        How the run ended; ``result.run_dir`` is the run folder.
+
+    Raises:
+        ConfigError: the config cannot work; nothing was written yet.
+        RunFolderError: the run folder cannot be made.
+        DingError: a part failed during the run, after a checkpoint was tried.
+    """
+    cfg = compile_run(config, mode, transport, sets, seed)
+    context = RunContext(cfg=cfg, run_dir=make_run_folder(Path(output), cfg.exp_name))
+    save_config(cfg, context.run_dir / CONFIG_NAME)
+    default_manager().load_observers()
+    observe().run_started(config=cfg, run_dir=context.run_dir)
+    shown = NoProgress() if progress is None else progress(context)
+    context.recorder = RunRecorder(on_evaluation=shown.on_evaluation)
+    try:
+        with shown, StopOnSignal(context.stop, announce or _to_stderr) as signals:
+            result = _pipeline(mode)(context)
+        if signals.received is not None and result.reason == "interrupted":
+            result = dataclasses.replace(result, signal=int(signals.received))
+    except BaseException as error:
+        _finish(context, _failed(context, mode), f"{type(error).__name__}: {error}")
+        raise
+    _finish(context, result, None)
+    return result
+
+
+def compile_run(
+    config: str | os.PathLike[str] | Mapping[str, Any],
+    mode: Mode = "serial",
+    transport: str | None = None,
+    sets: Sequence[str] = (),
+    seed: int | None = None,
+) -> Any:
+    """Load and compile a config with the overrides of the command line; see ``train``."""
+    if mode not in ("serial", "parallel"):
+        raise ConfigError(f"mode is {mode!r}; known: parallel, serial", path="mode")
+    user = dict(config) if isinstance(config, Mapping) else load_config(config)
+    user = deep_merge_dicts({}, user)
+    if "main" in user and "create" in user:
+        from dingsdk.pipeline.reference_shape import convert_reference_shape
+
+        # Before the overrides: their paths are those of the compiled config.
+        user = convert_reference_shape(user)
+    for assignment in sets:
+        apply_set(user, assignment)
+    if transport is not None:
+        apply_set(user, f"system.transport.type={transport}")
+    return compile_config(user, seed=seed, mode=mode)
+
+
+def _pipeline(mode: Mode) -> Callable[[RunContext], RunResult]:
+    if mode == "serial":
+        from dingsdk.pipeline.serial import serial_pipeline
+
+        return serial_pipeline
+    from dingsdk.pipeline.parallel import parallel_pipeline
+
+    return parallel_pipeline
+
+
+def _failed(context: RunContext, mode: Mode) -> RunResult:
+    status = context.status()
+    return context.finish("error", mode, status.env_steps, status.train_iter)
+
+
+def _finish(context: RunContext, result: RunResult, error: str | None) -> None:
+    cfg, run_dir = context.cfg, context.run_dir
+    record = write_result(run_dir, result, seed=cfg.seed, error=error)
+    title = f"{cfg.policy.type} on {cfg.env.env_id}, {result.mode}, seed {cfg.seed}"
+    write_curve(run_dir / CURVE_NAME, result.evaluations, cfg.env.stop_value, title)
+    observe().run_finished(run_dir=run_dir, result=record)
+
+
+def _to_stderr(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
