@@ -1,0 +1,72 @@
+"""n-step returns over whole trajectory pieces, without a Python loop over steps."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class NStepReturns(NamedTuple):
+    """What a one-step target needs to stand for up to ``nstep`` steps; one row per step.
+
+    Attributes:
+        reward: float32[n], discounted sum over the steps that the row spans.
+        discount: float32[n], factor of the bootstrap value: ``gamma**k`` for ``k`` steps,
+            0 where the last of them ended the task.
+        last: int64[n], row of the last step spanned; its ``next_obs`` and ``done`` belong to
+            the sample. None where every row spans itself alone.
+    """
+
+    reward: NDArray[np.float32]
+    discount: NDArray[np.float32]
+    last: NDArray[np.int64] | None
+
+
+def nstep_returns(
+    reward: NDArray[np.float32],
+    terminated: NDArray[np.bool_],
+    ends: NDArray[np.int64],
+    *,
+    gamma: float,
+    nstep: int,
+) -> NStepReturns:
+    """Sum up to ``nstep`` rewards ahead within each trajectory piece.
+
+    Near the end of a piece a row spans the steps that are left, so that none is lost; its
+    discount has the matching power of gamma. A piece that was truncated, or merely cut,
+    is bootstrapped from its last step.
+
+    Args:
+        reward: float32[n], pieces laid end to end.
+        terminated: bool[n], true only where the task ended, hence at most at a piece's end.
+        ends: int64[k], exclusive end offset of each piece, ascending, the last one ``n``.
+        gamma: Discount of one step, in [0, 1].
+        nstep: Most steps that a row spans, >= 1.
+
+    Source: Sutton & Barto, 2nd ed., eq. 7.1, with the shorter returns kept at piece ends.
+    """
+    if nstep == 1 or not len(reward):
+        discount = np.multiply(~terminated, np.float32(gamma), dtype=np.float32)
+        return NStepReturns(reward, discount, None)
+    rows = np.arange(len(reward))
+    lengths = np.diff(ends, prepend=0)
+    last = np.minimum(rows + (nstep - 1), np.repeat(ends, lengths) - 1)
+    # With nstep - 1 zeros after each piece one correlation over all of them crosses no border.
+    spaced = rows + np.repeat(np.arange(len(ends)) * (nstep - 1), lengths)
+    padded = np.zeros(len(rows) + len(ends) * (nstep - 1))
+    padded[spaced] = reward
+    powers = _powers(gamma, nstep)
+    sums = np.correlate(padded, powers[:-1])[spaced]
+    discount = powers[last - rows + 1] * ~terminated[last]
+    return NStepReturns(sums.astype(np.float32), discount.astype(np.float32), last)
+
+
+@lru_cache(maxsize=64)
+def _powers(gamma: float, nstep: int) -> NDArray[np.float64]:
+    """``gamma**0 .. gamma**nstep``."""
+    powers = np.power(float(gamma), np.arange(nstep + 1))
+    powers.setflags(write=False)
+    return powers

@@ -1,0 +1,1 @@
+"""Commanders decide what workers do next: which tasks, with which settings."""

@@ -1,0 +1,84 @@
+"""What a coordinator may ask of a commander in parallel mode."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from dingsdk.worker.commander.space import LimitedSpaceContainer
+from dingsdk.worker.configurable import Configurable
+
+Task = dict[str, Any]
+
+
+class BaseParallelCommander(Configurable, ABC):
+    """Issues tasks and follows them to their end. Not thread safe: the coordinator locks.
+
+    Every task takes a place until it is finished or reported as failed; no task is issued
+    while all places of its kind are taken.
+
+    Args:
+        cfg: The compiled main config; the commander's own section is
+            ``policy.other.commander``. It is only read.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "import_names": [],
+        "collector_task_space": 1,
+        "learner_task_space": 1,
+        "eval_interval": 60.0,
+    }
+
+    def __init__(self, cfg: Mapping[str, Any]) -> None:
+        self._cfg = cfg
+        own = {**self.default_config(), **cfg["policy"]["other"]["commander"]}
+        self._collector_space = LimitedSpaceContainer(0, int(own["collector_task_space"]))
+        self._learner_space = LimitedSpaceContainer(0, int(own["learner_task_space"]))
+        self._eval_interval_s = float(own["eval_interval"])
+
+    @abstractmethod
+    def get_collector_task(self) -> Task | None:
+        """Return the next collector task, or None while there is none to do."""
+
+    @abstractmethod
+    def get_learner_task(self) -> Task | None:
+        """Return the next learner task, or None while there is none to do."""
+
+    def judge_collector_finish(self, task_id: str, info: Mapping[str, Any]) -> bool:
+        """Return whether a collector that reports ``info`` has done its task."""
+        return bool(info.get("collector_done", False))
+
+    def judge_learner_finish(self, task_id: str, info: Mapping[str, Any]) -> bool:
+        """Return whether a learner that reports ``info`` has done its task."""
+        return bool(info.get("learner_done", False))
+
+    @abstractmethod
+    def finish_collector_task(self, task_id: str, finished_task: Mapping[str, Any]) -> bool | None:
+        """Take a collector's finish info; return True when the whole run has reached its goal."""
+
+    @abstractmethod
+    def finish_learner_task(self, task_id: str, finished_task: Mapping[str, Any]) -> str:
+        """Take a learner's finish info; return the id of the buffer to close."""
+
+    @abstractmethod
+    def notify_fail_collector_task(self, task: Mapping[str, Any]) -> None:
+        """Learn that a collector task ended without a result."""
+
+    @abstractmethod
+    def notify_fail_learner_task(self, task: Mapping[str, Any]) -> None:
+        """Learn that a learner task ended without a result."""
+
+    def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
+        """Take the info of a learner's iteration."""
+
+    def update_collector_info(self, task_id: str, info: Mapping[str, Any]) -> None:
+        """Take the progress of a running collector (``cur_step`` and the like)."""
+
+    def increase_collector_task_space(self) -> None:
+        """Allow one more collector task at a time."""
+        self._collector_space.increase_space()
+
+    def decrease_collector_task_space(self) -> None:
+        """Allow one collector task less at a time; running ones end as usual."""
+        self._collector_space.decrease_space()

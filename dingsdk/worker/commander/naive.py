@@ -1,0 +1,76 @@
+"""A commander for tests of everything around it: tasks without end or judgement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from dingsdk.worker.commander.base import BaseParallelCommander, Task
+from dingsdk.worker.commander.tasks import collector_task, learner_task
+
+POLICY_ID = "test"
+BUFFER_ID = "test"
+
+
+class NaiveCommander(BaseParallelCommander):
+    """Issues collector and learner tasks as long as places are free; never evaluates.
+
+    Differs from the reference in the policy id, ``test`` instead of ``test.pth``: ids are
+    no file names here.
+    """
+
+    config: ClassVar[dict[str, Any]] = {"type": "naive", "collect_setting": {"eps": 0.9}}
+
+    def __init__(self, cfg: Mapping[str, Any]) -> None:
+        super().__init__(cfg)
+        own = {**self.default_config(), **cfg["policy"]["other"]["commander"]}
+        self._collect_setting = dict(own["collect_setting"])
+        self._issued = {"collector": 0, "learner": 0}
+        self.finished_collector_tasks = 0
+        self.learner_info: dict[str, Mapping[str, Any]] = {}
+        """Newest info of each learner task."""
+
+    def get_collector_task(self) -> Task | None:
+        if not self._collector_space.acquire_space():
+            return None
+        number = self._count("collector")
+        return collector_task(
+            self._cfg,
+            f"collector_task_id{number}",
+            BUFFER_ID,
+            POLICY_ID,
+            number=number,
+            collect_setting=self._collect_setting,
+        )
+
+    def get_learner_task(self) -> Task | None:
+        if not self._learner_space.acquire_space():
+            return None
+        number = self._count("learner")
+        return learner_task(
+            self._cfg, f"learner_task_id{number}", BUFFER_ID, POLICY_ID, number=number
+        )
+
+    def finish_collector_task(self, task_id: str, finished_task: Mapping[str, Any]) -> None:
+        self._collector_space.release_space()
+        self.finished_collector_tasks += 1
+
+    def finish_learner_task(self, task_id: str, finished_task: Mapping[str, Any]) -> str:
+        self._learner_space.release_space()
+        self.learner_info.pop(task_id, None)
+        return str(finished_task["buffer_id"])
+
+    def notify_fail_collector_task(self, task: Mapping[str, Any]) -> None:
+        self._collector_space.release_space()
+
+    def notify_fail_learner_task(self, task: Mapping[str, Any]) -> None:
+        self._learner_space.release_space()
+        self.learner_info.pop(task["task_id"], None)
+
+    def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
+        self.learner_info[task_id] = dict(info)
+
+    def _count(self, kind: str) -> int:
+        number = self._issued[kind]
+        self._issued[kind] += 1
+        return number

@@ -1,0 +1,47 @@
+"""The commander of serial mode: settings for the next collect call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dingsdk.policy.base import CommandMode
+from dingsdk.worker.configurable import Configurable
+
+
+class BaseSerialCommander(Configurable):
+    """Asks the policy for collect settings that fit the progress of the run.
+
+    Args:
+        cfg: The commander's config section.
+        learner: Gives ``learn_info``.
+        collector: Gives ``envstep``.
+        evaluator: Kept for subclasses.
+        replay_buffer: Kept for subclasses.
+        policy: Command mode; may be set later.
+    """
+
+    def __init__(
+        self,
+        cfg: Mapping[str, Any],
+        learner: Any,
+        collector: Any,
+        evaluator: Any,
+        replay_buffer: Any,
+        policy: CommandMode | None = None,
+    ) -> None:
+        self._cfg = cfg
+        self._learner = learner
+        self._collector = collector
+        self._evaluator = evaluator
+        self._replay_buffer = replay_buffer
+        self._info: dict[str, Any] = {}
+        self.policy = policy
+
+    def step(self) -> dict[str, Any]:
+        """Return the keyword arguments for the collect policy, e.g. ``{"eps": 0.1}``."""
+        if self.policy is None:
+            raise RuntimeError("set the commander's policy (a command mode) before step()")
+        self._info.update(self._learner.learn_info)
+        self._info["envstep"] = self._collector.envstep
+        return self.policy.get_setting_collect(self._info)

@@ -1,0 +1,206 @@
+"""The commander of single-agent training: one learner, collectors, evaluations in between."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from dingsdk.policy import create_policy
+from dingsdk.worker.commander.base import BaseParallelCommander, Task
+from dingsdk.worker.commander.tasks import collector_task, learner_task
+
+_log = logging.getLogger(__name__)
+
+
+class EvalRecord(NamedTuple):
+    """The result of one evaluation task.
+
+    Attributes:
+        train_iter: Version of the policy that was evaluated.
+        envstep: Env steps collected when the result came.
+        reward_mean: Mean return of the episodes.
+        time: Seconds since the commander was made.
+    """
+
+    train_iter: int
+    envstep: int
+    reward_mean: float
+    time: float
+
+
+@dataclass(slots=True)
+class _CollectorTask:
+    """A collector task that was issued and has not ended."""
+
+    buffer_id: str
+    is_evaluation: bool
+    env_steps: int = 0
+
+
+class SoloCommander(BaseParallelCommander):
+    """Trains one policy until an evaluation reaches ``env.stop_value``.
+
+    The first collector task is an evaluation; further ones follow every ``eval_interval``
+    seconds, as soon as a place is free, one at a time. A result counts towards the stop
+    value only if the learner has trained at least once. Reports about tasks that are not
+    out, such as a second finish of the same task, change nothing.
+
+    Args:
+        cfg: The compiled main config.
+        clock: Monotonic seconds.
+
+    Differs from the reference: env steps of running tasks count as well, and a failed
+    learner or evaluation task is issued anew.
+    """
+
+    config: ClassVar[dict[str, Any]] = {"type": "solo"}
+
+    def __init__(self, cfg: Mapping[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(cfg)
+        self._clock = clock
+        self._began = clock()
+        self._command = create_policy(cfg["policy"], enable_field=["command"]).command_mode
+        self._stop_value = float(cfg["env"]["stop_value"])
+        self._run_id = uuid.uuid4().hex[:12]
+        self._collector_count = 0
+        self._learner_count = 0
+        self._collector_tasks: dict[str, _CollectorTask] = {}
+        self._learner_tasks: set[str] = set()
+        self._current: Task | None = None  # the newest learner task, while it is out
+        self._learner_info: dict[str, Any] = {}
+        self._ended_env_steps = 0
+        self._last_eval: float | None = None
+        self._has_reached_goal = False
+        self.eval_history: list[EvalRecord] = []
+        self.best_eval: EvalRecord | None = None
+        """The evaluation with the highest mean return, the earliest of equals."""
+
+    @property
+    def envstep(self) -> int:
+        """Env steps collected for the current learner, those of running tasks included."""
+        return self._ended_env_steps + sum(
+            task.env_steps for task in self._collector_tasks.values() if self._is_current(task)
+        )
+
+    # Issuing ---------------------------------------------------------------------------------
+    def get_learner_task(self) -> Task | None:
+        if self._has_reached_goal or not self._learner_space.acquire_space():
+            return None
+        number, self._learner_count = self._learner_count, self._learner_count + 1
+        uid = f"{self._run_id}_{number}"
+        self._forget_learner()
+        self._current = learner_task(
+            self._cfg, f"learner_task_{uid}", f"buffer_{uid}", f"policy_{uid}", number=number
+        )
+        self._learner_tasks.add(self._current["task_id"])
+        return self._current
+
+    def get_collector_task(self) -> Task | None:
+        if self._has_reached_goal or self._current is None:
+            return None
+        if not self._collector_space.acquire_space():
+            return None
+        number, self._collector_count = self._collector_count, self._collector_count + 1
+        is_evaluation = self._is_eval_due()
+        setting: dict[str, Any] = {}
+        if is_evaluation:
+            self._last_eval = self._clock()
+        else:
+            progress = {**self._learner_info, "envstep": self.envstep}
+            setting = self._command.get_setting_collect(progress)
+        task = collector_task(
+            self._cfg,
+            f"{'evaluator' if is_evaluation else 'collector'}_task_{self._run_id}_{number}",
+            self._current["buffer_id"],
+            self._current["policy_id"],
+            number=number,
+            collect_setting=setting,
+            eval_flag=is_evaluation,
+        )
+        self._collector_tasks[task["task_id"]] = _CollectorTask(task["buffer_id"], is_evaluation)
+        return task
+
+    # Following -------------------------------------------------------------------------------
+    def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
+        if self._current is not None and self._current["task_id"] == task_id:
+            self._learner_info = {key: info[key] for key in info if key != "priority_info"}
+
+    def update_collector_info(self, task_id: str, info: Mapping[str, Any]) -> None:
+        task = self._collector_tasks.get(task_id)
+        if task is not None and not task.is_evaluation and "cur_step" in info:
+            task.env_steps = max(task.env_steps, int(info["cur_step"]))
+
+    def finish_collector_task(self, task_id: str, finished_task: Mapping[str, Any]) -> bool:
+        self.update_collector_info(task_id, {"cur_step": finished_task.get("step_count", 0)})
+        task = self._end_collector_task(task_id)
+        if task is not None and task.is_evaluation:
+            self._record(finished_task)
+        return self._has_reached_goal
+
+    def notify_fail_collector_task(self, task: Mapping[str, Any]) -> None:
+        ended = self._end_collector_task(task["task_id"])
+        if ended is not None and ended.is_evaluation:
+            self._last_eval = None
+
+    def finish_learner_task(self, task_id: str, finished_task: Mapping[str, Any]) -> str:
+        self._end_learner_task(task_id)
+        return str(finished_task["buffer_id"])
+
+    def notify_fail_learner_task(self, task: Mapping[str, Any]) -> None:
+        self._end_learner_task(task["task_id"])
+
+    # ----------------------------------------------------------------------------------------
+    def _is_current(self, task: _CollectorTask) -> bool:
+        return self._current is not None and self._current["buffer_id"] == task.buffer_id
+
+    def _is_eval_due(self) -> bool:
+        if any(task.is_evaluation for task in self._collector_tasks.values()):
+            return False
+        return self._last_eval is None or (self._clock() - self._last_eval > self._eval_interval_s)
+
+    def _record(self, result: Mapping[str, Any]) -> None:
+        record = EvalRecord(
+            train_iter=int(result["train_iter"]),
+            envstep=self.envstep,
+            reward_mean=float(result["reward_mean"]),
+            time=self._clock() - self._began,
+        )
+        self.eval_history.append(record)
+        if self.best_eval is None or record.reward_mean > self.best_eval.reward_mean:
+            self.best_eval = record
+        _log.info(
+            "evaluation at iteration %d, env step %d: mean return %.2f (goal %.2f)",
+            record.train_iter,
+            record.envstep,
+            record.reward_mean,
+            self._stop_value,
+        )
+        if record.reward_mean >= self._stop_value and record.train_iter > 0:
+            self._has_reached_goal = True
+
+    def _end_collector_task(self, task_id: str) -> _CollectorTask | None:
+        task = self._collector_tasks.pop(task_id, None)
+        if task is not None:
+            self._collector_space.release_space()
+            if self._is_current(task):
+                self._ended_env_steps += task.env_steps
+        return task
+
+    def _end_learner_task(self, task_id: str) -> None:
+        if task_id not in self._learner_tasks:
+            return
+        self._learner_tasks.remove(task_id)
+        self._learner_space.release_space()
+        if self._current is not None and self._current["task_id"] == task_id:
+            self._forget_learner()
+
+    def _forget_learner(self) -> None:
+        """Start the schedules over: the next learner begins with new weights."""
+        self._current = None
+        self._learner_info = {}
+        self._ended_env_steps = 0
+        self._last_eval = None

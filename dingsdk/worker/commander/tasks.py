@@ -1,0 +1,79 @@
+"""The task messages that commanders issue, made from the compiled config."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from dingsdk.config import to_plain
+from dingsdk.data.seeding import derive_seed
+
+
+def collector_task(
+    cfg: Mapping[str, Any],
+    task_id: str,
+    buffer_id: str,
+    policy_id: str,
+    *,
+    number: int,
+    collect_setting: Mapping[str, Any],
+    eval_flag: bool = False,
+) -> dict[str, Any]:
+    """Return a collector task in plain data of its own.
+
+    Args:
+        cfg: The compiled main config.
+        task_id: Of this task.
+        buffer_id: Where its payloads belong.
+        policy_id: Whose versions it acts with.
+        number: Running number of collector tasks, which the envs' seeds depend on.
+        collect_setting: Keyword arguments of the collect policy.
+        eval_flag: Evaluate instead of collecting.
+    """
+    collector_cfg = to_plain(cfg["policy"]["collect"]["parallel_collector"])
+    env, manager = _env(cfg, eval_flag)
+    collector_cfg.update(
+        collect_setting=to_plain(collect_setting),
+        eval_flag=eval_flag,
+        policy=to_plain(cfg["policy"]),
+        policy_update_path=policy_id,
+        env=env,
+        env_manager=manager,
+        exp_name=str(cfg["exp_name"]),
+        seed=derive_seed(int(cfg["seed"]), "collector", number),
+    )
+    return {"task_id": task_id, "buffer_id": buffer_id, "collector_cfg": collector_cfg}
+
+
+def learner_task(
+    cfg: Mapping[str, Any], task_id: str, buffer_id: str, policy_id: str, *, number: int
+) -> dict[str, Any]:
+    """Return a learner task in plain data of its own; arguments as ``collector_task``."""
+    learner_cfg = to_plain(cfg["policy"]["learn"]["learner"])
+    learner_cfg["exp_name"] = str(cfg["exp_name"])
+    return {
+        "task_id": task_id,
+        "policy_id": policy_id,
+        "buffer_id": buffer_id,
+        "learner_cfg": learner_cfg,
+        "replay_buffer_cfg": to_plain(cfg["policy"]["other"]["replay_buffer"]),
+        "policy": to_plain(cfg["policy"]),
+        "seed": derive_seed(int(cfg["seed"]), "learner", number),
+    }
+
+
+def _env(cfg: Mapping[str, Any], eval_flag: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The env section and the manager section for collecting or evaluating."""
+    env, manager = to_plain(cfg["env"]), to_plain(cfg["env_manager"])
+    if eval_flag:
+        env["env_num"] = env["evaluator_env_num"]
+        episodes = env.get("evaluator_episode_num")
+        if episodes is None:
+            episodes = math.ceil(env["n_evaluator_episode"] / env["env_num"])
+        env["episode_num"] = episodes
+    else:
+        env["env_num"] = env["collector_env_num"]
+        env["episode_num"] = env["collector_episode_num"]
+    manager["episode_num"] = env["episode_num"]
+    return env, manager
