@@ -1,0 +1,44 @@
+# Two commands matter: `make train` and `make test`. Each sets itself up first.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+STAMP := .venv/installed
+ARGS ?=
+
+.PHONY: help train test lint bench docs clean
+
+help:
+	@echo "make train   train DQN on CartPole-v1 in parallel mode (options: ARGS=\"--seed 1\")"
+	@echo "make test    lint, type check and run the test suite"
+	@echo "make bench   run the benchmarks"
+	@echo "make docs    write the generated reference pages again"
+	@echo "make clean   remove the virtual environment and all caches; runs/ stays"
+
+# One resolve for everything, so that no two packages can pull in different versions.
+$(STAMP): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUGINS))
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e '.[dev]' $(foreach plugin,$(PLUGINS),-e ./$(plugin))
+	@touch $@
+
+train: $(STAMP)
+	$(BIN)/dingsdk train cartpole-dqn --mode parallel --transport in_memory $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: $(STAMP)
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+docs: $(STAMP)
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
