@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dingsdk.data import SampleBatch, collate
     from dingsdk.errors import DingError
+    from dingsdk.pipeline.evaluate import evaluate
+    from dingsdk.pipeline.train import train
     from dingsdk.plugins import default_manager, hookimpl, hookspec
 
     __version__: str
@@ -22,8 +24,10 @@ __all__ = [
     "__version__",
     "collate",
     "default_manager",
+    "evaluate",
     "hookimpl",
     "hookspec",
+    "train",
 ]
 
 _HOMES = {
@@ -31,8 +35,10 @@ _HOMES = {
     "SampleBatch": "dingsdk.data",
     "collate": "dingsdk.data",
     "default_manager": "dingsdk.plugins",
+    "evaluate": "dingsdk.pipeline.evaluate",
     "hookimpl": "dingsdk.plugins",
     "hookspec": "dingsdk.plugins",
+    "train": "dingsdk.pipeline.train",
 }
 
 

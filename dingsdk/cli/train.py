@@ -105,7 +105,10 @@ def summary(result: RunResult) -> str:
 
 
 def _outcome(result: RunResult) -> str:
-    spent = f"{result.env_steps:,} env steps, {result.train_iter:,} iterations, {result.elapsed_s:.1f} s"
+    spent = (
+        f"{result.env_steps:,} env steps, {result.train_iter:,} iterations, "
+        f"{result.elapsed_s:.1f} s"
+    )
     last = (
         "no evaluation" if result.last_return is None else f"mean return {result.last_return:.1f}"
     )

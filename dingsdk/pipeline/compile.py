@@ -186,7 +186,8 @@ def _component_defaults(
     user: Mapping[str, Any], defaults: Mapping[str, Any], part: Component, own: type | None
 ) -> tuple[dict[str, Any], set[str]]:
     section, preset = section_of(user, part.path), section_of(defaults, part.path)
-    type_key = type_of(section, preset.get("type") or part.default_type, part.path)
+    default_type = part.default_type or defaults["system"]["transport"]["type"]
+    type_key = type_of(section, preset.get("type") or default_type, part.path)
     cls = own or default_manager().get(
         part.kind, type_key, section.get("import_names") or (), part.path
     )

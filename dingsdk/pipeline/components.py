@@ -17,13 +17,14 @@ class Component:
     Attributes:
         path: Dotted path of the section.
         kind: The registry.
-        default_type: The type where neither the config nor the policy names one.
+        default_type: The type where neither the config nor the policy names one; None for
+            that of the transport.
         parallel_only: Whether serial mode does without it.
     """
 
     path: str
     kind: str
-    default_type: str
+    default_type: str | None
     parallel_only: bool = False
 
 
@@ -36,6 +37,8 @@ COMPONENTS = (
     Component("policy.other.replay_buffer", "buffers", "naive"),
     Component("policy.other.commander", "commanders", "solo"),
     Component("system.transport", "transports", "in_memory", parallel_only=True),
+    Component("system.collector", "comm_collectors", None, parallel_only=True),
+    Component("system.learner", "comm_learners", None, parallel_only=True),
 )
 
 NESTED = {

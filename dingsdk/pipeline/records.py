@@ -52,6 +52,8 @@ class SystemSection(msgspec.Struct, frozen=True, kw_only=True):
         transport: The transport plugin by ``type``, with its options (parallel mode).
         collector_num: Collector workers (parallel mode).
         learner_num: Learner workers (parallel mode).
+        collector: Options of the comm collectors; their type is the transport's unless named.
+        learner: Options of the comm learners, likewise.
         coordinator: Options of the coordinator (parallel mode).
         torch_threads: Threads that torch may use in each process. Small networks are fastest
             with one.
@@ -61,6 +63,8 @@ class SystemSection(msgspec.Struct, frozen=True, kw_only=True):
     transport: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "in_memory"})
     collector_num: Count = 2
     learner_num: Count = 1
+    collector: dict[str, Any] = {}
+    learner: dict[str, Any] = {}
     coordinator: dict[str, Any] = {}
     torch_threads: Count = 1
     max_env_steps: Count | None = None

@@ -9,6 +9,7 @@ from typing import Any
 
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs import create_env_manager, make_env_fns
+from dingsdk.errors import DingError
 from dingsdk.pipeline.context import Reason, RunContext, RunResult
 from dingsdk.pipeline.status import RunStatus
 from dingsdk.pipeline.threads import torch_threads
@@ -20,6 +21,7 @@ from dingsdk.worker import (
     create_serial_collector,
     create_serial_evaluator,
 )
+from dingsdk.worker.learner.checkpoint import EXCEPTION
 from dingsdk.worker.run_logger import build_logger
 
 _log = logging.getLogger(__name__)
@@ -52,9 +54,10 @@ def serial_pipeline(context: RunContext) -> RunResult:
         context.recorder.mark_first_step()
         try:
             reason = _run(context, workers)
-        finally:
-            # Also when a part failed: what was trained so far stays available.
-            workers.learner.call_hook("after_run")
+        except Exception:
+            _save_after_failure(workers.learner)
+            raise
+        workers.learner.call_hook("after_run")
         status = _status(context, workers)
         context.set_status_source(lambda: status)
         return context.finish(
@@ -98,6 +101,14 @@ def _evaluate_last(context: RunContext, workers: _Workers) -> bool:
     if evaluations and evaluations[-1].train_iter == workers.learner.train_iter:
         return False
     return _evaluate(context, workers)
+
+
+def _save_after_failure(learner: Any) -> None:
+    """Keep the weights for whoever looks into the failure; ``latest`` stays as it was."""
+    try:
+        learner.save_checkpoint(EXCEPTION)
+    except DingError:
+        _log.exception("could not save a checkpoint after the failure")
 
 
 def _status(context: RunContext, workers: _Workers) -> RunStatus:

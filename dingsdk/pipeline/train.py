@@ -60,7 +60,7 @@ def train(
     cfg = compile_run(config, mode, transport, sets, seed)
     context = RunContext(cfg=cfg, run_dir=make_run_folder(Path(output), cfg.exp_name))
     save_config(cfg, context.run_dir / CONFIG_NAME)
-    default_manager().load_observers()
+    default_manager().configure(cfg)
     observe().run_started(config=cfg, run_dir=context.run_dir)
     shown = NoProgress() if progress is None else progress(context)
     context.recorder = RunRecorder(on_evaluation=shown.on_evaluation)
@@ -121,6 +121,7 @@ def _finish(context: RunContext, result: RunResult, error: str | None) -> None:
     title = f"{cfg.policy.type} on {cfg.env.env_id}, {result.mode}, seed {cfg.seed}"
     write_curve(run_dir / CURVE_NAME, result.evaluations, cfg.env.stop_value, title)
     observe().run_finished(run_dir=run_dir, result=record)
+    default_manager().unconfigure()
 
 
 def _to_stderr(line: str) -> None:
