@@ -1,0 +1,174 @@
+"""The parallel pipeline: coordinator, collectors and learner of one process, over a transport."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from dingsdk.config import deep_merge_dicts, to_easydict
+from dingsdk.errors import DingError, TaskFailedError, TaskTimeoutError
+from dingsdk.pipeline.context import Reason, RunContext, RunResult
+from dingsdk.pipeline.status import RunStatus
+from dingsdk.pipeline.threads import torch_threads
+from dingsdk.plugins import default_manager
+from dingsdk.worker import Coordinator, create_comm_collector, create_comm_learner
+from dingsdk.worker.learner.checkpoint import save_checkpoint
+
+_log = logging.getLogger(__name__)
+
+POLL_S = 0.1
+STALL_LIMIT_S = 60.0
+"""How long one job may keep all others of a cooperative transport waiting."""
+
+
+def parallel_pipeline(context: RunContext) -> RunResult:
+    """Train until the stop value, a limit or ``context.stop``.
+
+    Raises:
+        TaskFailedError: the code of a worker raised; its traceback is a note of the error.
+        DingError: a part failed; its own error passes through.
+    """
+    cfg = worker_config(context)
+    with ExitStack() as stack:
+        stack.enter_context(torch_threads(cfg.system.torch_threads))
+        transport = default_manager().create(
+            "transports", cfg.system.transport, context.run_dir, config_path="system.transport"
+        )
+        stack.callback(transport.close)
+        coordinator = Coordinator(
+            cfg, transport, on_evaluated=_Evaluations(context, lambda: coordinator)
+        )
+        context.set_status_source(lambda: _status(context, coordinator))
+        context.recorder.mark_first_step()
+        stack.callback(_close_coordinator, coordinator)
+        address = coordinator.start()
+        for worker in _workers(cfg, transport):
+            stack.callback(worker.close)
+            worker.start(address)
+        reason = _watch(context, coordinator, transport)
+        # Before the stack unwinds: the learner saves its checkpoint when its task is closed.
+        _close_coordinator(coordinator)
+        status = _status(context, coordinator)
+        context.set_status_source(lambda: status)
+        if coordinator.failure is not None:
+            raise _with_trace(coordinator.failure)
+        return context.finish(reason, "parallel", status.env_steps, status.train_iter)
+
+
+def worker_config(context: RunContext) -> Any:
+    """Return the config as workers get it: the run folder, and the pace of serial mode.
+
+    Serial mode trains ``update_per_collect`` batches for every ``n_sample`` samples. The same
+    ratio, as the buffer's limiter, keeps parallel collectors from running away from the
+    learner, and the learner from training on the same few samples. A limiter that the config
+    names is left alone.
+    """
+    cfg = context.cfg
+    learn, collect = cfg.policy.learn, cfg.policy.collect
+    changes: dict[str, Any] = {"exp_name": str(context.run_dir)}
+    limiter = dict(cfg.policy.other.replay_buffer.get("limiter") or {})
+    if limiter.get("type", "min_size") == "min_size" and collect.get("n_sample"):
+        per_insert = learn.update_per_collect * learn.batch_size / collect.n_sample
+        # A report brings n_sample rows and more; the slack covers several of each collector.
+        slack_rows = max(1024, 4 * cfg.system.collector_num * collect.n_sample)
+        limiter = {
+            "type": "samples_per_insert",
+            "samples_per_insert": per_insert,
+            "min_size": max(int(limiter.get("min_size") or 1), learn.batch_size),
+            "error_buffer": per_insert * slack_rows,
+        }
+        changes["policy"] = {"other": {"replay_buffer": {"limiter": limiter}}}
+    return to_easydict(deep_merge_dicts(cfg, changes))
+
+
+def _workers(cfg: Any, transport: Any) -> list[Any]:
+    """Build the comm workers; their type is the transport's unless the config names another."""
+    kind = {"type": cfg.system.transport.type}
+    collector_cfg = {**kind, **cfg.system.get("collector", {})}
+    learner_cfg = {**kind, **cfg.system.get("learner", {})}
+    return [
+        create_comm_learner(learner_cfg, transport=transport, worker_id=f"learner-{index}")
+        for index in range(cfg.system.learner_num)
+    ] + [
+        create_comm_collector(collector_cfg, transport=transport, worker_id=f"collector-{index}")
+        for index in range(cfg.system.collector_num)
+    ]
+
+
+def _watch(context: RunContext, coordinator: Coordinator, transport: Any) -> Reason:
+    """Wait for the end of the run, whatever brings it about."""
+    stop_value = context.cfg.env.stop_value
+    while not coordinator.wait(POLL_S):
+        if context.stop.is_set():
+            return "interrupted"
+        status = coordinator.status()
+        if context.is_limit_reached(status.env_steps, status.train_iter):
+            return "limit"
+        stalled = transport.scheduler.stalled_job(STALL_LIMIT_S)
+        if stalled is not None:
+            raise TaskTimeoutError(
+                f"one job has kept all others waiting for over {STALL_LIMIT_S:.0f} s; find out "
+                f"why it hangs, or use a transport that runs workers as processes: {stalled}",
+                task=stalled,
+                timeout_s=STALL_LIMIT_S,
+            )
+    if coordinator.failure is not None:
+        return "error"
+    best = context.recorder.best_return
+    return "stop_value" if best is not None and best >= stop_value else "limit"
+
+
+class _Evaluations:
+    """Records each evaluation, and keeps the weights of the best one."""
+
+    def __init__(self, context: RunContext, coordinator: Any) -> None:
+        self._context = context
+        self._coordinator = coordinator
+
+    def __call__(self, info: Mapping[str, Any], model: Mapping[str, Any] | None) -> None:
+        recorder = self._context.recorder
+        best_before = recorder.best_return
+        returns = [float(each) for each in info["reward_raw"]]
+        if not returns:
+            return  # stopped before an episode ended
+        env_steps = self._coordinator().status().env_steps
+        evaluation = recorder.add_evaluation(returns, env_steps, int(info["train_iter"]))
+        if model is not None and (best_before is None or evaluation.mean > best_before):
+            save_checkpoint(
+                self._context.run_dir / "ckpt",
+                "ckpt_best",
+                {"model": dict(model)},
+                iteration=evaluation.train_iter,
+                envstep=env_steps,
+                is_latest=False,
+            )
+
+
+def _close_coordinator(coordinator: Coordinator) -> None:
+    stuck = coordinator.close()
+    if stuck:
+        _log.warning("did not end in time: %s", ", ".join(stuck))
+
+
+def _with_trace(failure: DingError) -> DingError:
+    """Attach the worker's own traceback, so that whoever prints the error shows it."""
+    if isinstance(failure, TaskFailedError) and failure.facts.get("traceback"):
+        failure.add_note(f"raised by the worker:\n{failure.facts['traceback']}")
+    return failure
+
+
+def _status(context: RunContext, coordinator: Coordinator) -> RunStatus:
+    now, recorder = coordinator.status(), context.recorder
+    return RunStatus(
+        env_steps=now.env_steps,
+        train_iter=now.train_iter,
+        last_return=recorder.last_return,
+        best_return=recorder.best_return,
+        buffer_fill=now.buffer_count,
+        buffer_capacity=context.cfg.policy.other.replay_buffer.replay_buffer_size,
+        workers=now.collectors + now.learners,
+        policy_version=now.train_iter,
+        elapsed_s=recorder.elapsed_s,
+    )

@@ -1,0 +1,206 @@
+"""The comm collector: what stands between a coordinator and a parallel collector."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import ProtocolError, TaskFail
+from dingsdk.worker.comm.transport import Transport
+from dingsdk.worker.comm.worker_role import ANSWER_WITHIN_S, CLOSE_TIMEOUT_S, WorkerRole
+from dingsdk.worker.configurable import Configurable
+from dingsdk.worker.factory import create_parallel_collector
+
+_SAMPLE_KEYS = {"data_id", "policy_iter"}
+_PROGRESS_KEYS = {"collector_done", "cur_episode", "cur_sample", "cur_step"}
+
+
+class BaseCommCollector(Configurable, ABC):
+    """Builds the parallel collector of a task and gives it its three ways out.
+
+    Subclass it to connect collectors by other means; subclass ``TransportCollector`` to do
+    so by a transport plugin.
+    """
+
+    config: ClassVar[dict[str, Any]] = {"type": "", "import_names": []}
+
+    def __init__(self, cfg: Mapping[str, Any]) -> None:
+        self._cfg = cfg
+        self._is_closed = True
+
+    @abstractmethod
+    def get_policy_update_info(self, path: str) -> dict[str, Any] | None:
+        """Return ``{'model': tensors, 'iter': version}`` if newer than the last, else None."""
+
+    @abstractmethod
+    def send_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Report a payload or the progress; waits while too much is unreported."""
+
+    @abstractmethod
+    def send_stepdata(self, path: str, stepdata: SampleBatch) -> None:
+        """Store a payload under an id; the caller hands it over."""
+
+    @property
+    @abstractmethod
+    def collector_uid(self) -> str: ...
+
+    def start(self, *args: Any, **kwargs: Any) -> None:
+        self._is_closed = False
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    def _create_collector(self, task_info: Mapping[str, Any]) -> Any:
+        """Build the task's parallel collector and attach the three ways out."""
+        collector = create_parallel_collector(task_info["collector_cfg"])
+        collector.send_metadata = self.send_metadata
+        collector.send_stepdata = self.send_stepdata
+        collector.get_policy_update_info = self.get_policy_update_info
+        return collector
+
+
+class TransportCollector(BaseCommCollector):
+    """A comm collector over a transport plugin.
+
+    Args:
+        cfg: ``queue_size`` bounds the reports that wait (back-pressure beyond it).
+        transport: The run's transport.
+        worker_id: Unique in the run.
+    """
+
+    config: ClassVar[dict[str, Any]] = {"queue_size": 8, "progress_timeout_s": 60.0}
+
+    def __init__(self, cfg: Mapping[str, Any], transport: Transport, worker_id: str) -> None:
+        super().__init__(cfg)
+        self._queue_size = int(cfg.get("queue_size", self.config["queue_size"]))
+        self._role = WorkerRole(
+            transport,
+            worker_id,
+            "collector",
+            {
+                "resource": lambda task: self.deal_with_resource(),
+                "collector_start_task": lambda task: self.deal_with_collector_start(
+                    task["task_info"]
+                ),
+                "collector_data_task": lambda task: self.deal_with_collector_data(),
+                "collector_close_task": lambda task: self.deal_with_collector_close(),
+            },
+            progress_timeout_s=float(
+                cfg.get("progress_timeout_s", self.config["progress_timeout_s"])
+            ),
+        )
+        self._collector: Any = None
+        self._task_info: Mapping[str, Any] = {}
+        self._reports: deque[Mapping[str, Any]] = deque()
+        self._policy_version: int | None = None
+        self._policy_model: Mapping[str, Any] | None = None
+
+    # Life -------------------------------------------------------------------------------------
+    def start(self, address: str, timeout_s: float = 60.0) -> None:
+        """Join the master at ``address``."""
+        super().start()
+        self._role.start(address, timeout_s)
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        super().close()
+        self._stop_collector()
+        self._role.close()
+
+    @property
+    def collector_uid(self) -> str:
+        return self._role.info.worker_id
+
+    # Tasks ------------------------------------------------------------------------------------
+    def deal_with_resource(self) -> Mapping[str, Any]:
+        return self._role.info.resource
+
+    def deal_with_collector_start(self, task_info: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self._role.has_job:
+            raise TaskFail({"message": "busy"}, f"{self.collector_uid} has a collector running")
+        self._reports.clear()
+        self._task_info = task_info
+        self._policy_version = self._policy_model = None
+        self._collector = self._create_collector(task_info)
+        self._collector.yield_turn = self._role.yield_turn
+        self._role.start_job(self._collector.start, f"{self.collector_uid}-collector")
+        return {"message": "collector task has started"}
+
+    def deal_with_collector_data(self) -> Mapping[str, Any]:
+        """Return all reports that wait, waiting a while for the first.
+
+        Raises:
+            Exception: what the collector raised, after its reports were delivered.
+        """
+        with self._role.condition:
+            self._role.task_wait(lambda: len(self._reports) > 0, ANSWER_WITHIN_S)
+            reports = list(self._reports)
+            self._reports.clear()
+            self._role.condition.notify_all()
+        if not reports:
+            self._role.raise_job_error()
+        return {
+            "reports": reports,
+            "has_ended": not reports and self._role.job_ended,
+            "task_id": self._task_info.get("task_id"),
+            "buffer_id": self._task_info.get("buffer_id"),
+        }
+
+    def deal_with_collector_close(self) -> Mapping[str, Any]:
+        """Stop the collector; return its finish info.
+
+        An evaluated policy is published under the task's id, so that the master can keep the
+        very weights that earned the result.
+        """
+        collector, task_id = self._collector, self._task_info.get("task_id")
+        if collector is None:
+            raise TaskFail({"message": "no collector"}, f"{self.collector_uid} runs no collector")
+        self._stop_collector()
+        self._role.raise_job_error()
+        info: dict[str, Any] = dict(collector.get_finish_info())
+        info["task_id"] = task_id
+        if info.get("eval_flag") and self._policy_model is not None:
+            self._role.policy_store.publish(
+                str(task_id), self._policy_model, self._policy_version or 0
+            )
+            info["policy_id"] = task_id
+        self._policy_model = None
+        return info
+
+    # Ways out of the collector ------------------------------------------------------------------
+    def get_policy_update_info(self, path: str) -> dict[str, Any] | None:
+        newest = self._role.policy_store.newest(path, self._policy_version)
+        if newest is None:
+            return None
+        self._policy_version, model = newest
+        if self._task_info["collector_cfg"].get("eval_flag"):
+            self._policy_model = model
+        return {"model": model, "iter": self._policy_version}
+
+    def send_stepdata(self, path: str, stepdata: SampleBatch) -> None:
+        if not self._role.is_stopping:
+            self._role.data_store.put(path, stepdata)
+
+    def send_metadata(self, metadata: Mapping[str, Any]) -> None:
+        if not (_SAMPLE_KEYS <= metadata.keys() or _PROGRESS_KEYS <= metadata.keys()):
+            raise ProtocolError(
+                f"metadata needs the keys {sorted(_SAMPLE_KEYS)} or {sorted(_PROGRESS_KEYS)}, "
+                f"got {sorted(metadata)}",
+                where="metadata",
+            )
+        with self._role.condition:
+            if self._role.job_wait(lambda: len(self._reports) < self._queue_size):
+                self._reports.append(metadata)
+                self._role.condition.notify_all()
+
+    # -------------------------------------------------------------------------------------------
+    def _stop_collector(self) -> None:
+        if self._collector is not None:
+            self._collector.close()
+        self._collector = None
+        if not self._role.stop_job(CLOSE_TIMEOUT_S):
+            raise TaskFail({"message": "stuck"}, f"{self.collector_uid}: the collector hangs")

@@ -1,0 +1,256 @@
+"""The comm learner: what stands between a coordinator and a learner."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import TaskFail
+from dingsdk.policy import create_policy
+from dingsdk.worker.comm.learner_hooks import SendLearnInfoHook, SendPolicyHook
+from dingsdk.worker.comm.row_store import RowStore
+from dingsdk.worker.comm.transport import Transport
+from dingsdk.worker.comm.worker_role import ANSWER_WITHIN_S, CLOSE_TIMEOUT_S, WorkerRole
+from dingsdk.worker.configurable import Configurable
+from dingsdk.worker.factory import create_learner
+from dingsdk.worker.learner.hook import LearnerHook
+
+LEARN_TIMEOUT_S = 3600.0
+"""Bound on one learn task; its master has a shorter deadline, and the lease a shorter one still."""
+
+
+class BaseCommLearner(Configurable, ABC):
+    """Builds the learner of a task and gives it its way in and its two ways out."""
+
+    config: ClassVar[dict[str, Any]] = {
+        "type": "",
+        "import_names": [],
+        "send_policy_freq": 10,  # train iterations from one published policy to the next
+    }
+
+    def __init__(self, cfg: Mapping[str, Any]) -> None:
+        self._cfg = {**self.default_config(), **cfg}
+        self._is_closed = True
+
+    @abstractmethod
+    def send_policy(self, state: Mapping[str, Any]) -> None:
+        """Publish ``{'model': tensors, 'iter': version}``."""
+
+    @abstractmethod
+    def get_data(self, batch_size: int) -> SampleBatch | None:
+        """Return the next batch to train on, waiting for it; None: the task is over."""
+
+    @abstractmethod
+    def send_learn_info(self, info: Mapping[str, Any]) -> None:
+        """Report ``BaseLearner.learn_info`` of the iteration just done."""
+
+    @property
+    def hooks4call(self) -> list[LearnerHook]:
+        """The hooks that make a learner publish its policy and report."""
+        every = {"before_run": 1, "after_iter": int(self._cfg["send_policy_freq"]), "after_run": 1}
+        return [
+            *(
+                SendPolicyHook(
+                    "send_policy", position=position, ext_args={"send_policy_freq": freq}
+                )
+                for position, freq in every.items()
+            ),
+            SendLearnInfoHook("send_learn_info", 100, position="after_iter"),
+            SendLearnInfoHook("send_learn_info", 100, position="after_run"),
+        ]
+
+    def start(self, *args: Any, **kwargs: Any) -> None:
+        self._is_closed = False
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    def _create_learner(self, task_info: Mapping[str, Any]) -> Any:
+        """Build the task's learner with its policy, and attach the ways in and out."""
+        learner_cfg = task_info["learner_cfg"]
+        learner = create_learner(learner_cfg, exp_name=learner_cfg["exp_name"])
+        learner.get_data = self.get_data
+        learner.send_policy = self.send_policy
+        learner.send_learn_info = self.send_learn_info
+        learner.policy = create_policy(
+            task_info["policy"], enable_field=["learn"], seed=task_info.get("seed")
+        ).learn_mode
+        for hook in self.hooks4call:
+            learner.register_hook(hook)
+        learner.setup_dataloader()
+        return learner
+
+
+class TransportLearner(BaseCommLearner):
+    """A comm learner over a transport plugin.
+
+    The learner's demand for data names how many batches one answer may lease
+    (``batches_per_demand``), so that a message is paid once for several iterations.
+
+    Args:
+        cfg: Section ``system.learner``.
+        transport: The run's transport.
+        worker_id: Unique in the run.
+    """
+
+    config: ClassVar[dict[str, Any]] = {"batches_per_demand": 8, "progress_timeout_s": 120.0}
+
+    def __init__(self, cfg: Mapping[str, Any], transport: Transport, worker_id: str) -> None:
+        super().__init__(cfg)
+        self._role = WorkerRole(
+            transport,
+            worker_id,
+            "learner",
+            {
+                "resource": lambda task: self.deal_with_resource(),
+                "learner_start_task": lambda task: self.deal_with_learner_start(task["task_info"]),
+                "learner_get_data_task": lambda task: self.deal_with_get_data(),
+                "learner_learn_task": lambda task: self.deal_with_learner_learn(task["data"]),
+                "learner_close_task": lambda task: self.deal_with_learner_close(),
+            },
+            progress_timeout_s=float(self._cfg["progress_timeout_s"]),
+        )
+        self._learner: Any = None
+        self._task_info: Mapping[str, Any] = {}
+        self._rows: RowStore | None = None
+        self._leased: deque[dict[str, Any]] = deque()
+        self._demand: dict[str, Any] | None = None
+        self._info: dict[str, Any] | None = None
+        self._priorities: list[Mapping[str, Any]] = []
+
+    # Life -------------------------------------------------------------------------------------
+    def start(self, address: str, timeout_s: float = 60.0) -> None:
+        """Join the master at ``address``."""
+        super().start()
+        self._role.start(address, timeout_s)
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        super().close()
+        self._stop_learner()
+        self._role.close()
+
+    # Tasks ------------------------------------------------------------------------------------
+    def deal_with_resource(self) -> Mapping[str, Any]:
+        return self._role.info.resource
+
+    def deal_with_learner_start(self, task_info: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self._role.has_job:
+            raise TaskFail({"message": "busy"}, "this learner has a task already")
+        self._task_info = task_info
+        self._leased.clear()
+        self._priorities.clear()
+        self._demand = self._info = None
+        buffer_cfg = task_info["replay_buffer_cfg"]
+        # Twice the size: rows leased for training outlive their eviction from the buffer.
+        self._rows = RowStore(
+            2 * int(buffer_cfg["replay_buffer_size"]) + int(task_info.get("payload_rows", 0)),
+            buffer_cfg.get("storage", {}),
+            self._role.data_store.get,
+        )
+        self._learner = self._create_learner(task_info)
+        self._role.start_job(self._learner.start, f"{self._role.info.worker_id}-learner")
+        return {"message": "learner task has started"}
+
+    def deal_with_get_data(self) -> Mapping[str, Any]:
+        """Return the learner's demand, or ``{'pending': True}`` while it has none."""
+        with self._role.condition:
+            found = self._role.task_wait(lambda: self._demand is not None, ANSWER_WITHIN_S)
+            demand, self._demand = self._demand, None
+        if not found or demand is None:
+            self._role.raise_job_error()
+            return {"pending": True, "learner_done": self._role.job_ended, **self._ids()}
+        return {**demand, **self._ids()}
+
+    def deal_with_learner_learn(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Train on the leased batches; return the learn info once all are done."""
+        assert self._rows is not None  # no task, no data: the master asks for data first
+        self._rows.announce(data.get("payloads", {}))
+        dropped = data.get("dropped")
+        if dropped is not None and len(dropped):
+            self._rows.drop(np.asarray(dropped))
+        with self._role.condition:
+            self._info = None
+            self._leased.extend(data["batches"])
+            self._role.condition.notify_all()
+            self._role.task_wait(lambda: self._info is not None, LEARN_TIMEOUT_S)
+            info = self._info
+        self._role.raise_job_error()
+        if info is None:
+            info = self._learn_info()
+        return {"info": info, **self._ids()}
+
+    def deal_with_learner_close(self) -> Mapping[str, Any]:
+        """Stop the learner after its iteration; its after_run hooks run (checkpoint, policy)."""
+        self._stop_learner()
+        self._role.raise_job_error()
+        return self._ids()
+
+    # The learner's way in and ways out -----------------------------------------------------------
+    def get_data(self, batch_size: int) -> SampleBatch | None:
+        role = self._role
+        role.advance()
+        if not self._leased:
+            with role.condition:
+                self._info = self._learn_info()
+                self._demand = {
+                    "batch_size": batch_size,
+                    "batches": int(self._cfg["batches_per_demand"]),
+                    "cur_learner_iter": self._learner.train_iter,
+                }
+                role.condition.notify_all()
+                if not role.job_wait(lambda: bool(self._leased)):
+                    return None
+        role.scheduler.yield_turn()
+        if role.is_stopping:
+            return None
+        columns = dict(self._leased.popleft())
+        assert self._rows is not None  # made when the task started
+        payload, row = columns.pop("payload"), columns.pop("row")
+        batch = self._rows.gather(payload, row)
+        return batch.with_columns(**columns) if columns else batch
+
+    def send_policy(self, state: Mapping[str, Any]) -> None:
+        self._role.policy_store.publish(
+            str(self._task_info["policy_id"]), state["model"], int(state["iter"])
+        )
+
+    def send_learn_info(self, info: Mapping[str, Any]) -> None:
+        self._role.advance()
+        if info.get("priority_info"):
+            self._priorities.append(info["priority_info"])
+        if info["learner_done"]:
+            with self._role.condition:
+                self._info = self._learn_info()
+                self._role.condition.notify_all()
+
+    # -------------------------------------------------------------------------------------------
+    def _learn_info(self) -> dict[str, Any]:
+        """The learner's info, with the priorities of every batch since the last one."""
+        info = dict(self._learner.learn_info)
+        parts, self._priorities = self._priorities, []
+        info["priority_info"] = (
+            {key: np.concatenate([np.asarray(part[key]) for part in parts]) for key in parts[0]}
+            if parts
+            else {}
+        )
+        return info
+
+    def _ids(self) -> dict[str, Any]:
+        return {
+            "task_id": self._task_info.get("task_id"),
+            "buffer_id": self._task_info.get("buffer_id"),
+        }
+
+    def _stop_learner(self) -> None:
+        if self._learner is not None:
+            self._learner.close()
+        if not self._role.stop_job(CLOSE_TIMEOUT_S):
+            raise TaskFail({"message": "stuck"}, f"{self._role.info.worker_id}: the learner hangs")
+        self._learner = self._rows = None

@@ -1,0 +1,136 @@
+"""The master: knows the joined workers, gives them tasks, and tells when one is lost."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dingsdk.errors import DingError, WorkerLostError
+from dingsdk.plugins import observe
+from dingsdk.worker.comm.scheduler import Scheduler
+from dingsdk.worker.comm.task import Task
+from dingsdk.worker.comm.transport import MasterEnd, TaskAnswer, TaskMessage, WorkerInfo
+
+_log = logging.getLogger(__name__)
+
+
+class Master:
+    """Keeps the book of workers and open tasks over any transport's master end.
+
+    Args:
+        end: The transport's end.
+        scheduler: What the caller runs on.
+        on_join: Called with each worker that joins.
+        on_renew: Called with (worker_id) at every sign of life.
+        on_lost: Called with (worker_id, reason) once per lost worker, after its tasks failed.
+
+    Thread safety: every method may be called from any thread. Callbacks run on the thread
+    that noticed, with no lock held.
+    """
+
+    def __init__(
+        self,
+        end: MasterEnd,
+        scheduler: Scheduler,
+        *,
+        on_join: Callable[[WorkerInfo], None],
+        on_renew: Callable[[str], None],
+        on_lost: Callable[[str, str], None],
+    ) -> None:
+        self._end = end
+        self._condition = scheduler.condition()
+        self._on_join, self._on_renew, self._on_lost = on_join, on_renew, on_lost
+        self._workers: dict[str, WorkerInfo] = {}
+        self._open: dict[str, Task] = {}
+        self._numbers = itertools.count(1)
+        self.address = ""
+
+    def start(self) -> str:
+        """Accept workers; return the address that they dial."""
+        self.address = self._end.open(self)
+        return self.address
+
+    @property
+    def workers(self) -> dict[str, WorkerInfo]:
+        with self._condition:
+            return dict(self._workers)
+
+    def new_task(self, worker_id: str, data: Mapping[str, Any]) -> Task:
+        """Return an unsent task for a worker."""
+        return Task(f"t{next(self._numbers)}", worker_id, data, self._send, self._condition)
+
+    def ask(self, worker_id: str, data: Mapping[str, Any], timeout_s: float) -> Mapping[str, Any]:
+        """Send a task and wait for its result.
+
+        Raises:
+            TaskFailedError: the task's code raised; the worker's traceback is a fact of it.
+            WorkerLostError: the worker left or fell silent first.
+            TaskTimeoutError: no answer within ``timeout_s``.
+        """
+        return self.new_task(worker_id, data).start().value(timeout_s)
+
+    def lose(self, worker_id: str, reason: str) -> None:
+        """Give a worker up: fail its open tasks and refuse what it still sends."""
+        self._end.drop(worker_id, reason)
+        self._forget(worker_id, reason)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        for worker_id in self.workers:
+            self._forget(worker_id, "the master closed", announce=False)
+        self._end.close(timeout_s)
+
+    # Reports of the transport (MasterListener) -----------------------------------------------
+    def worker_joined(self, info: WorkerInfo) -> None:
+        with self._condition:
+            self._workers[info.worker_id] = info
+        self._on_join(info)
+
+    def worker_renewed(self, worker_id: str, progress: int) -> None:
+        self._on_renew(worker_id)
+
+    def worker_left(self, worker_id: str, reason: str) -> None:
+        self._forget(worker_id, reason)
+
+    def task_answered(self, worker_id: str, answer: TaskAnswer) -> None:
+        with self._condition:
+            task = self._open.get(answer.task_id)
+            if task is None or task.worker_id != worker_id:
+                _log.warning("worker %s answered task %r, not its own", worker_id, answer.task_id)
+                return
+            del self._open[answer.task_id]
+        self._on_renew(worker_id)
+        task.answered(answer)
+
+    # -----------------------------------------------------------------------------------------
+    def _send(self, task: Task) -> None:
+        with self._condition:
+            if task.worker_id not in self._workers:
+                raise _lost(task.worker_id, "it is not joined")
+            self._open[task.task_id] = task
+        try:
+            self._end.send(task.worker_id, TaskMessage(task.task_id, task.task))
+        except DingError:
+            with self._condition:
+                self._open.pop(task.task_id, None)
+            raise
+
+    def _forget(self, worker_id: str, reason: str, *, announce: bool = True) -> None:
+        with self._condition:
+            if self._workers.pop(worker_id, None) is None:
+                return
+            orphans = [task for task in self._open.values() if task.worker_id == worker_id]
+            for task in orphans:
+                del self._open[task.task_id]
+        for task in orphans:
+            task.fail(_lost(worker_id, reason))
+        if announce:
+            observe().connection_lost(worker_id=worker_id, reason=reason)
+            self._on_lost(worker_id, reason)
+
+
+def _lost(worker_id: str, reason: str) -> WorkerLostError:
+    return WorkerLostError(
+        f"worker {worker_id!r} is lost: {reason}", worker_id=worker_id, reason=reason
+    )

@@ -1,0 +1,111 @@
+"""The learner's store of live step data: rows of many payloads, gathered in one call."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import ConfigError, ProtocolError
+from dingsdk.plugins import default_manager
+
+
+class RowStore:
+    """Holds payloads as contiguous extents of one array storage.
+
+    Uniform replay touches most payloads in every batch; one storage with an offset per
+    payload turns that into a single gather. Extents are given out round a ring, which for
+    payloads that leave in the order they came never has to search.
+
+    Args:
+        capacity: Rows that fit; a buffer's size plus what is on its way.
+        storage_cfg: Config of the storage, as a replay buffer has it.
+        load: Data id -> payload, called on the first touch.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        storage_cfg: Mapping[str, Any],
+        load: Callable[[str], SampleBatch],
+    ) -> None:
+        self._capacity = capacity
+        cfg = dict(storage_cfg)
+        if cfg.get("type") in (None, "auto"):
+            cfg["type"] = "array"
+        self._storage = default_manager().create("storages", cfg, capacity)
+        self._load = load
+        self._names: dict[int, str] = {}
+        self._offsets = np.full(1024, -1, dtype=np.int64)
+        self._extents: list[tuple[int, int, int]] = []  # (start, end, number), by start
+        self._head = 0
+
+    def __len__(self) -> int:
+        """Number of payloads held."""
+        return len(self._extents)
+
+    def announce(self, payloads: Mapping[str, int]) -> None:
+        """Learn the data ids of payload numbers to come: ``{data_id: number}``."""
+        for name, number in payloads.items():
+            self._names[number] = name
+
+    def drop(self, numbers: NDArray[np.int64]) -> None:
+        """Free payloads; unknown numbers are ignored."""
+        gone = {int(number) for number in numbers}
+        self._extents = [extent for extent in self._extents if extent[2] not in gone]
+        for number in gone:
+            self._names.pop(number, None)
+            if number < len(self._offsets):
+                self._offsets[number] = -1
+
+    def gather(self, payloads: NDArray[np.int64], rows: NDArray[np.int64]) -> SampleBatch:
+        """Return the rows as one owned batch, loading payloads on first touch.
+
+        Args:
+            payloads: int64[n], payload numbers.
+            rows: int64[n], row within the payload.
+        """
+        self._reserve(int(payloads.max()))
+        offsets = self._offsets[payloads]
+        if offsets.min() < 0:
+            for number in np.unique(payloads[offsets < 0]):
+                self._add(int(number))
+            offsets = self._offsets[payloads]
+        return self._storage.take(offsets + rows)  # type: ignore[no-any-return]
+
+    def _reserve(self, number: int) -> None:
+        if number >= len(self._offsets):
+            grown = np.full(2 * (number + 1), -1, dtype=np.int64)
+            grown[: len(self._offsets)] = self._offsets
+            self._offsets = grown
+
+    def _add(self, number: int) -> None:
+        name = self._names.get(number)
+        if name is None:
+            raise ProtocolError(f"payload {number} was never announced", where="learn task")
+        batch = self._load(name)
+        start = self._allocate(len(batch))
+        self._storage.put(np.arange(start, start + len(batch)), batch)
+        bisect.insort(self._extents, (start, start + len(batch), number))
+        self._offsets[number] = start
+
+    def _allocate(self, size: int) -> int:
+        """Return the start of a free extent, looking from the ring's head on."""
+        start = self._head if self._head + size <= self._capacity else 0
+        for _ in range(len(self._extents) + 2):
+            index = bisect.bisect_left(self._extents, (start + size, 0, 0)) - 1
+            if index < 0 or self._extents[index][1] <= start:
+                self._head = start + size
+                return start
+            start = self._extents[index][1]
+            if start + size > self._capacity:
+                start = 0
+        raise ConfigError(
+            f"the learner holds {self._capacity} rows of step data and all are live; raise "
+            "policy.other.replay_buffer.replay_buffer_size or lower policy.collect.n_sample",
+            path="policy.other.replay_buffer.replay_buffer_size",
+        )

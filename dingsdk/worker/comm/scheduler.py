@@ -1,0 +1,161 @@
+"""How the roles of one process take turns: as threads, or as a transport decides.
+
+Roles (coordinator, collectors, learners) are written as plain blocking code. Whatever
+makes them wait goes through a ``Scheduler``, so that the same code runs on threads or as
+cooperative turns of one thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+
+class Condition(ABC):
+    """A lock with a wait on a predicate, as ``threading.Condition`` has it.
+
+    Hold it (``with condition:``) around ``wait_for`` and ``notify_all``. The lock is not
+    reentrant. Nothing else that may wait is called while it is held.
+    """
+
+    @abstractmethod
+    def __enter__(self) -> Any: ...
+
+    @abstractmethod
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    @abstractmethod
+    def wait_for(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
+        """Release the lock until ``predicate()`` holds or the time is over; return which."""
+
+    @abstractmethod
+    def notify_all(self) -> None:
+        """Make every waiter look at its predicate again."""
+
+
+class Job(ABC):
+    """Something that a scheduler runs; ``error`` holds what it raised, if it did."""
+
+    name: str
+    error: BaseException | None = None
+
+    @property
+    @abstractmethod
+    def done(self) -> bool: ...
+
+    @abstractmethod
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end of the job; return whether it ended in time."""
+
+
+class Scheduler(ABC):
+    """Runs jobs and gives them what they need to wait for each other."""
+
+    @abstractmethod
+    def spawn(self, function: Callable[[], None], name: str) -> Job:
+        """Run ``function`` beside the caller. What it raises is kept in ``Job.error``."""
+
+    @abstractmethod
+    def condition(self) -> Condition: ...
+
+    @abstractmethod
+    def yield_turn(self) -> None:
+        """Let other jobs run; called once per round of every long loop, no lock held."""
+
+    @abstractmethod
+    def stalled_job(self, limit_s: float) -> str | None:
+        """Name what has kept every other job waiting for over ``limit_s`` seconds, if anything."""
+
+    @abstractmethod
+    def close(self, timeout_s: float = 5.0) -> list[str]:
+        """Wait for all jobs; return the names of those that did not end in time."""
+
+
+class ThreadCondition(Condition):
+    def __init__(self) -> None:
+        self._condition = threading.Condition(threading.Lock())
+
+    def __enter__(self) -> Any:
+        return self._condition.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._condition.__exit__(kind, error, trace)
+
+    def wait_for(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
+        return self._condition.wait_for(predicate, timeout_s)
+
+    def notify_all(self) -> None:
+        self._condition.notify_all()
+
+
+class ThreadJob(Job):
+    def __init__(self, function: Callable[[], None], name: str) -> None:
+        self.name = name
+        self._function = function
+        # Daemon: a job that ignores its close flag must not keep the process alive.
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def _run(self) -> None:
+        try:
+            self._function()
+        except BaseException as error:
+            self.error = error
+            _log.debug("job %s raised", self.name, exc_info=True)
+
+    @property
+    def done(self) -> bool:
+        return self.thread.ident is not None and not self.thread.is_alive()
+
+    def join(self, timeout_s: float) -> bool:
+        if self.thread is threading.current_thread():
+            return False
+        self.thread.join(timeout_s)
+        return not self.thread.is_alive()
+
+
+class ThreadScheduler(Scheduler):
+    """One thread a job."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: list[ThreadJob] = []
+
+    def spawn(self, function: Callable[[], None], name: str) -> Job:
+        job = ThreadJob(function, name)
+        with self._lock:
+            self._jobs = [other for other in self._jobs if not other.done]
+            self._jobs.append(job)
+        job.thread.start()
+        return job
+
+    def condition(self) -> Condition:
+        return ThreadCondition()
+
+    def yield_turn(self) -> None:
+        pass
+
+    def stalled_job(self, limit_s: float) -> str | None:
+        return None  # a hung thread holds up nobody else; its lease tells
+
+    def close(self, timeout_s: float = 5.0) -> list[str]:
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            jobs = list(self._jobs)
+        return [job.name for job in jobs if not job.join(max(0.0, deadline - time.monotonic()))]

@@ -1,0 +1,203 @@
+"""The transport contract: the one seam through which all workers talk.
+
+A transport plugin provides the two ends of a connection (messages), a store for step
+data and a store for policies (payloads), and the scheduler its roles run on. Nothing
+else in the core knows which transport is in use.
+
+Words: the *master* end stands in the coordinator, a *slave* end in each worker. Workers
+dial out; the master never dials. A *message* is plain data that survives
+``dingsdk.data.wire``; a *payload* is a SampleBatch or a set of tensors.
+
+Numbered rules that every transport keeps (the conformance kit refers to them):
+
+1. A joined worker is announced once; its messages arrive in the order it sent them.
+2. A task is delivered to the worker it was sent to, at most once per incarnation.
+3. After ``drop(worker_id)`` nothing of that incarnation is delivered any more, and every
+   call of its slave end raises ``WorkerLostError`` until it joins again.
+4. ``put`` makes a payload readable before it returns; it is immutable from then on.
+5. ``newest`` never returns an older version than it returned before, and each version whole.
+6. Every call returns or raises before its deadline; ``close`` is idempotent and wakes
+   whoever waits with ``ClosedError``.
+7. Nothing received is executed: no pickles, no names to import, no addresses to dial.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+from dingsdk.data import SampleBatch
+from dingsdk.worker.comm.scheduler import Scheduler
+from dingsdk.worker.configurable import Configurable
+
+Role = Literal["collector", "learner"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """Who joins: an id unique in the run, its role, and what its host offers."""
+
+    worker_id: str
+    role: Role
+    resource: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskMessage:
+    """A task on its way to a worker."""
+
+    task_id: str
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAnswer:
+    """How a task ended. ``traceback`` is text, for people, when the task's code raised."""
+
+    task_id: str
+    completed: bool
+    result: Mapping[str, Any] = field(default_factory=dict)
+    message: str = ""
+    traceback: str = ""
+
+
+class MasterListener(Protocol):
+    """What a master end reports, from whichever thread it runs on. No method may block."""
+
+    def worker_joined(self, info: WorkerInfo) -> None: ...
+    def worker_renewed(self, worker_id: str, progress: int) -> None: ...
+    def worker_left(self, worker_id: str, reason: str) -> None: ...
+    def task_answered(self, worker_id: str, answer: TaskAnswer) -> None: ...
+
+
+class MasterEnd(ABC):
+    """The coordinator's end of all connections."""
+
+    @abstractmethod
+    def open(self, listener: MasterListener) -> str:
+        """Accept workers from now on; return the address that they dial."""
+
+    @abstractmethod
+    def send(self, worker_id: str, task: TaskMessage) -> None:
+        """Queue a task for a worker.
+
+        Raises:
+            WorkerLostError: no such worker is joined.
+            ProtocolError: the task is no plain data.
+        """
+
+    @abstractmethod
+    def drop(self, worker_id: str, reason: str) -> None:
+        """Forget a worker: its late messages are refused (rule 3). Unknown ids are ignored."""
+
+    @abstractmethod
+    def close(self, timeout_s: float = 5.0) -> None: ...
+
+
+class SlaveEnd(ABC):
+    """A worker's end of its connection. One thread serves tasks; any may renew or answer."""
+
+    @abstractmethod
+    def join(self, info: WorkerInfo, timeout_s: float) -> None:
+        """Announce the worker; wait for the master until the deadline.
+
+        Raises:
+            WorkerLostError: no master answered in time.
+        """
+
+    @abstractmethod
+    def next_task(self, timeout_s: float) -> TaskMessage | None:
+        """Wait for the next task; None when the time is over."""
+
+    @abstractmethod
+    def answer(self, answer: TaskAnswer) -> None: ...
+
+    @abstractmethod
+    def renew(self, progress: int) -> None:
+        """Renew the worker's lease, with a count that grows as its work goes on."""
+
+    @abstractmethod
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Leave the master, if joined."""
+
+
+class StepDataStore(ABC):
+    """Payloads by id: immutable, deleted once nobody needs them."""
+
+    @abstractmethod
+    def put(self, data_id: str, batch: SampleBatch) -> None:
+        """Store a payload; the caller hands it over and never writes to it again."""
+
+    @abstractmethod
+    def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
+        """Return the payload, read-only.
+
+        Raises:
+            DataMissingError: it is not there before the deadline.
+            DataCorruptError: what is there is not what was put.
+        """
+
+    @abstractmethod
+    def delete(self, data_ids: Iterable[str]) -> None:
+        """Delete payloads; ids that are not there are ignored."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+
+class PolicyStore(ABC):
+    """The newest version of each policy."""
+
+    @abstractmethod
+    def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
+        """Make a version the newest one; ``state`` may change afterwards without effect."""
+
+    @abstractmethod
+    def newest(
+        self, policy_id: str, newer_than: int | None = None
+    ) -> tuple[int, dict[str, Any]] | None:
+        """Return (version, state), or None when there is none newer than ``newer_than``."""
+
+    @abstractmethod
+    def discard(self, policy_id: str) -> None:
+        """Forget a policy; an unknown id is ignored."""
+
+
+class Transport(Configurable, ABC):
+    """What a plugin registers under kind ``transports``: the fabric of one run.
+
+    Args:
+        cfg: The config section ``system.transport``.
+        run_dir: Folder of the run, for transports that keep files.
+    """
+
+    config: ClassVar[dict[str, Any]] = {"type": "", "import_names": []}
+
+    def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
+        self.cfg = cfg
+        self.run_dir = run_dir
+
+    @property
+    @abstractmethod
+    def scheduler(self) -> Scheduler:
+        """What this process's roles run on."""
+
+    @abstractmethod
+    def master_end(self) -> MasterEnd: ...
+
+    @abstractmethod
+    def slave_end(self, address: str) -> SlaveEnd:
+        """Return an unjoined end that dials ``address`` (from the worker's own config)."""
+
+    @abstractmethod
+    def data_store(self) -> StepDataStore: ...
+
+    @abstractmethod
+    def policy_store(self) -> PolicyStore: ...
+
+    @abstractmethod
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Close every end and store that this object gave out."""

@@ -1,0 +1,197 @@
+"""What a comm collector and a comm learner share: a slave, one job, and a lease kept by progress."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dingsdk.errors import ClosedError, TaskFail
+from dingsdk.worker.comm.scheduler import Job
+from dingsdk.worker.comm.slave import JOIN_TIMEOUT_S, Slave
+from dingsdk.worker.comm.transport import Role, Transport, WorkerInfo
+
+CLOSE_TIMEOUT_S = 5.0
+ANSWER_WITHIN_S = 2.0
+"""How long a task that waits for something to report waits before it says "nothing yet"."""
+
+Tasks = Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any] | None]]
+
+
+class WorkerRole:
+    """Runs at most one job (a collector's or learner's loop) for the tasks of one master.
+
+    The lease is renewed while the job makes progress, while it waits in ``wait_for`` (it is
+    not its fault then) and while there is none. A job that hangs elsewhere stops the
+    renewal after ``progress_timeout_s``, and the master gives the worker up.
+
+    Args:
+        transport: What it is connected by.
+        worker_id: Unique in the run.
+        role: What it serves.
+        tasks: Task name -> function of the task's data.
+        progress_timeout_s: Longest step of the job that counts as alive.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        worker_id: str,
+        role: Role,
+        tasks: Tasks,
+        *,
+        progress_timeout_s: float = 60.0,
+        renew_every_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.info = WorkerInfo(worker_id, role, {"cpu": os.cpu_count() or 1, "gpu": _gpu_count()})
+        self.data_store = transport.data_store()
+        self.policy_store = transport.policy_store()
+        self.scheduler = transport.scheduler
+        self.condition = self.scheduler.condition()
+        self._transport = transport
+        self._tasks = tasks
+        self._progress_timeout_s = progress_timeout_s
+        self._renew_every_s = renew_every_s
+        self._clock = clock
+        self._slave: Slave | None = None
+        self._job: Job | None = None
+        self._progress = 0
+        self._waiting = 0
+        self._moved_at = clock()
+        self._renewed_at = -float("inf")
+        self._job_error: BaseException | None = None
+        self.is_stopping = False
+
+    # Serving --------------------------------------------------------------------------------
+    def start(self, address: str, timeout_s: float = JOIN_TIMEOUT_S) -> None:
+        """Join the master at ``address`` and serve its tasks."""
+        self._end = self._transport.slave_end(address)
+        self._slave = Slave(
+            self._end,
+            self.scheduler,
+            self.info,
+            callback_fn=self._tasks,
+            renew=self.renew,
+            on_lost=self.stop_job,
+        )
+        self._slave.start(timeout_s)
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
+        """Stop the job and the slave; return whether both ended in time. Idempotent."""
+        stopped = self.stop_job(timeout_s)
+        return (self._slave is None or self._slave.close(timeout_s)) and stopped
+
+    def renew(self) -> None:
+        """Renew the lease, if the work is alive and it is time to."""
+        now = self._clock()
+        if now - self._renewed_at < self._renew_every_s:
+            return
+        is_idle = self._job is None or self._job.done or self._waiting > 0
+        if is_idle or now - self._moved_at < self._progress_timeout_s:
+            self._renewed_at = now
+            self._end.renew(self._progress)
+
+    # The job -----------------------------------------------------------------------------------
+    @property
+    def has_job(self) -> bool:
+        return self._job is not None
+
+    @property
+    def job_ended(self) -> bool:
+        return self._job is not None and self._job.done
+
+    def start_job(self, function: Callable[[], None], name: str) -> None:
+        """Run ``function`` as this worker's job.
+
+        Raises:
+            TaskFail: another job is running (a worker runs one at a time).
+        """
+        if self._job is not None:
+            raise TaskFail({"message": "busy"}, f"{self.info.worker_id} runs {self._job.name}")
+        self.is_stopping = False
+        self._job_error = None
+        self.advance()
+        self._job = self.scheduler.spawn(self._noticed(function), name)
+
+    def stop_job(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
+        """Tell the job to stop and wait for it; return whether it ended in time."""
+        with self.condition:
+            self.is_stopping = True
+            self.condition.notify_all()
+        job = self._job
+        if job is None:
+            return True
+        if not job.join(timeout_s):
+            return False
+        self._job, self._job_error = None, job.error
+        return True
+
+    def raise_job_error(self) -> None:
+        """Raise what the last job raised, if it did, so that the current task fails with it."""
+        error = self._job_error if self._job is None else self._job.error
+        if error is not None:
+            raise error
+
+    def advance(self) -> None:
+        """Note that the job moved on; called once per round of its loop."""
+        self._progress += 1
+        self._moved_at = self._clock()
+
+    def yield_turn(self) -> None:
+        """Note progress and let others run."""
+        self.advance()
+        self.scheduler.yield_turn()
+
+    def job_wait(self, predicate: Callable[[], bool]) -> bool:
+        """Wait within the job, condition held, until ``predicate()``; False: stop now.
+
+        It has no deadline of its own: ``stop_job`` ends it, and the task that the job works
+        for has one.
+        """
+        self._waiting += 1
+        try:
+            while not self.condition.wait_for(
+                lambda: self.is_stopping or predicate(), ANSWER_WITHIN_S
+            ):
+                pass
+        finally:
+            self._waiting -= 1
+            self.advance()
+        return not self.is_stopping
+
+    def task_wait(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait within a task, condition held, for the job to bring ``predicate()`` about.
+
+        Keeps the lease renewed meanwhile. Returns False when the time is over; an ended job
+        ends the wait as well.
+        """
+        deadline = self._clock() + timeout_s
+        while True:
+            left = deadline - self._clock()
+            if self.condition.wait_for(
+                lambda: predicate() or self.job_ended or self.is_stopping,
+                max(0.0, min(left, self._renew_every_s)),
+            ):
+                return predicate()
+            if left <= 0:
+                return False
+            self.renew()
+
+    def _noticed(self, function: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                function()
+            except ClosedError:
+                if not self.is_stopping:
+                    raise
+
+        return run
+
+
+def _gpu_count() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

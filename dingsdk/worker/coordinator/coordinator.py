@@ -1,0 +1,428 @@
+"""The coordinator: gives the commander's tasks to workers and sees each to its end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from dingsdk.config import deep_merge_dicts
+from dingsdk.errors import DingError, TaskFailedError
+from dingsdk.worker.comm.master import Master
+from dingsdk.worker.comm.scheduler import Job
+from dingsdk.worker.comm.transport import Role, Transport, WorkerInfo
+from dingsdk.worker.configurable import Configurable
+from dingsdk.worker.coordinator.drive import drive_collector, drive_learner
+from dingsdk.worker.coordinator.experience import Experience
+from dingsdk.worker.coordinator.leases import LeaseTable
+from dingsdk.worker.coordinator.resources import WorkerPool
+from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
+from dingsdk.worker.factory import create_buffer, create_parallel_commander
+
+_log = logging.getLogger(__name__)
+
+TICK_S = 0.02
+"""How often the commander is asked for tasks while nothing happens."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorStatus:
+    """A snapshot of the run, for progress displays."""
+
+    env_steps: int
+    train_iter: int
+    buffer_count: int
+    collectors: int
+    learners: int
+    running_tasks: int
+
+
+class Coordinator(Configurable):
+    """Produces tasks, assigns them to idle workers, and drives each on a job of its own.
+
+    It knows workers and payloads only through the transport contract. All its state, the
+    commander and the buffers are guarded by one condition; messages are sent without it.
+
+    Args:
+        cfg: The compiled config; ``cfg.system.coordinator`` is its own section.
+        transport: The run's transport.
+        on_evaluated: Called with (finish info, policy state or None) after each evaluation
+            task, before the commander judges it.
+        clock: Monotonic seconds.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "collector_task_timeout": 30.0,  # seconds that a task may wait for a worker
+        "learner_task_timeout": 600.0,
+        "answer_timeout_s": 60.0,  # for a start, a demand or a close
+        "learn_timeout_s": 600.0,  # for the batches leased at once
+        "lease_s": 15.0,  # silence after which a worker is lost
+        "max_attempts": 3,  # workers that may be lost over one learner task
+        "max_learner_tasks": 1,  # the run ends when this many have trained to their end
+    }
+
+    def __init__(
+        self,
+        cfg: Mapping[str, Any],
+        transport: Transport,
+        *,
+        on_evaluated: Callable[[Mapping[str, Any], Mapping[str, Any] | None], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cfg = cfg
+        self.cfg = deep_merge_dicts(
+            self.default_config(), cfg["system"].get("coordinator") or {}
+        )
+        self.clock = clock
+        self.scheduler = transport.scheduler
+        self.condition = self.scheduler.condition()
+        self.data_store = transport.data_store()
+        self.policy_store = transport.policy_store()
+        self.master = Master(
+            transport.master_end(),
+            self.scheduler,
+            on_join=self._on_join,
+            on_renew=self._on_renew,
+            on_lost=self._on_lost,
+        )
+        self._on_evaluated = on_evaluated
+        self._commander = create_parallel_commander(cfg)
+        self._pool = WorkerPool()
+        self._leases = LeaseTable(float(self.cfg["lease_s"]), clock)
+        self._queues: dict[Role, deque[TaskState]] = {"learner": deque(), "collector": deque()}
+        self._running: dict[str, TaskState] = {}
+        self._experience: dict[str, Experience] = {}
+        self._jobs: list[Job] = []
+        self._ended_env_steps = 0
+        self._train_iter = 0
+        self._learner_tasks = 0
+        self._has_news = False
+        self._is_started = False
+        self._is_closed = False
+        self.system_shutdown_flag = False
+        """True once the run is over by its own rules: the stop value, or no more to train."""
+        self.failure: DingError | None = None
+        """What ended the run, if an error did."""
+
+    # Life -------------------------------------------------------------------------------------
+    def start(self) -> str:
+        """Accept workers and begin; return the address that workers dial."""
+        self._is_started = True
+        address = self.master.start()
+        self._spawn(self._dispatch, "coordinator")
+        return address
+
+    def close(self, timeout_s: float = 10.0) -> list[str]:
+        """End every task properly, then the connections; idempotent, a no-op before start.
+
+        Returns:
+            The names of what did not end in time.
+        """
+        if self._is_closed or not self._is_started:
+            return []
+        self._is_closed = True
+        self.notify()
+        deadline = self.clock() + timeout_s
+        stuck = [
+            job.name for job in self._jobs if not job.join(max(0.0, deadline - self.clock()))
+        ]
+        self.master.close()
+        with self.condition:
+            experiences = list(self._experience.values())
+            self._experience.clear()
+        for experience in experiences:
+            experience.close()
+        return stuck
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether tasks are to be brought to their end now."""
+        return self._is_closed or self.system_shutdown_flag or self.failure is not None
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end of the run by its own rules or by an error; return whether it came."""
+        with self.condition:
+            return self.condition.wait_for(lambda: self.is_ending, timeout_s)
+
+    def status(self) -> CoordinatorStatus:
+        with self.condition:
+            running = sum(state.env_steps for state in self._running.values())
+            return CoordinatorStatus(
+                env_steps=self._ended_env_steps + running,
+                train_iter=self._train_iter,
+                buffer_count=sum(each.buffer.count() for each in self._experience.values()),
+                collectors=self._pool.count("collector"),
+                learners=self._pool.count("learner"),
+                running_tasks=len(self._running),
+            )
+
+    def validate_state(self) -> None:
+        """Raise AssertionError unless every acknowledged sample is accounted for."""
+        with self.condition:
+            for experience in self._experience.values():
+                experience.check()
+
+    def info(self, text: str) -> None:
+        _log.info("%s", text)
+
+    def error(self, text: str) -> None:
+        _log.error("%s", text)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+    # Called by the drivers of tasks -------------------------------------------------------------
+    def notify(self) -> None:
+        """Make every waiter look again."""
+        with self.condition:
+            self._has_news = True
+            self.condition.notify_all()
+
+    def experience_of(self, state: TaskState) -> Experience | None:
+        return self._experience.get(state.buffer_id)
+
+    def deal_with_collector_send_data(self, state: TaskState, meta: Mapping[str, Any]) -> None:
+        """Acknowledge a payload; one whose buffer is gone is deleted at once."""
+        with self.condition:
+            experience = self.experience_of(state)
+            if experience is None:
+                garbage = [str(meta["data_id"])]
+            else:
+                envstep = self._ended_env_steps + int(meta["cur_step"])
+                experience.push(meta, envstep)
+                garbage = experience.take_garbage(self._learner_states())
+            self._has_news = True
+            self.condition.notify_all()
+        if garbage:
+            self.data_store.delete(garbage)
+
+    def deal_with_collector_progress(self, state: TaskState, report: Mapping[str, Any]) -> bool:
+        """Take a progress report; return whether the collector is done."""
+        with self.condition:
+            if not state.is_evaluation:
+                state.env_steps = max(state.env_steps, int(report["cur_step"]))
+            self._commander.update_collector_info(state.task_id, report)
+            return "collector_done" in report and bool(
+                self._commander.judge_collector_finish(state.task_id, report)
+            )
+
+    def deal_with_collector_finish_task(
+        self, state: TaskState, finished: Mapping[str, Any]
+    ) -> None:
+        """Tell the commander; an evaluation's result goes to ``on_evaluated`` first."""
+        policy_id = finished.get("policy_id")
+        if state.is_evaluation and self._on_evaluated is not None and not self._is_closed:
+            newest = self.policy_store.newest(policy_id) if policy_id else None
+            self._on_evaluated(finished, newest[1] if newest else None)
+        if policy_id:
+            self.policy_store.discard(policy_id)
+        with self.condition:
+            if not state.is_evaluation:
+                self._ended_env_steps += int(finished["step_count"])
+                state.env_steps = 0
+            is_over = self._commander.finish_collector_task(state.task_id, finished)
+            self.system_shutdown_flag = bool(self.system_shutdown_flag or is_over)
+
+    def deal_with_learner_get_data(
+        self, state: TaskState, demand: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """Lease batches to a learner; None while the buffer cannot serve."""
+        with self.condition:
+            experience = self.experience_of(state)
+            if experience is None:
+                return None
+            leased = experience.lease(
+                state,
+                int(demand["batch_size"]),
+                int(demand.get("batches", 1)),
+                int(demand["cur_learner_iter"]),
+            )
+            if leased is not None:
+                self.condition.notify_all()  # sampling makes room for pushes
+            return leased
+
+    def deal_with_learner_send_info(self, state: TaskState, info: Mapping[str, Any]) -> None:
+        """Settle the lease, take priorities over, and tell the commander."""
+        with self.condition:
+            self._train_iter = int(info["learner_step"])
+            experience = self.experience_of(state)
+            garbage: list[str] = []
+            if experience is not None:
+                experience.settle(state, info)
+                garbage = experience.take_garbage(self._learner_states())
+            self._commander.update_learner_info(state.task_id, info)
+        if garbage:
+            self.data_store.delete(garbage)
+
+    def deal_with_learner_judge_finish(self, state: TaskState, info: Mapping[str, Any]) -> bool:
+        with self.condition:
+            return bool(self._commander.judge_learner_finish(state.task_id, info))
+
+    def deal_with_learner_finish_task(
+        self, state: TaskState, finished: Mapping[str, Any], *, has_trained_out: bool
+    ) -> None:
+        with self.condition:
+            buffer_id = self._commander.finish_learner_task(state.task_id, finished)
+            experience = self._experience.pop(buffer_id, None)
+            self._learner_tasks += has_trained_out
+            if self._learner_tasks >= int(self.cfg["max_learner_tasks"]):
+                self.system_shutdown_flag = True
+        if experience is not None:
+            experience.close()
+
+    def deal_with_increase_collector(self) -> None:
+        """Let the commander issue one more collector task at a time."""
+        with self.condition:
+            self._commander.increase_collector_task_space()
+
+    def deal_with_decrease_collector(self) -> None:
+        with self.condition:
+            self._commander.decrease_collector_task_space()
+
+    def task_ended(self, state: TaskState, phase: TaskPhase, error: DingError | None) -> None:
+        """Take a driver's report that its task is over, and how."""
+        with self.condition:
+            state.phase = phase
+            self._running.pop(state.task_id, None)
+            if phase is not TaskPhase.LOST and state.worker_id is not None:
+                self._pool.give_back(state.worker_id)
+            experience = self.experience_of(state)
+            if state.role == "learner" and experience is not None:
+                experience.settle(state)
+        if phase is TaskPhase.LOST and error is not None:
+            self._retry(state, error)
+        elif phase is TaskPhase.FAILED and error is not None:
+            self._give_up(state, error)
+        self.notify()
+
+    # Reports of the master ----------------------------------------------------------------------
+    def _on_join(self, info: WorkerInfo) -> None:
+        with self.condition:
+            self._pool.add(info)
+            self._leases.grant(info.worker_id)
+        _log.info("worker %s joined", info.worker_id)
+        self.notify()
+
+    def _on_renew(self, worker_id: str) -> None:
+        with self.condition:
+            self._leases.renew(worker_id)
+
+    def _on_lost(self, worker_id: str, reason: str) -> None:
+        _log.warning("worker %s is lost: %s", worker_id, reason)
+        with self.condition:
+            self._pool.remove(worker_id)
+            self._leases.end(worker_id)
+        self.notify()
+
+    # The dispatcher ------------------------------------------------------------------------------
+    def _dispatch(self) -> None:
+        while not self.is_ending:
+            with self.condition:
+                self.condition.wait_for(lambda: self.is_ending or self._has_news, TICK_S)
+                self._has_news = False
+                silent = self._leases.expired()
+            for worker_id in silent:
+                self.master.lose(worker_id, f"silent for {self.cfg['lease_s']} s")
+            for role in ("learner", "collector"):
+                self._produce(role)
+                self._assign(role)
+
+    def _produce(self, role: Role) -> None:
+        """Ask the commander for a task when a worker is idle: tasks go out fresh."""
+        with self.condition:
+            queue = self._queues[role]
+            if self.is_ending or queue or not self._pool.has_idle(role):
+                return
+            get = (
+                self._commander.get_learner_task
+                if role == "learner"
+                else self._commander.get_collector_task
+            )
+            task = get()
+            if task is not None:
+                queue.append(TaskState(task["task_id"], role, task, self.clock()))
+
+    def _assign(self, role: Role) -> None:
+        with self.condition:
+            queue = self._queues[role]
+            if self.is_ending or not queue:
+                return
+            state = queue[0]
+            if self.clock() - state.start_time > float(self.cfg[f"{role}_task_timeout"]):
+                queue.popleft()
+                self._notify_fail(state)
+                return
+            if role == "collector" and state.buffer_id not in self._experience:
+                return
+            worker = self._pool.take(role)
+            if worker is None:
+                return
+            queue.popleft()
+            # Recorded before its driver starts: the first answers must find it.
+            state.worker_id, state.phase = worker.worker_id, TaskPhase.ASSIGNED
+            state.attempt += 1
+            self._running[state.task_id] = state
+            if role == "learner" and state.buffer_id not in self._experience:
+                self._experience[state.buffer_id] = Experience(
+                    create_buffer(
+                        state.task["replay_buffer_cfg"],
+                        exp_name=str(self._cfg["exp_name"]),
+                        instance_name="buffer",
+                    )
+                )
+        drive = drive_learner if role == "learner" else drive_collector
+        task = {**state.task, f"{role}_id": worker.worker_id, "resource_info": worker.resource}
+        self._spawn(lambda: drive(self, state, task), f"{state.task_id}-driver")
+
+    # ----------------------------------------------------------------------------------------
+    def _retry(self, state: TaskState, error: DingError) -> None:
+        """Hand a lost worker's task on: a learner's resumes from its checkpoint."""
+        if self.is_ending:
+            return
+        if state.role == "collector":
+            with self.condition:
+                self._ended_env_steps += state.env_steps
+                self._notify_fail(state)
+            return
+        if state.attempt >= int(self.cfg["max_attempts"]):
+            self._give_up(state, error)
+            return
+        task = dict(state.task)
+        checkpoints = Path(str(task["learner_cfg"]["exp_name"])) / "ckpt"
+        if (checkpoints / "latest.json").is_file():
+            task["learner_cfg"] = deep_merge_dicts(
+                task["learner_cfg"], {"hook": {"load_ckpt_before_run": str(checkpoints)}}
+            )
+        with self.condition:
+            self._queues["learner"].append(
+                TaskState(state.task_id, "learner", task, self.clock(), attempt=state.attempt)
+            )
+
+    def _give_up(self, state: TaskState, error: DingError) -> None:
+        """End the run with an error."""
+        trace = error.facts.get("traceback", "") if isinstance(error, TaskFailedError) else ""
+        _log.error("task %s failed: %s\n%s", state.task_id, error, trace)
+        with self.condition:
+            self._notify_fail(state)
+            if self.failure is None:
+                self.failure = error
+
+    def _notify_fail(self, state: TaskState) -> None:
+        if state.role == "learner":
+            self._commander.notify_fail_learner_task(state.task)
+        else:
+            self._commander.notify_fail_collector_task(state.task)
+
+    def _learner_states(self) -> list[TaskState]:
+        return [state for state in self._running.values() if state.role == "learner"]
+
+    def _spawn(self, function: Callable[[], None], name: str) -> None:
+        self._jobs = [job for job in self._jobs if not job.done]
+        self._jobs.append(self.scheduler.spawn(function, name))

@@ -1,0 +1,137 @@
+"""One task from start to end, as plain code: each runs on a job of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dingsdk.errors import DingError, TaskTimeoutError, WorkerLostError
+from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
+
+if TYPE_CHECKING:
+    from dingsdk.worker.coordinator.coordinator import Coordinator
+
+WAIT_S = 1.0
+
+
+def drive_collector(coordinator: Coordinator, state: TaskState, task: Mapping[str, Any]) -> None:
+    """Start a collector, take its reports until it is done, close it."""
+
+    def steps() -> None:
+        _ask(coordinator, state, {"name": "collector_start_task", "task_info": task})
+        state.phase = TaskPhase.RUNNING
+        is_done = False
+        while not is_done and _wait_for_room(coordinator, state):
+            answer = _ask(coordinator, state, {"name": "collector_data_task"})
+            is_done = bool(answer.get("has_ended"))
+            for report in answer["reports"]:
+                if "data_id" in report:
+                    coordinator.deal_with_collector_send_data(state, report)
+                is_done |= coordinator.deal_with_collector_progress(state, report)
+        state.phase = TaskPhase.CLOSING
+        finished = _ask(coordinator, state, {"name": "collector_close_task"})
+        coordinator.deal_with_collector_finish_task(state, finished)
+
+    _drive(coordinator, state, steps)
+
+
+def drive_learner(coordinator: Coordinator, state: TaskState, task: Mapping[str, Any]) -> None:
+    """Start a learner, lease it batch after batch until it is done, close it."""
+
+    def steps() -> None:
+        _ask(coordinator, state, {"name": "learner_start_task", "task_info": task})
+        state.phase = TaskPhase.RUNNING
+        is_done = False
+        while not is_done and not coordinator.is_ending:
+            demand = _ask(coordinator, state, {"name": "learner_get_data_task"})
+            if demand.get("pending"):
+                is_done = bool(demand["learner_done"])
+                continue
+            data = _wait_for_data(coordinator, state, demand)
+            if data is None:
+                break
+            answer = _ask(
+                coordinator,
+                state,
+                {"name": "learner_learn_task", "data": data},
+                float(coordinator.cfg["learn_timeout_s"]),
+            )
+            coordinator.deal_with_learner_send_info(state, answer["info"])
+            is_done = coordinator.deal_with_learner_judge_finish(state, answer["info"])
+        state.phase = TaskPhase.CLOSING
+        finished = _ask(coordinator, state, {"name": "learner_close_task"})
+        coordinator.deal_with_learner_finish_task(state, finished, has_trained_out=is_done)
+
+    _drive(coordinator, state, steps)
+
+
+def _drive(coordinator: Coordinator, state: TaskState, steps: Any) -> None:
+    """Run the steps; whatever ends them, the coordinator hears of it."""
+    try:
+        steps()
+    except WorkerLostError as error:
+        coordinator.task_ended(state, TaskPhase.LOST, error)
+    except TaskTimeoutError as error:
+        # Lost first, so that its late answer cannot meet the next task.
+        coordinator.master.lose(str(state.worker_id), str(error))
+        coordinator.task_ended(state, TaskPhase.LOST, error)
+    except DingError as error:
+        coordinator.task_ended(state, TaskPhase.FAILED, error)
+    except Exception as error:
+        wrapped = DingError(f"task {state.task_id}: {type(error).__name__}: {error}")
+        wrapped.__cause__ = error
+        coordinator.task_ended(state, TaskPhase.FAILED, wrapped)
+        raise
+    else:
+        coordinator.task_ended(state, TaskPhase.FINISHED, None)
+
+
+def _ask(
+    coordinator: Coordinator,
+    state: TaskState,
+    data: Mapping[str, Any],
+    timeout_s: float | None = None,
+) -> Mapping[str, Any]:
+    if timeout_s is None:
+        timeout_s = float(coordinator.cfg["answer_timeout_s"])
+    return coordinator.master.ask(str(state.worker_id), data, timeout_s)
+
+
+def _wait_for_room(coordinator: Coordinator, state: TaskState) -> bool:
+    """Wait until the buffer takes more; False: the task shall end.
+
+    No deadline: a collector waits as long as its learner needs, whose own deadlines hold.
+    """
+    if state.is_evaluation:
+        return not coordinator.is_ending
+
+    def may_go_on() -> bool:
+        experience = coordinator.experience_of(state)
+        return coordinator.is_ending or experience is None or experience.buffer.can_push(1)
+
+    with coordinator.condition:
+        while not coordinator.condition.wait_for(may_go_on, WAIT_S):
+            pass
+        return not coordinator.is_ending and coordinator.experience_of(state) is not None
+
+
+def _wait_for_data(
+    coordinator: Coordinator, state: TaskState, demand: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Wait until the buffer serves the demand; None: the task shall end."""
+    batch_size = int(demand["batch_size"])
+
+    def may_go_on() -> bool:
+        experience = coordinator.experience_of(state)
+        return coordinator.is_ending or experience is None or experience.buffer.can_sample(batch_size)
+
+    while True:
+        with coordinator.condition:
+            coordinator.condition.wait_for(may_go_on, WAIT_S)
+        if coordinator.is_ending:
+            return None
+        data = coordinator.deal_with_learner_get_data(state, demand)
+        if data is not None or coordinator.experience_of(state) is None:
+            return data
+        with coordinator.condition:  # the buffer refused all the same; do not spin
+            coordinator.condition.wait_for(lambda: coordinator.is_ending, 0.05)

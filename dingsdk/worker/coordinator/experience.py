@@ -1,0 +1,103 @@
+"""The experience of one learner task: its metadata buffer and the payloads behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dingsdk.data import SampleBatch
+from dingsdk.worker.coordinator.payloads import PayloadLedger
+from dingsdk.worker.coordinator.tasks import TaskState
+
+
+class Experience:
+    """A replay buffer of (payload, row) pairs, in columns. The caller locks.
+
+    The buffer is any that the config names; it holds numbers only, and priorities where its
+    kind keeps them. The rows themselves stay in the step data store and with the learner.
+    """
+
+    def __init__(self, buffer: Any) -> None:
+        self.buffer = buffer
+        self.ledger = PayloadLedger()
+        self._leases: dict[str, list[set[int]]] = {}
+        buffer.add_remove_listener(self._on_removed)
+
+    def push(self, meta: Mapping[str, Any], envstep: int) -> bool:
+        """Acknowledge a payload: all its rows become samples. False: it was known already."""
+        rows = int(meta["rows"])
+        number = self.ledger.add(str(meta["data_id"]), rows)
+        if number is None:
+            return False
+        columns: dict[str, Any] = {
+            "payload": np.full(rows, number, dtype=np.int64),
+            "row": np.arange(rows, dtype=np.int64),
+            "collect_iter": np.full(rows, int(meta["policy_iter"]), dtype=np.int64),
+        }
+        if meta.get("priority") is not None:
+            columns["priority"] = np.broadcast_to(
+                np.asarray(meta["priority"], dtype=np.float64), (rows,)
+            )
+        self.buffer.push(SampleBatch(columns), envstep)
+        return True
+
+    def lease(
+        self, state: TaskState, batch_size: int, batches: int, train_iter: int
+    ) -> dict[str, Any] | None:
+        """Draw up to ``batches`` batches for a learner; None while none can be served.
+
+        Their payloads are pinned until ``settle``.
+        """
+        drawn: list[dict[str, Any]] = []
+        pins: list[set[int]] = []
+        for _ in range(batches):
+            if not self.buffer.can_sample(batch_size):
+                break
+            sample = self.buffer.sample(batch_size, train_iter)
+            if sample is None:
+                break
+            drawn.append(dict(sample.columns))
+            pins.append(set(sample.columns["payload"].tolist()))
+        if not drawn:
+            return None
+        for pinned in pins:
+            self.ledger.pin(pinned)
+        self._leases.setdefault(state.task_id, []).extend(pins)
+        fresh = set().union(*pins) - state.announced
+        state.announced |= fresh
+        dropped, state.dropped = state.dropped, []
+        return {
+            "batches": drawn,
+            "payloads": {self.ledger.name(number): number for number in fresh},
+            "dropped": dropped,
+        }
+
+    def settle(self, state: TaskState, info: Mapping[str, Any] | None = None) -> None:
+        """End the leases of a learner; with its info, take the priorities over."""
+        for pinned in self._leases.pop(state.task_id, []):
+            self.ledger.unpin(pinned)
+        if info is not None and info.get("priority_info"):
+            self.buffer.update(info["priority_info"])
+
+    def take_garbage(self, states: list[TaskState]) -> list[str]:
+        """Return the ids of payloads that nobody needs; the learners are told next time."""
+        garbage = self.ledger.take_garbage()
+        if not garbage:
+            return []
+        for state in states:
+            known = state.announced & garbage.keys()
+            state.announced -= known
+            state.dropped.extend(known)
+        return list(garbage.values())
+
+    def check(self) -> None:
+        """Raise AssertionError where acknowledged samples went missing unaccounted."""
+        self.ledger.check(self.buffer.count())
+
+    def close(self) -> None:
+        self.buffer.close()
+
+    def _on_removed(self, removed: Any, reason: str) -> None:
+        self.ledger.evict(removed.columns["payload"], reason)

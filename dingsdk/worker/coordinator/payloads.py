@@ -1,0 +1,88 @@
+"""The ledger of payloads: which rows are still wanted, and what may be deleted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.errors import ProtocolError
+
+
+class PayloadLedger:
+    """Counts, for each payload, its rows in the buffer and the leases on it.
+
+    A payload is *live* while a row of it is in the buffer, and *pinned* while a learner
+    trains on one. One that is neither is garbage. The caller locks.
+
+    The oracle (``check``): every acknowledged row is in the buffer or was evicted for a
+    counted reason.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._names: dict[int, str] = {}
+        self._rows: dict[int, int] = {}
+        self._pins: Counter[int] = Counter()
+        self._next = 0
+        self._garbage: list[int] = []
+        self.acked_rows = 0
+        self.evicted_rows: Counter[str] = Counter()
+
+    def add(self, data_id: str, rows: int) -> int | None:
+        """Enter a payload; return its number, or None when it was entered before (a repeat)."""
+        if data_id in self._numbers:
+            return None
+        if rows < 1:
+            raise ProtocolError(f"payload {data_id!r} has {rows} rows", where="metadata")
+        number, self._next = self._next, self._next + 1
+        self._numbers[data_id] = number
+        self._names[number] = data_id
+        self._rows[number] = rows
+        self.acked_rows += rows
+        return number
+
+    def name(self, number: int) -> str:
+        return self._names[number]
+
+    def evict(self, numbers: NDArray[np.int64], reason: str) -> None:
+        """Note rows that left the buffer: int64[n], the payload number of each."""
+        self.evicted_rows[reason] += len(numbers)
+        found, counts = np.unique(numbers, return_counts=True)
+        for number, count in zip(found.tolist(), counts.tolist(), strict=True):
+            self._rows[number] -= count
+            self._collect(number)
+
+    def pin(self, numbers: Iterable[int]) -> None:
+        self._pins.update(numbers)
+
+    def unpin(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self._pins[number] -= 1
+            if self._pins[number] <= 0:
+                del self._pins[number]
+            self._collect(number)
+
+    def take_garbage(self) -> dict[int, str]:
+        """Return the payloads to delete, ``{number: data_id}``, and forget them."""
+        garbage = {number: self._names.pop(number) for number in self._garbage}
+        for number, name in garbage.items():
+            del self._rows[number], self._numbers[name]
+        self._garbage.clear()
+        return garbage
+
+    def check(self, rows_in_buffer: int) -> None:
+        """Raise AssertionError unless acked == in buffer + evicted, payload by payload too."""
+        evicted = self.evicted_rows.total()
+        assert self.acked_rows == rows_in_buffer + evicted, (
+            f"{self.acked_rows} rows acknowledged, {rows_in_buffer} in the buffer, "
+            f"{evicted} evicted"
+        )
+        live = sum(self._rows.values())
+        assert live == rows_in_buffer, f"{live} live rows, {rows_in_buffer} in the buffer"
+
+    def _collect(self, number: int) -> None:
+        if self._rows.get(number) == 0 and number not in self._pins:
+            self._garbage.append(number)

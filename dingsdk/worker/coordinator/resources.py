@@ -1,0 +1,40 @@
+"""Which workers are idle."""
+
+from __future__ import annotations
+
+from dingsdk.worker.comm.transport import Role, WorkerInfo
+
+
+class WorkerPool:
+    """The joined workers of a run, each idle or busy. The caller locks."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, WorkerInfo] = {}
+        self._idle: dict[str, None] = {}  # a dict for its order: the longest idle comes first
+
+    def add(self, info: WorkerInfo) -> None:
+        self._workers[info.worker_id] = info
+        self._idle[info.worker_id] = None
+
+    def remove(self, worker_id: str) -> None:
+        self._workers.pop(worker_id, None)
+        self._idle.pop(worker_id, None)
+
+    def has_idle(self, role: Role) -> bool:
+        return any(self._workers[worker_id].role == role for worker_id in self._idle)
+
+    def take(self, role: Role) -> WorkerInfo | None:
+        """Return the longest idle worker of a role, now busy; None without one."""
+        for worker_id in self._idle:
+            if self._workers[worker_id].role == role:
+                del self._idle[worker_id]
+                return self._workers[worker_id]
+        return None
+
+    def give_back(self, worker_id: str) -> None:
+        """Make a worker idle again, unless it was removed meanwhile."""
+        if worker_id in self._workers:
+            self._idle[worker_id] = None
+
+    def count(self, role: Role) -> int:
+        return sum(info.role == role for info in self._workers.values())

@@ -1,0 +1,60 @@
+"""What the coordinator knows of one running task."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dingsdk.worker.comm.transport import Role
+
+
+class TaskPhase(enum.Enum):
+    """Life of a task; the last three are final."""
+
+    QUEUED = "queued"
+    ASSIGNED = "assigned"
+    RUNNING = "running"
+    CLOSING = "closing"
+    FINISHED = "finished"
+    FAILED = "failed"  # its code raised
+    LOST = "lost"  # its worker did not survive it
+
+
+FINAL_PHASES = frozenset({TaskPhase.FINISHED, TaskPhase.FAILED, TaskPhase.LOST})
+
+
+@dataclass(slots=True)
+class TaskState:
+    """One task of a commander, from production to its end.
+
+    Attributes:
+        task_id: The commander's id.
+        role: Which workers can take it.
+        task: The task as the commander gave it.
+        start_time: Monotonic seconds when it was produced.
+        attempt: How many workers have tried it.
+        env_steps: Env steps reported so far (collector tasks).
+    """
+
+    task_id: str
+    role: Role
+    task: Mapping[str, Any]
+    start_time: float
+    phase: TaskPhase = TaskPhase.QUEUED
+    worker_id: str | None = None
+    attempt: int = 0
+    env_steps: int = 0
+    announced: set[int] = field(default_factory=set)
+    """Payload numbers that the learner of this attempt has been told of."""
+    dropped: list[int] = field(default_factory=list)
+    """Of these, the ones deleted since the learner was last told."""
+
+    @property
+    def buffer_id(self) -> str:
+        return str(self.task["buffer_id"])
+
+    @property
+    def is_evaluation(self) -> bool:
+        return self.role == "collector" and bool(self.task["collector_cfg"].get("eval_flag"))

@@ -1,0 +1,217 @@
+"""The in_memory transport: a mailbox per worker, stores by reference."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar
+
+from dingsdk.data import decode_message, encode_message
+from dingsdk.errors import ClosedError, ConfigError, WorkerLostError
+from dingsdk.worker.comm import (
+    MasterEnd,
+    MasterListener,
+    PolicyStore,
+    Scheduler,
+    SlaveEnd,
+    StepDataStore,
+    TaskAnswer,
+    TaskMessage,
+    ThreadScheduler,
+    Transport,
+    WorkerInfo,
+)
+from dingsdk_in_memory.stores import MemoryDataStore, MemoryPolicyStore
+from dingsdk_in_memory.turns import TurnScheduler
+
+ADDRESS = "memory"
+
+_SCHEDULERS = {"turns": TurnScheduler, "threads": ThreadScheduler}
+
+
+class InMemoryTransport(Transport):
+    """All workers in this process; see the README for the config keys."""
+
+    config: ClassVar[dict[str, Any]] = {
+        "type": "in_memory",
+        "concurrency": "turns",
+        "check_wire": False,
+    }
+
+    def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
+        super().__init__({**self.default_config(), **cfg}, run_dir)
+        concurrency = self.cfg["concurrency"]
+        if concurrency not in _SCHEDULERS:
+            raise ConfigError(
+                f"system.transport.concurrency is {concurrency!r}; known: {sorted(_SCHEDULERS)}",
+                path="system.transport.concurrency",
+            )
+        self._scheduler: Scheduler = _SCHEDULERS[concurrency]()
+        self._data_store = MemoryDataStore()
+        self._policy_store = MemoryPolicyStore()
+        self._board = Board(self._scheduler, check_wire=bool(self.cfg["check_wire"]))
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self._scheduler
+
+    def master_end(self) -> MasterEnd:
+        return MemoryMasterEnd(self._board)
+
+    def slave_end(self, address: str) -> SlaveEnd:
+        if address != ADDRESS:
+            raise ConfigError(
+                f"the in_memory transport has one address, {ADDRESS!r}, not {address!r}; for "
+                "workers on other hosts choose another transport",
+                path="system.transport",
+            )
+        return MemorySlaveEnd(self._board)
+
+    def data_store(self) -> StepDataStore:
+        return self._data_store
+
+    def policy_store(self) -> PolicyStore:
+        return self._policy_store
+
+    def abandon_worker(self, worker_id: str) -> None:
+        """Cut a worker off as if its host had died; it may join again."""
+        self._board.leave(worker_id, "abandoned")
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        self._board.close()
+        self._scheduler.close(timeout_s)
+
+
+class Board:
+    """Where both ends meet: the master's listener, and a mailbox for each joined worker."""
+
+    def __init__(self, scheduler: Scheduler, *, check_wire: bool) -> None:
+        self.condition = scheduler.condition()
+        self.check_wire = check_wire
+        self.listener: MasterListener | None = None
+        self.mailboxes: dict[str, deque[TaskMessage]] = {}
+        self.is_closed = False
+
+    def carry(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return message data as the other side gets it."""
+        if not self.check_wire:
+            return data
+        carried: Mapping[str, Any] = decode_message(encode_message(data))
+        return carried
+
+    def leave(self, worker_id: str, reason: str) -> None:
+        with self.condition:
+            known = self.mailboxes.pop(worker_id, None) is not None
+            self.condition.notify_all()
+        if known and self.listener is not None:
+            self.listener.worker_left(worker_id, reason)
+
+    def close(self) -> None:
+        with self.condition:
+            self.is_closed = True
+            self.mailboxes.clear()
+            self.condition.notify_all()
+
+
+class MemoryMasterEnd(MasterEnd):
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def open(self, listener: MasterListener) -> str:
+        with self._board.condition:
+            self._board.listener = listener
+            self._board.condition.notify_all()
+        return ADDRESS
+
+    def send(self, worker_id: str, task: TaskMessage) -> None:
+        message = TaskMessage(task.task_id, self._board.carry(task.data))
+        with self._board.condition:
+            mailbox = self._board.mailboxes.get(worker_id)
+            if mailbox is None:
+                raise WorkerLostError(f"worker {worker_id!r} is not joined", worker_id=worker_id)
+            mailbox.append(message)
+            self._board.condition.notify_all()
+
+    def drop(self, worker_id: str, reason: str) -> None:
+        with self._board.condition:
+            self._board.mailboxes.pop(worker_id, None)
+            self._board.condition.notify_all()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        self._board.close()
+
+
+class MemorySlaveEnd(SlaveEnd):
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._worker_id = ""
+        self._mailbox: deque[TaskMessage] | None = None
+        self._is_closed = False
+
+    def join(self, info: WorkerInfo, timeout_s: float) -> None:
+        board = self._board
+        self._worker_id = info.worker_id
+        with board.condition:
+            board.condition.wait_for(lambda: board.listener is not None or self._shut, timeout_s)
+            if self._shut:
+                raise self._closed()
+            listener = board.listener
+            if listener is None:
+                raise WorkerLostError(
+                    f"no master within {timeout_s:.1f} s", worker_id=info.worker_id
+                )
+        board.leave(info.worker_id, "replaced by a new incarnation")
+        with board.condition:
+            self._mailbox = board.mailboxes[info.worker_id] = deque()
+        listener.worker_joined(WorkerInfo(**board.carry(asdict(info))))
+
+    def next_task(self, timeout_s: float) -> TaskMessage | None:
+        with self._board.condition:
+            self._board.condition.wait_for(
+                lambda: bool(self._mailbox) or self._shut or self._is_dropped, timeout_s
+            )
+            self._check()
+            return self._mailbox.popleft() if self._mailbox else None
+
+    def answer(self, answer: TaskAnswer) -> None:
+        listener = self._listener()
+        listener.task_answered(self._worker_id, TaskAnswer(**self._board.carry(asdict(answer))))
+
+    def renew(self, progress: int) -> None:
+        self._listener().worker_renewed(self._worker_id, progress)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if not self._is_dropped:
+            self._board.leave(self._worker_id, "it left")
+
+    # ---------------------------------------------------------------------------------------
+    @property
+    def _shut(self) -> bool:
+        return self._is_closed or self._board.is_closed
+
+    @property
+    def _is_dropped(self) -> bool:
+        return self._board.mailboxes.get(self._worker_id) is not self._mailbox
+
+    def _check(self) -> None:
+        if self._shut:
+            raise self._closed()
+        if self._mailbox is None or self._is_dropped:
+            raise WorkerLostError(
+                f"the master gave worker {self._worker_id!r} up", worker_id=self._worker_id
+            )
+
+    def _listener(self) -> MasterListener:
+        with self._board.condition:
+            self._check()
+            listener = self._board.listener
+        assert listener is not None  # join waited for it
+        return listener
+
+    def _closed(self) -> ClosedError:
+        return ClosedError(f"the connection of {self._worker_id!r} is closed", what="slave end")

@@ -1,0 +1,27 @@
+"""Fixtures: a transport and its scheduler, closed afterwards, in both ways of taking turns."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dingsdk_in_memory.transport import InMemoryTransport
+
+CONCURRENCY = ("turns", "threads")
+
+
+@pytest.fixture(autouse=True)
+def _no_leaked_threads() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    leaked = [thread.name for thread in threading.enumerate() if thread not in before]
+    assert not leaked
+
+
+@pytest.fixture(params=CONCURRENCY)
+def transport(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[InMemoryTransport]:
+    made = InMemoryTransport({"concurrency": request.param, "check_wire": True}, tmp_path)
+    yield made
+    made.close()

@@ -1,0 +1,159 @@
+"""Turns of one thread behave as threads do, and end when told to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from dingsdk.errors import ClosedError
+from dingsdk_in_memory.turns import TurnScheduler
+
+
+@pytest.fixture
+def scheduler() -> Iterator[TurnScheduler]:
+    made = TurnScheduler()
+    yield made
+    made.close()
+
+
+def test_jobs_that_yield_alternate_on_one_thread(scheduler: TurnScheduler) -> None:
+    seen: list[str] = []
+    threads: set[int] = set()
+    may_start = scheduler.condition()
+    started = []
+
+    def job(name: str) -> None:
+        with may_start:
+            started.append(name)
+            may_start.notify_all()
+            may_start.wait_for(lambda: len(started) == 2, 5.0)
+        for _ in range(3):
+            seen.append(name)
+            threads.add(threading.get_ident())
+            scheduler.yield_turn()
+
+    jobs = [scheduler.spawn(lambda name=name: job(name), name) for name in "ab"]
+
+    assert all(each.join(5.0) for each in jobs)
+    assert sorted(seen) == list("aaabbb")
+    assert all(one != other for one, other in zip(seen, seen[1:], strict=False))
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+
+
+def test_wait_ends_when_another_job_notifies(scheduler: TurnScheduler) -> None:
+    condition = scheduler.condition()
+    items: list[int] = []
+    got: list[bool] = []
+
+    def consumer() -> None:
+        with condition:
+            got.append(condition.wait_for(lambda: bool(items), 5.0))
+
+    def producer() -> None:
+        with condition:
+            items.append(1)
+            condition.notify_all()
+
+    jobs = [scheduler.spawn(consumer, "consumer"), scheduler.spawn(producer, "producer")]
+
+    assert all(job.join(5.0) for job in jobs)
+    assert got == [True]
+
+
+def test_wait_without_notice_ends_at_its_deadline(scheduler: TurnScheduler) -> None:
+    condition = scheduler.condition()
+    took: list[float] = []
+
+    def job() -> None:
+        started = time.monotonic()
+        with condition:
+            assert not condition.wait_for(lambda: False, 0.1)
+        took.append(time.monotonic() - started)
+
+    assert scheduler.spawn(job, "waits").join(5.0)
+    assert took[0] >= 0.1
+
+
+def test_notice_from_another_thread_wakes_a_job(scheduler: TurnScheduler) -> None:
+    condition = scheduler.condition()
+    flags: list[int] = []
+    got: list[bool] = []
+
+    def job() -> None:
+        with condition:
+            got.append(condition.wait_for(lambda: bool(flags), 10.0))
+
+    waiting = scheduler.spawn(job, "waits")
+    with condition:
+        flags.append(1)
+        condition.notify_all()
+
+    assert waiting.join(5.0)
+    assert got == [True]
+
+
+def test_thread_outside_waits_for_a_job(scheduler: TurnScheduler) -> None:
+    condition = scheduler.condition()
+    done: list[int] = []
+
+    def job() -> None:
+        with condition:
+            done.append(1)
+            condition.notify_all()
+
+    with condition:
+        scheduler.spawn(job, "works")
+        assert condition.wait_for(lambda: bool(done), 5.0)
+
+
+def test_error_of_a_job_is_kept_and_others_go_on(scheduler: TurnScheduler) -> None:
+    def fails() -> None:
+        raise RuntimeError("on purpose")
+
+    def works() -> None:
+        for _ in range(5):
+            scheduler.yield_turn()
+
+    bad, good = scheduler.spawn(fails, "fails"), scheduler.spawn(works, "works")
+
+    assert bad.join(5.0)
+    assert good.join(5.0)
+    assert isinstance(bad.error, RuntimeError)
+    assert good.error is None
+
+
+def test_close_names_waiting_jobs_and_wakes_them_with_closed_error() -> None:
+    scheduler = TurnScheduler()
+    condition = scheduler.condition()
+
+    def job() -> None:
+        with condition:
+            condition.wait_for(lambda: False, 1000.0)
+
+    stuck = scheduler.spawn(job, "forever")
+    started = time.monotonic()
+
+    assert scheduler.close(0.2) == ["forever"]
+    assert time.monotonic() - started < 3.0
+    assert stuck.done
+    assert isinstance(stuck.error, ClosedError)
+    with pytest.raises(ClosedError):
+        scheduler.spawn(job, "late")
+
+
+def test_stalled_job_is_named_with_the_place_it_hangs_at(scheduler: TurnScheduler) -> None:
+    hang = threading.Event()
+    job = scheduler.spawn(lambda: hang.wait(10.0) and None, "hangs")
+    deadline = time.monotonic() + 5.0
+    while (stalled := scheduler.stalled_job(0.05)) is None and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+    hang.set()
+
+    assert stalled is not None
+    assert stalled.startswith("hangs")
+    assert "wait" in stalled
+    assert job.join(5.0)
+    assert scheduler.stalled_job(0.05) is None
