@@ -80,6 +80,7 @@ def _adverts(distribution: metadata.Distribution) -> Iterator[Advert]:
         raise ValueError("the metadata has no name")
     # Of two copies on sys.path the first one counts, as it does for importing.
     first = metadata.distribution(name)
+    name = first.metadata["Name"]
     for point in first.entry_points:
         kind = _GROUPS.get(point.group)
         if kind is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -75,11 +76,17 @@ class Loader:
         with self._lock:  # another thread may be in the middle of registering it
             if self.pluggy.has_plugin(module_name):
                 return
+        is_new = module_name not in sys.modules
         with self._wholly(module_name, name):
             # Not under the lock: another thread may hold the import lock of this module and
             # wait for ours.
             module = importlib.import_module(module_name)
-            self._register(module, module_name, name)
+            try:
+                self._register(module, module_name, name)
+            except BaseException:
+                if is_new:  # the next try must run its top again, registrations included
+                    sys.modules.pop(module_name, None)
+                raise
         self.modules[module_name] = name
 
     def register(self, plugin: object, name: str) -> None:
@@ -117,7 +124,7 @@ class Loader:
                 yield
         except (Exception, SystemExit) as error:
             self.failures[module_name] = f"{type(error).__name__}: {error}"
-            if isinstance(error, PluginLoadError) and error.facts["plugin"] == owner:
+            if isinstance(error, PluginLoadError) and error.facts.get("plugin") == owner:
                 raise
             raise PluginLoadError(
                 f"plugin {owner} cannot be loaded: {type(error).__name__}: {error}",
@@ -138,14 +145,15 @@ class Loader:
                 found=API_VERSION,
             )
         with self._lock:
-            if self.pluggy.is_registered(plugin):
+            if any(known is plugin for known, _ in self._announced):
                 return
             try:
                 self.pluggy.register(plugin, name)
                 self._check_hooks(plugin, owner)
             except BaseException:
-                if self.pluggy.is_registered(plugin):
-                    self.pluggy.unregister(plugin)
+                # By name: pluggy compares plugins by equality, and would take out another one.
+                if self.pluggy.get_plugin(name) is plugin:
+                    self.pluggy.unregister(name=name)
                 raise
             self._announce(plugin, name)
 

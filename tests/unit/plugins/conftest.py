@@ -1,0 +1,75 @@
+"""Real distributions on ``sys.path``: a dist-info folder and modules, as pip leaves them."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+Install = Callable[..., Path]
+
+
+def write_dist(
+    folder: Path,
+    name: str,
+    entry_points: Mapping[str, Mapping[str, str]],
+    version: str = "1.0",
+    **modules: str,
+) -> Path:
+    """Write a distribution into ``folder``; ``modules`` are its files by module name."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    sections = (
+        f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in rows.items())
+        for group, rows in entry_points.items()
+    )
+    (info / "entry_points.txt").write_text("\n".join(sections))
+    for module, source in modules.items():
+        (folder / f"{module}.py").write_text(textwrap.dedent(source))
+    return folder
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """``install(name, entry_points, version=..., module_name=source)``, undone after the test."""
+    before = set(sys.modules)
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(str(site))
+
+    def install(
+        name: str,
+        entry_points: Mapping[str, Mapping[str, str]],
+        version: str = "1.0",
+        **modules: str,
+    ) -> Path:
+        return write_dist(site, name, entry_points, version, **modules)
+
+    yield install
+    for module in set(sys.modules) - before:
+        if module.startswith("acme"):
+            del sys.modules[module]
+
+
+RING_BUFFER = """
+    from dingsdk import hookimpl
+
+    class RingBuffer:
+        def __init__(self, cfg, size=1):
+            self.cfg, self.size = cfg, size
+
+    @hookimpl
+    def dingsdk_register_buffers(registry):
+        registry.register("ring", RingBuffer)
+"""
+
+
+@pytest.fixture
+def ring(install: Install) -> Install:
+    """A healthy plugin: distribution acme-ring, module acme_ring, buffer type ring."""
+    install("acme-ring", {"dingsdk.buffers": {"ring": "acme_ring"}}, acme_ring=RING_BUFFER)
+    return install

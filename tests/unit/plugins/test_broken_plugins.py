@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dingsdk.errors import DuplicateTypeError, PluginLoadError, UnknownPluginError
+from dingsdk.plugins import API_VERSION, PluginManager, hookimpl, use_manager
+
+Install = Callable[..., Path]
+
+HOOK = """
+    from dingsdk import hookimpl
+    @hookimpl
+    def dingsdk_register_buffers(registry):
+        registry.register("{key}", dict)
+"""
+
+
+def test_plugin_that_raises_on_import_is_named_and_others_still_load(ring: Install) -> None:
+    ring("acme-bad", {"dingsdk.buffers": {"bad": "acme_bad"}}, acme_bad="1 / 0")
+    manager = PluginManager()
+
+    with pytest.raises(ImportError) as caught:
+        manager.get("buffers", "bad")
+
+    assert isinstance(caught.value, PluginLoadError)
+    assert caught.value.plugin == "acme-bad"
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert manager.get("buffers", "ring").__name__ == "RingBuffer"
+
+
+def test_plugin_that_exits_on_import_does_not_end_the_program(install: Install) -> None:
+    install("acme-bad", {"dingsdk.buffers": {"bad": "acme_bad"}}, acme_bad="raise SystemExit(3)")
+
+    with pytest.raises(PluginLoadError):
+        PluginManager().get("buffers", "bad")
+
+
+def test_failed_load_leaves_no_type_no_hook_and_no_announcement(install: Install) -> None:
+    install(
+        "acme-half",
+        {"dingsdk.buffers": {"half": "acme_half"}},
+        acme_half="""
+            from dingsdk import default_manager, hookimpl
+            default_manager().registry("limiters").register("acme_top", dict)
+            @hookimpl
+            def dingsdk_after_iter(learner):
+                pass
+            @hookimpl
+            def dingsdk_register_buffers(registry):
+                registry.register("half", dict)
+                registry.register("naive", dict, force_overwrite=True)
+            @hookimpl
+            def dingsdk_register_storages(registry):
+                raise OSError("disk")
+        """,
+    )
+    announced: list[str] = []
+
+    class Watcher:
+        @hookimpl
+        def dingsdk_plugin_registered(self, name: str) -> None:
+            announced.append(name)
+
+    with use_manager(PluginManager()) as manager:
+        manager.register_plugin(Watcher(), "watcher")
+        naive = manager.registry("buffers").entry("naive")
+        with pytest.raises(PluginLoadError) as caught:
+            manager.get("buffers", "half")
+
+    assert isinstance(caught.value.__cause__, OSError)
+    assert "half" not in manager.registry("buffers")
+    assert manager.registry("buffers").entry("naive") == naive
+    assert "acme_top" not in manager.registry("limiters")
+    assert manager.hook.dingsdk_after_iter.get_hookimpls() == []
+    assert announced == ["watcher"]
+    assert "acme_half" not in sys.modules
+
+
+def test_load_works_once_the_plugin_is_repaired(install: Install) -> None:
+    site = install("acme-fix", {"dingsdk.buffers": {"fix": "acme_fix"}}, acme_fix="1 / 0")
+    manager = PluginManager()
+    with pytest.raises(PluginLoadError):
+        manager.get("buffers", "fix")
+
+    (site / "acme_fix.py").write_text(
+        "from dingsdk import hookimpl\n"
+        "@hookimpl\n"
+        "def dingsdk_register_buffers(registry):\n"
+        "    registry.register('fix', dict)\n"
+    )
+
+    assert manager.get("buffers", "fix") is dict
+
+
+def test_plugin_that_takes_a_builtin_name_is_refused_by_name(install: Install) -> None:
+    source = HOOK.format(key="naive")
+    install("acme-clash", {"dingsdk.buffers": {"clash": "acme_clash"}}, acme_clash=source)
+
+    with pytest.raises(PluginLoadError) as caught:
+        PluginManager().get("buffers", "clash")
+
+    assert caught.value.plugin == "acme-clash"
+    assert isinstance(caught.value.__cause__, DuplicateTypeError)
+    assert caught.value.__cause__.owner == "dingsdk"
+
+
+def test_two_plugins_for_one_type_are_an_error_on_use_only_that_names_both(ring: Install) -> None:
+    ring(
+        "acme-hoop",
+        {"dingsdk.buffers": {"ring": "acme_hoop", "hoop": "acme_hoop"}},
+        acme_hoop=HOOK.format(key="hoop"),
+    )
+    manager = PluginManager()
+
+    assert manager.get("buffers", "hoop") is dict
+    with pytest.raises(PluginLoadError) as caught:
+        manager.get("buffers", "ring")
+
+    assert caught.value.reason == "duplicate"
+    assert caught.value.providers == ["acme-hoop", "acme-ring"]
+    assert "acme_ring" not in sys.modules
+
+
+def test_plugin_that_needs_a_newer_interface_is_refused_before_its_hooks_run(
+    install: Install,
+) -> None:
+    install(
+        "acme-new",
+        {"dingsdk.buffers": {"new": "acme_new"}},
+        acme_new=f"""
+            dingsdk_api = {API_VERSION + 1}
+            from dingsdk import hookimpl
+            @hookimpl
+            def dingsdk_register_buffers(registry):
+                raise OSError("ran")
+        """,
+    )
+
+    with pytest.raises(PluginLoadError) as caught:
+        PluginManager().get("buffers", "new")
+
+    assert caught.value.reason == "too new"
+    assert (caught.value.needed, caught.value.found) == (API_VERSION + 1, API_VERSION)
+
+
+def test_unknown_hook_is_refused_with_the_nearest_name_unless_optional(install: Install) -> None:
+    source = """
+        from dingsdk import hookimpl
+        @hookimpl{marks}
+        def dingsdk_after_itre(learner):
+            pass
+        @hookimpl
+        def dingsdk_register_buffers(registry):
+            registry.register("{key}", dict)
+    """
+    install(
+        "acme-typo",
+        {"dingsdk.buffers": {"typo": "acme_typo"}},
+        acme_typo=source.format(key="typo", marks=""),
+    )
+    install(
+        "acme-maybe",
+        {"dingsdk.buffers": {"maybe": "acme_maybe"}},
+        acme_maybe=source.format(key="maybe", marks="(optionalhook=True)"),
+    )
+    manager = PluginManager()
+
+    with pytest.raises(PluginLoadError) as caught:
+        manager.get("buffers", "typo")
+
+    assert (caught.value.reason, caught.value.nearest) == ("unknown hook", "dingsdk_after_iter")
+    assert manager.get("buffers", "maybe") is dict
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def dingsdk_register_buffers(registry, colour):\n    pass",
+        "def dingsdk_after_iter(learner, colour):\n    pass",
+    ],
+)
+def test_hook_with_an_unknown_argument_is_refused_by_name(install: Install, body: str) -> None:
+    source = f"from dingsdk import hookimpl\n@hookimpl\n{body}\n"
+    install("acme-args", {"dingsdk.buffers": {"args": "acme_args"}}, acme_args=source)
+
+    with pytest.raises(PluginLoadError, match=r"(?s)acme-args.*colour"):
+        PluginManager().get("buffers", "args")
+
+
+def test_hook_wrapper_is_refused(install: Install) -> None:
+    source = """
+        from dingsdk import hookimpl
+        @hookimpl(wrapper=True)
+        def dingsdk_after_iter(learner):
+            yield
+    """
+    install("acme-wrap", {"dingsdk.buffers": {"wrap": "acme_wrap"}}, acme_wrap=source)
+
+    with pytest.raises(PluginLoadError) as caught:
+        PluginManager().get("buffers", "wrap")
+
+    assert caught.value.reason == "wrapper"
+
+
+def test_plugin_that_does_not_register_what_it_advertises_is_told_so(install: Install) -> None:
+    install("acme-empty", {"dingsdk.buffers": {"void": "acme_empty"}}, acme_empty="")
+
+    with pytest.raises(PluginLoadError) as caught:
+        PluginManager().get("buffers", "void")
+
+    assert (caught.value.plugin, caught.value.reason) == ("acme-empty", "not registered")
+
+
+def test_unreadable_entry_points_of_one_distribution_leave_the_others(ring: Install) -> None:
+    site = ring("acme-garbled", {"dingsdk.buffers": {"garbled": "acme_garbled"}})
+    broken = site / "acme_garbled-1.0.dist-info" / "entry_points.txt"
+    broken.write_bytes(b"[dingsdk.buffers]\ngarbled = \xff\xfe\n")
+
+    manager = PluginManager()
+
+    assert manager.get("buffers", "ring").__name__ == "RingBuffer"
+    with pytest.raises(UnknownPluginError):
+        manager.get("buffers", "garbled")
+
+
+def test_first_copy_on_the_path_counts_when_a_distribution_is_there_twice(
+    ring: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = tmp_path / "older"
+    info = older / "acme_ring-0.9.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: Acme.Ring\nVersion: 0.9\n")
+    (info / "entry_points.txt").write_text("[dingsdk.buffers]\nring = acme_ring\nold = acme_ring\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(older)])
+    manager = PluginManager()
+
+    (advert,) = manager.adverts("buffers", "ring")
+    assert advert.version == "1.0"
+    assert "old" not in manager.known("buffers")
+
+
+def test_threads_that_ask_at_once_get_the_same_class(ring: Install) -> None:
+    manager = PluginManager()
+    barrier = threading.Barrier(8)
+    got: list[object] = []
+
+    def ask() -> None:
+        barrier.wait(10)
+        got.append(manager.get("buffers", "ring"))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+
+    assert len(got) == 8
+    assert len(set(got)) == 1

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dingsdk.errors import ConfigError, ConfigTypeError, PluginLoadError, UnknownPluginError
+from dingsdk.plugins import PluginManager
+
+Install = Callable[..., Path]
+
+
+def test_plugin_is_imported_when_its_type_is_named_and_not_before(ring: Install) -> None:
+    manager = PluginManager()
+
+    assert "ring" in manager.known("buffers")
+    assert "acme_ring" not in sys.modules
+    created = manager.create("buffers", {"type": "ring"}, size=7)
+
+    assert type(created).__name__ == "RingBuffer"
+    assert (created.cfg, created.size) == ({"type": "ring"}, 7)
+
+
+def test_builtin_needs_no_look_at_installed_plugins() -> None:
+    def discover() -> list[Any]:
+        raise AssertionError("looked")
+
+    manager = PluginManager(discover=discover)
+
+    @manager.registry("buffers").register("mine")
+    class Mine: ...
+
+    assert manager.get("buffers", "mine") is Mine
+    assert "naive" in manager.registry("buffers")
+
+
+def test_registered_type_wins_over_an_advertised_one(ring: Install) -> None:
+    manager = PluginManager()
+    manager.registry("buffers").register("ring", dict)
+
+    assert manager.get("buffers", "ring") is dict
+    assert "acme_ring" not in sys.modules
+
+
+def test_import_names_come_first_and_register_by_decorator_or_by_hook(
+    ring: Install, tmp_path: Path
+) -> None:
+    (tmp_path / "site" / "acme_mine.py").write_text(
+        "from dingsdk import hookimpl\n"
+        "@hookimpl\n"
+        "def dingsdk_register_buffers(registry):\n"
+        "    registry.register('mine', dict)\n"
+    )
+    (tmp_path / "site" / "acme_top.py").write_text(
+        "from dingsdk import default_manager\n"
+        "default_manager().registry('buffers').register('acme_top', list)\n"
+    )
+    from dingsdk.plugins import use_manager
+
+    with use_manager(PluginManager()) as manager:
+        assert manager.get("buffers", "mine", ["acme_mine"]) is dict
+        assert manager.get("buffers", "acme_top", ["acme_mine", "acme_top"]) is list
+        entry = manager.registry("buffers").entry("acme_top")
+
+    assert entry is not None
+    assert entry.owner == "acme_top"
+
+
+def test_missing_import_name_says_where_it_was_named() -> None:
+    with pytest.raises(PluginLoadError) as caught:
+        PluginManager().get("buffers", "naive", ["acme_absent"], "policy.other.replay_buffer")
+
+    assert caught.value.plugin == "acme_absent"
+    assert "policy.other.replay_buffer.import_names" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("import_names", ["acme_ring", [3], {"a": 1}])
+def test_import_names_that_are_no_list_of_text_are_refused(import_names: Any) -> None:
+    with pytest.raises(ConfigTypeError) as caught:
+        PluginManager().get("buffers", "naive", import_names)
+
+    assert caught.value.path == "import_names"
+
+
+def test_unknown_type_lists_known_names_sorted_and_the_nearest(ring: Install) -> None:
+    with pytest.raises(KeyError) as caught:
+        PluginManager().get("buffers", "rign", config_path="policy.other.replay_buffer")
+
+    error = caught.value
+    assert isinstance(error, UnknownPluginError)
+    assert error.path == "policy.other.replay_buffer.type"
+    assert error.known == sorted(error.known)
+    assert {"naive", "ring"} <= set(error.known)
+    assert (error.nearest, error.install) == ("ring", None)
+
+
+def test_unknown_type_of_another_kind_says_where_it_is(ring: Install) -> None:
+    with pytest.raises(UnknownPluginError, match="one among the buffers"):
+        PluginManager().get("storages", "ring")
+
+
+def test_unknown_kind_names_the_nearest() -> None:
+    with pytest.raises(UnknownPluginError) as caught:
+        PluginManager().get("buffer", "naive")
+
+    assert caught.value.nearest == "buffers"
+
+
+def test_plugin_installed_after_the_first_look_is_found(install: Install) -> None:
+    manager = PluginManager()
+    with pytest.raises(UnknownPluginError):
+        manager.get("buffers", "late")
+
+    install(
+        "acme-late",
+        {"dingsdk.buffers": {"late": "acme_late"}},
+        acme_late="""
+            from dingsdk import hookimpl
+            @hookimpl
+            def dingsdk_register_buffers(registry):
+                registry.register("late", dict)
+        """,
+    )
+
+    assert manager.get("buffers", "late") is dict
+
+
+@pytest.mark.parametrize("type_key", [None, 3, ["ring"]])
+def test_type_that_is_no_text_is_refused(type_key: Any) -> None:
+    with pytest.raises(ConfigTypeError) as caught:
+        PluginManager().create("buffers", {"type": type_key}, config_path="a.b")
+
+    assert caught.value.path == "a.b.type"
+
+
+def test_config_without_type_or_that_is_no_section_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        PluginManager().create("buffers", {"size": 3}, config_path="a.b")
+    assert caught.value.path == "a.b.type"
+    assert "naive" in caught.value.known
+
+    with pytest.raises(ConfigTypeError):
+        PluginManager().create("buffers", "naive", config_path="a.b")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", [KeyError("capacity"), TypeError("bad keyword"), OSError(5, "x")])
+def test_error_in_a_constructor_passes_unchanged_with_a_note(error: Exception) -> None:
+    manager = PluginManager()
+
+    @manager.registry("buffers").register("bad")
+    def build(cfg: object) -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        manager.create("buffers", {"type": "bad"}, config_path="policy.other.replay_buffer")
+
+    assert caught.value is error
+    (note,) = error.__notes__
+    assert "'bad'" in note
+    assert __name__ in note
+    assert "policy.other.replay_buffer" in note
+
+
+def test_bad_constructor_keyword_is_a_type_error(ring: Install) -> None:
+    with pytest.raises(TypeError, match="sise") as caught:
+        PluginManager().create("buffers", {"type": "ring"}, sise=3)
+
+    assert "acme-ring" in caught.value.__notes__[0]

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dingsdk.errors import PluginLoadError
+from dingsdk.plugins import KINDS, PluginManager, Registry, hookimpl, hookspec, hookspecs
+
+Install = Callable[..., Path]
+
+
+class Lifeline:
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    @hookimpl
+    def dingsdk_plugin_registered(self, name: str) -> None:
+        self.events.append(("registered", name))
+
+    @hookimpl
+    def dingsdk_configure(self, config: Mapping[str, Any]) -> None:
+        self.events.append(("configure", config["seed"]))
+
+    @hookimpl
+    def dingsdk_unconfigure(self) -> None:
+        self.events.append("unconfigure")
+
+
+def test_every_kind_has_a_registration_hook_and_a_registry() -> None:
+    manager = PluginManager()
+
+    for kind in KINDS:
+        assert callable(getattr(hookspecs, f"dingsdk_register_{kind}"))
+        assert isinstance(manager.registry(kind), Registry)
+    hooks = [name for name in vars(hookspecs) if name.startswith("dingsdk_register_")]
+    assert len(hooks) == len(KINDS)
+
+
+def test_every_hook_is_documented_and_typed() -> None:
+    for name, hook in vars(hookspecs).items():
+        if name.startswith("dingsdk_"):
+            assert hook.__doc__, name
+            assert "return" in hook.__annotations__, name
+
+
+def test_every_registration_hook_gets_the_registry_of_its_kind() -> None:
+    def implement(kind: str) -> Callable[..., None]:
+        def impl(registry: Registry) -> None:
+            registry.register(f"acme_{kind}", dict)
+
+        return hookimpl(impl)
+
+    plugin = SimpleNamespace(**{f"dingsdk_register_{kind}": implement(kind) for kind in KINDS})
+    manager = PluginManager()
+
+    manager.register_plugin(plugin, "acme")
+
+    assert all(manager.get(kind, f"acme_{kind}") is dict for kind in KINDS)
+
+
+def test_plugin_learns_of_all_plugins_itself_included_in_any_order() -> None:
+    manager, lifeline = PluginManager(), Lifeline()
+    manager.register_plugin(SimpleNamespace(tag=1), "before")
+    manager.register_plugin(lifeline, "lifeline")
+    manager.register_plugin(SimpleNamespace(tag=2), "after")
+
+    names = [event[1] for event in lifeline.events]
+    assert names == ["before", "lifeline", "after"]
+
+
+def test_configure_reaches_late_plugins_and_unconfigure_fires_once_each() -> None:
+    manager, early, late = PluginManager(), Lifeline(), Lifeline()
+    manager.register_plugin(early, "early")
+    manager.configure({"seed": 1})
+    manager.register_plugin(late, "late")
+    manager.configure({"seed": 2})
+    manager.unconfigure()
+    manager.unconfigure()
+
+    runs = [("configure", 1), "unconfigure", ("configure", 2), "unconfigure"]
+    assert [event for event in early.events if event[0] != "registered"] == runs
+    assert [event for event in late.events if event[0] != "registered"] == runs
+
+
+def test_failing_life_hook_is_logged_and_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing:
+        @hookimpl(tryfirst=True)
+        def dingsdk_configure(self) -> None:
+            raise OSError("disk")
+
+    manager, lifeline = PluginManager(), Lifeline()
+    manager.register_plugin(Failing(), "failing")
+    manager.register_plugin(lifeline, "lifeline")
+
+    manager.configure({"seed": 1})
+
+    assert ("configure", 1) in lifeline.events
+    assert "failing" in caplog.text
+
+
+class AcmeSpecs:
+    @hookspec
+    def dingsdk_acme_moved(self, where: str) -> None:
+        """A hook that a plugin adds."""
+
+
+def test_plugin_can_add_a_hook_and_implement_it() -> None:
+    moves: list[str] = []
+
+    class Acme:
+        @hookimpl
+        def dingsdk_addhooks(self, manager: PluginManager) -> None:
+            manager.add_hookspecs(AcmeSpecs)
+
+        @hookimpl
+        def dingsdk_acme_moved(self, where: str) -> None:
+            moves.append(where)
+
+    manager = PluginManager()
+    manager.register_plugin(Acme(), "acme")
+    manager.hook.dingsdk_acme_moved(where="home")
+
+    assert moves == ["home"]
+
+
+def test_plugin_equal_to_a_registered_one_is_refused_and_the_first_stays() -> None:
+    manager = PluginManager()
+    impl = hookimpl(lambda: None)
+    manager.register_plugin(SimpleNamespace(dingsdk_unconfigure=impl), "first")
+
+    with pytest.raises(PluginLoadError):
+        manager.register_plugin(SimpleNamespace(dingsdk_unconfigure=impl), "second")
+
+    (kept,) = manager.hook.dingsdk_unconfigure.get_hookimpls()
+    assert kept.plugin_name == "first"

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from dingsdk.errors import PluginLoadError, PluginNotInstalledError, UnknownPluginError
+from dingsdk.plugins import PluginManager, Switches, hints, resolve_plugin_name, use_manager
+
+Install = Callable[..., Path]
+CHECKOUT = Path(__file__).parents[3]
+
+
+def test_advertised_name_is_imported_on_access(install: Install) -> None:
+    install("acme-ring", {"dingsdk.names": {"Ring": "acme_ring:Ring"}}, acme_ring="class Ring: ...")
+
+    with use_manager(PluginManager()):
+        assert "acme_ring" not in sys.modules
+        assert resolve_plugin_name("Ring").__name__ == "Ring"
+
+
+@pytest.mark.parametrize("name", ["NoSuchThing", "__path__", "_private"])
+def test_name_that_nobody_owns_is_an_attribute_error(name: str) -> None:
+    with use_manager(PluginManager()), pytest.raises(AttributeError):
+        resolve_plugin_name(name)
+
+
+@pytest.mark.parametrize("name", sorted(hints.NAMES))
+def test_name_of_an_absent_plugin_says_what_to_install(name: str) -> None:
+    with (
+        use_manager(PluginManager(discover=list)),
+        pytest.raises(ImportError, match="pip install") as caught,
+    ):
+        resolve_plugin_name(name)
+
+    assert isinstance(caught.value, PluginNotInstalledError)
+    assert caught.value.facts == {"name": name, "install": hints.NAMES[name]}
+
+
+def test_name_of_a_broken_disabled_or_ambiguous_plugin_says_so(install: Install) -> None:
+    install("acme-bad", {"dingsdk.names": {"Bad": "acme_bad:Bad"}}, acme_bad="1 / 0")
+    install("acme-a", {"dingsdk.names": {"Twice": "acme_a:Twice"}})
+    install("acme-b", {"dingsdk.names": {"Twice": "acme_b:Twice"}})
+
+    def reason(name: str, switches: Switches | None = None) -> str:
+        with use_manager(PluginManager(switches)), pytest.raises(PluginLoadError) as caught:
+            resolve_plugin_name(name)
+        return str(caught.value.reason)
+
+    assert reason("Bad") == "broken"
+    assert reason("Bad", Switches(disabled=("acme-bad",))) == "disabled"
+    assert reason("Twice") == "duplicate"
+
+
+@pytest.mark.parametrize(("kind", "key"), sorted(hints.TYPES))
+def test_type_of_an_absent_plugin_says_what_to_install(kind: str, key: str) -> None:
+    with pytest.raises(UnknownPluginError, match="pip install") as caught:
+        PluginManager(discover=list).get(kind, key)
+
+    assert caught.value.install == hints.TYPES[kind, key]
+
+
+def test_misspelled_type_of_an_absent_plugin_gives_spelling_and_hint() -> None:
+    with pytest.raises(UnknownPluginError, match="pip install") as caught:
+        PluginManager(discover=list).get("transports", "in_memry")
+
+    assert (caught.value.nearest, caught.value.install) == ("in_memory", "dingsdk-in-memory")
+
+
+@pytest.mark.parametrize("distribution", sorted({*hints.TYPES.values(), *hints.NAMES.values()}))
+def test_hints_name_only_distributions_that_exist(distribution: str) -> None:
+    is_here = (CHECKOUT / "plugins" / distribution / "pyproject.toml").is_file()
+
+    assert is_here or metadata.distribution(distribution)
+
+
+def test_hint_points_to_the_checkout_where_there_is_one() -> None:
+    assert hints.install_command("dingsdk-no-such") == "pip install dingsdk-no-such"
+    for folder in (CHECKOUT / "plugins").glob("*/pyproject.toml"):
+        assert hints.install_command(folder.parent.name) == f"pip install {folder.parent}"

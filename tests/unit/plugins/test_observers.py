@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import inspect
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dingsdk.plugins import Observers, PluginManager, hookimpl, hookspecs, observe, use_manager
+
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "run_started": {"config": {}, "run_dir": Path("r")},
+    "run_finished": {"run_dir": Path("r"), "result": {}},
+    "before_task": {"worker_id": "w", "task": {}},
+    "after_task": {"worker_id": "w", "task": {}, "outcome": None},
+    "after_episode": {"source": "c", "env_id": 0, "episode_return": 1.0, "length": 3},
+    "after_collect": {"source": "c", "sample_count": 8, "envstep": 8, "train_iter": 0},
+    "after_iter": {"learner": None, "iteration": 1, "log_vars": {}},
+    "after_evaluate": {"source": "e", "mean_return": 1.0, "train_iter": 1, "envstep": 8},
+    "after_checkpoint": {"path": Path("c"), "iteration": 1},
+    "connection_lost": {"worker_id": "w", "reason": "silent"},
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_method_passes_its_arguments_on_to_the_hook_of_its_name(name: str) -> None:
+    seen: list[dict[str, Any]] = []
+    arguments = ARGUMENTS[name]
+    source = f"def dingsdk_{name}({', '.join(arguments)}):\n    seen.append(locals())\n"
+    scope: dict[str, Any] = {"seen": seen}
+    exec(source, scope)
+    plugin = type(
+        "Plugin", (), {f"dingsdk_{name}": staticmethod(hookimpl(scope[f"dingsdk_{name}"]))}
+    )
+
+    manager = PluginManager()
+    manager.register_plugin(plugin(), "plugin")
+    getattr(manager.observers, name)(**arguments)
+
+    assert seen == [arguments]
+
+
+def test_every_observe_hook_has_a_method_with_the_same_arguments_and_no_other() -> None:
+    source = inspect.getsource(hookspecs)
+    phase = source[source.index("# observe:") :]
+    hooks = {
+        name.removeprefix("dingsdk_"): inspect.signature(hook)
+        for name, hook in vars(hookspecs).items()
+        if name.startswith("dingsdk_") and f"def {name}(" in phase
+    }
+    methods = {
+        name: inspect.signature(method)
+        for name, method in vars(Observers).items()
+        if not name.startswith("_")
+    }
+
+    assert hooks.keys() == methods.keys() == ARGUMENTS.keys()
+    for name, signature in methods.items():
+        mine = list(signature.parameters.values())[1:]
+        assert [p.kind for p in mine] == [inspect.Parameter.KEYWORD_ONLY] * len(mine)
+        theirs = [(p.name, p.annotation) for p in hooks[name].parameters.values()]
+        assert [(p.name, p.annotation) for p in mine] == theirs
+
+
+class Failing:
+    @hookimpl(tryfirst=True)
+    def dingsdk_after_iter(self, iteration: int) -> None:
+        raise ValueError(f"at {iteration}")
+
+
+class Counting:
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    @hookimpl
+    def dingsdk_after_iter(self, iteration: int) -> None:
+        self.seen.append(iteration)
+
+
+def test_failing_observer_breaks_neither_the_run_nor_the_other_observers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    counting = Counting()
+    with use_manager(PluginManager()) as manager:
+        manager.register_plugin(Failing(), "failing")
+        manager.register_plugin(counting, "counting")
+        with caplog.at_level(logging.DEBUG):
+            for iteration in range(3):
+                observe().after_iter(learner=None, iteration=iteration, log_vars={})
+
+    assert counting.seen == [0, 1, 2]
+    assert [record.levelname for record in caplog.records] == ["ERROR", "DEBUG", "DEBUG"]
+    assert all("failing" in record.getMessage() for record in caplog.records)
+    assert [bool(record.exc_info) for record in caplog.records] == [True, False, False]
+
+
+def test_keyboard_interrupt_in_an_observer_is_not_held_back() -> None:
+    class Interrupting:
+        @hookimpl
+        def dingsdk_after_iter(self) -> None:
+            raise KeyboardInterrupt
+
+    manager = PluginManager()
+    manager.register_plugin(Interrupting())
+
+    with pytest.raises(KeyboardInterrupt):
+        manager.observers.after_iter(learner=None, iteration=0, log_vars={})
+
+
+def test_unregistered_observer_hears_nothing_more() -> None:
+    manager, counting = PluginManager(), Counting()
+    name = manager.register_plugin(counting)
+    manager.observers.after_iter(learner=None, iteration=0, log_vars={})
+
+    manager.unregister_plugin(name)
+    manager.observers.after_iter(learner=None, iteration=1, log_vars={})
+
+    assert counting.seen == [0]

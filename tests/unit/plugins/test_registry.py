@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import pytest
+
+from dingsdk.errors import (
+    ConfigTypeError,
+    DuplicateTypeError,
+    PluginLoadError,
+    UnknownPluginError,
+)
+from dingsdk.plugins import Registry
+from dingsdk.plugins.registry import transaction
+
+
+class Ring:
+    def __init__(self, size: int = 1) -> None:
+        self.size = size
+
+
+def test_register_works_as_decorator_with_and_without_name_and_as_direct_call() -> None:
+    registry = Registry("buffers")
+
+    @registry.register("named")
+    class Named: ...
+
+    @registry.register()
+    class Empty: ...
+
+    @registry.register
+    class Bare: ...
+
+    assert registry.register("ring", Ring) is Ring
+    assert registry.register(module=Ring) is Ring
+
+    assert registry.query() == ["Bare", "Empty", "Ring", "named", "ring"]
+    assert registry.get("named") is Named
+    assert registry.get("Bare") is Bare
+    assert registry.get("Empty") is Empty
+
+
+def test_registering_a_taken_name_raises_assertion_error_that_names_the_owner() -> None:
+    registry = Registry("buffers")
+    registry.register("ring", Ring)
+
+    with pytest.raises(AssertionError) as caught:
+        registry.register("ring", Ring)
+
+    assert isinstance(caught.value, DuplicateTypeError)
+    assert (caught.value.name, caught.value.owner) == ("ring", __name__)
+
+
+def test_force_overwrite_replaces() -> None:
+    registry = Registry("buffers")
+    registry.register("ring", Ring)
+
+    @registry.register("ring", force_overwrite=True)
+    class Newer: ...
+
+    assert registry.get("ring") is Newer
+
+
+def test_unknown_name_is_a_key_error_with_known_names_and_nearest() -> None:
+    registry = Registry("buffers")
+    registry.register("ring", Ring)
+
+    with pytest.raises(KeyError) as caught:
+        registry.get("rung")
+
+    assert isinstance(caught.value, UnknownPluginError)
+    assert (caught.value.known, caught.value.nearest) == (["ring"], "ring")
+
+
+def test_build_lets_a_key_error_of_the_constructor_through_unchanged() -> None:
+    registry = Registry("buffers")
+    original = KeyError("capacity")
+
+    @registry.register("bad")
+    def build() -> None:
+        raise original
+
+    with pytest.raises(KeyError) as caught:
+        registry.build("bad")
+
+    assert caught.value is original
+
+
+def test_build_passes_arguments_and_wrong_keywords_are_type_errors() -> None:
+    registry = Registry("buffers")
+    registry.register("ring", Ring)
+
+    assert registry.build("ring", size=3).size == 3
+    with pytest.raises(TypeError, match="sise"):
+        registry.build("ring", sise=3)
+
+
+@pytest.mark.parametrize("name", [3, ""])
+def test_a_name_that_is_no_text_is_refused(name: object) -> None:
+    with pytest.raises(ConfigTypeError):
+        Registry("buffers").register(name, Ring)
+
+
+def test_declared_type_is_imported_when_asked_for_only() -> None:
+    registry = Registry("buffers")
+    registry.declare("there", "collections:OrderedDict")
+    registry.declare("gone", "dingsdk_no_such_module:Thing")
+
+    assert registry.query() == ["gone", "there"]
+    assert registry.build("there", a=1) == {"a": 1}
+    with pytest.raises(PluginLoadError) as caught:
+        registry.get("gone")
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+def test_declared_type_may_register_itself_but_nothing_else_may() -> None:
+    registry = Registry("buffers")
+    registry.declare("ring", f"{__name__}:Ring", owner="acme")
+
+    registry.register("ring", Ring)
+    with pytest.raises(DuplicateTypeError):
+        registry.register("ring", dict)
+
+    assert registry.get("ring") is Ring
+    entry = registry.entry("ring")
+    assert entry is not None
+    assert entry.owner == "acme"
+
+
+def test_failed_transaction_restores_added_and_overwritten_entries() -> None:
+    registry, other = Registry("buffers"), Registry("storages")
+    registry.register("ring", Ring)
+
+    def load() -> None:
+        with transaction("acme"):
+            registry.register("ring", dict, force_overwrite=True)
+            registry.register("ring", list, force_overwrite=True)
+            other.register("new", dict)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        load()
+
+    assert registry.get("ring") is Ring
+    assert other.query() == []

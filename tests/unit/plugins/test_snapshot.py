@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dingsdk.errors import PluginLoadError
+from dingsdk.plugins import PluginManager, Snapshot, default_manager
+
+Install = Callable[..., Path]
+
+
+def ask_child(snapshot: Snapshot, conn: multiprocessing.connection.Connection) -> None:
+    manager = default_manager()
+    manager.restore(snapshot)
+    ring = manager.create("buffers", {"type": "ring"})
+    conn.send([type(ring).__module__, manager.get("storages", "ordered").__name__])
+    conn.close()
+
+
+def test_spawned_process_knows_what_its_parent_registered(ring: Install, tmp_path: Path) -> None:
+    manager = PluginManager()
+    manager.get("buffers", "ring")
+    manager.registry("storages").register("ordered", OrderedDict)
+    # Without the metadata the child can know of the plugin by the snapshot alone.
+    (tmp_path / "site" / "acme_ring-1.0.dist-info" / "entry_points.txt").unlink()
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+
+    child = context.Process(target=ask_child, args=(manager.snapshot(), sender))
+    child.start()
+    sender.close()
+    try:
+        assert receiver.poll(60)
+        assert receiver.recv() == ["acme_ring", "OrderedDict"]
+    finally:
+        child.join(60)
+        receiver.close()
+    assert child.exitcode == 0
+
+
+def test_snapshot_is_picklable_and_names_what_cannot_go_along() -> None:
+    manager = PluginManager()
+    manager.registry("buffers").register("local", lambda cfg: cfg)
+    manager.registry("buffers").register("dict", OrderedDict)
+
+    snapshot = pickle.loads(pickle.dumps(manager.snapshot()))  # noqa: S301
+
+    assert snapshot.left_behind == (("buffers", "local"),)
+    assert [entry[:2] for entry in snapshot.entries] == [("buffers", "dict")]
+
+
+def test_snapshot_keeps_a_replaced_builtin(ring: Install) -> None:
+    manager = PluginManager()
+    manager.registry("buffers").register("naive", OrderedDict, force_overwrite=True)
+    other = PluginManager()
+
+    other.restore(manager.snapshot())
+
+    assert other.get("buffers", "naive") is OrderedDict
+
+
+def test_restoring_where_the_same_is_registered_changes_nothing(ring: Install) -> None:
+    manager = PluginManager()
+    manager.get("buffers", "ring")
+    entry = manager.registry("buffers").entry("ring")
+
+    manager.restore(manager.snapshot())
+
+    assert manager.registry("buffers").entry("ring") == entry
+
+
+def test_plugin_that_is_gone_is_logged_and_its_type_says_so_when_used(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    snapshot = Snapshot(
+        (("acme_gone", "acme-gone"),), (("buffers", "gone", "acme-gone", "acme_gone:Gone"),), ()
+    )
+    manager = PluginManager()
+
+    manager.restore(snapshot)
+
+    assert "acme-gone" in caplog.text
+    with pytest.raises(PluginLoadError, match="acme_gone"):
+        manager.get("buffers", "gone")

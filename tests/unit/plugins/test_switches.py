@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dingsdk.errors import ConfigError, PluginLoadError
+from dingsdk.plugins import PluginManager, Switches
+
+Install = Callable[..., Path]
+
+OBSERVER = """
+    from dingsdk import hookimpl
+    @hookimpl
+    def dingsdk_after_iter(learner):
+        pass
+"""
+
+
+def loaded_observers(manager: PluginManager) -> list[str]:
+    manager.load_observers()
+    return [impl.plugin_name for impl in manager.hook.dingsdk_after_iter.get_hookimpls()]
+
+
+def test_environment_is_read_into_switches() -> None:
+    switches = Switches.from_environ(
+        {
+            "DINGSDK_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "DINGSDK_PLUGINS": "acme-ring, acme_b,",
+            "DINGSDK_DISABLED_PLUGINS": "x",
+            "DINGSDK_STRICT_PLUGINS": "yes",
+        }
+    )
+
+    assert switches == Switches(False, ("acme-ring", "acme_b"), ("x",), True)
+    assert Switches.from_environ({}) == Switches()
+    assert Switches.from_environ({"DINGSDK_STRICT_PLUGINS": "0"}) == Switches()
+
+
+def test_switch_that_is_neither_on_nor_off_is_an_error_that_names_it() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Switches.from_environ({"DINGSDK_STRICT_PLUGINS": "maybe"})
+
+    assert caught.value.path == "DINGSDK_STRICT_PLUGINS"
+
+
+@pytest.mark.parametrize("name", ["acme-ring", "Acme_Ring", "acme_ring"])
+def test_disabled_plugin_is_not_imported_and_says_why(ring: Install, name: str) -> None:
+    manager = PluginManager(Switches(disabled=(name,)))
+
+    assert "ring" not in manager.known("buffers")
+    with pytest.raises(PluginLoadError, match="DINGSDK_DISABLED_PLUGINS") as caught:
+        manager.get("buffers", "ring")
+
+    assert (caught.value.plugin, caught.value.reason) == ("acme-ring", "disabled")
+    assert "acme_ring" not in sys.modules
+
+
+def test_disabled_module_is_refused_in_import_names_too(ring: Install) -> None:
+    with pytest.raises(PluginLoadError, match="DINGSDK_DISABLED_PLUGINS"):
+        PluginManager(Switches(disabled=("acme_ring",))).get("buffers", "x", ["acme_ring"])
+
+    assert "acme_ring" not in sys.modules
+
+
+def test_disabling_one_of_two_providers_settles_which_is_used(ring: Install) -> None:
+    ring("acme-hoop", {"dingsdk.buffers": {"ring": "acme_hoop"}}, acme_hoop="1 / 0")
+
+    manager = PluginManager(Switches(disabled=("acme-hoop",)))
+
+    assert manager.get("buffers", "ring").__name__ == "RingBuffer"
+
+
+def test_without_autoload_only_listed_plugins_are_used(ring: Install) -> None:
+    with pytest.raises(PluginLoadError, match="DINGSDK_DISABLE_PLUGIN_AUTOLOAD"):
+        PluginManager(Switches(autoload=False)).get("buffers", "ring")
+
+    listed = PluginManager(Switches(autoload=False, plugins=("acme-ring",)))
+    assert listed.get("buffers", "ring").__name__ == "RingBuffer"
+
+
+def test_builtins_are_immune_to_the_switches() -> None:
+    manager = PluginManager(Switches(autoload=False, disabled=("dingsdk", "naive", "base")))
+    manager.registry("buffers").declare("text", "collections:OrderedDict")
+
+    assert manager.get("buffers", "text").__name__ == "OrderedDict"
+    assert "naive" in manager.known("buffers")
+
+
+def test_observers_load_by_autoload_or_when_listed(install: Install) -> None:
+    install("acme-eye", {"dingsdk.plugins": {"eye": "acme_eye"}}, acme_eye=OBSERVER)
+
+    assert loaded_observers(PluginManager()) == ["acme_eye"]
+    assert loaded_observers(PluginManager(Switches(autoload=False))) == []
+    assert loaded_observers(PluginManager(Switches(autoload=False, plugins=("acme-eye",)))) == [
+        "acme_eye"
+    ]
+    assert loaded_observers(PluginManager(Switches(disabled=("acme-eye",)))) == []
+
+
+def test_listed_module_that_no_distribution_advertises_is_loaded(install: Install) -> None:
+    install("acme-other", {}, acme_loose=OBSERVER)
+
+    assert loaded_observers(PluginManager(Switches(plugins=("acme_loose",)))) == ["acme_loose"]
+
+
+def test_broken_observer_is_logged_by_name_and_left_out_or_raises_when_strict(
+    install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("acme-bad", {"dingsdk.plugins": {"bad": "acme_bad"}}, acme_bad="1 / 0")
+    install("acme-eye", {"dingsdk.plugins": {"eye": "acme_eye"}}, acme_eye=OBSERVER)
+
+    assert loaded_observers(PluginManager()) == ["acme_eye"]
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert "acme-bad" in record.getMessage()
+
+    with pytest.raises(PluginLoadError):
+        loaded_observers(PluginManager(Switches(strict=True)))
+
+
+def test_switches_are_read_when_the_default_manager_is_made(ring: Install, tmp_path: Path) -> None:
+    program = """
+import json, os, sys
+import dingsdk.plugins
+os.environ["DINGSDK_DISABLED_PLUGINS"] = "acme-ring"
+manager = dingsdk.plugins.default_manager()
+os.environ["DINGSDK_DISABLED_PLUGINS"] = ""
+print(json.dumps([manager.switches.disabled, "ring" in manager.known("buffers")]))
+"""
+    env = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=env, timeout=60
+    )
+
+    assert json.loads(done.stdout) == [["acme-ring"], False], done.stderr
