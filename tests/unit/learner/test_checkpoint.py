@@ -1,0 +1,547 @@
+import json
+import math
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+
+from dingsdk.errors import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointMissingError,
+    CheckpointVersionError,
+    RunFolderError,
+)
+from dingsdk.plugins import PluginManager, hookimpl, use_manager
+from dingsdk.worker.learner import checkpoint as checkpoints
+from dingsdk.worker.learner import manifest as manifests
+from dingsdk.worker.learner.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
+
+
+def state(value=1.0):
+    return {"model": {"weight": torch.full((3, 2), value), "bias": torch.zeros(2)}, "count": 4}
+
+
+def save(folder, stem="iteration_1", value=1.0, iteration=1, **kwargs):
+    return save_checkpoint(folder, stem, state(value), iteration=iteration, **kwargs)
+
+
+def value_of(found):
+    return float(found.state["model"]["weight"][0, 0])
+
+
+def tensor_file(manifest_path):
+    return manifest_path.with_name(json.loads(manifest_path.read_text())["tensor_file"])
+
+
+class TestRoundTrip:
+    def test_of_a_torch_module_and_its_optimizer(self, tmp_path):
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        optimizer = torch.optim.AdamW(module.parameters(), lr=3e-4, betas=(0.9, 0.95))
+        module(torch.ones(5, 4)).square().sum().backward()
+        optimizer.step()
+        saved = {"model": module.state_dict(), "optimizer": optimizer.state_dict()}
+
+        save_checkpoint(tmp_path, "a", saved, iteration=7, envstep=56, meta={"note": "x"})
+        found = load_checkpoint(tmp_path / "a")
+
+        fresh = torch.optim.AdamW(module.parameters())
+        fresh.load_state_dict(found.state["optimizer"])
+        assert fresh.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
+        for key, slot in optimizer.state_dict()["state"].items():
+            for name, tensor in slot.items():
+                assert torch.equal(fresh.state_dict()["state"][key][name], tensor)
+        module.load_state_dict(found.state["model"])
+        assert (found.iteration, found.envstep, found.meta) == (7, 56, {"note": "x"})
+        assert found.path == tmp_path / "a.json"
+
+    def test_of_every_kind_of_leaf(self, tmp_path):
+        saved = {
+            "bfloat16": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+            "scalar": torch.tensor(3),
+            "empty": torch.zeros(0, 4),
+            "strided": torch.arange(6).reshape(2, 3).T,
+            "array": np.arange(3, dtype=np.uint8),
+            "numpy": np.float32(0.5),
+            "nested": [1, (2.5, None), {"deep": (True, "text", [])}],
+            "special": [math.inf, -math.inf],
+            "by int": {0: {"lr": 1e-3}, 1: {}},
+            "dots.and/slashes": {"a/b": torch.ones(1), "a": {"b": torch.zeros(1)}},
+            "big": 2**100,
+        }
+
+        save_checkpoint(tmp_path, "a", saved, iteration=0)
+        found = load_checkpoint(tmp_path / "a").state
+
+        assert found.keys() == saved.keys()
+        for key in ("bfloat16", "scalar", "empty", "strided"):
+            assert found[key].dtype == saved[key].dtype
+            assert torch.equal(found[key], saved[key])
+        assert found["array"].dtype == np.uint8
+        np.testing.assert_array_equal(found["array"], saved["array"])
+        for key in ("numpy", "nested", "special", "by int", "big"):
+            assert found[key] == saved[key]
+        assert found["dots.and/slashes"]["a/b"] == 1
+        assert found["dots.and/slashes"]["a"]["b"] == 0
+
+    def test_of_nan(self, tmp_path):
+        save_checkpoint(tmp_path, "a", {"best": math.nan}, iteration=0)
+
+        assert math.isnan(load_checkpoint(tmp_path / "a").state["best"])
+
+    def test_of_tied_weights_and_views_of_one_buffer(self, tmp_path):
+        flat = torch.arange(10.0)
+        tied = flat[2:4]
+
+        save_checkpoint(tmp_path, "a", {"x": tied, "y": tied, "z": flat[4:]}, iteration=0)
+        found = load_checkpoint(tmp_path / "a").state
+
+        assert found["x"].tolist() == found["y"].tolist() == [2.0, 3.0]
+        assert found["z"].tolist() == [4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
+
+    def test_what_is_loaded_can_be_changed(self, tmp_path):
+        save(tmp_path)
+
+        found = load_checkpoint(tmp_path)
+        found.state["model"]["weight"].add_(1.0)
+
+        assert value_of(found) == 2.0
+
+    @pytest.mark.parametrize(
+        ("leaf", "kind"),
+        [
+            (object(), "object"),
+            ({1, 2}, "set"),
+            (b"raw", "bytes"),
+            (len, "builtin_function"),
+            (np.array([None]), "ndarray"),
+            (torch.eye(2).to_sparse(), "Tensor"),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_other_leaves_are_refused_by_their_path(self, tmp_path, leaf, kind):
+        with pytest.raises(CheckpointError) as caught:
+            save_checkpoint(tmp_path, "a", {"model": {"odd": [leaf]}}, iteration=0)
+
+        assert caught.value.facts["key"] == "model/odd/0"
+        assert kind in caught.value.facts["found"]
+        assert list(tmp_path.iterdir()) == []
+
+    def test_keys_that_json_has_no_form_for_are_refused(self, tmp_path):
+        with pytest.raises(CheckpointError):
+            save_checkpoint(tmp_path, "a", {(1, 2): 3}, iteration=0)
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", ["ckpt_best", "ckpt_best.pth.tar", "ckpt_best.json"])
+    def test_one_checkpoint_has_several_spellings(self, tmp_path, name):
+        save(tmp_path, "ckpt_best.pth.tar", iteration=3)
+
+        assert load_checkpoint(tmp_path / name).iteration == 3
+        assert load_checkpoint(str(tmp_path / name)).iteration == 3
+
+    def test_a_folder_and_latest_are_its_newest_by_time(self, tmp_path):
+        save(tmp_path, "iteration_9", iteration=9)
+        save(tmp_path, "iteration_2", iteration=2)
+
+        assert load_checkpoint(tmp_path).iteration == 2
+        assert load_checkpoint(tmp_path / "latest").iteration == 2
+        assert load_checkpoint(tmp_path / "latest.json").iteration == 2
+
+    @pytest.mark.parametrize("name", ["latest", "", "../up", "a/b", "a b", "x" * 129, "a.b", "a\n"])
+    def test_names_that_are_no_plain_word_are_refused(self, tmp_path, name):
+        with pytest.raises(CheckpointError):
+            save(tmp_path / "ckpt", name)
+
+        assert list(tmp_path.iterdir()) == []
+
+    def test_saving_again_leaves_one_tensor_file(self, tmp_path):
+        for value in (1.0, 2.0, 3.0):
+            save(tmp_path, "ckpt_best", value)
+
+        assert value_of(load_checkpoint(tmp_path / "ckpt_best")) == 3.0
+        assert len(list(tmp_path.glob("*.safetensors"))) == 1
+
+    def test_the_exception_checkpoint_is_never_the_newest(self, tmp_path):
+        save(tmp_path, "iteration_1", iteration=1)
+        save(tmp_path, checkpoints.EXCEPTION, iteration=2)
+
+        assert load_checkpoint(tmp_path).iteration == 1
+        assert load_checkpoint(tmp_path / checkpoints.EXCEPTION).iteration == 2
+        (tmp_path / "latest.json").unlink()
+        assert load_checkpoint(tmp_path).iteration == 1
+
+    def test_pruning_keeps_the_newest_the_best_and_what_latest_names(self, tmp_path):
+        for number in (1, 2, 3, 10):
+            path = save(tmp_path, f"iteration_{number}", iteration=number)
+            os.utime(path, (number, number))
+        save(tmp_path, "ckpt_best", iteration=2)
+
+        prune_checkpoints(tmp_path, 2)
+
+        names = {path.stem for path in tmp_path.glob("*.json")}
+        assert names == {"iteration_3", "iteration_10", "ckpt_best", "latest"}
+
+    def test_leftovers_of_a_dead_writer_go_after_an_hour(self, tmp_path):
+        save(tmp_path)
+        old, fresh = (tmp_path / f"gone-{digit * 16}.safetensors" for digit in "01")
+        old.write_bytes(b"")
+        fresh.write_bytes(b"")
+        os.utime(old, (1, 1))
+        os.utime(tensor_file(tmp_path / "iteration_1.json"), (1, 1))
+
+        save(tmp_path, "iteration_2")
+
+        assert not old.exists()
+        assert fresh.exists()
+        assert load_checkpoint(tmp_path / "iteration_1").iteration == 1
+
+
+class TestRefusal:
+    def test_missing(self, tmp_path):
+        for path in (tmp_path, tmp_path / "latest", tmp_path / "no" / "folder.json"):
+            with pytest.raises(CheckpointMissingError) as caught:
+                load_checkpoint(path)
+            assert isinstance(caught.value, FileNotFoundError)
+            assert str(path.parent) in caught.value.facts["path"]
+
+    def test_tensor_file_truncated_at_any_length(self, tmp_path):
+        path = tensor_file(save(tmp_path))
+        whole = path.read_bytes()
+
+        for length in range(len(whole)):
+            path.write_bytes(whole[:length])
+            with pytest.raises(CheckpointCorruptError):
+                load_checkpoint(tmp_path / "iteration_1")
+
+    def test_tensor_file_with_any_byte_flipped(self, tmp_path):
+        path = tensor_file(save(tmp_path))
+        whole = path.read_bytes()
+
+        for position in range(len(whole)):
+            flipped = bytearray(whole)
+            flipped[position] ^= 1 << position % 8
+            path.write_bytes(flipped)
+            with pytest.raises(CheckpointCorruptError):
+                load_checkpoint(tmp_path / "iteration_1")
+
+    def test_tensor_file_gone_or_longer(self, tmp_path):
+        path = tensor_file(save(tmp_path))
+        whole = path.read_bytes()
+
+        path.write_bytes(whole + b" ")
+        with pytest.raises(CheckpointCorruptError):
+            load_checkpoint(tmp_path / "iteration_1")
+        path.unlink()
+        with pytest.raises(CheckpointCorruptError, match="missing"):
+            load_checkpoint(tmp_path / "iteration_1")
+
+    def test_manifest_truncated_at_any_length(self, tmp_path):
+        path = save(tmp_path)
+        whole = path.read_bytes()
+
+        for length in range(len(whole)):
+            path.write_bytes(whole[:length])
+            with pytest.raises(CheckpointCorruptError):
+                load_checkpoint(path)
+
+    def test_manifest_with_any_byte_flipped_never_gives_another_state(self, tmp_path):
+        path = save_checkpoint(tmp_path, "a", {"lr": 1e-7, "text": "x"}, iteration=5, envstep=6)
+        whole = path.read_bytes()
+        before = load_checkpoint(path)
+        harmless = 0
+
+        for position in range(len(whole)):
+            for bit in range(8):
+                flipped = bytearray(whole)
+                flipped[position] ^= 1 << bit
+                path.write_bytes(flipped)
+                try:
+                    found = load_checkpoint(path)
+                except CheckpointCorruptError:
+                    continue
+                harmless += 1
+                assert (found.state, found.iteration) == (before.state, before.iteration)
+
+        # White space, and e-07 against E-07, are all that may change unnoticed.
+        assert harmless < 100
+
+    def test_a_pickle_is_refused_and_its_code_does_not_run(self, tmp_path):
+        canary = tmp_path / "canary"
+
+        class Bomb:
+            def __reduce__(self):
+                return os.mkdir, (str(canary),)
+
+        class Hidden(dict):
+            def __reduce__(self):
+                return os.mkdir, (str(canary),)
+
+        (tmp_path / "pickle.pth.tar").write_bytes(pickle.dumps(Bomb()))
+        torch.save({"model": Hidden()}, tmp_path / "torch.pt")
+        (tmp_path / "text.json").write_bytes(pickle.dumps(Bomb(), protocol=0))
+        (tmp_path / "pickle.json").write_bytes(pickle.dumps(Bomb()))
+        (tmp_path / "zip.json").write_bytes((tmp_path / "torch.pt").read_bytes())
+
+        for name in ("pickle.pth.tar", "torch.pt", "text.json", "pickle.json", "zip.json"):
+            with pytest.raises(CheckpointCorruptError) as caught:
+                load_checkpoint(tmp_path / name)
+            if name != "text.json":
+                assert "never unpickles" in str(caught.value)
+        path = save(tmp_path)
+        tensor_file(path).write_bytes((tmp_path / "torch.pt").read_bytes())
+        with pytest.raises(CheckpointCorruptError):
+            load_checkpoint(path)
+        assert not canary.exists()
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            b"",
+            b"[]",
+            b"{}",
+            b"null",
+            b'{"format": "other"}',
+            b"\xff\xfe",
+            b"[" * 100_000,
+            b'{"a": 1, "a": 2}',
+            b'{"a": NaN}',
+            b"1" * 5000,
+        ],
+        ids=lambda content: repr(content[:12]),
+    )
+    def test_other_json_is_refused(self, tmp_path, content):
+        (tmp_path / "a.json").write_bytes(content)
+
+        with pytest.raises(CheckpointCorruptError):
+            load_checkpoint(tmp_path / "a.json")
+
+    def forge(self, path, **changes):
+        """Rewrite a manifest as somebody would who knows the digest rule."""
+        fields = json.loads(path.read_text()) | changes
+        del fields["sha256"]
+        path.write_text(json.dumps(fields | {"sha256": manifests._digest(fields)}))
+
+    @pytest.mark.parametrize("version", [0, 2, "1", None])
+    def test_another_format_version_is_named(self, tmp_path, version):
+        path = save(tmp_path)
+        self.forge(path, version=version, dingsdk="9.9")
+
+        with pytest.raises(CheckpointVersionError, match=r"9\.9") as caught:
+            load_checkpoint(tmp_path)
+
+        assert (caught.value.found, caught.value.expected) == (version, 1)
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"tensor_file": "../iteration_1-0123456789abcdef.safetensors"},
+            {"tensor_file": "/etc/passwd"},
+            {"tensor_bytes": 1 << 60},
+            {"tensor_bytes": -1},
+            {"tensor_sha256": "0" * 64},
+            {"iteration": "1"},
+            {"iteration": True},
+            {"state": {"model": {"$tensor": "model/weight"}}},
+            {"state": {"$tensor": "absent"}},
+            {"state": {"$tensor": ["a"]}},
+            {"state": {"$code": "os.system"}},
+            {"state": {"$float": "1e999"}},
+            {"state": {"$items": [[["unhashable"], 1]]}},
+            {"state": {"$items": 3}},
+            {"state": {"$tuple": 3}},
+            {"state": [1]},
+        ],
+        ids=str,
+    )
+    def test_a_forged_manifest_is_refused(self, tmp_path, changes):
+        path = save(tmp_path)
+        self.forge(path, **changes)
+
+        with pytest.raises(CheckpointCorruptError):
+            load_checkpoint(path)
+
+    def test_unknown_fields_of_the_same_version_are_ignored(self, tmp_path):
+        path = save(tmp_path)
+        self.forge(path, comment="from a later release")
+
+        assert load_checkpoint(path).iteration == 1
+
+    @pytest.mark.parametrize("planted", ["folder", "pipe", "symlink"])
+    def test_something_else_in_the_place_of_a_manifest(self, tmp_path, planted):
+        real = save(tmp_path / "real")
+        path = tmp_path / "a.json"
+        if planted == "folder":
+            path.mkdir()
+            path = tmp_path / "a"
+        elif planted == "pipe":
+            os.mkfifo(path)
+        else:
+            path.symlink_to(real)
+
+        with pytest.raises(CheckpointCorruptError):
+            load_checkpoint(path)
+
+    def test_a_manifest_over_the_cap_is_not_read(self, tmp_path):
+        path = tmp_path / "a.json"
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+
+        with pytest.raises(CheckpointCorruptError, match="at most"):
+            load_checkpoint(path)
+
+    def test_a_state_over_the_cap_is_not_written(self, tmp_path):
+        with pytest.raises(CheckpointError, match="as tensors"):
+            save_checkpoint(
+                tmp_path, "a", {"text": "x" * manifests.MAX_MANIFEST_BYTES}, iteration=0
+            )
+
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_file_in_the_place_of_the_folder(self, tmp_path):
+        (tmp_path / "ckpt").write_text("not a folder")
+
+        with pytest.raises(RunFolderError) as caught:
+            save(tmp_path / "ckpt")
+
+        assert caught.value.facts["path"] == str(tmp_path / "ckpt")
+
+
+class TestNewest:
+    def test_damaged_falls_back_loudly_to_the_one_before(self, tmp_path, caplog):
+        save(tmp_path, "iteration_1", 1.0, iteration=1)
+        path = save(tmp_path, "iteration_2", 2.0, iteration=2)
+        tensor_file(path).write_bytes(b"damage")
+
+        found = load_checkpoint(tmp_path)
+
+        assert (found.iteration, value_of(found)) == (1, 1.0)
+        assert [type(error) for error in found.skipped] == [CheckpointCorruptError]
+        assert "passing over" in caplog.text
+
+    def test_asked_for_by_name_never_falls_back(self, tmp_path):
+        save(tmp_path, "iteration_1", iteration=1)
+        tensor_file(save(tmp_path, "iteration_2", iteration=2)).write_bytes(b"damage")
+
+        with pytest.raises(CheckpointCorruptError):
+            load_checkpoint(tmp_path / "iteration_2")
+
+    def test_all_damaged_is_an_error(self, tmp_path):
+        for number in (1, 2):
+            path = save(tmp_path, f"iteration_{number}", iteration=number)
+            tensor_file(path).write_bytes(b"damage")
+
+        with pytest.raises(CheckpointCorruptError) as caught:
+            load_checkpoint(tmp_path)
+
+        assert "iteration_2" in caught.value.facts["path"]
+
+    @pytest.mark.parametrize("pointer", [None, b"", b"{}", b"\x80\x04."])
+    def test_without_a_usable_pointer_is_the_one_of_most_iterations(self, tmp_path, pointer):
+        for number in (1, 12, 2):
+            save(tmp_path, f"iteration_{number}", iteration=number)
+        (tmp_path / "latest.json").unlink()
+        if pointer is not None:
+            (tmp_path / "latest.json").write_bytes(pointer)
+
+        found = load_checkpoint(tmp_path)
+
+        assert found.iteration == 12
+        assert len(found.skipped) == (pointer is not None)
+
+    def test_pointer_with_any_byte_flipped_never_points_elsewhere_unnoticed(self, tmp_path):
+        save(tmp_path, "iteration_0", iteration=0)
+        save(tmp_path, "iteration_1", iteration=1)
+        pointer = tmp_path / "latest.json"
+        whole = pointer.read_bytes()
+
+        for position in range(len(whole)):
+            flipped = bytearray(whole)
+            flipped[position] ^= 1
+            pointer.write_bytes(flipped)
+            assert load_checkpoint(tmp_path).iteration == 1
+
+
+def test_observers_hear_of_a_checkpoint_that_is_there(tmp_path):
+    heard = []
+
+    class Observer:
+        @hookimpl
+        def dingsdk_after_checkpoint(self, path, iteration):
+            heard.append((load_checkpoint(path).iteration, iteration))
+
+    manager = PluginManager()
+    manager.register_plugin(Observer())
+    with use_manager(manager):
+        save(tmp_path, iteration=6)
+
+    assert heard == [(6, 6)]
+
+
+def test_a_writer_killed_at_any_point_leaves_the_old_or_the_new_checkpoint(tmp_path):
+    """Kills the process at its 1st, 2nd, ... change of the folder, until it survives."""
+    code = textwrap.dedent(
+        """
+        import os, sys
+        import torch
+        from dingsdk.worker.learner.checkpoint import load_checkpoint, save_checkpoint
+
+        torch.set_num_threads(1)
+        root = sys.argv[1]
+
+        def save(folder, value):
+            state = {"model": {"weight": torch.full((64,), float(value))}}
+            save_checkpoint(folder, "ckpt_best", state, iteration=value)
+
+        def die_at(countdown):
+            def watch(event, args):
+                nonlocal countdown
+                writes = event == "open" and args[2] & (os.O_CREAT | os.O_WRONLY)
+                if writes or event in ("os.rename", "os.remove", "os.mkdir"):
+                    countdown -= 1
+                    if countdown < 0:
+                        os._exit(137)
+            sys.addaudithook(watch)
+
+        outcomes = []
+        for countdown in range(100):
+            folder = os.path.join(root, str(countdown))
+            save(folder, 1)
+            child = os.fork()
+            if child == 0:
+                die_at(countdown)
+                save(folder, 2)
+                os._exit(0)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            for path in (folder, os.path.join(folder, "ckpt_best")):
+                found = load_checkpoint(path)
+                assert found.skipped == ()
+                assert found.state["model"]["weight"].unique().item() == found.iteration
+            outcomes.append((code, found.iteration))
+            save(folder, 3)
+            assert load_checkpoint(folder).iteration == 3
+            if code == 0:
+                break
+        print(outcomes)
+        """
+    )
+    finished = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert finished.returncode == 0, finished.stderr
+    outcomes = json.loads(finished.stdout.replace("(", "[").replace(")", "]"))
+    codes, iterations = zip(*outcomes, strict=True)
+    assert set(codes[:-1]) == {137}
+    assert codes[-1] == 0
+    assert set(iterations[:-1]) == {1, 2}
+    assert list(iterations) == sorted(iterations)

@@ -1,0 +1,350 @@
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from easydict import EasyDict
+
+from dingsdk.errors import (
+    CheckpointError,
+    CheckpointMissingError,
+    ConfigTypeError,
+    HookError,
+    PolicyOutputTypeError,
+    UnknownKeyError,
+    UnknownPluginError,
+)
+from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.worker.learner.checkpoint import load_checkpoint
+from dingsdk.worker.learner.hook import (
+    LearnerHook,
+    build_learner_hook_by_cfg,
+    merge_hooks,
+    register_learner_hook,
+)
+from dingsdk.worker.learner.hooks import LoadCkptHook, LogReduceHook, LogShowHook, SaveCkptHook
+
+NO_SAVE = {"save_ckpt_after_iter": False, "save_ckpt_after_run": False}
+
+
+class Note(LearnerHook):
+    def __init__(self, name, priority, *, ext_args, **kwargs):
+        super().__init__(name, priority, **kwargs)
+        self.ext_args = ext_args
+
+    def __call__(self, engine):
+        engine.info(self.ext_args.text)
+
+
+@pytest.fixture
+def manager():
+    with use_manager(PluginManager()) as manager:
+        yield manager
+
+
+def summary(hooks):
+    return {
+        position: [(hook.name, type(hook), hook.priority) for hook in held]
+        for position, held in hooks.items()
+    }
+
+
+class TestBuild:
+    def test_simplified_entries(self):
+        hooks = build_learner_hook_by_cfg(
+            {
+                "load_ckpt_before_run": "some/ckpt",
+                "log_show_after_iter": 10,
+                "save_ckpt_after_iter": 1e4,
+                "save_ckpt_after_run": True,
+                "log_reduce_after_iter": True,
+            }
+        )
+
+        assert summary(hooks) == {
+            "before_run": [("load_ckpt", LoadCkptHook, 20)],
+            "after_run": [("save_ckpt_after_run", SaveCkptHook, 20)],
+            "before_iter": [],
+            "after_iter": [
+                ("log_reduce_after_iter", LogReduceHook, 10),
+                ("log_show", LogShowHook, 20),
+                ("save_ckpt_after_iter", SaveCkptHook, 20),
+            ],
+        }
+
+    @pytest.mark.parametrize("off", [False, 0, None])
+    def test_false_registers_nothing(self, off):
+        entries = dict.fromkeys(("log_show_after_iter", "save_ckpt_after_iter"), off) | {
+            "save_ckpt_after_run": False,
+            "log_reduce_after_iter": None,
+        }
+
+        assert not any(build_learner_hook_by_cfg({**entries, "load_ckpt_before_run": ""}).values())
+
+    @pytest.mark.parametrize("shape", [dict, EasyDict])
+    def test_full_entries_of_plain_dicts_and_easydicts(self, shape, manager):
+        register_learner_hook("note", Note)
+        entry = {
+            "type": "note",
+            "name": "my_note",
+            "priority": 5,
+            "position": "before_iter",
+            "ext_args": {"text": "hello"},
+        }
+
+        hooks = build_learner_hook_by_cfg(shape(anything=shape(entry)))
+
+        assert summary(hooks)["before_iter"] == [("my_note", Note, 5)]
+        assert hooks["before_iter"][0].ext_args.text == "hello"
+
+    def test_full_entry_under_a_simplified_key_may_leave_out_what_the_key_says(self):
+        hooks = build_learner_hook_by_cfg({"save_ckpt_after_iter": {"ext_args": {"freq": 3}}})
+
+        assert summary(hooks)["after_iter"] == [("save_ckpt_after_iter", SaveCkptHook, 100)]
+
+    def test_the_default_priority_of_full_entries_is_100_and_the_name_their_key(self, manager):
+        register_learner_hook("note", Note)
+
+        hooks = build_learner_hook_by_cfg({"greet": {"type": "note", "position": "after_run"}})
+
+        assert summary(hooks)["after_run"] == [("greet", Note, 100)]
+
+    @pytest.mark.parametrize(
+        ("cfg", "error", "path"),
+        [
+            ({"save_ckpt_after_itr": 5}, UnknownKeyError, "hook.save_ckpt_after_itr"),
+            ({"save_ckpt_after_itr": False}, UnknownKeyError, "hook.save_ckpt_after_itr"),
+            ({"log_show_after_iter": "often"}, ConfigTypeError, "hook.log_show_after_iter"),
+            ({"log_show_after_iter": 1.5}, ConfigTypeError, "hook.log_show_after_iter"),
+            ({"load_ckpt_before_run": 3}, ConfigTypeError, "hook.load_ckpt_before_run"),
+            ({"save_ckpt_after_run": "yes"}, ConfigTypeError, "hook.save_ckpt_after_run"),
+            ({"a": {"position": "after_run"}}, ConfigTypeError, "hook.a.type"),
+            ({"a": {"type": "log_show"}}, ConfigTypeError, "hook.a.position"),
+            (
+                {"a": {"type": "log_show", "positon": "after_run"}},
+                UnknownKeyError,
+                "hook.a.positon",
+            ),
+            (
+                {"a": {"type": "log_sho", "position": "after_run"}},
+                UnknownPluginError,
+                "hook.a.type",
+            ),
+        ],
+    )
+    def test_bad_entries_name_their_place(self, cfg, error, path):
+        with pytest.raises(error) as caught:
+            build_learner_hook_by_cfg(cfg, config_path="hook")
+
+        assert caught.value.facts["path"] == path
+
+    def test_a_bad_argument_names_the_hook_and_the_config_path(self):
+        entry = {"type": "save_ckpt", "position": "after_iter", "ext_args": {"freq": 0}}
+
+        with pytest.raises(ConfigTypeError) as caught:
+            build_learner_hook_by_cfg({"often": entry}, config_path="hook")
+
+        assert "hook.often" in caught.value.__notes__[0]
+
+    @pytest.mark.parametrize("priority", [-1, "first", None, float("nan"), True])
+    def test_a_bad_priority_is_refused(self, priority):
+        entry = {"type": "save_ckpt", "position": "after_iter", "priority": priority}
+
+        with pytest.raises(AssertionError) as caught:
+            build_learner_hook_by_cfg({"a": entry})
+
+        assert isinstance(caught.value, HookError)
+
+    def test_a_bad_position_is_refused_with_the_nearest(self):
+        with pytest.raises(HookError) as caught:
+            build_learner_hook_by_cfg({"a": {"type": "save_ckpt", "position": "after_itr"}})
+
+        assert caught.value.facts["nearest"] == "after_iter"
+
+
+@pytest.mark.parametrize("wrong", [int, object(), lambda engine: None])
+def test_only_learner_hooks_can_be_registered(wrong):
+    with pytest.raises(AssertionError):
+        register_learner_hook("wrong", wrong)
+
+
+def test_registering_a_hook_again_replaces_it(manager):
+    class Second(Note):
+        pass
+
+    register_learner_hook("note", Note)
+    register_learner_hook("note", Second)
+
+    hooks = build_learner_hook_by_cfg({"a": {"type": "note", "position": "after_run"}})
+    assert type(hooks["after_run"][0]) is Second
+
+
+def test_merging_tables_of_other_positions_is_refused():
+    with pytest.raises(HookError):
+        merge_hooks({"after_run": []}, {"before_run": []})
+
+
+class TestSave:
+    def test_the_first_iteration_is_saved_and_then_every_freq(self, make_learner, scripted):
+        learner = make_learner(
+            scripted(lambda data: {"loss": 1.0}),
+            {"hook": {"save_ckpt_after_iter": 2, "save_ckpt_after_run": True}},
+        )
+
+        for _ in range(5):
+            learner.train([{}])
+        learner.call_hook("after_run")
+
+        names = {path.stem for path in learner.checkpoint_dir.glob("*.json")}
+        assert names == {"iteration_0", "iteration_2", "iteration_4", "iteration_5", "latest"}
+
+    def test_only_rank_0_saves(self, make_learner, scripted):
+        learner = make_learner(
+            scripted(lambda data: {"loss": 1.0}),
+            {"hook": {"log_reduce_after_iter": False}},
+            dist_info=(1, 2),
+        )
+
+        learner.train([{}])
+
+        assert not learner.checkpoint_dir.exists()
+
+    def test_other_instances_have_their_own_folder(self, make_learner, scripted, tmp_path):
+        learner = make_learner(scripted(lambda data: {}), instance_name="expert")
+
+        learner.save_checkpoint()
+
+        assert learner.checkpoint_dir == tmp_path / "run" / "ckpt_expert"
+        assert (learner.checkpoint_dir / "iteration_0.json").exists()
+
+    def test_old_iterations_go_and_the_best_stays(self, make_learner, scripted):
+        learner = make_learner(
+            scripted(lambda data: {"loss": 1.0}),
+            {"keep_last_ckpt": 2, "hook": {"save_ckpt_after_iter": 1}},
+        )
+        learner.train([{}])
+        learner.save_checkpoint("ckpt_best.pth.tar")
+
+        for _ in range(5):
+            learner.train([{}])
+
+        names = {path.stem for path in learner.checkpoint_dir.glob("*.json")}
+        assert names == {"iteration_4", "iteration_5", "ckpt_best", "latest"}
+        assert len(list(learner.checkpoint_dir.glob("*.safetensors"))) == 3
+        assert load_checkpoint(learner.checkpoint_dir / "ckpt_best").iteration == 1
+
+    def test_saving_works_with_the_hook_after_the_run_turned_off(self, make_learner, scripted):
+        learner = make_learner(scripted(lambda data: {}), {"hook": NO_SAVE})
+
+        learner.save_checkpoint("ckpt_best")
+
+        assert load_checkpoint(learner.checkpoint_dir / "ckpt_best").iteration == 0
+        assert learner.ckpt_name is None
+
+    def test_latest_is_the_newest_whatever_its_name(self, make_learner, scripted):
+        learner = make_learner(scripted(lambda data: {"loss": 1.0}), {"hook": NO_SAVE})
+
+        learner.save_checkpoint("latest")
+        assert load_checkpoint(learner.checkpoint_dir / "latest").path.stem == "iteration_0"
+        learner.train([{}])
+        learner.save_checkpoint("ckpt_best")
+        assert load_checkpoint(learner.checkpoint_dir / "latest").path.stem == "ckpt_best"
+        assert load_checkpoint(learner.checkpoint_dir).iteration == 1
+
+
+class TestLoad:
+    def test_resume_continues_weights_iteration_and_env_steps(
+        self, make_learner, learn_mode, batch, tmp_path
+    ):
+        first = make_learner(learn_mode(seed=1), {"hook": NO_SAVE}, exp_name=str(tmp_path / "a"))
+        for seed in range(3):
+            first.train(batch(seed=seed), envstep=8 * seed)
+        first.save_checkpoint()
+        path = str(first.checkpoint_dir)
+        second = make_learner(
+            learn_mode(seed=2),
+            {"hook": {**NO_SAVE, "load_ckpt_before_run": path}},
+            exp_name=str(tmp_path / "b"),
+        )
+
+        second.call_hook("before_run")
+
+        assert second.train_iter == 3
+        assert second.collector_envstep == 16
+        # The optimizer came along: both make the same next steps, bit by bit.
+        for seed in range(3, 6):
+            assert first.train(batch(seed=seed)) == second.train(batch(seed=seed))
+        assert second.train_iter == 6
+
+    def test_a_checkpoint_of_another_network_is_refused(self, make_learner, learn_mode, tmp_path):
+        model = {"obs_shape": 7, "action_shape": 3}
+        other = make_learner(learn_mode(model=model), exp_name=str(tmp_path / "other"))
+        other.save_checkpoint("ckpt_best")
+        path = str(other.checkpoint_dir / "ckpt_best.pth.tar")
+        learner = make_learner(learn_mode(), {"hook": {**NO_SAVE, "load_ckpt_before_run": path}})
+
+        with pytest.raises(CheckpointError, match="does not fit this policy"):
+            learner.call_hook("before_run")
+
+        assert learner.train_iter == 0
+
+    def test_a_missing_checkpoint_is_an_error(self, make_learner, learn_mode, tmp_path):
+        path = str(tmp_path / "nothing" / "here.pth.tar")
+        learner = make_learner(learn_mode(), {"hook": {**NO_SAVE, "load_ckpt_before_run": path}})
+
+        with pytest.raises(CheckpointMissingError):
+            learner.call_hook("before_run")
+
+
+class TestLogReduce:
+    def test_at_world_size_1_nothing_changes(self, make_learner, scripted):
+        learner = make_learner(
+            scripted(lambda data: {"loss": 1.5}), {"hook": {"log_reduce_after_iter": True}}
+        )
+
+        assert learner.train([{}]) == [{"loss": 1.5}]
+
+    def test_two_ranks_on_gloo_log_their_mean(self, tmp_path):
+        code = textwrap.dedent(
+            """
+            import sys
+            import torch.distributed as dist
+            from dingsdk.worker.learner.hooks import LogReduceHook
+
+            class Engine:
+                world_size = 2
+                log_buffer = {}
+
+            rank, store = int(sys.argv[1]), sys.argv[2]
+            dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+            Engine.log_buffer = {
+                "scalar": {"loss": 1.0 + rank, "noreduce_rank": rank},
+                "scalars": {"norm": {"a": 10 * rank}},
+                "histogram": {"h": [rank]},
+            }
+            LogReduceHook("reduce", 10, position="after_iter")(Engine)
+            assert Engine.log_buffer == {
+                "scalar": {"loss": 1.5, "noreduce_rank": rank},
+                "scalars": {"norm": {"a": 5.0}},
+                "histogram": {"h": [rank]},
+            }, Engine.log_buffer
+            dist.destroy_process_group()
+            """
+        )
+        command = [sys.executable, "-c", code]
+        store = str(tmp_path / "store")
+        ranks = [
+            subprocess.Popen([*command, str(r), store], stderr=subprocess.PIPE) for r in (0, 1)
+        ]
+        errors = [rank.communicate(timeout=90)[1].decode() for rank in ranks]
+
+        assert [rank.returncode for rank in ranks] == [0, 0], errors
+
+
+def test_a_log_variable_that_is_no_number_is_named(make_learner, scripted):
+    learner = make_learner(scripted(lambda data: {"loss": "high"}), {"hook": NO_SAVE})
+
+    with pytest.raises(PolicyOutputTypeError) as caught:
+        learner.train([{}])
+
+    assert caught.value.facts["key"] == "loss"

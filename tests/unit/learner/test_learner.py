@@ -1,0 +1,342 @@
+import threading
+
+import numpy as np
+import pytest
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import ConfigError, NonFiniteError, PolicyOutputTypeError, RunFolderError
+from dingsdk.plugins import PluginManager, hookimpl, use_manager
+from dingsdk.worker.learner.checkpoint import load_checkpoint
+from dingsdk.worker.learner.hook import LearnerHook
+
+QUIET = {"hook": {"save_ckpt_after_iter": False, "save_ckpt_after_run": False}}
+
+
+class Recorder(LearnerHook):
+    def __init__(self, position, calls, name="recorder", priority=100):
+        super().__init__(name, priority, position=position)
+        self._calls = calls
+
+    def __call__(self, engine):
+        self._calls.append((self.name, self.position, engine.last_iter.val))
+
+
+def record_all(learner):
+    calls = []
+    for position in LearnerHook.positions:
+        learner.register_hook(Recorder(position, calls))
+    return calls
+
+
+def test_train_returns_the_log_of_a_dqn_update_and_counts_it(make_learner, learn_mode, batch):
+    learner = make_learner(learn_mode(), QUIET)
+
+    logs = learner.train(batch(), envstep=96)
+
+    assert len(logs) == 1
+    assert np.isfinite(logs[0]["total_loss"])
+    assert learner.train_iter == 1
+    assert learner.collector_envstep == 96
+
+
+def test_train_on_rows_equals_train_on_columns(make_learner, learn_mode, batch, tmp_path):
+    columns = batch()
+    rows = [dict(row) for row in columns]
+
+    from_columns = make_learner(learn_mode(), QUIET, exp_name=str(tmp_path / "a")).train(columns)
+    from_rows = make_learner(learn_mode(), QUIET, exp_name=str(tmp_path / "b")).train(rows)
+
+    assert from_rows[0]["total_loss"] == pytest.approx(from_columns[0]["total_loss"])
+
+
+def test_hooks_after_an_iteration_see_its_number_starting_at_zero(make_learner, scripted):
+    learner = make_learner(scripted(lambda data: {"loss": 1.0}), QUIET)
+    calls = record_all(learner)
+
+    learner.train([{}])
+    learner.train([{}])
+
+    assert [(position, n) for _, position, n in calls] == [
+        ("before_iter", 0),
+        ("after_iter", 0),
+        ("before_iter", 1),
+        ("after_iter", 1),
+    ]
+
+
+def test_a_list_of_logs_advances_by_one_iteration_each(make_learner, scripted):
+    learner = make_learner(scripted(lambda data: [{"loss": 1.0}, {"loss": 2.0}]), QUIET)
+    calls = record_all(learner)
+
+    logs = learner.train([{}])
+
+    assert logs == [{"loss": 1.0}, {"loss": 2.0}]
+    assert learner.train_iter == 2
+    after = [iteration for _, position, iteration in calls if position == "after_iter"]
+    assert after == [0, 1]
+
+
+def test_prefixed_entries_reach_the_hooks_but_not_the_caller(make_learner, scripted):
+    output = {"loss": 1.0, "[scalars]norms": {"a": 1.0}, "[histogram]action": [0, 1, 1]}
+    learner = make_learner(scripted(lambda data: output), QUIET)
+    seen = []
+
+    class Look(LearnerHook):
+        def __call__(self, engine):
+            seen.append({kind: dict(held) for kind, held in engine.log_buffer.items()})
+
+    learner.register_hook(Look("look", 0, position="after_iter"))
+
+    assert learner.train([{}]) == [{"loss": 1.0}]
+    assert seen[0]["scalars"] == {"norms": {"a": 1.0}}
+    assert seen[0]["histogram"] == {"action": [0, 1, 1]}
+    assert seen[0]["scalar"]["loss"] == 1.0
+    assert seen[0]["scalar"]["train_time"] >= 0.0
+    assert output.keys() == {"loss", "[scalars]norms", "[histogram]action"}
+
+
+def test_priorities_come_with_the_ids_of_the_batch_that_caused_them(
+    make_learner, learn_mode, batch
+):
+    learner = make_learner(learn_mode(priority=True), QUIET)
+    ids, slots = np.arange(50, 58), np.arange(8)
+
+    logs = learner.train(batch(replay_unique_id=ids, replay_buffer_idx=slots))
+
+    info = learner.priority_info
+    assert len(info["priority"]) == 8
+    np.testing.assert_array_equal(info["replay_unique_id"], ids)
+    np.testing.assert_array_equal(info["replay_buffer_idx"], slots)
+    assert "priority" not in logs[0]
+
+
+def test_priorities_of_rows_carry_their_ids(make_learner, scripted):
+    learner = make_learner(scripted(lambda data: {"priority": [0.5, 0.6]}), QUIET)
+
+    learner.train([{"replay_unique_id": 7, "replay_buffer_idx": 1}, {"replay_unique_id": 9}])
+
+    assert learner.priority_info == {
+        "priority": [0.5, 0.6],
+        "replay_unique_id": [7, 9],
+        "replay_buffer_idx": [1, None],
+    }
+
+
+def test_the_last_of_several_logs_gives_the_priorities(make_learner, scripted):
+    learner = make_learner(scripted(lambda data: [{"priority": [1.0]}, {"priority": [2.0]}]), QUIET)
+
+    logs = learner.train(SampleBatch({"replay_unique_id": [3]}))
+
+    assert logs == [{}, {}]
+    assert learner.priority_info["priority"] == [2.0]
+
+
+def test_an_update_without_priorities_clears_those_of_the_one_before(make_learner, scripted):
+    outputs = iter([{"priority": [1.0]}, {"loss": 1.0}])
+    learner = make_learner(scripted(lambda data: next(outputs)), QUIET)
+    learner.train([{"replay_unique_id": 1}])
+
+    learner.train([{"replay_unique_id": 2}])
+
+    assert learner.priority_info == {}
+    assert learner.learn_info == {"learner_step": 2, "priority_info": {}, "learner_done": False}
+
+
+def test_policy_kwargs_reach_forward(make_learner, scripted):
+    learner = make_learner(scripted(lambda data, scale=1.0: {"loss": scale}), QUIET)
+
+    assert learner.train([{}], policy_kwargs={"scale": 3.0}) == [{"loss": 3.0}]
+
+
+@pytest.mark.parametrize("output", [None, 1.0, ["text"], ({"loss": 1.0},)])
+def test_output_that_is_no_log_is_refused(make_learner, scripted, output):
+    learner = make_learner(scripted(lambda data: output), QUIET)
+
+    with pytest.raises(PolicyOutputTypeError) as caught:
+        learner.train([{}])
+
+    assert isinstance(caught.value, TypeError)
+    assert learner.train_iter == 0
+
+
+def test_a_nan_loss_passes_through_unchanged(make_learner, learn_mode, batch):
+    learner = make_learner(learn_mode(), QUIET)
+
+    with pytest.raises(NonFiniteError) as caught:
+        learner.train(batch(reward=np.full(8, np.nan, np.float32)))
+
+    assert caught.value.facts["key"] == "reward"
+    assert learner.train_iter == 0
+
+
+def test_train_without_a_policy_says_what_to_do(make_learner):
+    with pytest.raises(ConfigError, match="please set learner policy"):
+        make_learner(None, QUIET).train([{}])
+
+
+def test_observers_hear_of_every_iteration(make_learner, scripted):
+    heard = []
+
+    class Observer:
+        @hookimpl
+        def dingsdk_after_iter(self, iteration, log_vars):
+            heard.append((iteration, dict(log_vars)))
+
+    manager = PluginManager()
+    manager.register_plugin(Observer())
+    with use_manager(manager):
+        learner = make_learner(scripted(lambda data: [{"loss": 1.0}, {"loss": 2.0}]), QUIET)
+        learner.train([{}])
+
+    assert heard == [(0, {"loss": 1.0}), (1, {"loss": 2.0})]
+
+
+def test_an_unwritable_run_folder_is_a_typed_error(make_learner, scripted, tmp_path):
+    (tmp_path / "run").write_text("a file in the place of the run folder")
+
+    with pytest.raises(RunFolderError) as caught:
+        make_learner(scripted(lambda data: {}), QUIET)
+
+    assert str(tmp_path / "run") in caught.value.facts["path"]
+
+
+class TestStart:
+    def test_trains_until_there_is_no_more_data(self, make_learner, learn_mode, batch):
+        learner = make_learner(learn_mode(), QUIET)
+        calls = record_all(learner)
+        batches = [batch(), batch(seed=1), None]
+        asked = []
+        learner.get_data = lambda size: (asked.append(size), batches.pop(0))[1]
+
+        learner.start()
+
+        assert learner.train_iter == 2
+        assert learner.learn_info["learner_done"] is True
+        assert asked == [learner.policy.get_attribute("batch_size")] * 3
+        assert calls[0][1] == "before_run"
+        assert calls[-1] == ("recorder", "after_run", 2)
+
+    def test_stops_after_train_iterations(self, make_learner, scripted):
+        learner = make_learner(
+            scripted(lambda data: {"loss": 1.0}), {**QUIET, "train_iterations": 3}
+        )
+        learner.get_data = lambda size: [{}] * size
+
+        learner.start()
+
+        assert learner.train_iter == 3
+
+    def test_keeps_the_env_steps_that_its_owner_set(self, make_learner, scripted):
+        learner = make_learner(
+            scripted(lambda data: {"loss": 1.0}), {**QUIET, "train_iterations": 1}
+        )
+        learner.get_data = lambda size: [{}]
+        learner.collector_envstep = 320
+
+        learner.start()
+
+        assert learner.collector_envstep == 320
+
+    def test_a_list_of_callables_is_called_for_its_rows(self, make_learner, scripted):
+        seen = []
+        policy = scripted(lambda data: (seen.append(data), {"loss": 1.0})[1])
+        learner = make_learner(policy, {**QUIET, "train_iterations": 1})
+        learner.get_data = lambda size: [lambda: {"obs": 1}, lambda: {"obs": 2}]
+
+        learner.start()
+
+        assert seen == [[{"obs": 1}, {"obs": 2}]]
+
+    def test_close_from_another_thread_ends_it_and_runs_the_last_hooks(
+        self, make_learner, scripted
+    ):
+        learner = make_learner(scripted(lambda data: {"loss": 1.0}), QUIET)
+        calls = record_all(learner)
+        waiting, closed = threading.Event(), threading.Event()
+
+        def get_data(size):
+            waiting.set()
+            assert closed.wait(10)
+
+        learner.get_data = get_data
+        thread = threading.Thread(target=learner.start)
+        thread.start()
+        assert waiting.wait(10)
+        learner.close()
+        closed.set()
+        thread.join(10)
+
+        assert not thread.is_alive()
+        assert [position for _, position, _ in calls] == ["before_run", "after_run"]
+        assert learner.learn_info["learner_done"] is True
+        assert learner.logger.handlers == []
+
+    def test_on_a_closed_learner_returns_at_once(self, make_learner, scripted):
+        learner = make_learner(scripted(lambda data: {"loss": 1.0}), QUIET)
+        calls = record_all(learner)
+        learner.get_data = lambda size: [{}]
+        learner.close()
+
+        learner.start()
+
+        assert calls == []
+
+    def test_saves_and_raises_what_training_raised(self, make_learner, learn_mode, batch):
+        learner = make_learner(learn_mode(), QUIET)
+        bad = batch(reward=np.full(8, np.inf, np.float32))
+        batches = [batch(), bad]
+        learner.get_data = lambda size: batches.pop(0)
+
+        with pytest.raises(NonFiniteError):
+            learner.start()
+
+        saved = load_checkpoint(learner.checkpoint_dir / "ckpt_exception")
+        assert saved.iteration == 1
+        assert learner.learn_info["learner_done"] is False
+
+    def test_raises_the_first_error_when_saving_fails_too(self, make_learner, scripted):
+        def fail(data):
+            raise KeyError("the policy's own mistake")
+
+        learner = make_learner(scripted(fail), QUIET)
+        learner.checkpoint_dir.write_text("a file in the place of the folder")
+        learner.get_data = lambda size: [{}]
+
+        with pytest.raises(KeyError, match="the policy's own mistake") as caught:
+            learner.start()
+
+        assert "No checkpoint ckpt_exception" in caught.value.__notes__[0]
+
+    def test_without_a_data_source_says_what_to_attach(self, make_learner, scripted):
+        with pytest.raises(ConfigError, match="get_data"):
+            make_learner(scripted(lambda data: {}), QUIET).start()
+
+    def test_more_than_no_loader_workers_is_refused(self, make_learner, scripted):
+        learner = make_learner(
+            scripted(lambda data: {}), {**QUIET, "dataloader": {"num_workers": 2}}
+        )
+        learner.get_data = lambda size: None
+
+        with pytest.raises(ConfigError) as caught:
+            learner.setup_dataloader()
+
+        assert caught.value.facts["path"] == "policy.learn.learner.dataloader.num_workers"
+
+    def test_a_data_source_of_another_type_is_refused(self, make_learner, scripted):
+        learner = make_learner(scripted(lambda data: {}), QUIET)
+        learner.get_data = lambda size: "data"
+
+        with pytest.raises(PolicyOutputTypeError, match="get_data"):
+            learner.start()
+
+
+def test_close_twice_releases_the_logs_once(make_learner, scripted):
+    learner = make_learner(scripted(lambda data: {}), QUIET)
+    other = make_learner(scripted(lambda data: {}), QUIET)
+
+    learner.close()
+    learner.close()
+
+    assert learner.logger.handlers == []
+    assert other.tb_logger is learner.tb_logger
+    other.tb_logger.add_scalar("still/open", 1.0, 0)

@@ -1,0 +1,306 @@
+import gc
+import logging
+import struct
+import threading
+
+import numpy as np
+import pytest
+import torch
+from tensorboardX.proto.event_pb2 import Event
+
+from dingsdk.errors import PolicyOutputTypeError, RunFolderError
+from dingsdk.worker.learner.counter import CountVar
+from dingsdk.worker.learner.monitor import LearnerMonitor
+from dingsdk.worker.run_logger import build_logger
+from dingsdk.worker.timer import EasyTimer
+
+QUIET_SAVE = {"save_ckpt_after_iter": False, "save_ckpt_after_run": False}
+
+
+def read_events(folder):
+    """Yield (tag, step, value or 'histogram') of every summary in a tensorboard folder."""
+    for file in folder.glob("events*"):
+        raw = file.read_bytes()
+        while raw:
+            (length,) = struct.unpack_from("<Q", raw)
+            event = Event.FromString(raw[12 : 12 + length])
+            raw = raw[12 + length + 4 :]
+            for value in event.summary.value:
+                is_histogram = value.HasField("histo")
+                yield value.tag, event.step, "histogram" if is_histogram else value.simple_value
+
+
+class TestBuildLogger:
+    def test_writes_a_text_file_and_tensorboard_events(self, tmp_path):
+        logger, writer = build_logger(tmp_path / "log", name="learner")
+        logger.info("hello %s", "there")
+        writer.add_scalar("a/b", 2.5, 7)
+        writer.add_histogram("h", [1, 2, 2], 7)
+        logger.close()
+        writer.close()
+
+        text = (tmp_path / "log" / "learner_logger.txt").read_text()
+        assert text.endswith("[INFO] hello there\n")
+        events = set(read_events(tmp_path / "log" / "learner_tb_logger"))
+        assert events == {("a/b", 7, 2.5), ("h", 7, "histogram")}
+
+    def test_one_folder_has_one_writer_until_its_last_user_closes_it(self, tmp_path):
+        (first, writer), (second, same) = (build_logger(tmp_path, "a") for _ in range(2))
+        assert same is writer
+
+        writer.close()
+        same.add_scalar("x", 1.0, 1)
+        same.close()
+        third, other = build_logger(tmp_path, "a")
+
+        assert other is not writer
+        assert ("x", 1, 1.0) in set(read_events(tmp_path / "a_tb_logger"))
+        for closable in (first, second, third, other):
+            closable.close()
+
+    def test_a_writer_that_is_not_used_starts_no_thread_and_no_file(self, tmp_path):
+        before = threading.active_count()
+
+        logger, writer = build_logger(tmp_path, "a", need_text=False)
+        writer.flush()
+
+        assert threading.active_count() == before
+        assert list((tmp_path / "a_tb_logger").iterdir()) == []
+        logger.close()
+        writer.close()
+
+    def test_without_text_or_tensorboard_touches_no_file(self, tmp_path):
+        logger, writer = build_logger(tmp_path / "log", need_tb=False, need_text=False)
+        logger.info("into the void")
+        logger.close()
+
+        assert writer is None
+        assert not (tmp_path / "log").exists()
+
+    def test_leaves_global_logging_alone(self, tmp_path):
+        handlers = list(logging.getLogger().handlers)
+        known = set(logging.Logger.manager.loggerDict)
+
+        logger, _ = build_logger(tmp_path, "private", need_tb=False)
+
+        assert logging.getLogger().handlers == handlers
+        assert "private" not in set(logging.Logger.manager.loggerDict) - known
+        logger.close()
+
+    def test_records_reach_handlers_that_the_user_put_on_dingsdk(self, tmp_path, caplog):
+        logger, _ = build_logger(tmp_path, "a", need_tb=False)
+
+        with caplog.at_level(logging.INFO, logger="dingsdk"):
+            logger.info("for the user too")
+        logger.close()
+
+        assert caplog.messages == ["for the user too"]
+
+    def test_level_hides_debug_lines(self, tmp_path):
+        logger, _ = build_logger(tmp_path, "a", need_tb=False)
+        logger.debug("hidden")
+        logger.close()
+        loud, _ = build_logger(tmp_path, "a", need_tb=False, level=logging.DEBUG)
+        loud.debug("shown")
+        loud.close()
+
+        text = (tmp_path / "a_logger.txt").read_text()
+        assert "shown" in text
+        assert "hidden" not in text
+
+    def test_close_is_idempotent_and_releases_the_file(self, tmp_path):
+        logger, _ = build_logger(tmp_path, "a", need_tb=False)
+
+        logger.close()
+        logger.close()
+        logger.info("after close")
+
+        assert logger.handlers == []
+        del logger
+        gc.collect()  # an open file would raise a ResourceWarning, which is an error here
+
+    @pytest.mark.parametrize("blocked", ["", "a_logger.txt", "a_tb_logger"])
+    def test_a_folder_that_cannot_be_written_is_a_typed_error(self, tmp_path, blocked):
+        folder = tmp_path / "log"
+        if not blocked:
+            folder.write_text("a file in the place of the folder")
+        else:
+            folder.mkdir()
+            if blocked.endswith(".txt"):
+                (folder / blocked).mkdir()
+            else:
+                (folder / blocked).write_text("a file in the place of the folder")
+
+        with pytest.raises(RunFolderError) as caught:
+            build_logger(folder, "a")
+
+        assert caught.value.facts["path"] == str(folder / blocked)
+
+    def test_tables(self, tmp_path):
+        logger, _ = build_logger(tmp_path, "a", need_tb=False, need_text=False)
+
+        assert logger.get_tabulate_vars({"loss": 0.25, "n": 3}).splitlines() == [
+            "name | value",
+            "-----+------",
+            "loss |  0.25",
+            "   n |     3",
+        ]
+        assert logger.get_tabulate_vars_hor({"loss": 0.25, "n": 3}).splitlines() == [
+            "loss | n",
+            "-----+--",
+            "0.25 | 3",
+        ]
+        assert len(logger.get_tabulate_vars_hor({f"v{i}": i for i in range(7)}).splitlines()) == 6
+        assert logger.get_tabulate_vars_hor({}) == ""
+
+
+class TestLogShow:
+    def test_shows_moving_averages_over_iterations_and_env_steps(
+        self, make_learner, scripted, tmp_path
+    ):
+        losses = iter(range(21))
+        output = {"[scalars]norm": {"first": 3.0}, "[histogram]action": [0, 1, 1]}
+        learner = make_learner(
+            scripted(lambda data: {"loss": next(losses), "unshown": 5, **output}),
+            {"hook": {**QUIET_SAVE, "log_show_after_iter": 20}},
+        )
+
+        for step in range(21):
+            learner.train([{}], envstep=100 + step)
+        learner.close()
+
+        log = tmp_path / "run" / "log" / "learner"
+        events = set(read_events(log / "learner_tb_logger"))
+        assert ("learner_iter/loss_avg", 0, 0.0) in events
+        assert ("learner_iter/loss_avg", 20, 15.5) in events  # the mean of 11 to 20
+        assert ("learner_step/loss_avg", 120, 15.5) in events
+        assert ("learner_iter/norm/first", 20, 3.0) in events
+        assert ("learner/action", 20, "histogram") in events
+        tags = {tag for tag, _, _ in events}
+        assert "learner_iter/train_time_avg" in tags
+        assert not any("unshown" in tag for tag in tags)
+        text = (log / "learner_logger.txt").read_text()
+        assert "scripted policy" in text
+        assert "iteration 20, env step 120" in text
+        assert "loss_avg" in text
+
+    def test_without_env_steps_there_are_no_curves_over_them(
+        self, make_learner, scripted, tmp_path
+    ):
+        learner = make_learner(scripted(lambda data: {"loss": 1.0}), {"hook": QUIET_SAVE})
+
+        learner.train([{}])
+        learner.close()
+
+        events = list(read_events(tmp_path / "run" / "log" / "learner" / "learner_tb_logger"))
+        assert {tag.split("/")[0] for tag, _, _ in events} == {"learner_iter"}
+
+    def test_a_shared_writer_is_used_and_left_open(self, make_learner, scripted, tmp_path):
+        _, writer = build_logger(tmp_path / "shared", "run", need_text=False)
+        learner = make_learner(
+            scripted(lambda data: {"loss": 1.0}), {"hook": QUIET_SAVE}, tb_logger=writer
+        )
+
+        learner.train([{}])
+        learner.close()
+        writer.add_scalar("after", 1.0, 1)
+        writer.close()
+
+        tags = {tag for tag, _, _ in read_events(tmp_path / "shared" / "run_tb_logger")}
+        assert {"learner_iter/loss_avg", "after"} <= tags
+
+    @pytest.mark.parametrize(
+        ("extra", "is_logging"), [({}, False), ({"only_monitor_rank0": 0}, True)]
+    )
+    def test_other_ranks_log_only_when_asked_to(
+        self, make_learner, scripted, tmp_path, extra, is_logging
+    ):
+        learner = make_learner(
+            scripted(lambda data: {"loss": 1.0}),
+            {**extra, "hook": {**QUIET_SAVE, "log_reduce_after_iter": False}},
+            dist_info=(1, 2),
+        )
+
+        learner.train([{}])
+
+        assert (tmp_path / "run").exists() is is_logging
+        assert learner.log_buffer["scalar"] == {}
+
+
+class TestMonitor:
+    def test_statistics_look_back_ten_ticks(self):
+        monitor = LearnerMonitor(["loss"])
+        for value in range(25):
+            monitor.record({"loss": value})
+            monitor.tick()
+
+        found = (monitor.avg("loss"), monitor.val("loss"), monitor.max("loss"), monitor.min("loss"))
+        assert found == (19.5, 24.0, 24.0, 15.0)
+
+    def test_a_value_that_is_not_renewed_expires(self):
+        monitor = LearnerMonitor(["rare", "never"], window=3)
+        monitor.record({"rare": 1.0})
+
+        for _ in range(3):
+            monitor.tick()
+            assert monitor.averages() == {"rare": 1.0}
+        monitor.tick()
+
+        assert monitor.averages() == {}
+        assert monitor.avg("never") is None
+
+    @pytest.mark.parametrize(
+        "number",
+        [2, True, np.float64(2), np.int32(2), np.array(2), np.array([2.0]), torch.tensor([2.0])],
+    )
+    def test_any_one_number_is_kept_as_a_float(self, number):
+        monitor = LearnerMonitor(["x"])
+
+        monitor.record({"x": number})
+
+        assert monitor.val("x") == float(number if isinstance(number, bool) else 2)
+        assert type(monitor.val("x")) is float
+
+    @pytest.mark.parametrize(
+        "other", ["2", None, [2.0], np.zeros(2), torch.zeros(2), np.array([]), {}, 2j]
+    )
+    def test_what_is_not_one_number_is_named(self, other):
+        with pytest.raises(PolicyOutputTypeError, match="'x'"):
+            LearnerMonitor().record({"x": other})
+
+
+class TestTimer:
+    def test_nested_blocks_of_one_timer_are_told_apart(self):
+        timer = EasyTimer()
+
+        with timer:
+            with timer:
+                pass
+            inner = timer.value
+        assert timer.value > inner > 0.0
+
+    def test_timers_do_not_disturb_each_other(self):
+        outer, inner = EasyTimer(), EasyTimer(cuda=True)
+
+        with outer, inner:
+            pass
+
+        assert outer.value > inner.value > 0.0
+
+    def test_a_block_that_raises_is_measured_too(self):
+        timer = EasyTimer()
+
+        with pytest.raises(KeyError), timer:
+            raise KeyError
+
+        assert timer.value > 0.0
+
+
+def test_count_var_counts():
+    count = CountVar(3)
+
+    count.add(2)
+    assert count.val == 5
+    count.update(1)
+    assert count.val == 1
+    assert repr(count) == "CountVar(1)"
