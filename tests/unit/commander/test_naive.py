@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from dingsdk.worker.commander.naive import NaiveCommander
+
+
+def test_tasks_are_issued_while_places_are_free(main_config):
+    commander = NaiveCommander(main_config(type="naive", collector_task_space=2))
+
+    first, second = commander.get_collector_task(), commander.get_collector_task()
+    learner = commander.get_learner_task()
+
+    assert commander.get_collector_task() is None
+    assert commander.get_learner_task() is None
+    assert first["task_id"] != second["task_id"]
+    assert learner["task_id"] == "learner_task_id0"
+    assert first["buffer_id"] == learner["buffer_id"]
+    assert first["collector_cfg"]["policy_update_path"] == learner["policy_id"]
+    assert first["collector_cfg"]["collect_setting"] == {"eps": 0.9}
+    assert first["collector_cfg"]["eval_flag"] is False
+
+
+def test_ended_tasks_make_place_however_they_ended(main_config):
+    commander = NaiveCommander(main_config(type="naive"))
+    for _ in range(2):
+        task = commander.get_collector_task()
+        assert commander.finish_collector_task(task["task_id"], {}) is None
+        commander.notify_fail_collector_task(commander.get_collector_task())
+        learner = commander.get_learner_task()
+        commander.update_learner_info(learner["task_id"], {"learner_step": 1})
+        assert commander.finish_learner_task(learner["task_id"], learner) == "test"
+        commander.notify_fail_learner_task(commander.get_learner_task())
+    assert commander.finished_collector_tasks == 2
+    assert commander.learner_info == {}
+
+
+def test_judgements_are_plain_booleans(main_config):
+    commander = NaiveCommander(main_config(type="naive"))
+
+    assert commander.judge_collector_finish("t", {"cur_step": 1}) is False
+    assert commander.judge_collector_finish("t", {"collector_done": 1}) is True
+    assert commander.judge_learner_finish("t", {}) is False
+    assert commander.judge_learner_finish("t", {"learner_done": True}) is True

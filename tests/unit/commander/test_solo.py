@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import copy
+import json
+import re
+
+import pytest
+
+from dingsdk.worker.commander.solo import SoloCommander
+
+
+def eval_result(reward_mean=10.0, train_iter=5):
+    return {"eval_flag": True, "reward_mean": reward_mean, "train_iter": train_iter}
+
+
+def collect_result(step_count):
+    return {"eval_flag": False, "step_count": step_count}
+
+
+@pytest.fixture
+def commander(main_config, clock):
+    return SoloCommander(main_config(collector_task_space=2, eval_interval=10.0), clock)
+
+
+def start(commander):
+    """Issue the learner task and finish the first evaluation."""
+    learner = commander.get_learner_task()
+    first = commander.get_collector_task()
+    assert commander.finish_collector_task(first["task_id"], eval_result(train_iter=0)) is False
+    return learner
+
+
+def test_collectors_wait_for_a_learner_task(commander):
+    assert commander.get_collector_task() is None
+
+    learner = commander.get_learner_task()
+    task = commander.get_collector_task()
+
+    assert task["buffer_id"] == learner["buffer_id"]
+    assert task["collector_cfg"]["policy_update_path"] == learner["policy_id"]
+    assert commander.get_learner_task() is None
+
+
+def test_the_first_collector_task_is_an_evaluation_and_others_follow_by_the_clock(commander, clock):
+    commander.get_learner_task()
+    flags = []
+    for seconds in (0, 1, 9.5, 1, 11):
+        clock.now += seconds
+        task = commander.get_collector_task()
+        is_evaluation = task["collector_cfg"]["eval_flag"]
+        flags.append(is_evaluation)
+        result = eval_result() if is_evaluation else collect_result(0)
+        commander.finish_collector_task(task["task_id"], result)
+
+    assert flags == [True, False, True, False, True]
+
+
+def test_one_evaluation_at_a_time(commander, clock):
+    commander.get_learner_task()
+    first = commander.get_collector_task()
+    clock.now += 1000
+
+    second = commander.get_collector_task()
+
+    assert first["collector_cfg"]["eval_flag"]
+    assert not second["collector_cfg"]["eval_flag"]
+
+
+def test_tasks_are_plain_data_with_valid_ids_and_leave_the_config_alone(main_config, clock):
+    cfg = main_config(collector_task_space=3)
+    before = copy.deepcopy(cfg)
+    commander = SoloCommander(cfg, clock)
+    tasks = [commander.get_learner_task(), commander.get_collector_task()]
+    tasks.append(commander.get_collector_task())
+
+    for task in tasks:
+        assert json.loads(json.dumps(task)) == task
+        for key in ("task_id", "buffer_id"):
+            assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", task[key])
+    tasks[1]["collector_cfg"]["policy"]["type"] = "changed"
+    tasks[1]["collector_cfg"]["env"]["kwargs"]["x"] = 1
+    assert cfg == before
+    assert len({task["task_id"] for task in tasks}) == 3
+
+
+def test_task_content(commander):
+    learner = commander.get_learner_task()
+    evaluate, collect = commander.get_collector_task(), commander.get_collector_task()
+
+    assert learner["learner_cfg"] == {
+        "type": "base", "train_iterations": 10, "exp_name": "runs/x",
+    }  # fmt: skip
+    assert learner["replay_buffer_cfg"] == {"type": "naive", "replay_buffer_size": 100}
+    assert learner["policy"]["type"] == "dqn"
+    for task, envs, episodes in ((evaluate, 5, 2), (collect, 8, 4)):
+        cfg = task["collector_cfg"]
+        assert (cfg["env"]["env_num"], cfg["env"]["episode_num"]) == (envs, episodes)
+        assert cfg["env_manager"] == {"type": "vector", "episode_num": episodes}
+        assert (cfg["type"], cfg["print_freq"], cfg["exp_name"]) == ("zergling", 5, "runs/x")
+        assert cfg["policy"]["collect"]["n_sample"] == 64
+    assert evaluate["collector_cfg"]["collect_setting"] == {}
+    assert collect["collector_cfg"]["collect_setting"] == {"eps": 1.0}
+    assert evaluate["collector_cfg"]["seed"] != collect["collector_cfg"]["seed"]
+
+
+def test_seeds_repeat_with_the_run_seed(main_config, clock):
+    def seeds():
+        commander = SoloCommander(main_config(collector_task_space=3), clock)
+        learner = commander.get_learner_task()
+        collectors = [commander.get_collector_task() for _ in range(3)]
+        return [learner["seed"], *(task["collector_cfg"]["seed"] for task in collectors)]
+
+    assert seeds() == seeds()
+
+
+def test_epsilon_follows_the_env_steps_of_ended_and_running_tasks(commander):
+    start(commander)
+    first, second = commander.get_collector_task(), commander.get_collector_task()
+    commander.update_collector_info(first["task_id"], {"cur_step": 100})
+    commander.update_collector_info(second["task_id"], {"cur_step": 50})
+    assert commander.envstep == 150
+
+    commander.finish_collector_task(first["task_id"], collect_result(200))
+
+    assert commander.envstep == 250
+    setting = commander.get_collector_task()["collector_cfg"]["collect_setting"]
+    assert setting == {"eps": pytest.approx(0.75)}
+    commander.notify_fail_collector_task(second)
+    assert commander.envstep == 250  # what it had sent is in the buffer
+
+
+def test_the_run_ends_when_a_trained_policy_reaches_the_stop_value(commander, clock):
+    start(commander)
+    running = commander.get_collector_task()
+    clock.now += 11
+    evaluation = commander.get_collector_task()
+
+    assert commander.finish_collector_task(evaluation["task_id"], eval_result(480.0)) is True
+
+    assert commander.get_collector_task() is None
+    assert commander.get_learner_task() is None
+    assert commander.finish_collector_task(running["task_id"], collect_result(1)) is True
+    assert commander.best_eval.reward_mean == 480.0
+    assert [record.train_iter for record in commander.eval_history] == [0, 5]
+    assert commander.eval_history[1].time == pytest.approx(11.0)
+
+
+def test_an_untrained_policy_cannot_end_the_run(commander):
+    commander.get_learner_task()
+    evaluation = commander.get_collector_task()
+
+    goal = commander.finish_collector_task(evaluation["task_id"], eval_result(500.0, train_iter=0))
+
+    assert goal is False
+    assert commander.get_collector_task() is not None
+
+
+def test_a_failed_evaluation_is_issued_anew(commander):
+    commander.get_learner_task()
+    failed = commander.get_collector_task()
+
+    commander.notify_fail_collector_task(failed)
+
+    assert commander.get_collector_task()["collector_cfg"]["eval_flag"]
+    assert commander.eval_history == []
+
+
+def test_a_failed_learner_makes_collectors_wait_for_the_next_one(commander):
+    first = start(commander)
+    stale = commander.get_collector_task()
+
+    commander.notify_fail_learner_task(first)
+
+    assert commander.get_collector_task() is None
+    second = commander.get_learner_task()
+    assert second["buffer_id"] != first["buffer_id"]
+    commander.finish_collector_task(stale["task_id"], collect_result(500))
+    assert commander.envstep == 0  # those steps went to the other buffer
+    assert commander.get_collector_task()["buffer_id"] == second["buffer_id"]
+
+
+def test_finishing_a_learner_returns_its_buffer(commander):
+    learner = start(commander)
+    commander.update_learner_info(learner["task_id"], {"learner_step": 7, "priority_info": {}})
+
+    buffer_id = commander.finish_learner_task(
+        learner["task_id"], {"task_id": learner["task_id"], "buffer_id": learner["buffer_id"]}
+    )
+
+    assert buffer_id == learner["buffer_id"]
+    assert commander.get_collector_task() is None
+    assert commander.get_learner_task() is not None
+
+
+def test_a_second_report_of_the_same_end_changes_nothing(commander):
+    start(commander)
+    first, second = commander.get_collector_task(), commander.get_collector_task()
+    for _ in range(2):
+        commander.finish_collector_task(first["task_id"], collect_result(100))
+        commander.notify_fail_collector_task(first)
+
+    assert commander.envstep == 100
+    assert commander.get_collector_task() is not None
+    assert commander.get_collector_task() is None  # second still holds its place
+    assert second is not None
+
+
+def test_collector_places_can_be_added_and_taken(commander):
+    start(commander)
+    tasks = [commander.get_collector_task(), commander.get_collector_task()]
+    commander.increase_collector_task_space()
+    assert commander.get_collector_task() is not None
+    commander.decrease_collector_task_space()
+    commander.finish_collector_task(tasks[0]["task_id"], collect_result(1))
+
+    assert commander.get_collector_task() is None

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dingsdk.worker.commander.space import LimitedSpaceContainer
+
+
+def test_places_run_out_and_come_back():
+    space = LimitedSpaceContainer(0, 2)
+
+    assert [space.acquire_space() for _ in range(3)] == [True, True, False]
+    space.release_space()
+    assert space.acquire_space()
+
+
+def test_the_limit_can_move_while_places_are_taken():
+    space = LimitedSpaceContainer(0, 1)
+    space.acquire_space()
+    space.increase_space()
+    assert space.acquire_space()
+    space.decrease_space()
+    space.release_space()
+    assert not space.acquire_space()
+
+
+@given(st.lists(st.sampled_from(["acquire", "release", "increase", "decrease"])))
+def test_the_count_stays_within_what_was_granted(moves):
+    space = LimitedSpaceContainer(0, 2)
+    taken, limit = 0, 2
+    for move in moves:
+        result = getattr(space, f"{move}_space")()
+        if move == "acquire":
+            assert result == (taken < limit)
+            taken += bool(result)
+        elif move == "release":
+            taken = max(0, taken - 1)
+        else:
+            limit = max(0, limit + (1 if move == "increase" else -1))
+        assert space.cur == taken
+        assert space.get_residual_space() == max(0, limit - taken)
+
+
+def test_limits_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="min"):
+        LimitedSpaceContainer(3, 2)

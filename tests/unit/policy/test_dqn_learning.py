@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from safetensors.torch import load, save
+
+from dingsdk.errors import NonFiniteError, SchemaMismatchError
+
+
+def reference_loss(policy, batch, *, double, weights=None):
+    state = policy.learn_mode.state_dict()
+
+    def values(part, obs):
+        names = state[part]
+        hidden = torch.relu(F.linear(obs, names["encoder.0.weight"], names["encoder.0.bias"]))
+        return F.linear(hidden, names["head.weight"], names["head.bias"])
+
+    columns = {key: torch.from_numpy(value.copy()) for key, value in batch.columns.items()}
+    rows = torch.arange(len(batch))
+    chosen = values("model", columns["obs"])[rows, columns["action"]]
+    after = values("target_model", columns["next_obs"])
+    chooser = values("model", columns["next_obs"]) if double else after
+    target = columns["reward"] + columns["discount"] * after[rows, chooser.argmax(1)]
+    losses = F.huber_loss(chosen, target, reduction="none")
+    if weights is not None:
+        losses = losses * weights
+    return losses.mean(), (chosen - target).abs(), chosen.mean(), target.mean()
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_loss_is_the_textbook_one(make_policy, batch, double):
+    policy = make_policy(learn={"double": double, "target_update_freq": 1000})
+    for _ in range(20):  # so that the target network differs
+        policy.learn_mode.forward(batch)
+    loss, _, value, target = reference_loss(policy, batch, double=double)
+
+    log_vars = policy.learn_mode.forward(batch)
+
+    assert log_vars["total_loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert log_vars["q_value"] == pytest.approx(value.item(), rel=1e-4)
+    assert log_vars["target_q_value"] == pytest.approx(target.item(), rel=1e-4)
+    assert set(policy.learn_mode.monitor_vars()) == set(log_vars)
+
+
+def test_importance_weights_scale_the_loss_and_priorities_are_td_errors(make_policy, batch):
+    policy = make_policy(priority=True)
+    weights = np.linspace(0.1, 1, len(batch), dtype=np.float32)
+    loss, errors, _, _ = reference_loss(
+        policy, batch, double=True, weights=torch.from_numpy(weights)
+    )
+
+    log_vars = policy.learn_mode.forward(batch.with_columns(IS=weights))
+
+    assert log_vars["total_loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert isinstance(log_vars["priority"], list)
+    assert log_vars["priority"] == pytest.approx(errors.tolist(), rel=1e-4)
+
+
+def test_no_priorities_unless_the_config_asks(make_policy, batch):
+    assert "priority" not in make_policy().learn_mode.forward(batch)
+
+
+def test_a_list_of_dicts_trains_like_the_batch(make_policy, batch):
+    first, second = make_policy(), make_policy()
+
+    one = first.learn_mode.forward(batch)
+    two = second.learn_mode.forward([dict(row) for row in batch])
+
+    assert one == pytest.approx(two, rel=1e-5)
+
+
+def test_loss_of_a_fixed_batch_decreases(make_policy, batch):
+    learn = make_policy(learn={"target_update_freq": 10_000, "learning_rate": 1e-2}).learn_mode
+    losses = [learn.forward(batch)["total_loss"] for _ in range(200)]
+
+    assert losses[-1] < 0.3 * losses[0]
+
+
+def test_adam_and_clipping_are_those_of_torch(make_policy, batch):
+    policy = make_policy(learn={"grad_clip_norm": 0.01, "target_update_freq": 1000})
+    learn = policy.learn_mode
+    names = learn.state_dict()["model"]
+    mine = {name: tensor.clone().requires_grad_() for name, tensor in names.items()}
+    target = {name: tensor.clone() for name, tensor in names.items()}
+    adam = torch.optim.Adam(mine.values(), lr=1e-3)
+    columns = {key: torch.from_numpy(value.copy()) for key, value in batch.columns.items()}
+    rows = torch.arange(len(batch))
+
+    def values(names, obs):
+        hidden = torch.relu(F.linear(obs, names["encoder.0.weight"], names["encoder.0.bias"]))
+        return F.linear(hidden, names["head.weight"], names["head.bias"])
+
+    for _ in range(5):
+        with torch.no_grad():
+            best = values(mine, columns["next_obs"]).argmax(1)
+            after = values(target, columns["next_obs"])[rows, best]
+            goal = columns["reward"] + columns["discount"] * after
+        loss = F.huber_loss(values(mine, columns["obs"])[rows, columns["action"]], goal)
+        adam.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(mine.values(), 0.01)
+        adam.step()
+        learn.forward(batch)
+
+    for name, tensor in learn.state_dict()["model"].items():
+        torch.testing.assert_close(tensor, mine[name].detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_target_network_is_copied_every_so_many_updates(make_policy, batch):
+    learn = make_policy(learn={"target_update_freq": 3}).learn_mode
+    state = learn.state_dict()
+    model, target = state["model"]["head.weight"], state["target_model"]["head.weight"]
+    initial = model.clone()
+
+    same_as_initial = []
+    for _ in range(3):
+        learn.forward(batch)
+        same_as_initial.append(torch.equal(target, initial))
+
+    assert same_as_initial == [True, True, False]
+    assert torch.equal(target, model)
+
+
+def test_soft_target_moves_a_share_of_the_way(make_policy, batch):
+    learn = make_policy(learn={"target_theta": 0.25}).learn_mode
+    state = learn.state_dict()
+    before = state["target_model"]["head.weight"].clone()
+
+    learn.forward(batch)
+
+    expected = 0.75 * before + 0.25 * state["model"]["head.weight"]
+    torch.testing.assert_close(state["target_model"]["head.weight"], expected)
+
+
+@pytest.mark.parametrize("column", ["reward", "obs", "next_obs", "discount"])
+def test_nan_in_the_batch_is_named_and_leaves_the_weights_valid(make_policy, batch, column):
+    learn = make_policy().learn_mode
+    before = [tensor.clone() for tensor in learn.state_dict()["model"].values()]
+    bad = batch.copy()
+    bad.columns[column][3] = np.nan
+
+    with pytest.raises(NonFiniteError, match=column) as caught:
+        learn.forward(bad)
+
+    assert caught.value.facts["key"] == column
+    for old, new in zip(before, learn.state_dict()["model"].values(), strict=True):
+        assert torch.equal(old, new)
+    learn.forward(batch)  # still usable
+
+
+def test_weights_that_diverged_are_named(make_policy, batch):
+    policy = make_policy()
+    policy.learn_mode.state_dict()["model"]["head.bias"].fill_(float("inf"))
+
+    with pytest.raises(NonFiniteError, match="weights"):
+        policy.learn_mode.forward(batch)
+
+
+def test_a_batch_that_does_not_fit_is_refused(make_policy, batch):
+    learn = make_policy().learn_mode
+    columns = dict(batch.columns)
+    del columns["discount"]
+    with pytest.raises(SchemaMismatchError, match="discount"):
+        learn.forward(type(batch)(columns))
+    with pytest.raises(SchemaMismatchError, match="does not fit"):
+        learn.forward(batch.with_columns(obs=np.zeros((len(batch), 5), np.float32)))
+    with pytest.raises(SchemaMismatchError, match="action"):
+        learn.forward(batch.with_columns(action=np.full(len(batch), 9)))
+
+
+def test_training_resumes_exactly_from_a_saved_state(make_policy, batch):
+    policy = make_policy(learn={"target_update_freq": 4})
+    for _ in range(6):
+        policy.learn_mode.forward(batch)
+    state = policy.learn_mode.state_dict()
+    optimizer = dict(state["optimizer"])
+    numbers = json.loads(json.dumps({"step": optimizer.pop("step")}))
+    saved = {
+        "model": load(save(state["model"])),
+        "target_model": load(save(state["target_model"])),
+        "optimizer": {**load(save(optimizer)), **numbers},
+    }
+    resumed = make_policy(seed=99, learn={"target_update_freq": 4})
+
+    resumed.learn_mode.load_state_dict(saved)
+
+    for _ in range(5):
+        assert resumed.learn_mode.forward(batch) == policy.learn_mode.forward(batch)
+    for part in ("model", "target_model"):
+        for name, tensor in policy.learn_mode.state_dict()[part].items():
+            assert torch.equal(tensor, resumed.learn_mode.state_dict()[part][name])
+
+
+def test_a_state_with_a_wrong_part_changes_nothing(make_policy, batch):
+    policy = make_policy()
+    policy.learn_mode.forward(batch)
+    before = policy._learner.network.flat.clone()
+    good = make_policy(seed=5).learn_mode.state_dict()
+    bad = {**good, "optimizer": {**good["optimizer"], "exp_avg": torch.zeros(3)}}
+
+    with pytest.raises(SchemaMismatchError, match="exp_avg"):
+        policy.learn_mode.load_state_dict(bad)
+    with pytest.raises(SchemaMismatchError, match="model"):
+        policy.learn_mode.load_state_dict({"weights": {}})
+
+    assert torch.equal(policy._learner.network.flat, before)
+
+
+def test_learning_rate_can_be_changed(make_policy, batch):
+    learn = make_policy().learn_mode
+    learn.set_attribute("learning_rate", 5e-4)
+
+    assert learn.forward(batch)["cur_lr"] == 5e-4
+    assert learn.get_attribute("learning_rate") == 5e-4

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from dingsdk.errors import ConfigError, ConfigTypeError, SchemaMismatchError, UnknownPluginError
+from dingsdk.policy import create_policy, get_policy_cls
+from dingsdk.policy.dqn import DQNPolicy
+
+CFG = {"type": "dqn", "model": {"obs_shape": 3, "action_shape": 2}}
+
+
+def test_the_factory_finds_dqn_by_its_type():
+    assert get_policy_cls({"type": "dqn"}) is DQNPolicy
+    assert isinstance(create_policy(CFG, enable_field=["command"]), DQNPolicy)
+    with pytest.raises(UnknownPluginError):
+        create_policy({**CFG, "type": "dqm"})
+
+
+def test_modes_of_one_policy_share_their_weights():
+    policy = create_policy(CFG, seed=0)
+    learn = policy.learn_mode.state_dict()["model"]
+
+    learn["head.bias"].fill_(3.0)
+
+    for mode in (policy.collect_mode, policy.eval_mode):
+        assert (mode.state_dict()["model"]["head.bias"] == 3).all()
+
+
+@pytest.mark.parametrize("field", ["collect", "eval"])
+def test_acting_modes_take_over_a_published_policy(field):
+    learner, actor = create_policy(CFG, ["learn"], seed=0), create_policy(CFG, [field], seed=1)
+    mode = getattr(actor, f"{field}_mode")
+    published = learner.learn_mode.state_dict()
+    frozen = {name: tensor.numpy().copy() for name, tensor in published["model"].items()}
+    for array in frozen.values():
+        array.setflags(write=False)
+
+    mode.load_state_dict({"model": frozen, "iter": 3})
+
+    for name, tensor in mode.state_dict()["model"].items():
+        assert torch.equal(tensor, published["model"][name])
+    with pytest.raises(SchemaMismatchError, match=r"head\.bias"):
+        mode.load_state_dict({"model": {**frozen, "head.bias": np.zeros(7)}})
+    with pytest.raises(SchemaMismatchError, match="model"):
+        mode.load_state_dict({"iter": 3})
+
+
+def test_a_mode_that_was_not_enabled_says_so():
+    policy = create_policy(CFG, enable_field=["eval"])
+
+    with pytest.raises(ConfigError, match="enable_field"):
+        _ = policy.learn_mode
+    with pytest.raises(ConfigError, match="teach"):
+        create_policy(CFG, enable_field=["teach"])
+
+
+def test_the_command_mode_needs_no_network_and_follows_the_schedule():
+    policy = create_policy(
+        {"type": "dqn", "other": {"eps": {"type": "linear", "start": 1, "end": 0, "decay": 10}}},
+        enable_field=["command"],
+    )
+
+    assert policy.command_mode.get_setting_collect({"envstep": 5}) == {"eps": 0.5}
+    assert policy.command_mode.get_setting_collect({}) == {"eps": 1.0}
+    assert policy.command_mode.get_setting_learn({}) == {}
+    assert policy.command_mode.get_setting_eval({}) == {}
+
+
+def test_attributes_that_workers_read():
+    policy = create_policy({**CFG, "collect": {"n_sample": 48}, "learn": {"batch_size": 16}})
+    get = policy.collect_mode.get_attribute
+
+    assert (get("n_sample"), get("n_episode"), get("unroll_len")) == (48, None, 1)
+    assert (get("on_policy"), get("batch_size"), get("device")) == (False, 16, "cpu")
+    assert get("cfg").type == "dqn"
+    with pytest.raises(NotImplementedError, match="traj_len"):
+        get("traj_len")
+    with pytest.raises(NotImplementedError):
+        policy.collect_mode.set_attribute("device", "cuda")
+    policy.collect_mode.set_attribute("n_sample", 8)
+    assert get("n_sample") == 8
+
+
+def test_default_config_is_a_copy():
+    default = DQNPolicy.default_config()
+    default.learn.batch_size = 1
+    default.model.encoder_hidden_size_list.append(3)
+
+    assert default.cfg_type == "DQNPolicyDict"
+    assert DQNPolicy.default_config().learn.batch_size != 1
+    assert 3 not in DQNPolicy.config["model"]["encoder_hidden_size_list"]
+
+
+@pytest.mark.parametrize(
+    ("section", "error", "path"),
+    [
+        ({"nstep": 0}, ConfigError, "policy.nstep"),
+        ({"nstep": 1.5}, ConfigTypeError, "policy.nstep"),
+        ({"discount_factor": 1.2}, ConfigError, "policy.discount_factor"),
+        ({"cuda": "yes"}, ConfigTypeError, "policy.cuda"),
+        ({"learn": {"learning_rate": 0}}, ConfigError, "policy.learn.learning_rate"),
+        ({"learn": {"batch_size": True}}, ConfigTypeError, "policy.learn.batch_size"),
+        ({"learn": {"loss": "l3"}}, ConfigError, "policy.learn.loss"),
+        ({"learn": {"target_theta": 2}}, ConfigError, "policy.learn.target_theta"),
+        ({"learn": 3}, ConfigTypeError, "policy.learn"),
+        ({"collect": {"n_sample": 0}}, ConfigError, "policy.collect.n_sample"),
+        ({"model": {"obs_shape": [3, 84, 84]}}, ConfigError, "policy.model.obs_shape"),
+        ({"model": {"action_shape": None}}, ConfigError, "policy.model.action_shape"),
+        (
+            {"model": {"encoder_hidden_size_list": 64}},
+            ConfigTypeError,
+            "policy.model.encoder_hidden_size_list",
+        ),
+        ({"other": {"eps": {"decay": -1}}}, ConfigError, "policy.other.eps.decay"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_path(section, error, path):
+    cfg = {**CFG, **section}
+    if "model" in section:
+        cfg["model"] = {**CFG["model"], **section["model"]}
+
+    with pytest.raises(error) as caught:
+        DQNPolicy(cfg)
+
+    assert caught.value.facts["path"] == path
+
+
+def test_cuda_without_a_device_is_refused():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    with pytest.raises(ConfigError, match=r"policy\.cuda"):
+        DQNPolicy({**CFG, "cuda": True})
+
+
+def test_model_shapes_come_from_the_spaces_of_an_env():
+    env = gym.make("CartPole-v1")
+
+    shapes = DQNPolicy.model_from_spaces(env.observation_space, env.action_space)
+
+    env.close()
+    assert shapes == {"obs_shape": 4, "action_shape": 2}
+
+
+@pytest.mark.parametrize(
+    ("observation", "action"),
+    [
+        (spaces.Box(0, 1, (8, 8)), spaces.Discrete(2)),
+        (spaces.Discrete(5), spaces.Discrete(2)),
+        (spaces.Box(0, 1, (3,)), spaces.Box(0, 1, (1,))),
+        (spaces.Box(0, 1, (3,)), spaces.Discrete(2, start=1)),
+    ],
+)
+def test_other_spaces_are_refused_with_what_is_supported(observation, action):
+    with pytest.raises(ConfigError, match="supports"):
+        DQNPolicy.model_from_spaces(observation, action)

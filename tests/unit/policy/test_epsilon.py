@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dingsdk.errors import ConfigError, ConfigTypeError
+from dingsdk.policy.epsilon import build_epsilon
+
+
+def schedule(**cfg):
+    return build_epsilon(cfg, "policy.other.eps")
+
+
+def test_linear_reaches_its_end_after_decay_env_steps_and_stays():
+    eps = schedule(type="linear", start=1.0, end=0.1, decay=100)
+
+    assert [eps(n) for n in (-5, 0, 50, 100, 1000)] == pytest.approx([1.0, 1.0, 0.55, 0.1, 0.1])
+
+
+def test_exp_has_decay_as_time_constant():
+    eps = schedule(type="exp", start=0.9, end=0.1, decay=10)
+
+    assert eps(0) == pytest.approx(0.9)
+    assert eps(10) == pytest.approx(0.1 + 0.8 / math.e)
+    assert eps(1e9) == pytest.approx(0.1)
+
+
+def test_constant_needs_only_a_start():
+    assert schedule(type="constant", start=0.3)(12345) == 0.3
+
+
+@pytest.mark.parametrize(
+    ("cfg", "error", "path"),
+    [
+        ({"type": "cosine"}, ConfigError, "policy.other.eps.type"),
+        ({"type": "exp", "start": 2, "end": 0, "decay": 1}, ConfigError, "policy.other.eps.start"),
+        ({"type": "exp", "start": 1, "end": 0, "decay": 0}, ConfigError, "policy.other.eps.decay"),
+        (
+            {"type": "exp", "start": 1, "end": "low", "decay": 9},
+            ConfigTypeError,
+            "policy.other.eps.end",
+        ),
+        ({"type": "exp", "start": 1, "end": 0}, ConfigTypeError, "policy.other.eps.decay"),
+        (
+            {"type": "exp", "start": float("nan"), "end": 0, "decay": 1},
+            ConfigError,
+            "policy.other.eps.start",
+        ),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_path(cfg, error, path):
+    with pytest.raises(error) as caught:
+        schedule(**cfg)
+
+    assert caught.value.facts["path"] == path
