@@ -7,10 +7,14 @@ from pathlib import Path
 
 TYPES: Mapping[tuple[str, str], str] = {
     ("transports", "in_memory"): "dingsdk-in-memory",
+    ("comm_collectors", "in_memory"): "dingsdk-in-memory",
+    ("comm_learners", "in_memory"): "dingsdk-in-memory",
 }
 """(kind, type key) -> distribution. Only distributions of this repository."""
 
 NAMES: Mapping[str, str] = {
+    "InMemoryCollector": "dingsdk-in-memory",
+    "InMemoryLearner": "dingsdk-in-memory",
     "InMemoryTransport": "dingsdk-in-memory",
 }
 """Class reachable as ``dingsdk.worker.<Name>`` -> the distribution that owns it."""

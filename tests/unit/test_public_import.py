@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+import dingsdk
+
+HEAVY = {"torch", "numpy", "flask", "numba", "gymnasium", "click", "matplotlib"}
+
+
+def modules_after(statement: str) -> set[str]:
+    program = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))
+
+
+def test_import_dingsdk_loads_nothing_heavy_and_none_of_its_rooms() -> None:
+    loaded = modules_after("import dingsdk; dir(dingsdk)")
+
+    assert not loaded & (HEAVY | {"pluggy", "yaml", "importlib.metadata"})
+    assert {name for name in loaded if name.startswith("dingsdk")} == {"dingsdk"}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import dingsdk.errors",
+        "import dingsdk.config",
+        "import dingsdk.plugins",
+        "from dingsdk.plugins import *; default_manager().plugins(); observe()",
+        "from dingsdk import hookimpl, default_manager, DingError, __version__",
+    ],
+)
+def test_light_rooms_load_nothing_heavy(statement: str) -> None:
+    assert not modules_after(statement) & HEAVY
+
+
+def test_sample_batch_does_not_load_torch() -> None:
+    assert "torch" not in modules_after("from dingsdk import SampleBatch")
+
+
+def test_every_public_name_is_there_and_listed() -> None:
+    for name in dingsdk.__all__:
+        assert getattr(dingsdk, name) is not None
+    assert set(dingsdk.__all__) <= set(dir(dingsdk))
+    assert list(dingsdk.__all__) == sorted(dingsdk.__all__)
+
+
+def test_version_is_that_of_the_distribution() -> None:
+    assert dingsdk.__version__ == metadata.version("dingsdk")
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = dingsdk.no_such_name
