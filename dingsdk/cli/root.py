@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-from typing import Any
-
 import click
 
 from dingsdk.errors import DingError, UnknownPluginError
 from dingsdk.plugins import default_manager
-
-_log = logging.getLogger(__name__)
 
 
 class RegistryGroup(click.Group):
@@ -66,6 +61,5 @@ def _debug_option() -> click.Option:
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="dingsdk", prog_name="dingsdk")
-@click.pass_context
-def root(ctx: click.Context, **options: Any) -> None:
+def root() -> None:
     """Train and evaluate reinforcement learning agents whose every part is a plugin."""

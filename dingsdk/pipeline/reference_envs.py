@@ -12,7 +12,7 @@ _VERSION = re.compile(r"-v(\d+)$")
 def find_env_id(zoo_name: str) -> str:
     """Return the newest gymnasium id whose bare name is ``zoo_name``, as ``CartPole-v1``.
 
-    Case, punctuation, namespaces and versions do not count.
+    Case, punctuation and versions do not count; an id without a namespace is preferred.
 
     Raises:
         UnknownEnvError: none has that name, or more than one in different namespaces.
@@ -24,6 +24,8 @@ def find_env_id(zoo_name: str) -> str:
         base, version = _split(env_id)
         if _bare(base) == _bare(zoo_name):
             versions.setdefault(base, []).append((version, env_id))
+    plain = {base: ids for base, ids in versions.items() if "/" not in base}
+    versions = plain or versions
     if len(versions) == 1:
         return max(next(iter(versions.values())))[1]
     if versions:

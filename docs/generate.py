@@ -1,0 +1,196 @@
+"""Writes the reference pages from the code: ``python docs/generate.py [--check]``.
+
+``--check`` writes nothing and exits with 1 when a page is not what the code says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from dingsdk import errors
+from dingsdk.cli.root import root
+from dingsdk.pipeline.components import COMPONENTS, defaults_of_class
+from dingsdk.pipeline.records import EnvSection, RunConfig, SystemSection
+from dingsdk.plugins import KINDS, default_manager, hookspecs
+from dingsdk.plugins.builtins import BUILTINS
+
+REFERENCE = Path(__file__).parent / "reference"
+NOTE = "<!-- Written by docs/generate.py; change the code's docstrings instead. -->"
+
+
+def pages() -> dict[str, str]:
+    """Return every reference page by file name."""
+    return {
+        "cli.md": cli_page(),
+        "config.md": config_page(),
+        "errors.md": errors_page(),
+        "hooks.md": hooks_page(),
+    }
+
+
+def cli_page() -> str:
+    """Return the help text of every built-in command."""
+    blocks = [("dingsdk", _help(root, "dingsdk"))]
+    for kind, key, _ in BUILTINS:
+        if kind == "commands":
+            command = default_manager().get("commands", key)
+            blocks.append((f"dingsdk {key}", _help(command, f"dingsdk {key}")))
+    body = "\n\n".join(f"## `{name}`\n\n```text\n{text}\n```" for name, text in blocks)
+    codes = (
+        "Exit codes: 0 done; 1 failed; 2 a mistake in the command, the config or a file; "
+        "130 stopped by Ctrl-C; 143 stopped by SIGTERM."
+    )
+    return _page("Command line", f"{codes}\n\n{body}")
+
+
+def config_page() -> str:
+    """Return every config key with its default."""
+    parts = [
+        "One dict (YAML, JSON, or a Python module in DI-engine's shape). A section that names a "
+        "`type` has the keys of that type; the tables list the built-in ones. Unknown keys are "
+        "errors.",
+        _record_table("Top level", RunConfig),
+        _record_table("`env`", EnvSection, "env."),
+        _record_table("`system`", SystemSection, "system."),
+    ]
+    sections = [("policy", "policies"), *((part.path, part.kind) for part in COMPONENTS)]
+    for path, kind in sections:
+        for key in sorted(key for each, key, _ in BUILTINS if each == kind):
+            cls = default_manager().get(kind, key)
+            if getattr(cls, "config", None) is None:
+                continue
+            rows = [
+                f"| `{path}.{name}` | `{_value(value)}` |"
+                for name, value in _leaves(defaults_of_class(cls, key))
+            ]
+            table = "\n".join(["| key | default |", "|---|---|", *rows])
+            parts.append(f"## `{path}`, type `{key}`\n\n{_first(cls)}\n\n{table}")
+    return _page("Config keys", "\n\n".join(parts))
+
+
+def errors_page() -> str:
+    """Return every error class with its place in the tree."""
+    found = [
+        cls
+        for _, cls in sorted(vars(errors).items())
+        if inspect.isclass(cls) and issubclass(cls, errors.DingError)
+    ]
+    rows = [
+        "| error | is a | your mistake | retryable | when |",
+        "|---|---|---|---|---|",
+    ]
+    for cls in found:
+        bases = ", ".join(f"`{base.__name__}`" for base in cls.__bases__)
+        when = " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
+        mistake, retry = ("yes" if flag else "" for flag in (cls.is_user_mistake, cls.retryable))
+        rows.append(f"| `{cls.__name__}` | {bases} | {mistake} | {retry} | {when} |")
+    intro = (
+        "All derive from `DingError`. The facts that a message tells are attributes as well "
+        "(`error.facts`). For *your mistake* the command line prints the message alone and exits "
+        "with 2; `--debug` shows the traceback."
+    )
+    return _page("Errors", f"{intro}\n\n" + "\n".join(rows))
+
+
+def hooks_page() -> str:
+    """Return every hookspec with its signature and docstring."""
+    specs = {
+        name: spec
+        for name, spec in vars(hookspecs).items()
+        if name.startswith("dingsdk_") and inspect.isfunction(spec)
+    }
+    parts = [
+        inspect.getdoc(hookspecs) or "",
+        "Kinds of parts that plugins can register: " + ", ".join(f"`{kind}`" for kind in KINDS),
+    ]
+    for name, spec in specs.items():
+        signature = ", ".join(inspect.signature(spec).parameters)
+        parts.append(f"## `{name}({signature})`\n\n{inspect.getdoc(spec)}")
+    return _page("Hooks", "\n\n".join(parts))
+
+
+def _page(title: str, body: str) -> str:
+    return f"{NOTE}\n\n# {title}\n\n{body}\n"
+
+
+def _help(command: click.Command, name: str) -> str:
+    context = click.Context(command, info_name=name, max_content_width=90, terminal_width=90)
+    return command.get_help(context).rstrip()
+
+
+def _record_table(title: str, record: type[msgspec.Struct], prefix: str = "") -> str:
+    meanings = _attribute_docs(record)
+    rows = ["| key | default | meaning |", "|---|---|---|"]
+    for field in msgspec.structs.fields(record):
+        default = field.default
+        if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
+            default = field.default_factory()
+        shown = "required" if default is msgspec.NODEFAULT else f"`{_value(default)}`"
+        if isinstance(default, msgspec.Struct):
+            shown = "see below"
+        rows.append(f"| `{prefix}{field.name}` | {shown} | {meanings[field.name]} |")
+    return f"## {title}\n\n" + "\n".join(rows)
+
+
+def _attribute_docs(record: type) -> dict[str, str]:
+    """Return the Attributes section of a Google docstring as ``{name: text}``."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in (inspect.getdoc(record) or "").partition("Attributes:\n")[2].splitlines():
+        if line.startswith("     "):
+            found[name] += f" {line.strip()}"
+        else:
+            name, _, text = line.strip().partition(": ")
+            found[name] = text
+    return found
+
+
+def _leaves(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in section.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float) and value == float("inf"):
+        return ".inf"
+    return json.dumps(value, default=str)
+
+
+def _first(cls: Any) -> str:
+    return (inspect.getdoc(cls) or "").split("\n\n")[0]
+
+
+def main() -> int:
+    """Write the pages, or compare them with ``--check``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    is_check = parser.parse_args().check
+    REFERENCE.mkdir(exist_ok=True)
+    stale = []
+    for name, text in pages().items():
+        path = REFERENCE / name
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            continue
+        stale.append(name)
+        if not is_check:
+            path.write_text(text, encoding="utf-8")
+    if is_check and stale:
+        sys.stderr.write(f"out of date: {', '.join(stale)}; run `make docs`\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

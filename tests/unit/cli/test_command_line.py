@@ -1,0 +1,150 @@
+"""The command line's shell: exit codes, messages, commands of plugins."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from dingsdk.cli import main
+from dingsdk.errors import ConfigError, TaskFailedError, WorkerLostError
+from dingsdk.plugins import PluginManager, use_manager
+
+
+@pytest.fixture
+def manager() -> Iterator[PluginManager]:
+    manager = PluginManager(discover=lambda: [])
+    with use_manager(manager):
+        yield manager
+
+
+def add_command(manager: PluginManager, error: BaseException | None = None, code: int = 0) -> None:
+    @click.command("probe")
+    def probe() -> int:
+        if error is not None:
+            raise error
+        click.echo("probed")
+        return code
+
+    manager.registry("commands").register("probe", probe)
+
+
+def test_command_of_a_plugin_is_listed_and_run(
+    manager: PluginManager, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_command(manager, code=5)
+
+    assert main(["--help"]) == 0
+    assert "probe" in capsys.readouterr().out
+    assert main(["probe"]) == 5
+    assert capsys.readouterr().out == "probed\n"
+
+
+def test_broken_command_does_not_hide_the_others(
+    manager: PluginManager, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manager.registry("commands").declare("broken", "no.such.module:command")
+
+    assert main(["--help"]) == 0
+
+    out = capsys.readouterr().out
+    assert "train" in out
+    assert "cannot be loaded" in out
+
+
+def test_users_mistake_is_one_line_and_exit_code_2(
+    manager: PluginManager, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_command(manager, ConfigError("env.env_id is missing", path="env.env_id"))
+
+    assert main(["probe"]) == 2
+    assert capsys.readouterr().err == "Error: env.env_id is missing\n"
+
+
+@pytest.mark.parametrize("arguments", [["--debug", "probe"], ["probe", "--debug"]])
+def test_debug_shows_the_traceback_of_a_mistake(
+    manager: PluginManager, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    add_command(manager, ConfigError("env.env_id is missing"))
+
+    assert main(arguments) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_debug_can_be_set_in_the_environment(
+    manager: PluginManager, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DINGSDK_DEBUG", "1")
+    add_command(manager, ConfigError("env.env_id is missing"))
+
+    main(["probe"])
+
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_other_failures_show_a_traceback_and_exit_with_1(
+    manager: PluginManager, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_command(manager, WorkerLostError("collector-1 fell silent", worker_id="collector-1"))
+
+    assert main(["probe"]) == 1
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert err.endswith("Error: collector-1 fell silent\n")
+
+
+def test_failure_of_a_worker_shows_the_workers_traceback(
+    manager: PluginManager, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = "Traceback (most recent call last):\n  in the worker\nValueError: bad"
+    add_command(manager, TaskFailedError("the task failed", traceback=trace))
+
+    assert main(["probe"]) == 1
+    err = capsys.readouterr().err
+    assert trace in err
+    assert "run_guarded" not in err
+
+
+def test_ctrl_c_before_a_run_exits_with_130(
+    manager: PluginManager, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_command(manager, KeyboardInterrupt())
+
+    assert main(["probe"]) == 130
+    assert "Interrupted" in capsys.readouterr().err
+
+
+def test_unknown_command_and_option_exit_with_2(manager: PluginManager) -> None:
+    assert main(["trian"]) == 2
+    assert main(["plugins", "--no-such-option"]) == 2
+
+
+def test_plugins_lists_built_in_types_as_a_table_and_as_json(
+    manager: PluginManager, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plugins"]) == 0
+    table = capsys.readouterr().out
+    assert main(["plugins", "--json", "--kind", "buffers"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+
+    assert "replay" not in table
+    assert [line for line in table.splitlines() if line.startswith("policies")]
+    assert {row["type_key"] for row in rows} >= {"naive"}
+    assert {row["kind"] for row in rows} == {"buffers"}
+
+
+def test_plugins_command_imports_neither_torch_nor_numpy() -> None:
+    code = (
+        "import sys; from dingsdk.cli import main; main(['plugins']);"
+        "print(sorted({'torch', 'numpy', 'gymnasium', 'flask'} & set(sys.modules)))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert done.stdout.splitlines()[-1] == "[]"

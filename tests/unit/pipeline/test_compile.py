@@ -1,0 +1,239 @@
+"""User config in, complete and checked config out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from easydict import EasyDict
+
+from dingsdk.config import apply_set, deep_merge_dicts, load_config, save_config, to_plain
+from dingsdk.errors import (
+    ConfigError,
+    ConfigTypeError,
+    UnknownEnvError,
+    UnknownKeyError,
+    UnknownPluginError,
+)
+from dingsdk.pipeline.compile import compile_config, compile_config_parallel
+from dingsdk.worker import NaiveReplayBuffer
+
+MINIMAL: dict[str, Any] = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "dqn"}}
+
+
+def changed(*assignments: str) -> dict[str, Any]:
+    cfg = deep_merge_dicts(MINIMAL, {})
+    for assignment in assignments:
+        apply_set(cfg, assignment)
+    return cfg
+
+
+def test_minimal_config_gets_the_defaults_of_every_selected_class() -> None:
+    cfg = compile_config(MINIMAL)
+
+    assert isinstance(cfg, EasyDict)
+    assert cfg.policy.learn.learner.type == "base"
+    assert cfg.policy.learn.learner.hook.save_ckpt_after_run is True
+    assert cfg.policy.other.replay_buffer.type == "naive"
+    assert (
+        cfg.policy.other.replay_buffer.replay_buffer_size
+        == NaiveReplayBuffer.default_config().replay_buffer_size
+    )
+    assert cfg.policy.collect.collector.type == "sample"
+    assert cfg.policy.collect.parallel_collector.type == "zergling"
+    assert cfg.policy.eval.evaluator.type == "interaction"
+    assert cfg.policy.other.commander.type == "solo"
+
+
+def test_model_shapes_are_read_from_the_env() -> None:
+    cfg = compile_config(MINIMAL)
+
+    assert (cfg.policy.model.obs_shape, cfg.policy.model.action_shape) == (4, 2)
+
+
+def test_stated_shape_that_is_not_the_envs_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        compile_config(changed("policy.model.obs_shape=7"))
+
+    assert caught.value.path == "policy.model.obs_shape"
+    assert (caught.value.stated, caught.value.found) == (7, 4)
+
+
+def test_users_values_win_over_all_defaults() -> None:
+    cfg = compile_config(
+        changed("policy.learn.batch_size=7", "policy.other.replay_buffer.replay_buffer_size=99")
+    )
+
+    assert cfg.policy.learn.batch_size == 7
+    assert cfg.policy.other.replay_buffer.replay_buffer_size == 99
+
+
+def test_evaluator_takes_goal_and_episodes_from_the_env_section() -> None:
+    cfg = compile_config(
+        changed("env.stop_value=123", "env.n_evaluator_episode=7", "env.evaluator_env_num=3")
+    )
+
+    assert cfg.policy.eval.evaluator.stop_value == 123
+    assert cfg.policy.eval.evaluator.n_episode == 7
+    assert cfg.env.evaluator_episode_num == 3
+
+
+def test_compiling_a_compiled_config_changes_nothing() -> None:
+    once = compile_config(MINIMAL)
+
+    assert to_plain(compile_config(once)) == to_plain(once)
+
+
+def test_compiled_config_survives_being_saved(tmp_path: Path) -> None:
+    cfg = compile_config(MINIMAL, save_path=tmp_path / "config.yaml")
+
+    assert to_plain(compile_config(load_config(tmp_path / "config.yaml"))) == to_plain(cfg)
+
+
+def test_goal_can_be_changed_in_a_compiled_config() -> None:
+    cfg = to_plain(compile_config(MINIMAL))
+    apply_set(cfg, "env.stop_value=10")
+
+    assert compile_config(cfg).policy.eval.evaluator.stop_value == 10
+
+
+def test_inputs_are_untouched() -> None:
+    user = changed("policy.learn.learner.hook.log_show_after_iter=5")
+    before = deep_merge_dicts(user, {})
+
+    compile_config(user, seed=3)
+
+    assert user == before
+
+
+def test_shipped_example_compiles_and_can_be_saved(tmp_path: Path) -> None:
+    cfg = compile_config(load_config("cartpole-dqn"))
+
+    save_config(cfg, tmp_path / "config.yaml")
+    assert cfg.env.stop_value == 475
+    assert cfg.env.n_evaluator_episode == 10
+
+
+@pytest.mark.parametrize(
+    ("assignment", "nearest"),
+    [
+        ("policy.learn.batchsize=3", "batch_size"),
+        ("policy.other.replay_buffer.replay_bufer_size=3", "replay_buffer_size"),
+        ("env.colector_env_num=3", "collector_env_num"),
+        ("polcy.type=dqn", "policy"),
+        ("env_manager.autoresetmode=auto", "autoreset_mode"),
+        ("policy.other.commander.eval_intervall=3", "eval_interval"),
+        ("system.torch_thread=3", "torch_threads"),
+    ],
+)
+def test_unknown_key_names_its_path_and_the_nearest_one(assignment: str, nearest: str) -> None:
+    with pytest.raises(UnknownKeyError) as caught:
+        compile_config(changed(assignment))
+
+    assert caught.value.path == assignment.partition("=")[0] or nearest == "policy"
+    assert caught.value.nearest == nearest
+
+
+@pytest.mark.parametrize(
+    ("assignment", "kind"),
+    [
+        ("policy.type=dqm", "policies"),
+        ("policy.other.replay_buffer.type=naiv", "buffers"),
+        ("policy.learn.learner.type=bass", "learners"),
+        ("policy.collect.collector.type=sampler", "collectors"),
+        ("policy.eval.evaluator.type=interactive", "evaluators"),
+        ("policy.other.commander.type=sole", "commanders"),
+        ("env_manager.type=vectors", "env_managers"),
+    ],
+)
+def test_unknown_type_names_kind_and_what_there_is(assignment: str, kind: str) -> None:
+    with pytest.raises(UnknownPluginError) as caught:
+        compile_config(changed(assignment))
+
+    assert caught.value.kind == kind
+    assert caught.value.nearest in caught.value.known
+
+
+def test_unknown_transport_stops_parallel_mode_only() -> None:
+    user = changed("system.transport.type=carrier_pigeon")
+
+    assert compile_config(user).system.transport.type == "carrier_pigeon"
+    with pytest.raises(UnknownPluginError) as caught:
+        compile_config(user, mode="parallel")
+    assert caught.value.kind == "transports"
+
+
+def test_unknown_env_id_names_the_nearest_one() -> None:
+    with pytest.raises(UnknownEnvError) as caught:
+        compile_config(changed("env.env_id=CartPoll-v1"))
+
+    assert caught.value.nearest == "CartPole-v1"
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "seed=abc",
+        "env.collector_env_num=-1",
+        "policy.collect.n_sample=0",
+        "policy.learn.learning_rate=fast",
+        "policy.cuda=1",
+        "policy.learn.learner=base",
+        "policy=dqn",
+        "policy.type=[dqn]",
+    ],
+)
+def test_value_of_the_wrong_type_is_refused(assignment: str) -> None:
+    with pytest.raises(ConfigTypeError) as caught:
+        compile_config(changed(assignment))
+
+    assert str(caught.value.path).startswith(assignment.partition("=")[0])
+
+
+def test_missing_sections_say_what_to_write() -> None:
+    with pytest.raises(ConfigError, match=r"policy: \{type: dqn\}"):
+        compile_config({"env": {"env_id": "CartPole-v1"}})
+    with pytest.raises(ConfigError, match="env_id: CartPole-v1"):
+        compile_config({"policy": {"type": "dqn"}})
+
+
+def test_fewer_episodes_than_envs_are_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        compile_config(changed("env.n_evaluator_episode=2", "env.evaluator_env_num=5"))
+
+    assert caught.value.path == "env.n_evaluator_episode"
+
+
+def test_capacity_below_the_batch_size_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        compile_config(changed("policy.other.replay_buffer.replay_buffer_size=10"))
+
+    assert caught.value.capacity == 10
+
+
+def test_keys_of_a_nested_part_are_those_of_the_type_asked_for() -> None:
+    path = "policy.other.replay_buffer.limiter"
+
+    cfg = compile_config(
+        changed(f"{path}.type=samples_per_insert", f"{path}.samples_per_insert=4.0")
+    )
+
+    assert cfg.policy.other.replay_buffer.limiter.samples_per_insert == 4.0
+
+
+def test_class_given_in_place_of_a_type_brings_its_own_defaults() -> None:
+    class Larger(NaiveReplayBuffer):  # type: ignore[misc]
+        config: ClassVar[dict[str, Any]] = {"replay_buffer_size": 123_456}
+
+    cfg = compile_config(MINIMAL, buffer=Larger)
+
+    assert cfg.policy.other.replay_buffer.replay_buffer_size == 123_456
+
+
+def test_parallel_form_is_split_as_a_coordinator_takes_it() -> None:
+    found = compile_config_parallel(MINIMAL, seed=5)
+
+    assert found.seed == found.main.seed == 5
+    assert found.system.transport.type == "in_memory"
+    assert "system" not in found.main

@@ -1,0 +1,163 @@
+"""The run folder, its result file, curve and progress."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from easydict import EasyDict
+from rich.console import Console
+
+from dingsdk.errors import RunFolderError
+from dingsdk.pipeline.context import RunContext
+from dingsdk.pipeline.curve import write_curve
+from dingsdk.pipeline.progress import ConsoleProgress
+from dingsdk.pipeline.run_folder import make_run_folder, read_result, write_result
+from dingsdk.pipeline.status import Evaluation, RunRecorder, RunStatus
+
+NOON = datetime(2030, 1, 2, 12, 0, 0)
+EVALUATIONS = tuple(
+    Evaluation(
+        elapsed_s=i * 1.5,
+        env_steps=i * 1000,
+        train_iter=i * 10,
+        mean=50.0 * i,
+        min=40.0 * i,
+        max=60.0 * i,
+        episodes=10,
+    )
+    for i in range(5)
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def context_in(run_dir: Path) -> RunContext:
+    learner = {"learn": {"learner": {"train_iterations": 100}}}
+    cfg = EasyDict(system={"max_env_steps": 500}, policy=learner)
+    return RunContext(cfg=cfg, run_dir=run_dir)
+
+
+def test_first_run_has_the_plain_name_and_later_ones_a_time_stamp(tmp_path: Path) -> None:
+    names = [make_run_folder(tmp_path / "runs", "exp", NOON).name for _ in range(4)]
+
+    assert names == ["exp", "exp-300102-120000", "exp-300102-120000-2", "exp-300102-120000-3"]
+
+
+def test_file_in_place_of_the_root_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("in the way")
+
+    with pytest.raises(RunFolderError) as caught:
+        make_run_folder(tmp_path / "runs", "exp")
+
+    assert str(tmp_path / "runs") in str(caught.value)
+
+
+def test_result_can_be_read_back_and_is_plain_json(tmp_path: Path) -> None:
+    context = context_in(tmp_path)
+    context.recorder.mark_first_step()
+    context.recorder.add_evaluation([1.0, 3.0], env_steps=40, train_iter=7)
+    (tmp_path / "ckpt").mkdir()
+    (tmp_path / "ckpt" / "latest.json").write_text("{}")
+
+    write_result(tmp_path, context.finish("limit", "serial", 50, 8), seed=4)
+
+    found = read_result(tmp_path)
+    assert (found["reason"], found["reached"], found["seed"]) == ("limit", False, 4)
+    assert found["evaluations"][0]["mean"] == 2.0
+    assert found["checkpoints"] == {"latest": "ckpt/latest.json"}
+    json.dumps(found, allow_nan=False)
+
+
+def test_result_that_is_no_result_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text('{"half": ')
+
+    with pytest.raises(RunFolderError):
+        read_result(tmp_path)
+
+
+def test_limits_count_env_steps_and_iterations(tmp_path: Path) -> None:
+    context = context_in(tmp_path)
+
+    assert not context.is_limit_reached(499, 99)
+    assert context.is_limit_reached(500, 0)
+    assert context.is_limit_reached(0, 100)
+
+
+def test_clock_starts_with_the_first_step_and_only_once() -> None:
+    clock = Clock()
+    recorder = RunRecorder(clock=clock)
+    clock.now_s += 5
+    before = recorder.elapsed_s
+    recorder.mark_first_step()
+    clock.now_s += 2
+    recorder.mark_first_step()
+    clock.now_s += 1
+
+    assert (before, recorder.elapsed_s) == (0.0, 3.0)
+
+
+def test_recorder_keeps_order_best_and_last() -> None:
+    told: list[Evaluation] = []
+    recorder = RunRecorder(on_evaluation=told.append)
+
+    for returns in ([5.0, 15.0], [30.0], [20.0]):
+        recorder.add_evaluation(returns, env_steps=1, train_iter=1)
+
+    assert [each.mean for each in recorder.evaluations] == [10.0, 30.0, 20.0]
+    assert (recorder.best_return, recorder.last_return) == (30.0, 20.0)
+    assert tuple(told) == recorder.evaluations
+
+
+def test_curve_is_a_png_and_needs_an_evaluation(tmp_path: Path) -> None:
+    path = tmp_path / "curve.png"
+
+    assert not write_curve(path, (), 475.0, "nothing")
+    assert not path.exists()
+    assert write_curve(path, EVALUATIONS, float("inf"), "dqn")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_curve_draws_one_evaluation_too(tmp_path: Path) -> None:
+    assert write_curve(tmp_path / "curve.png", EVALUATIONS[:1], 475.0, "dqn")
+
+
+def test_curve_in_a_folder_that_is_gone_is_a_typed_error(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError):
+        write_curve(tmp_path / "gone" / "curve.png", EVALUATIONS, 475.0, "dqn")
+
+
+def test_piped_progress_writes_plain_lines() -> None:
+    stream = io.StringIO()
+    status = RunStatus(env_steps=12_345, train_iter=67, last_return=88.8, elapsed_s=2.0)
+
+    with ConsoleProgress(Console(file=stream, width=200), lambda: status, 475.0) as progress:
+        progress.on_evaluation(EVALUATIONS[2])
+
+    text = stream.getvalue()
+    assert "mean return 100.0 (80 to 120, 10 episodes)" in text
+    assert "12,345 env steps" in text
+    assert "\x1b" not in text
+
+
+def test_terminal_progress_shows_steps_and_goal() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=100)
+    before = threading.active_count()
+
+    with ConsoleProgress(console, lambda: RunStatus(env_steps=12_345), 475.0):
+        pass
+
+    assert "12,345" in stream.getvalue()
+    assert "475" in stream.getvalue()
+    assert threading.active_count() == before
