@@ -91,7 +91,7 @@ def check_known_keys(
                 )
             check(value, default, where)
 
-    if path not in free or not path:
+    if path not in free:
         check(user, known, path)
 
 

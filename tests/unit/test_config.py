@@ -1,0 +1,420 @@
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from easydict import EasyDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dingsdk.config import (
+    apply_set,
+    check_known_keys,
+    deep_merge_dicts,
+    load_config,
+    save_config,
+    to_easydict,
+    to_plain,
+)
+from dingsdk.errors import ConfigError, ConfigTypeError, RunFolderError, UnknownKeyError
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False)
+    | st.text("aZé☃ 019e.+-_:#'\"\\{}[],&*!|>%@`~=<\n\t", max_size=12)
+    | st.sampled_from(["1e-3", "1e5", "2024-01-01", "on", "~", "0x10", ".inf", "1:30", "=", "<<"])
+)
+KEYS = st.text("abcxyz_019-. :#", min_size=1, max_size=6) | st.sampled_from(["on", "1e3", "null"])
+CONFIGS = st.dictionaries(
+    KEYS,
+    st.recursive(
+        SCALARS,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+        max_leaves=8,
+    ),
+    max_size=4,
+)
+
+
+# merge
+
+
+def test_merge_lets_the_second_win_key_by_key() -> None:
+    merged = deep_merge_dicts(
+        {"a": {"x": 1, "y": 2}, "b": 1, "c": [1]}, {"a": {"y": 3, "z": 4}, "b": {"n": 1}}
+    )
+
+    assert merged == {"a": {"x": 1, "y": 3, "z": 4}, "b": {"n": 1}, "c": [1]}
+
+
+def test_merge_takes_none_as_empty_and_a_nested_none_as_a_value() -> None:
+    assert deep_merge_dicts(None, {"a": 1}) == {"a": 1}
+    assert deep_merge_dicts({"a": 1}, None) == {"a": 1}
+    assert deep_merge_dicts(None, None) == {}
+    assert deep_merge_dicts({"a": {"b": 1}}, {"a": None}) == {"a": None}
+
+
+@given(CONFIGS, CONFIGS)
+def test_merge_leaves_its_inputs_alone_and_shares_no_container(
+    a: dict[str, Any], b: dict[str, Any]
+) -> None:
+    def wreck(value: Any) -> None:
+        items = list(value.values()) if isinstance(value, dict) else list(value)
+        for item in items:
+            if isinstance(item, dict | list):
+                wreck(item)
+        value.clear()
+
+    before = copy.deepcopy((a, b))
+
+    wreck(deep_merge_dicts(a, b))
+
+    assert (a, b) == before
+
+
+@given(CONFIGS)
+def test_merge_with_itself_or_with_nothing_is_the_same(cfg: dict[str, Any]) -> None:
+    assert deep_merge_dicts(cfg, cfg) == deep_merge_dicts(cfg, {}) == deep_merge_dicts({}, cfg)
+
+
+# known keys
+
+KNOWN = {
+    "seed": 0,
+    "env": {"env_id": "", "kwargs": {}, "stop_value": None},
+    "policy": {"learn": {"batch_size": 64, "learning_rate": 1e-3}, "model": {"encoder": 1}},
+}
+
+
+def test_known_keys_pass_partly_given_and_sections_left_empty() -> None:
+    check_known_keys({}, KNOWN)
+    check_known_keys({"env": {"stop_value": {"any": 1}}, "policy": {"learn": None}}, KNOWN)
+
+
+def test_unknown_key_is_named_with_path_known_and_nearest() -> None:
+    with pytest.raises(UnknownKeyError) as caught:
+        check_known_keys({"policy": {"learn": {"batchsize": 3}}}, KNOWN)
+
+    error = caught.value
+    assert (error.path, error.key) == ("policy.learn.batchsize", "batchsize")
+    assert (error.nearest, error.known) == ("batch_size", ["batch_size", "learning_rate"])
+
+
+def test_key_in_the_wrong_section_is_told_its_place() -> None:
+    with pytest.raises(UnknownKeyError, match=r"policy\.learn\.batch_size") as caught:
+        check_known_keys({"env": {"batch_size": 3}}, KNOWN)
+
+    assert (caught.value.nearest, caught.value.elsewhere) == (None, "policy.learn.batch_size")
+
+
+def test_path_prefixes_what_is_reported_and_open_paths_are_not_checked() -> None:
+    known = KNOWN["env"]
+    assert isinstance(known, dict)
+    check_known_keys({"kwargs": {"any": {"depth": 1}}}, known, "env", ["env.kwargs"])
+
+    with pytest.raises(UnknownKeyError) as caught:
+        check_known_keys({"kwargs": {"any": 1}}, known, "env")
+
+    assert caught.value.path == "env.kwargs.any"
+
+
+def test_plain_value_where_a_section_belongs_is_a_type_error() -> None:
+    with pytest.raises(ConfigTypeError) as caught:
+        check_known_keys({"policy": {"learn": 3}}, KNOWN)
+
+    assert (caught.value.path, caught.value.found) == ("policy.learn", "int")
+
+
+# files
+
+
+@given(cfg=CONFIGS)
+def test_saved_config_loads_back_equal(tmp_path_factory: Any, cfg: dict[str, Any]) -> None:
+    path = tmp_path_factory.mktemp("cfg") / "config.yaml"
+
+    save_config(cfg, path)
+
+    loaded = load_config(path)
+    assert loaded == cfg
+    assert repr(loaded) == repr(cfg)  # also the order, and 1 is not True or 1.0
+
+
+def test_infinities_survive_and_numpy_scalars_tuples_and_paths_become_plain(tmp_path: Path) -> None:
+    cfg = EasyDict(
+        top=math.inf,
+        low=-math.inf,
+        sizes=(64, np.int64(32)),
+        rate=np.float32(0.5),
+        flag=np.bool_(True),
+        where=Path("a") / "b",
+    )
+
+    save_config(cfg, tmp_path / "c.yaml")
+
+    assert load_config(tmp_path / "c.yaml") == {
+        "top": math.inf,
+        "low": -math.inf,
+        "sizes": [64, 32],
+        "rate": 0.5,
+        "flag": True,
+        "where": str(Path("a") / "b"),
+    }
+
+
+@pytest.mark.parametrize("value", [object(), print, {1, 2}, np.zeros(2), b"x"])
+def test_value_with_no_plain_form_is_refused_with_its_path(tmp_path: Path, value: Any) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("old: 1\n")
+
+    with pytest.raises(ConfigTypeError) as caught:
+        save_config({"env": {"list": [1, value]}}, path)
+
+    assert caught.value.path == "env.list.1"
+    assert path.read_text() == "old: 1\n"
+
+
+def test_folder_that_is_not_there_is_a_run_folder_error(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError) as caught:
+        save_config({}, tmp_path / "absent" / "c.yaml")
+
+    assert caught.value.path == str(tmp_path / "absent" / "c.yaml")
+
+
+def test_save_leaves_no_other_file(tmp_path: Path) -> None:
+    save_config({"a": 1}, tmp_path / "c.yaml")
+    save_config({"a": 2}, tmp_path / "c.yaml")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(RunFolderError):
+        save_config({"a": 3}, tmp_path / "folder")
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.yaml", "folder"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("c.yaml", "a: {b: 1e-3}"), ("c.yml", "a:\n  b: 0.001"), ("c.json", '{"a": {"b": 1e-3}}')],
+)
+def test_yaml_and_json_are_read(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+
+    assert load_config(tmp_path / name) == load_config(str(tmp_path / name)) == {"a": {"b": 0.001}}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("c.yaml", "a:\n  b: 1\n  c: 2\n  b: 3\n", 4),
+        ("c.yaml", "a: [1, 2\nb: 3\n", 2),
+        ("c.yaml", "a: !!python/object/apply:os.system [ls]\n", 1),
+        ("c.json", '{"a": 1,\n "a": 2}', None),
+        ("c.json", '{"a": 1,\n oops}', 2),
+        ("c.py", "main_config = {}\ncreate_config = {'a': 1 / 0}\n", 2),
+        ("c.py", "main_config = {}\ncreate_config = {\n", 2),
+        ("c.py", "import sys\nsys.exit(3)\n", 2),
+    ],
+)
+def test_broken_file_is_named_with_its_line(
+    tmp_path: Path, name: str, text: str, line: int | None
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+
+    with pytest.raises(ConfigError, match=name) as caught:
+        load_config(path)
+
+    assert (caught.value.path, caught.value.line) == (str(path), line)
+
+
+def test_error_in_a_module_that_a_python_config_calls_names_the_line_of_the_config(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "c.py"
+    path.write_text("import json\n\nmain_config = json.loads('{')\n")
+
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+
+    assert caught.value.line == 3
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize("text", ["", "- 1\n- 2\n", "just text\n"])
+def test_file_that_holds_no_mapping_is_a_type_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+
+    with pytest.raises(ConfigTypeError):
+        load_config(tmp_path / "c.yaml")
+
+
+def test_file_that_is_no_text_is_a_config_error(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_bytes(b"\xff\xfe\x00")
+
+    with pytest.raises(ConfigError):
+        load_config(tmp_path / "c.yaml")
+
+
+def test_python_config_gives_its_raw_sections_and_its_main_block_does_not_run(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "c.py"
+    path.write_text(
+        "from easydict import EasyDict\n"
+        "main_config = EasyDict(exp_name='x', policy=dict(nstep=(1, 2)))\n"
+        "create_config = dict(policy=dict(type='dqn'))\n"
+        "if __name__ == '__main__':\n"
+        "    raise RuntimeError('ran')\n"
+    )
+
+    loaded = load_config(path)
+
+    assert loaded == {
+        "main": {"exp_name": "x", "policy": {"nstep": (1, 2)}},
+        "create": {"policy": {"type": "dqn"}},
+    }
+    assert type(loaded["main"]["policy"]) is dict
+
+    path.write_text(path.read_text() + "system_config = {'coordinator': {}}\n")
+    assert load_config(path)["system"] == {"coordinator": {}}
+
+
+def test_python_file_without_the_sections_says_which_are_missing(tmp_path: Path) -> None:
+    path = tmp_path / "c.py"
+    path.write_text("main_config = {}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert caught.value.missing == ["create_config"]
+
+    path.write_text("main_config = {}\ncreate_config = 3\n")
+    with pytest.raises(ConfigTypeError):
+        load_config(path)
+
+
+def test_absent_file_and_other_suffix_are_config_errors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path / "absent.yaml")
+    assert isinstance(caught.value.known, list)
+
+    (tmp_path / "c.toml").write_text("")
+    with pytest.raises(ConfigError, match=r"\.yaml"):
+        load_config(tmp_path / "c.toml")
+
+
+def test_key_that_is_no_text_is_refused_with_its_path(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("eps:\n  1000: 0.1\n")
+
+    with pytest.raises(ConfigTypeError) as caught:
+        load_config(tmp_path / "c.yaml")
+
+    assert caught.value.path == "eps.1000"
+
+
+def test_yaml_merge_keys_and_anchors_work(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("a: &a {x: 1, y: 2}\nb:\n  <<: *a\n  y: 3\n")
+
+    assert load_config(tmp_path / "c.yaml")["b"] == {"x": 1, "y": 3}
+
+
+# --set
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("1e-3", 1e-3),
+        ("true", True),
+        ("null", None),
+        ("", None),
+        (".inf", math.inf),
+        ("[64, 64]", [64, 64]),
+        ("{x: 1}", {"x": 1}),
+        ("CartPole-v1", "CartPole-v1"),
+        ("'3'", "3"),
+        ("x=y", "x=y"),
+    ],
+)
+def test_set_reads_the_value_as_yaml(text: str, value: Any) -> None:
+    cfg = {"a": {"b": 0, "kept": 1}}
+
+    assert apply_set(cfg, f"a.b={text}") is cfg
+
+    assert cfg == {"a": {"b": value, "kept": 1}}
+
+
+def test_set_makes_absent_sections_and_works_on_easydict() -> None:
+    cfg = EasyDict(a={})
+
+    apply_set(cfg, "a.b.c=1")
+
+    assert cfg.a.b.c == 1
+
+
+@pytest.mark.parametrize("assignment", ["a.b", "=1", "a..b=1", ".a=1", "a.=1", ""])
+def test_set_of_another_form_is_refused(assignment: str) -> None:
+    with pytest.raises(ConfigError):
+        apply_set({}, assignment)
+
+
+@pytest.mark.parametrize("value", [3, [1, 2], None, "text"])
+def test_set_does_not_go_through_what_is_no_section(value: Any) -> None:
+    cfg = {"a": {"b": value}}
+
+    with pytest.raises(ConfigError) as caught:
+        apply_set(cfg, "a.b.c=1")
+
+    assert caught.value.path == "a.b"
+    assert cfg == {"a": {"b": value}}
+
+
+def test_set_of_a_value_that_is_no_yaml_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        apply_set({}, "a.b=[1, 2")
+
+    assert (caught.value.path, caught.value.assignment) == ("a.b", "a.b=[1, 2")
+
+
+# conversions
+
+
+def test_easydict_is_a_fresh_deep_copy_of_the_sections() -> None:
+    marker = object()
+    cfg = {"a": {"b": [{"c": 1}]}, "m": marker, "t": ({"x": 1},)}
+
+    easy = to_easydict(cfg)
+
+    assert easy.a.b[0].c == 1
+    assert easy.t[0].x == 1
+    assert easy.m is marker
+    easy.a.b[0].c = 2
+    easy.a["new"] = 1
+    assert cfg["a"] == {"b": [{"c": 1}]}
+
+
+@pytest.mark.parametrize("key", ["items", "keys", "update", "pop", "get", "copy", "__class__"])
+def test_key_that_hides_a_dict_method_is_refused_with_its_path(key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        to_easydict({"env": {"list": [{key: 1}]}})
+
+    assert caught.value.path == f"env.list.0.{key}"
+
+
+@pytest.mark.parametrize("key", [1, None, True, (1, 2)])
+def test_key_that_is_no_string_is_refused_with_its_path(key: Any) -> None:
+    for convert in (to_easydict, to_plain):
+        with pytest.raises(ConfigTypeError) as caught:
+            convert({"env": {key: 1}})
+        assert caught.value.path == f"env.{key}"
+
+
+@given(CONFIGS)
+def test_plain_of_easydict_is_the_config_again(cfg: dict[str, Any]) -> None:
+    plain = to_plain(to_easydict(cfg))
+
+    assert plain == cfg
+    assert type(plain) is dict
