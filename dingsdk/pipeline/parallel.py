@@ -71,8 +71,9 @@ def worker_config(context: RunContext) -> Any:
     limiter = dict(cfg.policy.other.replay_buffer.get("limiter") or {})
     if limiter.get("type", "min_size") == "min_size" and collect.get("n_sample"):
         per_insert = learn.update_per_collect * learn.batch_size / collect.n_sample
-        # A report brings n_sample rows and more; the slack covers several of each collector.
-        slack_rows = max(1024, 4 * cfg.system.collector_num * collect.n_sample)
+        # The largest payload: every env's trajectory is cut in the same round.
+        payload_rows = (cfg.env.collector_env_num + 1) * collect.n_sample
+        slack_rows = max(1024, 2 * payload_rows)
         limiter = {
             "type": "samples_per_insert",
             "samples_per_insert": per_insert,

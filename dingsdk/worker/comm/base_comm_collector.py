@@ -28,7 +28,7 @@ class BaseCommCollector(Configurable, ABC):
     config: ClassVar[dict[str, Any]] = {"type": "", "import_names": []}
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
-        self._cfg = cfg
+        self._cfg = {**self.default_config(), **cfg}
         self._is_closed = True
 
     @abstractmethod
@@ -75,7 +75,7 @@ class TransportCollector(BaseCommCollector):
 
     def __init__(self, cfg: Mapping[str, Any], transport: Transport, worker_id: str) -> None:
         super().__init__(cfg)
-        self._queue_size = int(cfg.get("queue_size", self.config["queue_size"]))
+        self._queue_size = int(self._cfg["queue_size"])
         self._role = WorkerRole(
             transport,
             worker_id,
@@ -88,9 +88,7 @@ class TransportCollector(BaseCommCollector):
                 "collector_data_task": lambda task: self.deal_with_collector_data(),
                 "collector_close_task": lambda task: self.deal_with_collector_close(),
             },
-            progress_timeout_s=float(
-                cfg.get("progress_timeout_s", self.config["progress_timeout_s"])
-            ),
+            progress_timeout_s=float(self._cfg["progress_timeout_s"]),
         )
         self._collector: Any = None
         self._task_info: Mapping[str, Any] = {}

@@ -89,23 +89,49 @@ class RowStore:
             raise ProtocolError(f"payload {number} was never announced", where="learn task")
         batch = self._load(name)
         start = self._allocate(len(batch))
-        self._storage.put(np.arange(start, start + len(batch)), batch)
+        self._storage.put(slice(start, start + len(batch)), self._storage.accept(batch))
         bisect.insort(self._extents, (start, start + len(batch), number))
         self._offsets[number] = start
 
     def _allocate(self, size: int) -> int:
         """Return the start of a free extent, looking from the ring's head on."""
+        start = self._free_extent(size)
+        if start is None:
+            # Payloads that left out of order have torn holes; closing them costs one copy.
+            self._compact()
+            start = self._free_extent(size)
+        if start is None:
+            raise ConfigError(
+                f"the learner holds {self._capacity} rows of step data and all are live; raise "
+                "policy.other.replay_buffer.replay_buffer_size or lower policy.collect.n_sample",
+                path="policy.other.replay_buffer.replay_buffer_size",
+            )
+        self._head = start + size
+        return start
+
+    def _free_extent(self, size: int) -> int | None:
+        if size > self._capacity:
+            return None
         start = self._head if self._head + size <= self._capacity else 0
         for _ in range(len(self._extents) + 2):
             index = bisect.bisect_left(self._extents, (start + size, 0, 0)) - 1
             if index < 0 or self._extents[index][1] <= start:
-                self._head = start + size
                 return start
             start = self._extents[index][1]
             if start + size > self._capacity:
                 start = 0
-        raise ConfigError(
-            f"the learner holds {self._capacity} rows of step data and all are live; raise "
-            "policy.other.replay_buffer.replay_buffer_size or lower policy.collect.n_sample",
-            path="policy.other.replay_buffer.replay_buffer_size",
+        return None
+
+    def _compact(self) -> None:
+        if not self._extents:
+            return
+        rows = self._storage.take(
+            np.concatenate([np.arange(start, end) for start, end, _ in self._extents])
         )
+        self._storage.put(slice(0, len(rows)), rows)
+        extents, self._head = self._extents, 0
+        self._extents = []
+        for start, end, number in extents:
+            self._extents.append((self._head, self._head + end - start, number))
+            self._offsets[number] = self._head
+            self._head += end - start

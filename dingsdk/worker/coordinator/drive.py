@@ -21,11 +21,12 @@ def drive_collector(coordinator: Coordinator, state: TaskState, task: Mapping[st
         _ask(coordinator, state, {"name": "collector_start_task", "task_info": task})
         state.phase = TaskPhase.RUNNING
         is_done = False
-        while not is_done and _wait_for_room(coordinator, state):
+        while not is_done and not coordinator.is_ending:
             answer = _ask(coordinator, state, {"name": "collector_data_task"})
             is_done = bool(answer.get("has_ended"))
             for report in answer["reports"]:
-                if "data_id" in report:
+                # While a payload waits for room, the worker's own queue fills: back-pressure.
+                if "data_id" in report and _wait_for_room(coordinator, state, int(report["rows"])):
                     coordinator.deal_with_collector_send_data(state, report)
                 is_done |= coordinator.deal_with_collector_progress(state, report)
         state.phase = TaskPhase.CLOSING
@@ -97,22 +98,20 @@ def _ask(
     return coordinator.master.ask(str(state.worker_id), data, timeout_s)
 
 
-def _wait_for_room(coordinator: Coordinator, state: TaskState) -> bool:
-    """Wait until the buffer takes more; False: the task shall end.
+def _wait_for_room(coordinator: Coordinator, state: TaskState, rows: int) -> bool:
+    """Wait until the buffer admits a payload; False: the run is ending.
 
     No deadline: a collector waits as long as its learner needs, whose own deadlines hold.
     """
-    if state.is_evaluation:
-        return not coordinator.is_ending
 
     def may_go_on() -> bool:
         experience = coordinator.experience_of(state)
-        return coordinator.is_ending or experience is None or experience.buffer.can_push(1)
+        return coordinator.is_ending or experience is None or experience.buffer.can_push(rows)
 
     with coordinator.condition:
         while not coordinator.condition.wait_for(may_go_on, WAIT_S):
             pass
-        return not coordinator.is_ending and coordinator.experience_of(state) is not None
+        return not coordinator.is_ending
 
 
 def _wait_for_data(

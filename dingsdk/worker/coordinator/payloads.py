@@ -47,6 +47,10 @@ class PayloadLedger:
     def name(self, number: int) -> str:
         return self._names[number]
 
+    def rows_left(self, number: int) -> int:
+        """Rows of a payload that are in the buffer."""
+        return self._rows.get(number, 0)
+
     def evict(self, numbers: NDArray[np.int64], reason: str) -> None:
         """Note rows that left the buffer: int64[n], the payload number of each."""
         self.evicted_rows[reason] += len(numbers)

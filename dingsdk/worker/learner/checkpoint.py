@@ -70,6 +70,7 @@ def save_checkpoint(
     iteration: int,
     envstep: int = -1,
     meta: Mapping[str, Any] | None = None,
+    is_latest: bool = True,
 ) -> Path:
     """Write a checkpoint, replacing one of the same name, and point ``latest`` at it.
 
@@ -82,6 +83,8 @@ def save_checkpoint(
         iteration: Train iteration, >= 0.
         envstep: Environment steps collected so far; -1 if unknown.
         meta: More to keep, as JSON.
+        is_latest: False leaves ``latest`` where it points, for a state that nobody can resume
+            from (weights alone).
 
     Returns:
         Path of the manifest.
@@ -110,7 +113,7 @@ def save_checkpoint(
     replaced = _tensor_file_of(path)
     atomic_write_bytes(folder / manifest.tensor_file, tensor_bytes, durable=True)
     atomic_write_bytes(path, manifest_bytes, durable=True)
-    if stem != EXCEPTION:
+    if is_latest and stem != EXCEPTION:
         atomic_write_bytes(
             folder / f"{LATEST}.json", manifests.dump_pointer(stem, iteration), durable=True
         )

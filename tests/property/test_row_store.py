@@ -1,0 +1,103 @@
+"""The learner's row store gives back exactly the rows that were put, through any evictions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from dingsdk import SampleBatch
+from dingsdk.errors import ConfigError, ProtocolError
+from dingsdk.worker.comm.row_store import RowStore
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+CAPACITY = 24
+
+
+class RowStoreMachine(RuleBasedStateMachine):
+    """Payloads of up to five rows, dropped in any order, never more than half the capacity."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.payloads: dict[int, SampleBatch] = {}
+        self.loads = 0
+        self.count = 0
+        self.store = RowStore(CAPACITY, {}, self._load)
+
+    def _load(self, name: str) -> SampleBatch:
+        self.loads += 1
+        return self.payloads[int(name[1:])]
+
+    @rule(rows=st.integers(1, 5), touch=st.booleans())
+    def announce(self, rows: int, touch: bool) -> None:
+        if sum(len(batch) for batch in self.payloads.values()) + rows > CAPACITY // 2:
+            return
+        number, self.count = self.count, self.count + 1
+        values = number * 100 + np.arange(rows)
+        self.payloads[number] = SampleBatch({"value": values, "pair": np.stack([values, -values], 1)})
+        self.store.announce({f"p{number}": number})
+        if touch:
+            self._gather([(number, 0)])
+
+    @rule(seed=st.integers(0, 1000), count=st.integers(1, 12))
+    def gather(self, seed: int, count: int) -> None:
+        if self.payloads:
+            rng = np.random.default_rng(seed)
+            numbers = rng.choice(list(self.payloads), count).tolist()
+            self._gather([(n, int(rng.integers(len(self.payloads[n])))) for n in numbers])
+
+    @rule(seed=st.integers(0, 1000), count=st.integers(1, 4))
+    def drop(self, seed: int, count: int) -> None:
+        if self.payloads:
+            rng = np.random.default_rng(seed)
+            gone = np.unique(rng.choice(list(self.payloads), count))
+            for number in gone.tolist():
+                del self.payloads[number]
+            self.store.drop(np.concatenate([gone, [self.count + 7]]))
+
+    def _gather(self, wanted: list[tuple[int, int]]) -> None:
+        batch = self.store.gather(
+            np.asarray([number for number, _ in wanted]), np.asarray([row for _, row in wanted])
+        )
+        expected = [number * 100 + row for number, row in wanted]
+        assert batch.columns["value"].tolist() == expected
+        assert batch.columns["pair"].tolist() == [[value, -value] for value in expected]
+
+
+TestRowStore = RowStoreMachine.TestCase
+
+
+def test_payload_is_loaded_once() -> None:
+    loads: list[str] = []
+
+    def load(name: str) -> SampleBatch:
+        loads.append(name)
+        return SampleBatch({"value": np.arange(4)})
+
+    store = RowStore(10, {}, load)
+    store.announce({"p": 0})
+    for _ in range(3):
+        store.gather(np.zeros(2, np.int64), np.asarray([3, 1]))
+    assert loads == ["p"]
+
+
+def test_gathered_batch_is_owned() -> None:
+    store = RowStore(10, {}, lambda name: SampleBatch({"value": np.arange(4)}))
+    store.announce({"p": 0})
+    batch = store.gather(np.zeros(2, np.int64), np.asarray([0, 1]))
+    batch.columns["value"][:] = -1
+    again = store.gather(np.zeros(2, np.int64), np.asarray([0, 1]))
+    assert again.columns["value"].tolist() == [0, 1]
+
+
+def test_live_payloads_beyond_the_capacity_are_an_error_that_names_the_key() -> None:
+    store = RowStore(10, {}, lambda name: SampleBatch({"value": np.arange(4)}))
+    store.announce({"a": 0, "b": 1, "c": 2})
+    with pytest.raises(ConfigError) as caught:
+        store.gather(np.asarray([0, 1, 2]), np.zeros(3, np.int64))
+    assert caught.value.path == "policy.other.replay_buffer.replay_buffer_size"
+
+
+def test_unannounced_payload_is_a_protocol_error() -> None:
+    store = RowStore(10, {}, lambda name: SampleBatch({"value": np.arange(4)}))
+    with pytest.raises(ProtocolError):
+        store.gather(np.asarray([5]), np.asarray([0]))
