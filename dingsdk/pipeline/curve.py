@@ -84,7 +84,8 @@ def _draw(evaluations: Sequence[Evaluation], stop_value: float, title: str) -> A
     axes.set_ylabel("return", color=INK)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="upper left", frameon=False, fontsize=9)
+    axes.xaxis.set_major_formatter(lambda steps, _: f"{steps:,.0f}")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     if last.env_steps > steps[0] and last.elapsed_s > 0:
         _add_time_axis(axes, evaluations)
     return figure

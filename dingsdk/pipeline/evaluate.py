@@ -10,9 +10,9 @@ from pathlib import Path
 
 from dingsdk.config import load_config
 from dingsdk.data.seeding import derive_seed
-from dingsdk.envs import create_env_manager, make_env_fns
 from dingsdk.errors import CheckpointCorruptError, CheckpointMissingError
 from dingsdk.pipeline.compile import compile_config
+from dingsdk.pipeline.env_setup import make_env_manager
 from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER, CONFIG_NAME
 from dingsdk.pipeline.threads import torch_threads
 from dingsdk.policy import create_policy
@@ -98,8 +98,7 @@ def evaluate(
             f"{found.path} does not fit the policy of {folder / CONFIG_NAME}: {error}",
             path=str(found.path),
         ) from error
-    manager = create_env_manager(cfg.env_manager, make_env_fns(cfg.env, envs))
-    manager.seed([derive_seed(cfg.seed, "evaluation", "env", index) for index in range(envs)])
+    manager = make_env_manager(cfg, "evaluation", envs)
     with torch_threads(cfg.system.torch_threads), tempfile.TemporaryDirectory() as scratch:
         # The logs of an evaluator belong to a run; this one must not mix with those.
         evaluator = create_serial_evaluator(

@@ -74,19 +74,19 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The whole config; ``policy`` and ``env_manager`` are checked against their classes.
 
     Attributes:
-        env: See ``EnvSection``.
-        policy: The policy by ``type``, with the sections of the workers around it.
         exp_name: Name of the run folder below the output root.
         seed: Root of the seed tree: every env, network and sampler derives its own from it.
+        env: See ``EnvSection``.
         env_manager: The env manager by ``type``, with its options.
+        policy: The policy by ``type``, with the sections of the workers around it.
         system: See ``SystemSection``.
     """
 
-    env: EnvSection
-    policy: dict[str, Any]
     exp_name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]+$", max_length=100)] = "run"
     seed: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] = 0
+    env: EnvSection
     env_manager: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "vector"})
+    policy: dict[str, Any]
     system: SystemSection = SystemSection()
 
 

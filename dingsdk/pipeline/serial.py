@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from easydict import EasyDict
+
+from dingsdk.config import to_easydict
 from dingsdk.data.seeding import derive_seed
-from dingsdk.envs import create_env_manager, make_env_fns
 from dingsdk.errors import DingError
 from dingsdk.pipeline.context import Reason, RunContext, RunResult
+from dingsdk.pipeline.env_setup import make_env_manager
 from dingsdk.pipeline.status import RunStatus
 from dingsdk.pipeline.threads import torch_threads
 from dingsdk.policy import create_policy
@@ -143,8 +147,8 @@ def _build(context: RunContext, stack: ExitStack) -> _Workers:
     )
     stack.callback(learner.close)
     collector = create_serial_collector(
-        policy_cfg.collect.collector,
-        env=_env_manager(cfg, "collector", cfg.env.collector_env_num),
+        _seeded(policy_cfg.collect.collector, cfg.seed, "collector"),
+        env=make_env_manager(cfg, "collector", cfg.env.collector_env_num),
         policy=policy.collect_mode,
         tb_logger=tb_logger,
         exp_name=exp_name,
@@ -152,16 +156,17 @@ def _build(context: RunContext, stack: ExitStack) -> _Workers:
     stack.callback(collector.close)
     evaluator = create_serial_evaluator(
         policy_cfg.eval.evaluator,
-        env=_env_manager(cfg, "evaluator", cfg.env.evaluator_env_num),
+        env=make_env_manager(cfg, "evaluator", cfg.env.evaluator_env_num),
         policy=policy.eval_mode,
         tb_logger=tb_logger,
         exp_name=exp_name,
     )
     stack.callback(evaluator.close)
-    buffer_cfg = policy_cfg.other.replay_buffer
-    if "seed" in buffer_cfg and buffer_cfg.seed is None:
-        buffer_cfg.seed = derive_seed(cfg.seed, "buffer")
-    buffer = create_buffer(buffer_cfg, tb_logger=tb_logger, exp_name=exp_name)
+    buffer = create_buffer(
+        _seeded(policy_cfg.other.replay_buffer, cfg.seed, "buffer"),
+        tb_logger=tb_logger,
+        exp_name=exp_name,
+    )
     stack.callback(buffer.close)
     return _Workers(
         learner=learner,
@@ -181,7 +186,8 @@ def _build(context: RunContext, stack: ExitStack) -> _Workers:
     )
 
 
-def _env_manager(cfg: Any, role: str, count: int) -> Any:
-    manager = create_env_manager(cfg.env_manager, make_env_fns(cfg.env, count))
-    manager.seed([derive_seed(cfg.seed, role, "env", index) for index in range(count)])
-    return manager
+def _seeded(section: Mapping[str, Any], seed: int, role: str) -> EasyDict:
+    """Fill the section's ``seed`` where it is None; a stated one is kept."""
+    if section.get("seed", 0) is not None:
+        return to_easydict(section)
+    return to_easydict({**section, "seed": derive_seed(seed, role)})
