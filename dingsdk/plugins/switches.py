@@ -26,8 +26,8 @@ class Switches:
             observers are loaded.
         disabled: ``DINGSDK_DISABLED_PLUGINS``, comma-separated. Never imported; wins over
             ``plugins``.
-        strict: ``DINGSDK_STRICT_PLUGINS=1``. A broken or ambiguous plugin raises where it
-            would be logged and left out.
+        strict: ``DINGSDK_STRICT_PLUGINS=1``. A broken plugin raises where it would be logged
+            and left out.
     """
 
     autoload: bool = True

@@ -12,7 +12,7 @@ NAMES = st.sampled_from(["a", "b", "c", "d"])
 PARTS = st.sampled_from([dict, list, set, tuple])
 
 
-class Abort(Exception):
+class AbortError(Exception):
     """Ends a transaction."""
 
 
@@ -69,10 +69,10 @@ class RegistryMachine(RuleBasedStateMachine):
                     if force or name not in after:
                         after[name] = (part, False)
                 if fails:
-                    raise Abort
+                    raise AbortError
         except AssertionError:
             assert expects_duplicate
-        except Abort:
+        except AbortError:
             pass
         else:
             assert not expects_duplicate

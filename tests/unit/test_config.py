@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from easydict import EasyDict
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dingsdk.config import (
@@ -60,6 +60,7 @@ def test_merge_takes_none_as_empty_and_a_nested_none_as_a_value() -> None:
     assert deep_merge_dicts({"a": {"b": 1}}, {"a": None}) == {"a": None}
 
 
+@settings(max_examples=40, deadline=None)
 @given(CONFIGS, CONFIGS)
 def test_merge_leaves_its_inputs_alone_and_shares_no_container(
     a: dict[str, Any], b: dict[str, Any]
@@ -78,6 +79,7 @@ def test_merge_leaves_its_inputs_alone_and_shares_no_container(
     assert (a, b) == before
 
 
+@settings(max_examples=40, deadline=None)
 @given(CONFIGS)
 def test_merge_with_itself_or_with_nothing_is_the_same(cfg: dict[str, Any]) -> None:
     assert deep_merge_dicts(cfg, cfg) == deep_merge_dicts(cfg, {}) == deep_merge_dicts({}, cfg)
@@ -134,6 +136,7 @@ def test_plain_value_where_a_section_belongs_is_a_type_error() -> None:
 # files
 
 
+@settings(max_examples=40, deadline=None)
 @given(cfg=CONFIGS)
 def test_saved_config_loads_back_equal(tmp_path_factory: Any, cfg: dict[str, Any]) -> None:
     path = tmp_path_factory.mktemp("cfg") / "config.yaml"
@@ -412,6 +415,7 @@ def test_key_that_is_no_string_is_refused_with_its_path(key: Any) -> None:
         assert caught.value.path == f"env.{key}"
 
 
+@settings(max_examples=40, deadline=None)
 @given(CONFIGS)
 def test_plain_of_easydict_is_the_config_again(cfg: dict[str, Any]) -> None:
     plain = to_plain(to_easydict(cfg))

@@ -228,6 +228,27 @@ def test_unreadable_entry_points_of_one_distribution_leave_the_others(ring: Inst
         manager.get("buffers", "garbled")
 
 
+def test_distribution_without_a_name_is_logged_and_left_out(
+    ring: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = ring("acme-anon", {"dingsdk.buffers": {"anon": "acme_anon"}})
+    (site / "acme_anon-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\n\n")
+
+    known = PluginManager().known("buffers")
+
+    assert "ring" in known
+    assert "anon" not in known
+    assert "acme_anon" in caplog.text
+
+
+def test_group_that_this_version_does_not_know_is_ignored(ring: Install) -> None:
+    ring("acme-later", {"dingsdk.novelties": {"x": "acme_x"}, "dingsdk.buffers": {"y": "acme_y"}})
+
+    adverts = [advert.key for advert in PluginManager().adverts() if "acme" in advert.module]
+
+    assert adverts == ["ring", "y"]
+
+
 def test_first_copy_on_the_path_counts_when_a_distribution_is_there_twice(
     ring: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
