@@ -1,0 +1,225 @@
+"""Serial collection against a bare loop: CartPole-v1, 64-64 MLP, epsilon-greedy.
+
+    python benchmarks/collect.py [--envs 8 64] [--seconds 0.2] [--repeats 25] [--peers]
+
+The bare loop is what anybody would write by hand: the same native vector env, the same
+network, epsilon-greedy in numpy, five columns stored by index. It keeps the rows in which
+gymnasium only resets an env; they are not counted, here or there. ``ours`` is
+``SampleSerialCollector.collect`` with the manager ``vector`` and the policy ``dqn``, from
+``collect()`` to the SampleBatch. Both run in turns in one process; the ratio is the median
+over the turns of (ours / bare).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from dingsdk.envs import create_env_manager, make_env_fns
+from dingsdk.policy import create_policy
+from dingsdk.policy.networks import QNetwork
+from dingsdk.worker.collector.sample import SampleSerialCollector
+
+EPS = 0.1
+Runner = Callable[[float], float]
+"""Runs for about so many seconds, returns env steps per second."""
+
+
+def bare_loop(envs: int, rounds: int, forward: Callable[[Any], Any]) -> Runner:
+    """Step, store by index, start again at row 0 after ``rounds``."""
+    env = gym.make_vec("CartPole-v1", num_envs=envs, vectorization_mode="vector_entry_point")
+    rng = np.random.default_rng(0)
+    obs_column = np.empty((rounds, envs, 4), np.float32)
+    next_column = np.empty((rounds, envs, 4), np.float32)
+    action_column = np.empty((rounds, envs), np.int64)
+    reward_column = np.empty((rounds, envs), np.float32)
+    done_column = np.empty((rounds, envs), np.bool_)
+    obs, _ = env.reset(seed=0)
+
+    def run(seconds: float) -> float:
+        nonlocal obs
+        steps = 0
+        started = time.perf_counter()
+        while time.perf_counter() - started < seconds:
+            for row in range(rounds):
+                action = forward(torch.from_numpy(obs)).numpy().argmax(1)
+                action = np.where(rng.random(envs) < EPS, rng.integers(0, 2, envs), action)
+                next_obs, reward, terminated, truncated, _ = env.step(action)
+                obs_column[row] = obs
+                action_column[row] = action
+                reward_column[row] = reward
+                next_column[row] = next_obs
+                done_column[row] = terminated | truncated
+                obs = next_obs
+            # gymnasium's native env spends the step after an end on the reset: no transition.
+            steps += rounds * envs - int(np.count_nonzero(done_column))
+        return steps / (time.perf_counter() - started)
+
+    return run
+
+
+def ours(envs: int, rounds: int, root: str) -> Runner:
+    """The serial collector, ``rounds * envs`` samples a call."""
+    n_sample = rounds * envs
+    policy = create_policy(
+        {
+            "type": "dqn",
+            "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_size_list": [64, 64]},
+            "collect": {"n_sample": n_sample, "unroll_len": 1},
+        },
+        enable_field=["collect"],
+        seed=0,
+    )
+    manager = create_env_manager({"type": "vector"}, make_env_fns({"env_id": "CartPole-v1"}, envs))
+    manager.seed(0)
+    collector = SampleSerialCollector(
+        SampleSerialCollector.default_config(),
+        env=manager,
+        policy=policy.collect_mode,
+        exp_name=root,
+    )
+
+    def run(seconds: float) -> float:
+        before = collector.envstep
+        started = time.perf_counter()
+        train_iter = 0
+        while time.perf_counter() - started < seconds:
+            collector.collect(train_iter=train_iter, policy_kwargs={"eps": EPS})
+            train_iter += 1
+        return (collector.envstep - before) / (time.perf_counter() - started)
+
+    return run
+
+
+def sequential_forward() -> Callable[[Any], Any]:
+    """The network as torch modules, the way most people would write the bare loop."""
+    network = torch.nn.Sequential(
+        torch.nn.Linear(4, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64), torch.nn.ReLU(),
+        torch.nn.Linear(64, 2),
+    )  # fmt: skip
+    return torch.inference_mode()(network.forward)
+
+
+def peers(envs: int, rounds: int) -> dict[str, Runner]:
+    """Peers that are installed; what is missing is said and skipped."""
+    found: dict[str, Runner] = {}
+    for name, build in (("stable_baselines3", _stable_baselines3), ("tianshou", _tianshou)):
+        try:
+            found[name] = build(envs, rounds)
+        except ImportError as error:
+            _say(f"  {name}: skipped ({error}); pip install -r benchmarks/requirements-peers.txt")
+    return found
+
+
+def _stable_baselines3(envs: int, rounds: int) -> Runner:
+    from stable_baselines3 import DQN
+    from stable_baselines3.common.env_util import make_vec_env
+
+    model = DQN(
+        "MlpPolicy",
+        make_vec_env("CartPole-v1", n_envs=envs),
+        learning_starts=10**9,
+        buffer_size=50_000,
+        train_freq=rounds,
+        exploration_initial_eps=EPS,
+        device="cpu",
+    )
+
+    def run(seconds: float) -> float:
+        steps = 0
+        started = time.perf_counter()
+        while time.perf_counter() - started < seconds:
+            model.learn(rounds * envs * 10, reset_num_timesteps=False)
+            steps += rounds * envs * 10
+        return steps / (time.perf_counter() - started)
+
+    return run
+
+
+def _tianshou(envs: int, rounds: int) -> Runner:
+    from tianshou.data import Collector, VectorReplayBuffer
+    from tianshou.env import DummyVectorEnv
+    from tianshou.policy import DQNPolicy
+    from tianshou.utils.net.common import Net
+
+    network = Net(state_shape=4, action_shape=2, hidden_sizes=[64, 64])
+    policy = DQNPolicy(
+        model=network,
+        optim=torch.optim.Adam(network.parameters()),
+        action_space=gym.make("CartPole-v1").action_space,
+    )
+    collector = Collector(
+        policy,
+        DummyVectorEnv([lambda: gym.make("CartPole-v1") for _ in range(envs)]),
+        VectorReplayBuffer(50_000, envs),
+    )
+    collector.reset()
+
+    def run(seconds: float) -> float:
+        steps = 0
+        started = time.perf_counter()
+        while time.perf_counter() - started < seconds:
+            collector.collect(n_step=rounds * envs)
+            steps += rounds * envs
+        return steps / (time.perf_counter() - started)
+
+    return run
+
+
+def compare(envs: int, rounds: int, seconds: float, repeats: int, has_peers: bool) -> float:
+    """Print the speeds for one setting; return the median ratio to the bare loop."""
+    _say(f"{envs} envs, {rounds * envs} samples a collect:")
+    with tempfile.TemporaryDirectory() as root:
+        runners: dict[str, Runner] = {
+            "bare": bare_loop(envs, rounds, QNetwork(4, 2, (64, 64), seed=0).values),
+            "ours": ours(envs, rounds, root),
+            "bare, nn.Sequential": bare_loop(envs, rounds, sequential_forward()),
+        }
+        if has_peers:
+            runners |= peers(envs, rounds)
+        for run in runners.values():
+            run(seconds / 5)
+        speeds: dict[str, list[float]] = {name: [] for name in runners}
+        for _ in range(repeats):
+            for name, run in runners.items():
+                speeds[name].append(run(seconds))
+    ratios = {
+        name: statistics.median(a / b for a, b in zip(found, speeds["bare"], strict=True))
+        for name, found in speeds.items()
+    }
+    for name, found in speeds.items():
+        _say(f"  {name:22s} {statistics.median(found):10,.0f} env steps/s   {ratios[name]:.2f}")
+    return ratios["ours"]
+
+
+def main() -> None:
+    """Run the comparison from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--envs", type=int, nargs="+", default=[8, 64])
+    parser.add_argument("--rounds", type=int, nargs="+", default=[10, 64], help="rounds a collect")
+    parser.add_argument("--seconds", type=float, default=0.2, help="per turn")
+    parser.add_argument("--repeats", type=int, default=25)
+    parser.add_argument("--peers", action="store_true", help="also peers that are installed")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    for envs in args.envs:
+        for rounds in args.rounds:
+            compare(envs, rounds, args.seconds, args.repeats, args.peers)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Collectors: they step envs with a policy and hand out train samples."""

@@ -1,0 +1,73 @@
+"""Picks the form of the control loop that a policy offers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.envs.base import EnvManager
+from dingsdk.policy.base import CollectMode, EvalMode
+from dingsdk.worker.collector.batched_rollout import BatchedRollout
+from dingsdk.worker.collector.columns_writer import ColumnsWriter
+from dingsdk.worker.collector.dict_rollout import DictRollout
+from dingsdk.worker.collector.random_actions import RandomActions
+from dingsdk.worker.collector.rollout import Rollout
+from dingsdk.worker.collector.rows_writer import RowsWriter
+
+SampleWriter = ColumnsWriter | RowsWriter
+
+
+def create_collecting_rollout(
+    env: EnvManager,
+    policy: CollectMode,
+    traj_len: int | None,
+    *,
+    has_tensor_obs: bool = False,
+    deepcopy_obs: bool = False,
+    seed: int | None = None,
+) -> tuple[Rollout, SampleWriter]:
+    """Build a rollout that records: in columns where the policy can, else in rows.
+
+    Args:
+        env: A launched manager.
+        policy: A collect mode.
+        traj_len: A trajectory is cut when it holds this many transitions; None for only at
+            its end.
+        has_tensor_obs: Dict form only, see ``DictRollout``.
+        deepcopy_obs: Dict form only, see ``DictRollout``.
+        seed: Seed of random actions.
+    """
+    random_actions = RandomActions(env.action_space, seed)
+    if policy.is_batched:
+        assert policy.make_samples is not None
+        columns = ColumnsWriter(env.env_num, traj_len, policy.make_samples)
+        return BatchedRollout(env, policy, columns, None, random_actions), columns
+    rows = RowsWriter(env.env_num, traj_len, policy, deepcopy_obs)
+    rollout = DictRollout(env, policy, rows, None, random_actions, has_tensor_obs, deepcopy_obs)
+    return rollout, rows
+
+
+def create_measuring_rollout(
+    env: EnvManager, policy: CollectMode | EvalMode, quota: NDArray[np.int64]
+) -> Rollout:
+    """Build a rollout that only counts episodes, ``quota[i]`` of env ``i``."""
+    if policy.forward_batch is not None:
+        return BatchedRollout(env, policy, None, quota)
+    return DictRollout(env, policy, None, quota, has_tensor_obs=True)
+
+
+def traj_len_of(
+    policy_cfg: Mapping[str, Any], n_sample: int | None, unroll_len: int, env_num: int
+) -> int | None:
+    """Return the length at which trajectories are cut, None for whole episodes.
+
+    ``max(unroll_len, ceil(n_sample / env_num))``, so that one collect of ``n_sample`` cuts
+    every env about once; None without ``n_sample`` or with ``traj_len_inf``.
+    """
+    if not n_sample or policy_cfg.get("traj_len_inf", False):
+        return None
+    return max(unroll_len, math.ceil(n_sample / env_num))

@@ -1,0 +1,213 @@
+"""The life of a parallel collector: load a policy, go round until the end, report."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from dingsdk.data import SampleBatch
+from dingsdk.envs.base import EnvManager
+from dingsdk.errors import ClosedError, NotSetError
+from dingsdk.worker.configurable import Configurable
+from dingsdk.worker.run_logger import build_logger
+
+
+def _not_attached(*args: Any) -> Any:
+    raise NotSetError(
+        "a parallel collector needs send_metadata, send_stepdata and get_policy_update_info "
+        "attached before start()",
+        what="send_metadata",
+    )
+
+
+class BaseParallelCollector(Configurable, ABC):
+    """A collector that a comm collector starts for one task; used once.
+
+    Attached from outside before ``start()``: ``send_metadata(meta)`` and
+    ``send_stepdata(data_id, batch)``, which may block, ``get_policy_update_info(path)``,
+    which may not, and ``yield_turn()``, called once per round.
+
+    ``start`` runs in one thread; ``close`` and ``get_finish_info`` may be called from any.
+    Other than in DI-engine, ``close`` only sets a flag and there are no helper threads, a
+    ``close`` before ``start`` makes ``start`` return at once, and an exception leaves
+    ``start`` instead of being lost with its thread.
+
+    Args:
+        cfg: ``eval_flag``, ``exp_name`` and what ``config`` of the class names.
+    """
+
+    config: ClassVar[dict[str, Any]] = {"print_freq": 5}
+
+    def __init__(self, cfg: Mapping[str, Any]) -> None:
+        self._cfg = cfg
+        self._eval_flag = bool(cfg["eval_flag"])
+        self._exp_name = str(cfg["exp_name"])
+        self._print_freq = int(cfg.get("print_freq", 5))
+        self._uid = uuid.uuid4().hex[:12]
+        self._close_flag = threading.Event()
+        self._has_started = False
+        self._policy: Any = None
+        self._env_manager: EnvManager | None = None
+        self.send_metadata: Callable[[dict[str, Any]], None] = _not_attached
+        self.send_stepdata: Callable[[str, SampleBatch], None] = _not_attached
+        self.get_policy_update_info: Callable[[str], dict[str, Any] | None] = _not_attached
+        self.yield_turn: Callable[[], None] = _no_turn
+        self._setup_timer()
+        self._setup_logger()
+
+    def start(self) -> None:
+        """Collect until ``close()`` or until all episodes are played; blocks.
+
+        Raises:
+            DingError: what the policy, the envs or the attached functions raise.
+        """
+        self._has_started = True
+        self._start_time = time.time()
+        started = time.perf_counter()
+        try:
+            if not self._is_closed:
+                self._update_policy()
+            self._start_thread()
+            while not self._is_closed and not self._is_done():
+                self.yield_turn()
+                began = time.perf_counter()
+                obs = self._observe()
+                output = self._policy_inference(obs)
+                inferred = time.perf_counter()
+                step = self._env_step(output)
+                stepped = time.perf_counter()
+                self._process_timestep(obs, output, step)
+                self._monitor.append((inferred - began, stepped - inferred))
+                self._iter_after_hook()
+            self._finish_task()
+        except ClosedError:
+            # The comm layer closes its ends first; whoever waits there is woken this way.
+            if not self._is_closed:
+                raise
+        finally:
+            self._duration_s = time.perf_counter() - started
+            self._join_thread()
+            self._release()
+
+    def close(self) -> None:
+        """Ask ``start`` to return after the round under way; returns at once, idempotent.
+
+        A collector that was never started closes its envs here.
+        """
+        self._close_flag.set()
+        if not self._has_started:
+            self._release()
+
+    def _release(self) -> None:
+        if self._env_manager is not None:
+            self._env_manager.close()
+        self._logger.close()
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._close_flag.is_set()
+
+    @property
+    def policy(self) -> Any:
+        """The collect or eval mode in use."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Any) -> None:
+        self._policy = policy
+
+    @property
+    def env_manager(self) -> EnvManager:
+        """The manager in use."""
+        if self._env_manager is None:
+            raise NotSetError("this collector has no env manager yet", what="env_manager")
+        return self._env_manager
+
+    @env_manager.setter
+    def env_manager(self, env_manager: EnvManager) -> None:
+        self._env_manager = env_manager
+
+    @property
+    def monitor(self) -> dict[str, float]:
+        """Means over the last ``2 * print_freq`` rounds: ``policy_time``, ``env_time`` in s."""
+        rounds = list(self._monitor) or [(0.0, 0.0)]
+        return {
+            "policy_time": sum(each[0] for each in rounds) / len(rounds),
+            "env_time": sum(each[1] for each in rounds) / len(rounds),
+        }
+
+    def info(self, text: str) -> None:
+        """Write to the log of this collector."""
+        self._logger.info("[%s] %s", self, text)
+
+    def debug(self, text: str) -> None:
+        """Write to the log of this collector."""
+        self._logger.debug("[%s] %s", self, text)
+
+    def error(self, text: str) -> None:
+        """Write to the log of this collector."""
+        self._logger.error("[%s] %s", self, text)
+
+    @abstractmethod
+    def get_finish_info(self) -> dict[str, Any]:
+        """Return the result of the task; complete at any time, also before the first step."""
+
+    @abstractmethod
+    def __repr__(self) -> str: ...
+
+    @abstractmethod
+    def _observe(self) -> Any:
+        """Return what the envs that wait for an action show."""
+
+    @abstractmethod
+    def _policy_inference(self, obs: Any) -> Any:
+        """Ask the policy."""
+
+    @abstractmethod
+    def _env_step(self, policy_output: Any) -> Any:
+        """Step the envs."""
+
+    @abstractmethod
+    def _process_timestep(self, obs: Any, policy_output: Any, step: Any) -> None:
+        """Record one round, send what is ready."""
+
+    @abstractmethod
+    def _update_policy(self) -> None:
+        """Wait for the first policy and load it; return when closed meanwhile."""
+
+    @abstractmethod
+    def _is_done(self) -> bool:
+        """Whether the task's episodes are all played."""
+
+    def _setup_timer(self) -> None:
+        self._monitor: deque[tuple[float, float]] = deque(maxlen=2 * self._print_freq)
+        self._start_time = time.time()
+        self._duration_s = 0.0
+
+    def _setup_logger(self) -> None:
+        folder = Path(self._exp_name) / "log" / ("evaluator" if self._eval_flag else "collector")
+        self._logger, _ = build_logger(str(folder), self._uid, need_tb=False)
+        self._logger.log(logging.DEBUG, "cfg: %s", self._cfg)
+
+    def _iter_after_hook(self) -> None:
+        """Called after each round."""
+
+    def _finish_task(self) -> None:
+        """Called once after the last round, also when closed."""
+
+    def _start_thread(self) -> None:
+        """For subclasses with helper threads; called after the first policy was loaded."""
+
+    def _join_thread(self) -> None:
+        """For subclasses with helper threads; called at the end of ``start``, whatever happened."""
+
+
+def _no_turn() -> None:
+    """Nobody takes turns with this collector."""

@@ -1,0 +1,93 @@
+"""Checks of what a policy answers, made before any env is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dingsdk.errors import NonFiniteError, PolicyOutputError
+
+
+def check_columns(output: Any, rows: int) -> None:
+    """Check a batched answer: an ``action``, ``rows`` rows each, finite floats.
+
+    Args:
+        output: What ``forward_batch`` returned.
+        rows: Number of envs that were asked about.
+
+    Raises:
+        PolicyOutputError: no ``action``, or a column of the wrong length.
+        NonFiniteError: a float column with NaN or infinity.
+    """
+    # type() first: isinstance of an ABC costs as much as the rest of the check.
+    if not (type(output) is dict or isinstance(output, Mapping)) or "action" not in output:
+        raise _no_action(output)
+    for key, value in output.items():
+        if type(value) is not np.ndarray:
+            if isinstance(value, Mapping):
+                continue
+            raise PolicyOutputError(
+                f"the policy's forward_batch must give numpy columns; {key!r} is a "
+                f"{type(value).__name__}",
+                key=key,
+                expected="ndarray",
+                found=type(value).__name__,
+            )
+        if value.shape[:1] != (rows,):
+            raise PolicyOutputError(
+                f"the policy's {key!r} must have {rows} rows, one for each env; its shape is "
+                f"{value.shape}",
+                key=key,
+                expected=(rows,),
+                found=value.shape,
+            )
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            bad = np.flatnonzero(~np.isfinite(value).reshape(rows, -1).all(axis=1))
+            raise _non_finite(key, bad.tolist())
+
+
+def check_dicts(outputs: Any, env_ids: list[int]) -> None:
+    """Check a dict-form answer: an ``action`` for every env asked about, finite floats.
+
+    Raises:
+        PolicyOutputError: an env or its ``action`` is missing.
+        NonFiniteError: NaN or infinity in a float value.
+    """
+    for env_id in env_ids:
+        output = outputs.get(env_id) if isinstance(outputs, Mapping) else None
+        if not isinstance(output, Mapping) or "action" not in output:
+            raise _no_action(output, env_id)
+        for key, value in output.items():
+            if not _is_finite(value):
+                raise _non_finite(key, [env_id])
+
+
+def _is_finite(value: Any) -> bool:
+    if hasattr(value, "is_floating_point"):
+        return not value.is_floating_point() or bool(value.isfinite().all())
+    if isinstance(value, (float, np.ndarray, np.floating)):
+        array = np.asarray(value)
+        return array.dtype.kind != "f" or bool(np.isfinite(array).all())
+    return True
+
+
+def _no_action(output: Any, env_id: int | None = None) -> PolicyOutputError:
+    found = sorted(map(str, output)) if isinstance(output, Mapping) else type(output).__name__
+    where = "" if env_id is None else f" for env {env_id}"
+    return PolicyOutputError(
+        f"the policy's forward must answer with an 'action'{where}; found {found}",
+        key="action",
+        expected="action",
+        found=found,
+    )
+
+
+def _non_finite(key: str, where: list[int]) -> NonFiniteError:
+    return NonFiniteError(
+        f"the policy's {key!r} holds NaN or infinity (envs {where}); the envs were not stepped. "
+        "Usual causes: a learning rate that is too high, or non-finite observations",
+        key=key,
+        rows=where,
+    )

@@ -1,0 +1,183 @@
+"""The control loop over all envs at once, shared by collectors and evaluators.
+
+One round is: look at the observations, ask the policy, step the envs, record. The base
+class keeps the books (steps, episodes, quotas); ``BatchedRollout`` and ``DictRollout`` do
+the four steps in columns and in dicts.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.envs.base import EnvManager
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class EpisodeRecord(NamedTuple):
+    """One finished episode (a named tuple: a frozen dataclass takes thrice as long to build).
+
+    Attributes:
+        env_id: The env it ran in.
+        episode_return: Undiscounted sum of rewards, or what the env reports as such.
+        length: Number of transitions, >= 1.
+        info: Further statistics that the env reported at the end.
+    """
+
+    env_id: int
+    episode_return: float
+    length: int
+    info: Mapping[str, Any] = MappingProxyType({})
+
+
+class ActingMode(Protocol):
+    """What a rollout needs of a policy: the collect and the eval mode have it."""
+
+    @property
+    def forward(self) -> Any: ...
+    @property
+    def reset(self) -> Any: ...
+    @property
+    def forward_batch(self) -> Any: ...
+
+
+class Writer(Protocol):
+    """What a rollout needs of a writer: to be told which envs' trajectories break off."""
+
+    def drop(self, env_ids: NDArray[np.int64]) -> None: ...
+    def retire(self, env_ids: NDArray[np.int64]) -> None: ...
+
+
+class Rollout(ABC):
+    """Steps the envs of one manager with one policy; not safe for concurrent callers.
+
+    Args:
+        env: A launched manager. Between two ``begin()`` nobody else may step it.
+        policy: A collect or eval mode.
+        writer: Where transitions go; None to measure only.
+        quota: int64[env_num], episodes to count per env; what an env does beyond its quota
+            is neither recorded nor counted, and it is not even stepped where the manager
+            can step a subset. None for no limit.
+
+    Attributes:
+        env_steps: Transitions since ``begin()``; resets and failed steps do not count.
+        episodes: Finished episodes; whoever owns the rollout drains the list.
+    """
+
+    def __init__(
+        self,
+        env: EnvManager,
+        policy: ActingMode,
+        writer: Writer | None = None,
+        quota: NDArray[np.int64] | None = None,
+    ) -> None:
+        self._env = env
+        self._policy = policy
+        self._writer = writer
+        self._quota = quota
+        self._env_num = env.env_num
+        self._can_step_some = env.capabilities.partial_step
+        self.begin()
+
+    def begin(self) -> None:
+        """Start afresh from the current observations; to be called after an env reset."""
+        self.env_steps = 0
+        self.episodes: list[EpisodeRecord] = []
+        self._returns = np.zeros(self._env_num, np.float64)
+        self._episode_counts = np.zeros(self._env_num, np.int64)
+        self._is_live = np.ones(self._env_num, np.bool_)
+        self.is_finished = False
+
+    def forget_unfinished(self) -> None:
+        """Zero the statistics of the episodes under way, whose data were dropped."""
+        self._returns[:] = 0
+
+    def round(self, train_iter: int, policy_kwargs: Mapping[str, Any]) -> None:
+        """Do one round: every env that is live takes one step.
+
+        Args:
+            train_iter: Version of the policy, recorded with every transition.
+            policy_kwargs: Passed to the policy's forward.
+
+        Raises:
+            PolicyOutputError: the policy's answer cannot be used; the envs are untouched.
+            EnvError: an env failed for the third time in a row.
+        """
+        obs = self.observe()
+        output = self.infer(obs, policy_kwargs)
+        self.record(obs, output, self.step_env(output), train_iter)
+
+    @abstractmethod
+    def observe(self) -> Any:
+        """Return what the envs that wait for an action show."""
+
+    @abstractmethod
+    def infer(self, obs: Any, policy_kwargs: Mapping[str, Any]) -> Any:
+        """Ask the policy and check its answer."""
+
+    @abstractmethod
+    def random_output(self, obs: Any) -> Any:
+        """Return random actions in the form of a policy's answer."""
+
+    @abstractmethod
+    def step_env(self, output: Any) -> Any:
+        """Step the envs with the actions in ``output``."""
+
+    @abstractmethod
+    def record(self, obs: Any, output: Any, step: Any, train_iter: int) -> None:
+        """Record one round and keep the books."""
+
+    def _abandon(self, env_ids: NDArray[np.int64]) -> None:
+        """Forget the episodes under way in envs that failed."""
+        _LOGGER.warning("envs %s failed: their unfinished episodes are dropped", env_ids.tolist())
+        self._returns[env_ids] = 0
+        if self._writer is not None:
+            self._writer.drop(env_ids)
+        self._policy.reset(env_ids.tolist())
+
+    def _end_episodes(
+        self,
+        env_ids: NDArray[np.int64],
+        lengths: Sequence[int],
+        infos: Mapping[int, Mapping[str, Any]] | None,
+    ) -> None:
+        """Count finished episodes and retire envs at their quota.
+
+        Args:
+            env_ids: int64[k], live envs whose episode ended.
+            lengths: Their numbers of transitions.
+            infos: Extra statistics by env id, where there are any.
+        """
+        ids = env_ids.tolist()
+        values = self._returns[env_ids].tolist()
+        if infos:
+            for env_id, value, length in zip(ids, values, lengths, strict=True):
+                info = infos.get(env_id) or {}
+                if "eval_episode_return" in info:
+                    value = float(np.sum(np.asarray(info["eval_episode_return"])))
+                self.episodes.append(EpisodeRecord(env_id, value, length, info))
+        else:
+            self.episodes.extend(map(EpisodeRecord, ids, values, lengths))
+        self._returns[env_ids] = 0
+        self._policy.reset(ids)
+        if self._quota is not None:
+            self._episode_counts[env_ids] += 1
+            self._retire(env_ids[self._episode_counts[env_ids] >= self._quota[env_ids]])
+
+    def _retire(self, env_ids: NDArray[np.int64]) -> None:
+        if len(env_ids):
+            self._is_live[env_ids] = False
+            self.is_finished = not self._is_live.any()
+            if self._writer is not None:
+                self._writer.retire(env_ids)
+            self._on_retired()
+
+    def _on_retired(self) -> None:  # noqa: B027 - not every form has something to do
+        """Stop stepping the envs that are not live, where the manager allows it."""

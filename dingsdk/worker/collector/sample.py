@@ -1,0 +1,228 @@
+"""The serial collector that hands out a given number of train samples."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from dingsdk.data import SampleBatch
+from dingsdk.envs.base import EnvManager
+from dingsdk.errors import NotSetError
+from dingsdk.plugins import observe
+from dingsdk.worker.collector.base import ISerialCollector
+from dingsdk.worker.collector.factory import (
+    SampleWriter,
+    create_collecting_rollout,
+    traj_len_of,
+)
+from dingsdk.worker.collector.rollout import Rollout
+
+
+class SampleSerialCollector(ISerialCollector):
+    """Collects ``n_sample`` train samples a call; unfinished trajectories wait for the next.
+
+    Behaviour kept from DI-engine's collector of this name; other than there:
+    - policies with the batched form get a SampleBatch back instead of a list of dicts;
+    - ``reset()`` without arguments resets the env and the policy that it has;
+    - every second of collecting counts once in the statistics;
+    - an external ``tb_logger`` is flushed at ``close()``, not closed;
+    - env and policy may come in either order, and later.
+
+    Config:
+        deepcopy_obs: Dict form only: copy observations and transitions before keeping them.
+        transform_obs: Dict form only: give the policy float32 tensors.
+        collect_print_freq: Smallest distance of two log outputs, in train iterations.
+        seed: Seed of random actions (``random_collect``); None for fresh entropy.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "deepcopy_obs": False,
+        "transform_obs": False,
+        "collect_print_freq": 100,
+        "seed": None,
+    }
+
+    _rollout: Rollout | None = None
+    _writer: SampleWriter | None = None
+    _has_warned = False
+    _default_n_sample: int | None = None
+
+    def reset_env(self, _env: EnvManager | None = None) -> None:
+        """Take and launch another manager, or reset the envs of the current one.
+
+        Unfinished trajectories are dropped.
+
+        Raises:
+            NotSetError: no manager was ever given.
+        """
+        self._bind_env(_env)
+        self._rollout = self._writer = None
+
+    def reset_policy(self, _policy: Any = None) -> None:
+        """Take another collect mode and read its attributes, or reset the current one.
+
+        Raises:
+            NotSetError: there is no policy, or no env yet.
+        """
+        if self._env is None:
+            raise NotSetError("please set env first: call reset_env", what="env")
+        self._take_policy(_policy)
+
+    def reset(self, _policy: Any = None, _env: EnvManager | None = None) -> None:
+        """Reset env and policy (None: those that it has) and zero all counters and caches."""
+        if _env is not None or self._env is not None:
+            self.reset_env(_env)
+        if _policy is not None or self._policy is not None:
+            self._take_policy(_policy)
+        self._zero_statistics()
+
+    def collect(
+        self,
+        n_sample: int | None = None,
+        train_iter: int = 0,
+        drop_extra: bool = True,
+        random_collect: bool = False,
+        record_random_collect: bool = True,
+        policy_kwargs: Mapping[str, Any] | None = None,
+        level_seeds: Sequence[int] | None = None,
+    ) -> SampleBatch | list[Any]:
+        """Step the envs until there are ``n_sample`` train samples.
+
+        A trajectory becomes samples when its episode ends or when it holds ``traj_len``
+        transitions: ``max(unroll_len, ceil(n_sample / env_num))`` of the *policy's*
+        ``n_sample``, whatever is asked here; without one, only at episode ends.
+
+        Args:
+            n_sample: How many; None for the policy's ``n_sample``.
+            train_iter: Version of the policy; recorded as the column ``collect_iter``.
+            drop_extra: Return exactly ``n_sample`` and discard what the last round gave
+                beyond it; else return all, at least ``n_sample``.
+            random_collect: Act at random instead of asking the policy.
+            record_random_collect: False keeps this call out of the episode statistics and
+                the log.
+            policy_kwargs: Passed to the policy's forward, e.g. ``{"eps": 0.1}``.
+            level_seeds: One per env, recorded as the column ``seed``.
+
+        Returns:
+            Samples in the order in which their trajectories were cut: a SampleBatch from a
+            policy with the batched form, else the list that the policy made.
+
+        Raises:
+            NotSetError: no env, no policy, or no ``n_sample``.
+            PolicyOutputError: the policy's answer cannot be used.
+            EnvError: an env failed three times in a row.
+        """
+        wanted = self._wanted(n_sample)
+        rollout, writer = self._ready()
+        writer.level_seeds = level_seeds
+        kwargs = dict(policy_kwargs or {})
+        started = time.perf_counter()
+        steps_before = rollout.env_steps
+        flushed: list[Any] = []
+        have = 0
+        while have < wanted:
+            while writer.pending_rows < wanted - have:
+                if random_collect:
+                    obs = rollout.observe()
+                    output = rollout.random_output(obs)
+                    rollout.record(obs, output, rollout.step_env(output), train_iter)
+                else:
+                    rollout.round(train_iter, kwargs)
+            samples = writer.flush()
+            if samples:
+                flushed.append(samples)
+                have += len(samples)
+        result: SampleBatch | list[Any] = _join(flushed)
+        if drop_extra and have > wanted:
+            result = result[:wanted]
+        self._count(rollout, len(result), steps_before, time.perf_counter() - started)
+        if self._on_policy:
+            writer.clear()
+            rollout.forget_unfinished()
+        self._finish_collect(rollout, train_iter, len(result), record_random_collect)
+        return result
+
+    def _wanted(self, n_sample: int | None) -> int:
+        wanted = self._default_n_sample if n_sample is None else n_sample
+        if wanted is None:
+            raise NotSetError(
+                "please set n_sample: neither collect(n_sample=...) nor the policy names one",
+                what="n_sample",
+            )
+        if self._env is not None and wanted % self._env.env_num and not self._has_warned:
+            self._has_warned = True
+            self._logger.warning(
+                "n_sample %d is no multiple of the %d envs: part of the last round is dropped",
+                wanted,
+                self._env.env_num,
+            )
+        return int(wanted)
+
+    def _ready(self) -> tuple[Rollout, SampleWriter]:
+        """Return the rollout, built when env and policy are both there."""
+        if self._rollout is not None and self._writer is not None:
+            return self._rollout, self._writer
+        for what, value in (("env", self._env), ("policy", self._policy)):
+            if value is None:
+                raise NotSetError(
+                    f"please set {what} first: pass it to the constructor or call reset_{what}",
+                    what=what,
+                )
+        assert self._env is not None
+        traj_len = traj_len_of(
+            self._policy_cfg, self._default_n_sample, self._unroll_len, self._env.env_num
+        )
+        self._rollout, self._writer = create_collecting_rollout(
+            self._env,
+            self._policy,
+            traj_len,
+            has_tensor_obs=self._cfg.get("transform_obs", False),
+            deepcopy_obs=self._cfg.get("deepcopy_obs", False),
+            seed=self._cfg.get("seed"),
+        )
+        return self._rollout, self._writer
+
+    def _take_policy(self, policy: Any) -> None:
+        if policy is not None:
+            self._policy = policy
+            read = policy.get_attribute
+            self._policy_cfg = read("cfg")
+            self._default_n_sample = read("n_sample")
+            self._unroll_len = int(read("unroll_len"))
+            self._on_policy = bool(read("on_policy"))
+            self._rollout = self._writer = None
+        if self._policy is None:
+            raise NotSetError("please set policy first: there is none to reset", what="policy")
+        self._policy.reset()
+
+    def _count(self, rollout: Rollout, samples: int, steps_before: int, seconds: float) -> None:
+        steps = rollout.env_steps - steps_before
+        self._total_envstep_count += steps
+        self._total_sample_count += samples
+        self._logged_envsteps += steps
+        self._logged_samples += samples
+        self._duration_s += seconds
+
+    def _finish_collect(
+        self, rollout: Rollout, train_iter: int, samples: int, is_recorded: bool
+    ) -> None:
+        episodes, rollout.episodes = rollout.episodes, []
+        if episodes and is_recorded:
+            self._note_episodes(episodes)
+        if is_recorded:
+            self._log(train_iter)
+        observe().after_collect(
+            source=self._instance_name,
+            sample_count=samples,
+            envstep=self._total_envstep_count,
+            train_iter=train_iter,
+        )
+
+
+def _join(flushed: list[Any]) -> Any:
+    if len(flushed) == 1:
+        return flushed[0]
+    if flushed and isinstance(flushed[0], SampleBatch):
+        return SampleBatch.concat(flushed)
+    return [sample for samples in flushed for sample in samples]

@@ -1,0 +1,303 @@
+"""The parallel collector with one policy and many envs."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.data import SampleBatch, derive_seed
+from dingsdk.envs import create_env_manager, make_env_fns
+from dingsdk.errors import ConfigError, NotSetError, TaskTimeoutError
+from dingsdk.plugins import observe
+from dingsdk.policy import create_policy
+from dingsdk.worker.collector.factory import (
+    SampleWriter,
+    create_collecting_rollout,
+    create_measuring_rollout,
+    traj_len_of,
+)
+from dingsdk.worker.collector.parallel_base import BaseParallelCollector
+from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout
+
+# Enough for any mean; a task without an end must not grow for ever.
+_MAX_RETURNS_KEPT = 10_000
+
+
+class ZerglingParallelCollector(BaseParallelCollector):
+    """Plays the episodes of one collect or evaluation task.
+
+    Collecting ends after ``env.collector_episode_num`` episodes per env *on average*: envs
+    that finish early go on, so that none idles. Evaluating plays a number of episodes that
+    is fixed per env up front (``env.n_evaluator_episode`` spread over the envs, else
+    ``env.evaluator_episode_num`` each); what an env plays beyond it does not count.
+
+    Other than in DI-engine a payload is a SampleBatch of about ``n_sample`` rows, not one
+    sample; trajectories are cut as the serial collector cuts them (``traj_len_of``); and a
+    new policy is loaded between two rounds, never while the old one acts.
+
+    Config (the task adds ``env``, ``env_manager``, ``policy``, ``collect_setting``,
+    ``eval_flag``, ``policy_update_path``, ``exp_name``, ``seed``):
+        print_freq: Half the window of the timing means, in rounds.
+        compressor: Kept for configs of DI-engine; the transport decides.
+        update_policy_second: Seconds between two looks for a newer policy (collect only).
+        policy_timeout_s: How long to wait for the first policy.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "print_freq": 5,
+        "compressor": "none",
+        "update_policy_second": 3,
+        "policy_timeout_s": 60.0,
+    }
+
+    def __init__(self, cfg: Mapping[str, Any]) -> None:
+        super().__init__(cfg)
+        self._update_policy_s = float(cfg.get("update_policy_second", 3))
+        self._policy_timeout_s = float(cfg.get("policy_timeout_s", 60.0))
+        self._collect_setting = {} if self._eval_flag else dict(cfg.get("collect_setting") or {})
+        self._policy_iter = 0
+        self._last_update = -math.inf
+        self._returns: deque[float] = deque(maxlen=_MAX_RETURNS_KEPT)
+        self._episode_count = 0
+        self._sample_count = 0
+        self._payload_count = 0
+        self._writer: SampleWriter | None = None
+        seed = cfg.get("seed")
+        field = "eval" if self._eval_flag else "collect"
+        try:
+            policy = create_policy(cfg["policy"], enable_field=[field], seed=seed)
+            self._policy = policy.eval_mode if self._eval_flag else policy.collect_mode
+            self._target_episodes = self._set_up_envs(cfg, seed)
+            self._rollout = self._set_up_rollout(cfg, seed)
+        except BaseException:
+            self._release()
+            raise
+
+    def __repr__(self) -> str:
+        kind = "evaluator" if self._eval_flag else "collector"
+        return f"Zergling {kind} {self._uid}"
+
+    def get_finish_info(self) -> dict[str, Any]:
+        """Return the result of the task.
+
+        Returns:
+            Counts, mean times in s (0 where nothing was counted), and the episode returns
+            (``reward_mean`` is NaN-free: 0 without an episode).
+        """
+        duration = self._duration_s or max(time.time() - self._start_time, 0.0)
+        steps = self._rollout.env_steps
+        returns = list(self._returns)
+        info = {
+            "eval_flag": self._eval_flag,
+            "env_num": self._env_num,
+            "duration": duration,
+            "train_iter": self._policy_iter,
+            "collector_done": self._is_done(),
+            "predefined_episode_count": self._target_episodes,
+            "real_episode_count": self._episode_count,
+            "step_count": steps,
+            "sample_count": self._sample_count,
+            "avg_time_per_episode": duration / max(1, self._episode_count),
+            "avg_time_per_step": duration / max(1, steps),
+            "avg_time_per_train_sample": duration / max(1, self._sample_count),
+            "avg_step_per_episode": steps / max(1, self._episode_count),
+            "avg_sample_per_episode": self._sample_count / max(1, self._episode_count),
+            "reward_mean": float(np.mean(returns)) if returns else 0.0,
+            "reward_std": float(np.std(returns)) if returns else 0.0,
+            "reward_raw": returns,
+            "finish_time": time.time(),
+        }
+        if not self._eval_flag:
+            info["collect_setting"] = self._collect_setting
+        return info
+
+    def _set_up_envs(self, cfg: Mapping[str, Any], seed: int | None) -> float:
+        """Launch the envs; return how many episodes the task has (inf for no end)."""
+        env_cfg = cfg["env"]
+        prefix = "evaluator" if self._eval_flag else "collector"
+        self._env_num = int(env_cfg[f"{prefix}_env_num"])
+        self._quota: NDArray[np.int64] | None = None
+        per_env: float = math.inf
+        if self._eval_flag:
+            self._quota = _episode_quota(env_cfg, self._env_num)
+            per_env = float(self._quota.max())
+            episodes = float(self._quota.sum())
+        else:
+            asked = env_cfg.get("collector_episode_num")
+            episodes = math.inf if asked is None else float(asked) * self._env_num
+        manager_cfg = {**cfg["env_manager"], "episode_num": per_env}
+        self._env_manager = create_env_manager(manager_cfg, make_env_fns(env_cfg, self._env_num))
+        if seed is not None:
+            if self._env_manager.capabilities.per_env_seed:
+                self._env_manager.seed(
+                    [derive_seed(seed, prefix, "env", index) for index in range(self._env_num)]
+                )
+            else:
+                self._env_manager.seed(derive_seed(seed, prefix, "env"))
+        self._env_manager.launch()
+        return episodes
+
+    def _set_up_rollout(self, cfg: Mapping[str, Any], seed: int | None) -> Rollout:
+        if self._quota is not None:
+            return create_measuring_rollout(self.env_manager, self._policy, self._quota)
+        read = self._policy.get_attribute
+        n_sample, n_episode = read("n_sample"), read("n_episode")
+        if not n_sample and not n_episode:
+            raise NotSetError(
+                "please set n_sample or n_episode: policy.collect names neither", what="n_sample"
+            )
+        # Whole episodes when the policy counts in episodes; each is sent as it ends.
+        self._rows_per_payload = 1 if n_episode else int(n_sample)
+        traj_len = traj_len_of(
+            read("cfg"), None if n_episode else n_sample, int(read("unroll_len")), self._env_num
+        )
+        self._unroll_len = int(read("unroll_len"))
+        rollout, self._writer = create_collecting_rollout(
+            self.env_manager, self._policy, traj_len, has_tensor_obs=True, seed=seed
+        )
+        return rollout
+
+    def _observe(self) -> Any:
+        return self._rollout.observe()
+
+    def _policy_inference(self, obs: Any) -> Any:
+        return self._rollout.infer(obs, self._collect_setting)
+
+    def _env_step(self, policy_output: Any) -> Any:
+        return self._rollout.step_env(policy_output)
+
+    def _process_timestep(self, obs: Any, policy_output: Any, step: Any) -> None:
+        self._rollout.record(obs, policy_output, step, self._policy_iter)
+        episodes = self._rollout.episodes
+        if episodes:
+            self._rollout.episodes = []
+            self._note_episodes(episodes)
+        if self._writer is not None and self._writer.pending_rows >= self._rows_per_payload:
+            self._send_payload(self._writer)
+        if episodes:
+            self.send_metadata(self._progress())
+
+    def _is_done(self) -> bool:
+        return self._rollout.is_finished or self._episode_count >= self._target_episodes
+
+    def _iter_after_hook(self) -> None:
+        if self._eval_flag or time.monotonic() - self._last_update < self._update_policy_s:
+            return
+        self._last_update = time.monotonic()
+        update = self.get_policy_update_info(self._cfg["policy_update_path"])
+        if update is not None:
+            self._load(update)
+
+    def _finish_task(self) -> None:
+        # Once closed nobody waits for data, and sending might.
+        if self._writer is not None and not self._is_closed:
+            self._writer.cut_unfinished()
+            if self._writer.pending_rows:
+                self._send_payload(self._writer)
+        self.info(f"finished: {self._episode_count} episodes, {self._rollout.env_steps} steps")
+
+    def _update_policy(self) -> None:
+        path = self._cfg["policy_update_path"]
+        deadline = time.monotonic() + self._policy_timeout_s
+        while not self._is_closed:
+            update = self.get_policy_update_info(path)
+            if update is not None:
+                self._load(update)
+                return
+            now = time.monotonic()
+            if now > deadline:
+                raise TaskTimeoutError(
+                    f"no policy was published under {path!r} within {self._policy_timeout_s} s; "
+                    "does its learner run?",
+                    task="first policy load",
+                    timeout_s=self._policy_timeout_s,
+                )
+            self.yield_turn()
+            if time.monotonic() - now < 5e-4:
+                # Nobody else had anything to do; do not spin.
+                self._close_flag.wait(1e-3)
+
+    def _load(self, update: Mapping[str, Any]) -> None:
+        self._policy.load_state_dict({"model": update["model"]})
+        self._policy_iter = int(update["iter"])
+        self._last_update = time.monotonic()
+
+    def _note_episodes(self, episodes: list[EpisodeRecord]) -> None:
+        self._episode_count += len(episodes)
+        after_episode = observe().after_episode
+        for each in episodes:
+            self._returns.append(each.episode_return)
+            after_episode(
+                source=self._uid,
+                env_id=each.env_id,
+                episode_return=each.episode_return,
+                length=each.length,
+            )
+
+    def _send_payload(self, writer: SampleWriter) -> None:
+        samples = writer.flush()
+        if not samples:
+            return
+        batch = samples if isinstance(samples, SampleBatch) else SampleBatch.from_rows(samples)
+        rows = len(batch)
+        self._sample_count += rows
+        self._payload_count += 1
+        data_id = f"{self._uid}-{self._payload_count}"
+        meta = {
+            "eval_flag": self._eval_flag,
+            "data_id": data_id,
+            "rows": rows,
+            "policy_iter": self._policy_iter,
+            "unroll_len": self._unroll_len,
+            "get_data_time": time.time(),
+            **self._counts(),
+        }
+        self.send_stepdata(data_id, batch)
+        self.send_metadata(meta)
+        observe().after_collect(
+            source=self._uid,
+            sample_count=rows,
+            envstep=self._rollout.env_steps,
+            train_iter=self._policy_iter,
+        )
+
+    def _progress(self) -> dict[str, Any]:
+        return {
+            "eval_flag": self._eval_flag,
+            "get_info_time": time.time(),
+            "collector_done": self._is_done(),
+            **self._counts(),
+        }
+
+    def _counts(self) -> dict[str, int]:
+        return {
+            "cur_episode": self._episode_count,
+            "cur_sample": self._sample_count,
+            "cur_step": self._rollout.env_steps,
+        }
+
+
+def _episode_quota(env_cfg: Mapping[str, Any], env_num: int) -> NDArray[np.int64]:
+    """Return int64[env_num], the episodes that each env contributes to an evaluation."""
+    total = env_cfg.get("n_evaluator_episode")
+    if total is None:
+        per_env = env_cfg.get("evaluator_episode_num")
+        if per_env is None:
+            raise ConfigError(
+                "an evaluation needs env.n_evaluator_episode or env.evaluator_episode_num",
+                path="env.n_evaluator_episode",
+            )
+        total = int(per_env) * env_num
+    if total < env_num:
+        raise ConfigError(
+            f"env.n_evaluator_episode is {total}, less than the {env_num} envs: each must play "
+            "one at least; lower env.evaluator_env_num",
+            path="env.n_evaluator_episode",
+        )
+    return total // env_num + (np.arange(env_num) < total % env_num)

@@ -1,0 +1,1 @@
+"""Evaluators: they measure a policy over a fixed number of episodes."""

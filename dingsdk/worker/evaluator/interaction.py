@@ -1,0 +1,224 @@
+"""The evaluator that plays episodes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dingsdk.envs.base import EnvManager
+from dingsdk.errors import ConfigError, NotSetError
+from dingsdk.plugins import observe
+from dingsdk.worker.collector.factory import create_measuring_rollout
+from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout
+from dingsdk.worker.evaluator.base import ISerialEvaluator
+from dingsdk.worker.evaluator.monitor import VectorEvalMonitor
+
+
+class InteractionSerialEvaluator(ISerialEvaluator):
+    """Plays ``n_episode`` episodes, a number fixed per env up front, and takes the mean.
+
+    An env that fails is restarted by its manager; its unfinished episode does not count and
+    is played again. Other than in DI-engine an env is not stepped beyond its quota (or, where
+    the manager cannot leave one out, what it does there does not count).
+
+    Config:
+        eval_freq: Train iterations between two evaluations.
+        n_episode: Episodes of one evaluation.
+        stop_value: Mean return at which training may stop.
+        render: ``render_freq`` (-1: never) in units of ``mode``, ``train_iter`` or ``envstep``.
+        figure_path: Folder for the figures of envs that can draw them; None for none.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "eval_freq": 1000,
+        "n_episode": None,
+        "stop_value": math.inf,
+        "render": {"render_freq": -1, "mode": "train_iter"},
+        "figure_path": None,
+    }
+
+    def __init__(self, cfg: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        super().__init__(cfg, *args, **kwargs)
+        mode = self._cfg["render"]["mode"]
+        if mode not in ("envstep", "train_iter"):
+            self.close()
+            raise ConfigError(
+                f"render.mode is {mode!r}; it must be 'envstep' or 'train_iter'",
+                path="policy.eval.evaluator.render.mode",
+                found=mode,
+            )
+
+    def reset(self, _policy: Any = None, _env: EnvManager | None = None) -> None:
+        """Reset env and policy (None: those that it has), forget the best result."""
+        super().reset(_policy, _env)
+        self._last_render = -1
+
+    def eval(
+        self,
+        save_ckpt_fn: Callable[[str], Any] | None = None,
+        train_iter: int = -1,
+        envstep: int = -1,
+        n_episode: int | None = None,
+        force_render: bool = False,
+        policy_kwargs: Mapping[str, Any] | None = None,
+    ) -> tuple[bool, dict[str, Any]]:
+        """Play the episodes and report.
+
+        Args:
+            save_ckpt_fn: Called with ``"ckpt_best"`` when the mean return is a new best.
+            train_iter: Version of the policy; the default never stops training.
+            envstep: Env steps collected so far, the other axis of the curves.
+            n_episode: None for the config's.
+            force_render: Record a video of this evaluation.
+            policy_kwargs: Passed to the policy's forward.
+
+        Returns:
+            Whether training may stop (mean return ``>= stop_value`` and ``train_iter > 0``),
+            and ``{"eval_episode_return": list of n_episode floats, "eval_episode_return_mean",
+            ...}`` with further statistics where the env reports any.
+
+        Raises:
+            NotSetError: no env, no policy, or no ``n_episode``.
+            ConfigError: fewer episodes than envs, or an env manager that cannot render.
+            PolicyOutputError: the policy's answer cannot be used.
+            EnvError: an env failed three times in a row.
+        """
+        count = self._cfg["n_episode"] if n_episode is None else n_episode
+        if count is None:
+            raise NotSetError(
+                "please set n_episode: neither eval(n_episode=...) nor the config names one",
+                what="n_episode",
+            )
+        monitor = VectorEvalMonitor(self.env.env_num, int(count))
+        is_rendering = force_render or self._is_time_to_render(train_iter, envstep)
+        if is_rendering and not hasattr(self.env, "ready_imgs"):
+            raise ConfigError(
+                f"{type(self.env).__name__} cannot render: it has no ready_imgs; "
+                "set policy.eval.evaluator.render.render_freq to -1",
+                path="policy.eval.evaluator.render",
+            )
+        started = time.perf_counter()
+        rollout = self._fresh_rollout(monitor)
+        while not rollout.is_finished:
+            if is_rendering:
+                monitor.update_video(self.env.ready_imgs)  # type: ignore[attr-defined]
+            rollout.round(train_iter, policy_kwargs or {})
+            if rollout.episodes:
+                self._record(rollout.episodes, monitor)
+                rollout.episodes = []
+        seconds = time.perf_counter() - started
+        info = monitor.get_episode_info() or {}
+        returns = np.array(monitor.get_episode_return())
+        mean = float(returns.mean())
+        self._report(returns, info, rollout.env_steps, seconds, train_iter, envstep)
+        if is_rendering and self._tb_logger is not None:
+            mode = self._cfg["render"]["mode"]
+            step = train_iter if mode == "train_iter" else envstep
+            tag = f"{self._instance_name}_{mode}/"
+            self._tb_logger.add_video(tag, monitor.get_video(), global_step=step, fps=30)
+        if mean > self._best_result:
+            self._best_result = mean
+            if save_ckpt_fn is not None:
+                save_ckpt_fn("ckpt_best")
+        observe().after_evaluate(
+            source=self._instance_name, mean_return=mean, train_iter=train_iter, envstep=envstep
+        )
+        is_reached = mean >= self._cfg["stop_value"] and train_iter > 0
+        if is_reached:
+            self._logger.info(
+                "mean return %.2f has reached stop_value %s", mean, self._cfg["stop_value"]
+            )
+        return is_reached, info
+
+    def _fresh_rollout(self, monitor: VectorEvalMonitor) -> Rollout:
+        env = self.env
+        if math.isinf(env.episode_num):
+            env.reset()
+        else:
+            # Only a launch zeroes the episode counters of a manager that has a limit.
+            if env.episode_num < monitor.quota.max():
+                raise ConfigError(
+                    f"the evaluator's env manager ends after {env.episode_num} episodes per env, "
+                    f"{monitor.quota.max()} are to be played; leave env_manager.episode_num away",
+                    path="env_manager.episode_num",
+                )
+            env.close()
+            env.launch()
+        self.policy.reset()
+        return create_measuring_rollout(env, self.policy, monitor.quota)
+
+    def _record(self, episodes: list[EpisodeRecord], monitor: VectorEvalMonitor) -> None:
+        for each in episodes:
+            monitor.update_info(
+                each.env_id, {"eval_episode_return": each.episode_return, **_extras(each)}
+            )
+            monitor.update_reward(each.env_id, each.episode_return)
+            self._logger.info(
+                "env %d finished an episode: return %.4f, length %d",
+                each.env_id,
+                each.episode_return,
+                each.length,
+            )
+            if self._cfg["figure_path"] is not None:
+                self._save_figure(each.env_id)
+
+    def _save_figure(self, env_id: int) -> None:
+        save = getattr(self.env, "enable_save_figure", None)
+        if save is None:
+            raise ConfigError(
+                f"{type(self.env).__name__} draws no figures; set figure_path to null",
+                path="policy.eval.evaluator.figure_path",
+            )
+        save(env_id, self._cfg["figure_path"])
+
+    def _is_time_to_render(self, train_iter: int, envstep: int) -> bool:
+        render = self._cfg["render"]
+        if render["render_freq"] == -1:
+            return False
+        now = train_iter if render["mode"] == "train_iter" else envstep
+        if now - self._last_render < render["render_freq"]:
+            return False
+        self._last_render = now
+        return True
+
+    def _report(
+        self,
+        returns: Any,
+        info: Mapping[str, Any],
+        envsteps: int,
+        seconds: float,
+        train_iter: int,
+        envstep: int,
+    ) -> None:
+        variables: dict[str, Any] = {
+            "episode_count": len(returns),
+            "envstep_count": envsteps,
+            "avg_envstep_per_episode": envsteps / len(returns),
+            "evaluate_time": seconds,
+            "avg_envstep_per_sec": envsteps / max(seconds, 1e-9),
+            "avg_time_per_episode": seconds / len(returns),
+            "reward_mean": float(returns.mean()),
+            "reward_std": float(returns.std()),
+            "reward_max": float(returns.max()),
+            "reward_min": float(returns.min()),
+        }
+        variables |= {k: v for k, v in info.items() if isinstance(v, (int, float))}
+        self._logger.info(
+            "evaluation at iteration %d, %d env steps\n%s",
+            train_iter,
+            envstep,
+            self._logger.get_tabulate_vars_hor(variables),
+        )
+        if self._tb_logger is None:
+            return
+        for name, value in variables.items():
+            self._tb_logger.add_scalar(f"{self._instance_name}_iter/{name}", value, train_iter)
+            self._tb_logger.add_scalar(f"{self._instance_name}_step/{name}", value, envstep)
+
+
+def _extras(record: EpisodeRecord) -> dict[str, Any]:
+    return {key: value for key, value in record.info.items() if key != "eval_episode_return"}
