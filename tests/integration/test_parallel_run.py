@@ -1,0 +1,125 @@
+"""Parallel mode end to end: real CartPole, a real learner, over the in_memory transport."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+from dingsdk.errors import TaskFailedError
+from dingsdk.pipeline.context import RunContext, RunResult
+from dingsdk.pipeline.parallel import parallel_pipeline
+from dingsdk.pipeline.train import compile_run
+from dingsdk.worker.learner.checkpoint import load_checkpoint
+
+QUICK = (
+    "env.collector_env_num=4",
+    "env.collector_episode_num=2",
+    "env.evaluator_env_num=2",
+    "env.n_evaluator_episode=2",
+    "policy.collect.n_sample=16",
+    "policy.learn.batch_size=16",
+    "policy.learn.update_per_collect=2",
+    "policy.learn.learner.train_iterations=200",
+    "policy.other.replay_buffer.replay_buffer_size=500",
+    "policy.other.commander.eval_interval=0.2",
+    "policy.other.commander.collector_task_space=2",
+    "system.transport.check_wire=true",
+)
+
+
+def run(tmp_path: Path, *sets: str, concurrency: str = "turns", **kwargs: Any) -> RunResult:
+    sets = (*QUICK, f"system.transport.concurrency={concurrency}", *sets)
+    cfg = compile_run("cartpole-dqn", mode="parallel", transport="in_memory", sets=sets, seed=3)
+    context = RunContext(cfg=cfg, run_dir=tmp_path, **kwargs)
+    return parallel_pipeline(context)
+
+
+@pytest.fixture(autouse=True)
+def _no_leaked_threads() -> Any:
+    before = set(threading.enumerate())
+    yield
+    leaked = [thread.name for thread in threading.enumerate() if thread not in before]
+    assert not leaked
+
+
+@pytest.mark.parametrize("concurrency", ["turns", "threads"])
+def test_run_trains_evaluates_and_leaves_both_checkpoints(tmp_path: Path, concurrency: str) -> None:
+    result = run(tmp_path, concurrency=concurrency)
+
+    assert result.reason == "limit"
+    assert result.train_iter == 200
+    assert result.env_steps > 100
+    assert result.evaluations[0].train_iter == 0
+    assert all(each.episodes == 2 for each in result.evaluations)
+    latest = load_checkpoint(result.checkpoints["latest"])
+    best = load_checkpoint(result.checkpoints["best"])
+    assert latest.iteration == 200
+    assert best.state["model"].keys() == latest.state["model"].keys()
+    best_evaluation = max(result.evaluations, key=lambda each: each.mean)
+    assert best.iteration == best_evaluation.train_iter
+
+
+def test_run_ends_at_the_stop_value(tmp_path: Path) -> None:
+    result = run(
+        tmp_path, "env.stop_value=9", "policy.learn.learner.train_iterations=100000"
+    )
+    assert result.reason == "stop_value"
+    assert result.reached
+    assert result.evaluations[-1].train_iter > 0
+
+
+def test_stop_request_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    stop = threading.Event()
+    timer = threading.Timer(2.0, stop.set)
+    timer.start()
+    result = run(tmp_path, "policy.learn.learner.train_iterations=100000", stop=stop)
+    timer.join()
+    assert result.reason == "interrupted"
+    assert load_checkpoint(result.checkpoints["latest"]).iteration == result.train_iter
+
+
+class BrokenEnv(gymnasium.Env[Any, Any]):
+    """Raises on its third step, always."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=kwargs.get("seed"))
+        self._steps = 0
+        return self.observation_space.sample() * 0, {}
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        if self._steps == 3:
+            raise ValueError("the simulator fell over")
+        return self.observation_space.sample() * 0, 1.0, False, False, {}
+
+
+@pytest.fixture
+def broken_env() -> Any:
+    gymnasium.register("Broken-v0", BrokenEnv)
+    yield "Broken-v0"
+    del gymnasium.registry["Broken-v0"]
+
+
+@pytest.mark.parametrize("concurrency", ["turns", "threads"])
+def test_env_that_keeps_raising_ends_the_run_with_its_traceback(
+    tmp_path: Path, broken_env: str, concurrency: str
+) -> None:
+    with pytest.raises(TaskFailedError) as caught:
+        run(tmp_path, f"env.env_id={broken_env}", concurrency=concurrency)
+    assert "the simulator fell over" in caught.value.facts["traceback"]
+    assert any("the simulator fell over" in note for note in caught.value.__notes__)
+
+
+def test_learner_that_raises_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
+    with pytest.raises(TaskFailedError) as caught:
+        run(tmp_path, "policy.learn.learning_rate=1e38")
+    assert "NonFiniteError" in caught.value.facts["traceback"]
