@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,10 @@ _ADVICE = {
 }
 
 
-def atomic_write_bytes(
-    path: str | os.PathLike[str], data: bytes | bytearray | memoryview, durable: bool = False
-) -> None:
+Buffer = bytes | bytearray | memoryview
+
+
+def atomic_write_bytes(path: str | os.PathLike[str], data: Buffer, durable: bool = False) -> None:
     """Write a file so that readers see the old content or the new, never a part.
 
     The data goes to a new file of the same folder (readable by the owner only), which then
@@ -44,12 +46,23 @@ def atomic_write_bytes(
         RunFolderError: the file cannot be written; whatever was there is untouched and
             nothing is left behind.
     """
+    atomic_write_chunks(path, (data,), durable=durable)
+
+
+def atomic_write_chunks(
+    path: str | os.PathLike[str], chunks: Iterable[Buffer], durable: bool = False
+) -> None:
+    """Write a file from its parts in order, the way of :func:`atomic_write_bytes`.
+
+    Raises:
+        RunFolderError: as there. An error of the iterable leaves nothing behind either.
+    """
     target = Path(path)
     temporary = f".tmp-{secrets.token_hex(8)}"
     try:
         folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            _write_new(folder, temporary, data, durable)
+            _write_new(folder, temporary, chunks, durable)
             try:
                 os.rename(temporary, target.name, src_dir_fd=folder, dst_dir_fd=folder)
             except OSError:
@@ -95,14 +108,15 @@ def folder_error(action: str, path: Path, error: OSError) -> RunFolderError:
     return RunFolderError(f"cannot {action} {path}: {reason}; {advice}", path=str(path))
 
 
-def _write_new(folder: int, name: str, data: bytes | bytearray | memoryview, durable: bool) -> None:
+def _write_new(folder: int, name: str, chunks: Iterable[Buffer], durable: bool) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     descriptor = os.open(name, flags, 0o600, dir_fd=folder)
     try:
         try:
-            rest = memoryview(data).cast("B")
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
+            for chunk in chunks:
+                rest = memoryview(chunk).cast("B")
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
             if durable:
                 os.fsync(descriptor)
         finally:

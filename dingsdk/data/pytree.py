@@ -6,12 +6,15 @@ torch is imported only by the functions that make or meet tensors.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+
+from dingsdk.data.sample_batch import SampleBatch
 
 Path = tuple[Any, ...]
 """The keys and positions that lead from the root to a leaf."""
@@ -24,6 +27,11 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, (list, tuple)):
         return _rebuild(tree, [map_leaves(fn, value) for value in tree])
     return fn(tree)
+
+
+def copy_containers(tree: Any) -> Any:
+    """Return the same nest in new containers; the leaves are shared."""
+    return map_leaves(_share, tree)
 
 
 def flatten(tree: Any) -> list[tuple[Path, Any]]:
@@ -203,6 +211,11 @@ def dicts_to_lists(columns: Mapping[Any, Sequence[Any]]) -> list[dict[Any, Any]]
     """
     rows = zip(*columns.values(), strict=True)
     return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def _share(leaf: Any) -> Any:
+    # A batch inside a nest (an episode) is a container of columns.
+    return copy.copy(leaf) if isinstance(leaf, SampleBatch) else leaf
 
 
 def _flatten(tree: Any, path: Path, pairs: list[tuple[Path, Any]]) -> None:

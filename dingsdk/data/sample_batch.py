@@ -57,8 +57,13 @@ class SampleBatch(Sequence[dict[str, Any]]):
         self._tensors = None
 
     @classmethod
-    def _of(cls, columns: dict[str, Any], length: int) -> SampleBatch:
-        """Wrap columns that are known to be valid: skips the checks."""
+    def trusted(cls, columns: dict[str, Any], length: int) -> SampleBatch:
+        """Wrap columns without checking them, for code that made them itself.
+
+        Args:
+            columns: Names to arrays ``[length, ...]`` or nested dicts of them; not copied.
+            length: The batch dimension of every array.
+        """
         batch = cls.__new__(cls)
         batch._columns = columns
         batch._length = length
@@ -82,7 +87,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
             raise SchemaMismatchError(
                 "no rows to make a batch of", key="", expected=">= 1 row", found=0
             )
-        return cls._of(rows_to_columns(rows), len(rows))
+        return cls.trusted(rows_to_columns(rows), len(rows))
 
     @classmethod
     def concat(cls, batches: Sequence[SampleBatch]) -> SampleBatch:
@@ -95,7 +100,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
         if not batches:
             raise SchemaMismatchError("no batches to join", key="", expected=">= 1 batch", found=0)
         columns = _concat([batch._columns for batch in batches], "")
-        return cls._of(columns, sum(batch._length for batch in batches))
+        return cls.trusted(columns, sum(batch._length for batch in batches))
 
     # Reading ------------------------------------------------------------------------------
     @property
@@ -129,7 +134,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
         """
         if isinstance(index, slice):
             length = len(range(*index.indices(self._length)))
-            return self._of(map_columns(lambda array: array[index], self._columns), length)
+            return self.trusted(map_columns(lambda array: array[index], self._columns), length)
         if isinstance(index, (bool, np.bool_)) or not hasattr(index, "__index__"):
             raise TypeError(
                 f"a SampleBatch is indexed by int or slice, not {type(index).__name__}; "
@@ -173,7 +178,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
                 index=int(outside[0]),
                 length=self._length,
             ) from error
-        return self._of(columns, len(wanted))
+        return self.trusted(columns, len(wanted))
 
     def tensors(self) -> dict[str, Any]:
         """Return the columns as torch tensors, the same objects at every call.
@@ -206,7 +211,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
 
     def copy(self) -> SampleBatch:
         """Return an owned, writable copy."""
-        return self._of(map_columns(lambda array: array.copy(), self._columns), self._length)
+        return self.trusted(map_columns(lambda array: array.copy(), self._columns), self._length)
 
     def freeze(self) -> SampleBatch:
         """Make every array read-only, in place, and return this batch.
@@ -234,10 +239,10 @@ class SampleBatch(Sequence[dict[str, Any]]):
         return f"SampleBatch({self._length} rows, {described})"
 
     def __copy__(self) -> SampleBatch:
-        return self._of(map_columns(lambda array: array, self._columns), self._length)
+        return self.trusted(map_columns(lambda array: array, self._columns), self._length)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SampleBatch:
-        return self._of(copy.deepcopy(self._columns, memo), self._length)
+        return self.trusted(copy.deepcopy(self._columns, memo), self._length)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._columns,)

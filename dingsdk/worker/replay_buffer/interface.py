@@ -1,0 +1,71 @@
+"""What every replay buffer offers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dingsdk.data import SampleBatch
+from dingsdk.worker.configurable import Configurable
+
+
+class IBuffer(Configurable, ABC):
+    """A replay buffer: collectors push rows, learners sample batches of them.
+
+    Safe for any number of pushing and sampling threads. Constructed as
+    ``(cfg, tb_logger=None, exp_name="default_experiment", instance_name="buffer")``, which makes
+    no file, folder or thread.
+    """
+
+    @abstractmethod
+    def push(self, data: Any, cur_collector_envstep: int) -> None:
+        """Add rows: those of a SampleBatch or a list, or one of any other kind."""
+
+    @abstractmethod
+    def update(self, info: Mapping[str, Any]) -> None:
+        """Take in what training found out about sampled rows, such as priorities."""
+
+    @abstractmethod
+    def sample(self, size: int, cur_learner_iter: int) -> SampleBatch | list[Any] | None:
+        """Return ``size`` rows as the caller's own copies, or None when that is impossible."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Drop all rows."""
+
+    @abstractmethod
+    def count(self) -> int:
+        """Return how many rows could be sampled."""
+
+    @abstractmethod
+    def save_data(self, file: str) -> None:
+        """Write all rows to disk."""
+
+    @abstractmethod
+    def load_data(self, file: str) -> None:
+        """Push all rows that :meth:`save_data` wrote."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return an independent copy of everything that makes future samples what they are."""
+
+    @abstractmethod
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Become what :meth:`state_dict` described, or raise and stay unchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferStats:
+    """Rows that went through a buffer since it was made (``clear`` does not reset them).
+
+    ``pushed`` is always ``overwritten + cleared + count``.
+    """
+
+    pushed: int
+    sampled: int
+    overwritten: int
+    cleared: int
+    count: int
+    capacity: int

@@ -1,0 +1,86 @@
+"""From a buffer's config to the parts it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from dingsdk.config import check_known_keys, deep_merge_dicts
+from dingsdk.errors import ConfigError
+from dingsdk.plugins import default_manager
+from dingsdk.worker.replay_buffer.limiter import Limiter
+from dingsdk.worker.replay_buffer.remover import Remover
+from dingsdk.worker.replay_buffer.sampler import Sampler
+from dingsdk.worker.replay_buffer.settings import (
+    read_count,
+    read_flag,
+    read_positive,
+    read_seed,
+)
+from dingsdk.worker.replay_buffer.storage import Storage
+
+_PARTS = ("storage", "sampler", "remover", "limiter")
+_PATH = "policy.other.replay_buffer"
+
+
+class Parts:
+    """The checked settings of a buffer, and fresh parts built from them on request.
+
+    Args:
+        defaults: The whole default config of the buffer class.
+        cfg: What the user gives over it.
+
+    Raises:
+        UnknownKeyError: a key that nothing reads.
+        ConfigError, ConfigTypeError: a value that cannot work.
+    """
+
+    def __init__(self, defaults: Mapping[str, Any], cfg: Mapping[str, Any]) -> None:
+        self._cfg = _complete(defaults, cfg)
+        self.capacity = read_count(self._cfg, "replay_buffer_size", {}, "")
+        self.deepcopy = read_flag(self._cfg, "deepcopy")
+        self.seed = read_seed(self._cfg)
+        self.period_s = read_positive(self._cfg, "periodic_thruput_seconds", {}, "")
+        self.chooses_storage = self._cfg["storage"]["type"] == "auto"
+        if read_flag(self._cfg, "enable_track_used_data"):
+            raise ConfigError(
+                "enable_track_used_data is not served by this buffer: files of used data are "
+                "released by the step-data store of the transport; remove the key, or "
+                "delete files of your own in a function given to add_remove_listener",
+                path="enable_track_used_data",
+            )
+
+    def remover(self) -> Remover:
+        return cast(Remover, self._create("removers", self._cfg["remover"], self.capacity))
+
+    def limiter(self) -> Limiter:
+        return cast(Limiter, self._create("limiters", self._cfg["limiter"]))
+
+    def sampler(self) -> Sampler:
+        return cast(Sampler, self._create("samplers", self._cfg["sampler"], self.seed))
+
+    def storage(self, kind: str | None = None) -> Storage:
+        """Create a storage of the type ``kind``, or of the one that the config names."""
+        section = self._cfg["storage"] if kind is None else {"type": kind}
+        storage = self._create("storages", section, self.capacity, self.deepcopy)
+        return cast(Storage, storage)
+
+    def _create(self, kind: str, section: Mapping[str, Any], *args: Any) -> Any:
+        path = f"{_PATH}.{kind.removesuffix('s')}"
+        return default_manager().create(kind, section, *args, config_path=path)
+
+
+def _complete(defaults: Mapping[str, Any], cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config over the defaults, refusing keys that nothing reads."""
+    given = {key: value for key, value in cfg.items() if not (key in _PARTS and value is None)}
+    foreign = [
+        part
+        for part in _PARTS
+        if isinstance(given.get(part), Mapping)
+        and given[part].get("type", defaults[part]["type"]) != defaults[part]["type"]
+    ]
+    # A part of another type has keys of its own, which it checks itself.
+    check_known_keys(given, {"import_names": [], **defaults}, open_paths=foreign)
+    full = deep_merge_dicts(defaults, given)
+    full.update((part, deep_merge_dicts({}, given[part])) for part in foreign)
+    return full

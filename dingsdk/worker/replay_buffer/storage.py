@@ -1,0 +1,201 @@
+"""Storages: where a buffer keeps its rows."""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.data import SampleBatch
+from dingsdk.data.columns import NUMERIC_KINDS, leaves, map_columns, torch_to_numpy
+from dingsdk.data.pytree import copy_containers
+from dingsdk.errors import ConfigError, SchemaMismatchError
+from dingsdk.worker.configurable import Configurable
+from dingsdk.worker.replay_buffer.remover import Where
+from dingsdk.worker.replay_buffer.schema import Level, convert
+
+Rows = SampleBatch | list[Any]
+
+
+class Storage(Configurable, ABC):
+    """Holds rows at positions ``0..capacity-1``; called under the buffer's lock.
+
+    Args:
+        cfg: The ``storage`` section of the buffer's config.
+        capacity: Number of positions, >= 1.
+        deepcopy: Whether rows are copied through and through, going in and coming out.
+    """
+
+    config: ClassVar[dict[str, Any]] = {"type": ""}
+
+    def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
+        self.capacity = capacity
+        self.deepcopy = deepcopy
+
+    @abstractmethod
+    def accept(self, rows: SampleBatch | Sequence[Any]) -> Rows:
+        """Return the rows in the form that :meth:`put` takes, and make room for the first.
+
+        Everything that can go wrong goes wrong here, and leaves the storage as it was.
+
+        Raises:
+            SchemaMismatchError: a row cannot be stored beside those that are; facts ``key``,
+                ``expected``, ``found``.
+            ConfigError: the capacity is more than the memory holds.
+        """
+
+    @abstractmethod
+    def put(self, where: Where, rows: Rows) -> None:
+        """Write accepted rows to positions, one each; what was there is gone.
+
+        A position is first used when all below it have been (rows fill from 0 on).
+        """
+
+    @abstractmethod
+    def take(self, where: Where) -> Rows:
+        """Return what lies at positions that were written to, as the caller's own copy."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Drop all rows, and the schema that the first of them set."""
+
+
+class ArrayStorage(Storage):
+    """One preallocated numpy array per column, made at the first push (type ``array``).
+
+    Takes SampleBatch and dicts of numbers and arrays; gives SampleBatch. The first rows set
+    names, shapes and dtypes. Later batches must have exactly these; numbers in dicts are
+    converted where that loses no more than precision (an int into a float column).
+    """
+
+    config: ClassVar[dict[str, Any]] = {"type": "array"}
+
+    def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
+        super().__init__(cfg, capacity, deepcopy)
+        self._columns: dict[str, Any] = {}
+        self._level: Level | None = None
+
+    def accept(self, rows: SampleBatch | Sequence[Any]) -> SampleBatch:
+        level = self._level
+        if isinstance(rows, SampleBatch):
+            if level is None:
+                self._allocate(rows)
+            elif not level.fits(rows.columns, len(rows)):
+                convert(self._columns, rows.columns, "", strict=True)
+            return rows
+        batch = SampleBatch.from_rows(rows)
+        if level is None:
+            self._allocate(batch)
+        elif not level.fits(batch.columns, len(batch)):
+            columns = convert(self._columns, batch.columns, "", strict=False)
+            return SampleBatch.trusted(columns, len(batch))
+        return batch
+
+    def put(self, where: Where, rows: Rows) -> None:
+        cast(Level, self._level).put(where, cast(SampleBatch, rows).columns)
+
+    def take(self, where: Where) -> SampleBatch:
+        if isinstance(where, slice):
+            columns = map_columns(lambda array: array[where].copy(), self._columns)
+            return SampleBatch.trusted(columns, where.stop - where.start)
+        return SampleBatch.trusted(cast(Level, self._level).take(where), len(where))
+
+    def clear(self) -> None:
+        self._columns = {}
+        self._level = None
+
+    def _allocate(self, batch: SampleBatch) -> None:
+        def allocate(array: NDArray[Any]) -> NDArray[Any]:
+            # Untouched pages of np.empty cost nothing, so a large capacity is cheap until used.
+            return np.empty((self.capacity, *array.shape[1:]), dtype=array.dtype)
+
+        try:
+            columns = map_columns(allocate, batch.columns)
+        except (MemoryError, ValueError) as error:
+            row = sum(
+                math.prod(array.shape[1:]) * array.itemsize for _, array in leaves(batch.columns)
+            )
+            raise ConfigError(
+                f"replay_buffer_size {self.capacity} with rows of {row} bytes needs "
+                f"{self.capacity * row} bytes, which cannot be had; choose a smaller one",
+                path="replay_buffer_size",
+                size_bytes=self.capacity * row,
+            ) from error
+        self._columns = columns
+        self._level = Level(columns)
+
+
+class ObjectStorage(Storage):
+    """A list of any objects (type ``object``).
+
+    Dicts, lists and tuples are copied on the way in and out, so that changing one never
+    changes a stored row; what they hold (arrays, tensors, objects) is shared unless ``deepcopy``.
+    """
+
+    config: ClassVar[dict[str, Any]] = {"type": "object"}
+
+    def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
+        super().__init__(cfg, capacity, deepcopy)
+        self._items: list[Any] = []
+
+    def accept(self, rows: SampleBatch | Sequence[Any]) -> list[Any]:
+        if isinstance(rows, SampleBatch):
+            # Rows are views of the batch, so they need one of their own to be views of.
+            return [copy.copy(row) for row in rows.copy()]
+        for index, row in enumerate(rows):
+            if row is None or (isinstance(row, Mapping) and not row):
+                raise SchemaMismatchError(
+                    f"row {index} is {row!r}, which holds nothing to train on",
+                    key="",
+                    row=index,
+                    expected="an object or a dict with keys",
+                    found=repr(row),
+                )
+        return [self._copy(row) for row in rows]
+
+    def put(self, where: Where, rows: Rows) -> None:
+        if isinstance(where, slice):
+            self._items[where] = rows
+            return
+        for position, row in zip(where.tolist(), rows, strict=True):
+            if position == len(self._items):
+                self._items.append(row)
+            else:
+                self._items[position] = row
+
+    def take(self, where: Where) -> list[Any]:
+        if isinstance(where, slice):
+            return [self._copy(item) for item in self._items[where]]
+        items = self._items
+        return [self._copy(items[position]) for position in where.tolist()]
+
+    def clear(self) -> None:
+        self._items = []
+
+    def _copy(self, item: Any) -> Any:
+        return copy.deepcopy(item) if self.deepcopy else copy_containers(item)
+
+
+def suits_arrays(rows: SampleBatch | Sequence[Any]) -> bool:
+    """Whether the first of the rows is a dict of numbers and arrays: what ``auto`` asks."""
+    return isinstance(rows, SampleBatch) or _is_numeric_dict(rows[0])
+
+
+def _is_numeric_dict(row: Any) -> bool:
+    if not isinstance(row, Mapping) or not row:
+        return False
+    return all(isinstance(key, str) and _is_numeric(value) for key, value in row.items())
+
+
+def _is_numeric(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return _is_numeric_dict(value)
+    if isinstance(value, (bool, int, float)):
+        return True
+    dtype = getattr(torch_to_numpy(value), "dtype", None)
+    return isinstance(dtype, np.dtype) and dtype.kind in NUMERIC_KINDS
