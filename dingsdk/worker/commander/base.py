@@ -21,11 +21,14 @@ class BaseParallelCommander(Configurable, ABC):
     Args:
         cfg: The compiled main config; the commander's own section is
             ``policy.other.commander``. It is only read.
+
+    Differs from the reference: ``collector_task_space`` is None by default, for as many
+    tasks at a time as there are collectors.
     """
 
     config: ClassVar[dict[str, Any]] = {
         "import_names": [],
-        "collector_task_space": 1,
+        "collector_task_space": None,
         "learner_task_space": 1,
         "eval_interval": 60.0,
     }
@@ -33,7 +36,10 @@ class BaseParallelCommander(Configurable, ABC):
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         self._cfg = cfg
         own = {**self.default_config(), **cfg["policy"]["other"]["commander"]}
-        self._collector_space = LimitedSpaceContainer(0, int(own["collector_task_space"]))
+        space = own["collector_task_space"]
+        if space is None:
+            space = cfg.get("system", {}).get("collector_num", 1)
+        self._collector_space = LimitedSpaceContainer(0, int(space))
         self._learner_space = LimitedSpaceContainer(0, int(own["learner_task_space"]))
         self._eval_interval_s = float(own["eval_interval"])
 
