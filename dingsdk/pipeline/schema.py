@@ -23,15 +23,15 @@ RANGES: Mapping[str, Any] = {
     "policy.learn.learning_rate": _Positive,
     "policy.learn.target_update_freq": _Count,
     "policy.learn.learner.train_iterations": _NotNegative,
-    "policy.collect.n_sample": _Count | None,
-    "policy.collect.n_episode": _Count | None,
+    "policy.collect.n_sample": _Count,
+    "policy.collect.n_episode": _Count,
     "policy.collect.unroll_len": _Count,
     "policy.eval.evaluator.eval_freq": _Count,
     "policy.other.eps.start": _Share,
     "policy.other.eps.end": _Share,
     "policy.other.eps.decay": _Positive,
     "policy.other.replay_buffer.replay_buffer_size": _Count,
-    "policy.other.commander.collector_task_space": _NotNegative,
+    "policy.other.commander.collector_task_space": _NotNegative | None,
     "policy.other.commander.learner_task_space": _NotNegative,
 }
 """Ranges that the type of a default does not tell, by dotted path; absent keys are skipped."""
@@ -95,7 +95,8 @@ def check_ranges(cfg: Mapping[str, Any]) -> None:
         *parents, last = path.split(".")
         for key in parents:
             section = section.get(key) if isinstance(section, Mapping) else None
-        if not isinstance(section, Mapping) or last not in section:
+        # None is a matter of the type check: it passes that where it is the default.
+        if not isinstance(section, Mapping) or section.get(last) is None:
             continue
         try:
             msgspec.convert(section[last], kind)

@@ -1,0 +1,234 @@
+"""The command ``dingsdk`` as a user types it; in processes of its own where that matters."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dingsdk.cli import main
+from dingsdk.worker.learner.checkpoint import load_checkpoint
+
+PROGRAM = [sys.executable, "-c", "import sys; from dingsdk.cli import main; sys.exit(main())"]
+SMALL = [
+    "--set", "system.max_env_steps=400",
+    "--set", "env.n_evaluator_episode=3",
+    "--set", "env.evaluator_env_num=3",
+    "--set", "policy.learn.batch_size=32",
+    "--set", "policy.collect.n_sample=32",
+]  # fmt: skip
+
+
+class Shell:
+    """Runs commands in this process, in a folder of the test's choice."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._capsys = capsys
+        self._monkeypatch = monkeypatch
+        self.out = self.err = ""
+
+    def run(self, *arguments: str, cwd: Path) -> int:
+        self._monkeypatch.chdir(cwd)
+        self._capsys.readouterr()
+        code = main(arguments)
+        self.out, self.err = self._capsys.readouterr()
+        return code
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    return Shell(capsys, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder in which the small run was trained, and what that printed."""
+    cwd = tmp_path_factory.mktemp("user")
+    done = subprocess.run(
+        [*PROGRAM, "train", "cartpole-dqn", *SMALL],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return cwd, done.stdout
+
+
+@pytest.fixture
+def run_copy(trained: tuple[Path, str], tmp_path: Path) -> Path:
+    """A copy of the trained run that a test may damage."""
+    shutil.copytree(trained[0] / "runs" / "cartpole-dqn", tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_train_prints_progress_and_says_where_and_what_next(trained: tuple[Path, str]) -> None:
+    cwd, out = trained
+    lines = out.splitlines()
+
+    assert any("evaluation: mean return" in line for line in lines)
+    assert "\x1b" not in out
+    assert lines[-4].startswith("  run folder  runs/cartpole-dqn")
+    assert "dingsdk eval runs/cartpole-dqn" in lines[-2]
+    assert "tensorboard --logdir runs/cartpole-dqn" in lines[-1]
+    assert (cwd / "runs" / "cartpole-dqn" / "result.json").is_file()
+
+
+def test_eval_prints_a_table_and_json(trained: tuple[Path, str], shell: Shell) -> None:
+    cwd, _ = trained
+    command = ["eval", "runs/cartpole-dqn", "--episodes", "4"]
+
+    assert shell.run(*command, cwd=cwd) == 0
+    assert "mean return" in shell.out
+    assert shell.run(*command, "--checkpoint", "latest", "--json", cwd=cwd) == 0
+    assert len(json.loads(shell.out)["returns"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["no-such-example"], "cartpole-dqn"),
+        (["cartpole-dqn", "--set", "policy.type=dqm"], "Did you mean 'dqn'"),
+        (["cartpole-dqn", "--set", "policy.learn.batchsize=3"], "did you mean 'batch_size'"),
+        (["cartpole-dqn", "--set", "env.env_id=CartPoll-v1"], "CartPole-v1"),
+        (["cartpole-dqn", "--set", "seed=abc"], "seed: expected a whole number"),
+        (["cartpole-dqn", "--set", "env.collector_env_num=-1"], "env.collector_env_num"),
+        (["cartpole-dqn", "--set", "policy.collect.n_sample=0"], "policy.collect.n_sample"),
+        (["cartpole-dqn", "--set", "policy.learn.learning_rate=fast"], "learning_rate"),
+        (["cartpole-dqn", "--set", "no-equals-sign"], "path.to.key=value"),
+        (["cartpole-dqn", "--mode", "parallel", "--transport", "pigeon"], "transports"),
+    ],
+)
+def test_mistake_in_the_command_is_one_line_and_leaves_nothing(
+    tmp_path: Path, shell: Shell, arguments: list[str], told: str
+) -> None:
+    assert shell.run("train", *arguments, cwd=tmp_path) == 2
+    assert shell.err.startswith("Error: ")
+    assert told in shell.err
+    assert len(shell.err.splitlines()) == 1, shell.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_file_in_place_of_the_output_folder_is_one_line(tmp_path: Path, shell: Shell) -> None:
+    (tmp_path / "taken").write_text("")
+
+    assert shell.run("train", "cartpole-dqn", "-o", "taken", cwd=tmp_path) == 2
+    assert "taken" in shell.err
+    assert len(shell.err.splitlines()) == 1
+
+
+def test_debug_shows_the_traceback_of_a_mistake(tmp_path: Path, shell: Shell) -> None:
+    command = ["train", "cartpole-dqn", "--set", "seed=abc", "--debug"]
+
+    assert shell.run(*command, cwd=tmp_path) == 2
+    assert "Traceback" in shell.err
+
+
+def test_eval_of_no_run_folder_is_one_line(tmp_path: Path, shell: Shell) -> None:
+    assert shell.run("eval", "nowhere", cwd=tmp_path) == 2
+    assert shell.err.startswith("Error: nowhere is no run folder")
+
+
+def test_eval_of_a_missing_checkpoint_is_one_line(run_copy: Path, shell: Shell) -> None:
+    (run_copy / "ckpt" / "ckpt_best.json").unlink()
+
+    assert shell.run("eval", str(run_copy), cwd=run_copy.parent) == 2
+    assert "ckpt_best" in shell.err
+    assert len(shell.err.splitlines()) == 1, shell.err
+
+
+@pytest.mark.parametrize("damage", ["truncated", "foreign"])
+def test_eval_of_a_damaged_checkpoint_is_one_line(
+    run_copy: Path, shell: Shell, damage: str
+) -> None:
+    (tensors,) = (run_copy / "ckpt").glob("ckpt_best-*.safetensors")
+    whole = tensors.read_bytes()
+    tensors.write_bytes(whole[: len(whole) // 2] if damage == "truncated" else b"PK\x03\x04" * 50)
+
+    assert shell.run("eval", str(run_copy), cwd=run_copy.parent) == 2
+    assert "ckpt_best" in shell.err
+    assert len(shell.err.splitlines()) == 1, shell.err
+
+
+def test_saved_config_can_be_trained_again(trained: tuple[Path, str], shell: Shell) -> None:
+    cwd, _ = trained
+
+    assert shell.run("train", "runs/cartpole-dqn/config.yaml", "-q", cwd=cwd) == 0
+    assert "Limit reached" in shell.out
+
+
+def start_training(cwd: Path) -> subprocess.Popen[str]:
+    """Start a run without end and return once it trains."""
+    process = subprocess.Popen(
+        [*PROGRAM, "train", "cartpole-dqn", *SMALL,
+         "--set", "system.max_env_steps=null", "--set", "env.stop_value=.inf",
+         "--set", "policy.eval.evaluator.eval_freq=20"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    for line in process.stdout:
+        if re.search(r"evaluation: .* iteration [1-9]", line):
+            return process
+    pytest.fail(f"the run ended by itself: {process.communicate()[1]}")
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"]
+)
+def test_signal_stops_within_10_s_with_a_checkpoint(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    process = start_training(tmp_path)
+    sent_at = time.monotonic()
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+
+    assert time.monotonic() - sent_at < 10
+    assert process.returncode == code
+    assert number.name in err
+    assert "Traceback" not in err
+    assert "Interrupted after" in out
+    saved = re.search(r"checkpoint saved: (\S+?)\.$", out, re.MULTILINE)
+    assert saved is not None
+    assert load_checkpoint(tmp_path / saved[1]).iteration > 0
+    result = json.loads((tmp_path / "runs" / "cartpole-dqn" / "result.json").read_text())
+    assert (result["reason"], result["signal"]) == ("interrupted", int(number))
+
+
+def test_second_signal_exits_at_once(tmp_path: Path) -> None:
+    process = start_training(tmp_path)
+    # Stopped by the debugger's signal, it receives both at once when it goes on.
+    process.send_signal(signal.SIGSTOP)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGCONT)
+    _, err = process.communicate(timeout=30)
+
+    assert process.returncode in (130, 143)
+    assert "exiting at once" in err
+
+
+def test_plugins_lists_the_installed_transport(tmp_path: Path, shell: Shell) -> None:
+    assert shell.run("plugins", cwd=tmp_path) == 0
+
+    row = next(line for line in shell.out.splitlines() if line.startswith("transports"))
+    assert row.split()[:3] == ["transports", "in_memory", "dingsdk-in-memory"]
+
+
+def test_output_can_be_cut_off_by_its_reader(tmp_path: Path) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -c 'from dingsdk.cli import main; main()' plugins | head -1",
+        shell=True, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=True,
+    )  # fmt: skip
+
+    assert "Traceback" not in done.stderr

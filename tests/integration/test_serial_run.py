@@ -1,0 +1,249 @@
+"""Serial runs of the shipped example on the real CartPole, with a small budget."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dingsdk import evaluate, hookimpl, train
+from dingsdk.config import load_config, to_plain
+from dingsdk.errors import CheckpointCorruptError, CheckpointMissingError, EnvError
+from dingsdk.pipeline.compile import compile_config
+from dingsdk.pipeline.run_folder import read_result
+from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.worker.learner.checkpoint import load_checkpoint
+
+SMALL = (
+    "system.max_env_steps=600",
+    "env.n_evaluator_episode=3",
+    "env.evaluator_env_num=3",
+    "env.collector_env_num=4",
+    "policy.collect.n_sample=32",
+    "policy.learn.update_per_collect=2",
+    "policy.learn.batch_size=32",
+    "policy.eval.evaluator.eval_freq=10",
+)
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished small run; tests read it only."""
+    return train("cartpole-dqn", sets=SMALL, output=tmp_path_factory.mktemp("runs")).run_dir
+
+
+def test_run_within_a_budget_ends_at_the_limit(tmp_path: Path) -> None:
+    result = train("cartpole-dqn", sets=SMALL, output=tmp_path)
+
+    assert (result.reason, result.reached, result.mode) == ("limit", False, "serial")
+    assert 600 <= result.env_steps < 600 + 200
+    assert result.train_iter > 20
+    assert len(result.evaluations) >= 3
+    assert result.evaluations[0].train_iter == 0
+    assert result.evaluations[-1].train_iter == result.train_iter
+
+
+def test_run_ends_when_the_stop_value_is_reached(tmp_path: Path) -> None:
+    result = train("cartpole-dqn", sets=[*SMALL, "env.stop_value=5"], output=tmp_path)
+
+    # The evaluation before the first iteration never counts.
+    assert (result.reason, result.reached) == ("stop_value", True)
+    assert result.last_return is not None
+    assert result.last_return >= 5
+    assert result.train_iter > 0
+
+
+def test_run_folder_holds_what_it_promises(run_dir: Path) -> None:
+    result = read_result(run_dir)
+
+    assert (run_dir / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert list(run_dir.glob("log/**/events.out.tfevents.*"))
+    assert list(run_dir.glob("log/**/*.txt"))
+    assert sorted(result["checkpoints"]) == ["best", "latest"]
+    latest = load_checkpoint(run_dir / result["checkpoints"]["latest"])
+    assert latest.iteration == result["train_iter"]
+
+
+def test_saved_config_compiles_to_itself(run_dir: Path) -> None:
+    saved = load_config(run_dir / "config.yaml")
+
+    assert to_plain(compile_config(saved)) == saved
+
+
+def test_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Path) -> None:
+    def weights(seed: int, name: str) -> dict[str, Any]:
+        result = train("cartpole-dqn", sets=SMALL, seed=seed, output=tmp_path / name)
+        model: dict[str, Any] = load_checkpoint(result.checkpoints["latest"]).state["model"]
+        return model
+
+    first, again, other = weights(1, "a"), weights(1, "b"), weights(2, "c")
+
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not all(torch.equal(first[key], other[key]) for key in first)
+
+
+def test_stop_event_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    stopped: list[threading.Event] = []
+
+    class StopSoon:
+        """Stands in for the user: asks to stop at the first evaluation after training began."""
+
+        def __init__(self, context: Any) -> None:
+            self.context = context
+            stopped.append(context.stop)
+
+        def __enter__(self) -> StopSoon:
+            return self
+
+        def __exit__(self, *exc_info: Any) -> None: ...
+
+        def on_evaluation(self, evaluation: Any) -> None:
+            if evaluation.train_iter > 0:
+                self.context.stop.set()
+
+    result = train("cartpole-dqn", sets=SMALL, output=tmp_path, progress=StopSoon)
+
+    assert stopped[0].is_set()
+    assert result.reason == "interrupted"
+    assert load_checkpoint(result.checkpoints["latest"]).iteration == result.train_iter
+    assert read_result(result.run_dir)["reason"] == "interrupted"
+
+
+def test_status_is_available_while_the_run_lasts(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Watch:
+        def __init__(self, context: Any) -> None:
+            self.context = context
+
+        def __enter__(self) -> Watch:
+            return self
+
+        def __exit__(self, *exc_info: Any) -> None: ...
+
+        def on_evaluation(self, evaluation: Any) -> None:
+            seen.append(self.context.status())
+
+    train("cartpole-dqn", sets=SMALL, output=tmp_path, progress=Watch)
+
+    assert seen[-1].env_steps > seen[1].env_steps > 0
+    assert seen[-1].buffer_fill > 0
+    assert seen[-1].buffer_capacity == 50_000
+
+
+def test_torch_threads_are_put_back(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+
+    train("cartpole-dqn", sets=[*SMALL, "system.torch_threads=1"], output=tmp_path)
+
+    assert torch.get_num_threads() == before
+
+
+@pytest.fixture
+def manager() -> Iterator[PluginManager]:
+    manager = PluginManager(discover=lambda: [])
+    with use_manager(manager):
+        yield manager
+
+
+def test_observers_hear_of_start_evaluations_checkpoints_and_end(
+    tmp_path: Path, manager: PluginManager
+) -> None:
+    heard: list[tuple[str, Any]] = []
+
+    class Observer:
+        @hookimpl
+        def dingsdk_configure(self, config: Any) -> None:
+            heard.append(("configure", config["exp_name"]))
+
+        @hookimpl
+        def dingsdk_unconfigure(self) -> None:
+            heard.append(("unconfigure", None))
+
+        @hookimpl
+        def dingsdk_run_started(self, config: Any, run_dir: Path) -> None:
+            heard.append(("started", (run_dir / "config.yaml").is_file()))
+
+        @hookimpl
+        def dingsdk_run_finished(self, run_dir: Path, result: Any) -> None:
+            heard.append(("finished", result["reason"]))
+
+        @hookimpl
+        def dingsdk_after_evaluate(self, mean_return: float) -> None:
+            heard.append(("evaluate", mean_return))
+
+        @hookimpl
+        def dingsdk_after_checkpoint(self, iteration: int) -> None:
+            heard.append(("checkpoint", iteration))
+
+    manager.register_plugin(Observer(), "observer")
+
+    train("cartpole-dqn", sets=SMALL, output=tmp_path)
+
+    assert [heard[0], heard[1]] == [("configure", "cartpole-dqn"), ("started", True)]
+    assert [heard[-2], heard[-1]] == [("finished", "limit"), ("unconfigure", None)]
+    assert {name for name, _ in heard} >= {"evaluate", "checkpoint"}
+
+
+def test_failing_env_ends_the_run_with_its_error_and_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing_env.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "class Failing(CartPoleEnv):\n"
+        "    def step(self, action):\n"
+        "        raise RuntimeError('the wheel came off')\n"
+        "gymnasium.register('Failing-v0', entry_point=Failing, max_episode_steps=500)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    sets = [*SMALL, "env.env_id='failing_env:Failing-v0'", "env_manager.type=in_process"]
+
+    with pytest.raises(EnvError) as caught:
+        train("cartpole-dqn", sets=sets, output=tmp_path / "runs")
+
+    assert "the wheel came off" in str(caught.value.__cause__)
+    result = read_result(tmp_path / "runs" / "cartpole-dqn")
+    assert result["reason"] == "error"
+    assert result["error"].startswith("EnvError")
+
+
+def test_evaluate_plays_the_asked_number_of_episodes(run_dir: Path) -> None:
+    found = evaluate(run_dir, episodes=7)
+
+    assert len(found.returns) == 7
+    assert found.min <= found.mean <= found.max
+    assert np.isfinite(found.std)
+
+
+def test_evaluate_is_repeatable_and_leaves_the_run_folder_alone(run_dir: Path) -> None:
+    before = sorted((path, path.stat().st_mtime_ns) for path in run_dir.rglob("*"))
+
+    first = evaluate(run_dir, checkpoint="latest", episodes=4, seed=3)
+    again = evaluate(run_dir, checkpoint="latest", episodes=4, seed=3)
+
+    assert first.returns == again.returns
+    assert sorted((path, path.stat().st_mtime_ns) for path in run_dir.rglob("*")) == before
+
+
+def test_evaluate_names_what_is_missing(run_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointMissingError, match="no run folder"):
+        evaluate(tmp_path)
+    with pytest.raises(CheckpointMissingError):
+        evaluate(run_dir, checkpoint=str(run_dir / "ckpt" / "iteration_999999"))
+
+
+def test_checkpoint_of_another_network_is_refused(run_dir: Path, tmp_path: Path) -> None:
+    other = train(
+        "cartpole-dqn",
+        sets=[*SMALL, "policy.model.encoder_hidden_size_list=[16]"],
+        output=tmp_path,
+    )
+
+    with pytest.raises(CheckpointCorruptError):
+        evaluate(run_dir, checkpoint=str(other.checkpoints["best"]))
