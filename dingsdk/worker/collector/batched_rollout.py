@@ -126,7 +126,7 @@ class BatchedRollout(Rollout):
             if len(failed):
                 self._abandon(failed)
         self._returns[env_ids[counts]] += step.reward[counts]
-        self.env_steps += np.count_nonzero(live)
+        self.env_steps += int(np.count_nonzero(live))
         self._skip(env_ids[live & ~counts])
         ended_envs = np.zeros(self._env_num, np.bool_)
         ended_envs[env_ids[ended & counts]] = True

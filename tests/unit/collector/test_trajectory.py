@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from dingsdk.worker.collector.trajectory import CachePool, TrajBuffer, to_tensor_transitions
+
+
+def test_buffer_keeps_the_newest() -> None:
+    buffer = TrajBuffer(2, [0, 1, 2])
+    buffer.append(3)
+    assert buffer == [2, 3]
+    unbounded = TrajBuffer(float("inf"))
+    unbounded.append(1)
+    unbounded.append(2)
+    assert unbounded == [1, 2]
+
+
+def test_buffer_copies_when_asked() -> None:
+    item = {"obs": [1]}
+    buffer = TrajBuffer(None, deepcopy=True)
+    buffer.append(item)
+    item["obs"].append(2)
+    assert buffer == [{"obs": [1]}]
+
+
+def test_pool_gives_back_what_was_stored_last() -> None:
+    pool = CachePool("obs", 2)
+    pool.update({0: "a"})
+    assert (pool[0], pool[1]) == ("a", None)
+    pool.reset(0)
+    assert pool[0] is None
+
+
+def test_pool_of_players_stays_a_list_even_for_one() -> None:
+    pool = CachePool("obs", 1)
+    pool.update([{0: "a"}])
+    assert pool[0] == ["a"]
+    pool.update([{0: "a"}, {0: "b"}])
+    assert pool[0] == ["a", "b"]
+
+
+def test_transitions_share_the_observation_between_them() -> None:
+    obs = [np.full(2, i, np.float32) for i in range(4)]
+    data = [{"obs": obs[i], "next_obs": obs[i + 1], "done": i == 2} for i in range(3)]
+
+    shared = to_tensor_transitions(data)
+    apart = to_tensor_transitions(data, shallow_copy_next_obs=False)
+
+    assert shared[0]["next_obs"] is shared[1]["obs"]
+    assert apart[0]["next_obs"] is not apart[1]["obs"]
+    assert torch.equal(shared[2]["next_obs"], torch.full((2,), 3.0))
+    assert shared[2]["done"] is True
+    assert isinstance(data[0]["next_obs"], np.ndarray)
+
+
+def test_no_transitions_convert_to_none() -> None:
+    assert to_tensor_transitions([]) == []
+    assert to_tensor_transitions([{"reward": 1.0}]) == [{"reward": 1.0}]
