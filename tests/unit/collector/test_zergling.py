@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import re
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import ClosedError, ConfigError, NotSetError, TaskTimeoutError
+from dingsdk.policy import create_policy
+from dingsdk.worker.collector.zergling import ZerglingParallelCollector
+
+POLICY = {
+    "type": "dqn",
+    "model": {"obs_shape": 4, "action_shape": 2},
+    "collect": {"n_sample": 32, "unroll_len": 1},
+}
+
+
+class Wire:
+    """The other side of a collector: keeps what it sends, hands out policies."""
+
+    def __init__(self, polls_before_policy: int = 0) -> None:
+        self.metas: list[dict[str, Any]] = []
+        self.payloads: dict[str, SampleBatch] = {}
+        self.polls = 0
+        self.turns = 0
+        self._first = polls_before_policy
+        mode = create_policy(POLICY, enable_field=["collect"], seed=5).collect_mode
+        self.model = mode.state_dict()["model"]
+
+    def attach(self, collector: ZerglingParallelCollector) -> ZerglingParallelCollector:
+        collector.send_metadata = self.metas.append
+        collector.send_stepdata = self.payloads.__setitem__
+        collector.get_policy_update_info = self.newest
+        collector.yield_turn = self.turn
+        return collector
+
+    def newest(self, path: str) -> dict[str, Any] | None:
+        assert path == "policy_1"
+        self.polls += 1
+        if self.polls <= self._first:
+            return None
+        return {"model": self.model, "iter": self.polls}
+
+    def turn(self) -> None:
+        self.turns += 1
+
+    @property
+    def samples(self) -> list[dict[str, Any]]:
+        return [meta for meta in self.metas if "data_id" in meta]
+
+    @property
+    def progress(self) -> list[dict[str, Any]]:
+        return [meta for meta in self.metas if "data_id" not in meta]
+
+
+@pytest.fixture
+def make_zergling(tmp_path):
+    made: list[ZerglingParallelCollector] = []
+
+    def make(*, eval_flag: bool = False, wire: Wire | None = None, **changes: Any):
+        env = {"env_id": "CartPole-v1", "collector_env_num": 3, "evaluator_env_num": 2}
+        env |= {"collector_episode_num": 4, "n_evaluator_episode": 5} | changes.pop("env", {})
+        cfg = {
+            **ZerglingParallelCollector.default_config(),
+            "type": "zergling",
+            "env": env,
+            "env_manager": {"type": "vector"},
+            "policy": POLICY,
+            "collect_setting": {} if eval_flag else {"eps": 0.5},
+            "eval_flag": eval_flag,
+            "policy_update_path": "policy_1",
+            "exp_name": str(tmp_path),
+            "seed": 11,
+            **changes,
+        }
+        collector = ZerglingParallelCollector(cfg)
+        made.append(collector)
+        return collector if wire is None else wire.attach(collector)
+
+    yield make
+    for collector in made:
+        collector.close()
+        collector._release()
+
+
+@pytest.mark.parametrize("manager_type", ["in_process", "vector"])
+def test_a_collect_task_sends_all_its_rows_in_payloads(make_zergling, manager_type) -> None:
+    wire = Wire(polls_before_policy=3)
+    collector = make_zergling(wire=wire, env_manager={"type": manager_type})
+
+    collector.start()
+
+    info = collector.get_finish_info()
+    assert info["collector_done"] is True
+    assert info["predefined_episode_count"] == 12
+    assert info["real_episode_count"] >= 12
+    assert info["collect_setting"] == {"eps": 0.5}
+    assert len(info["reward_raw"]) == info["real_episode_count"]
+    assert sum(info["reward_raw"]) <= info["step_count"]
+    # Nothing is lost: what was unfinished at the end was cut there.
+    assert info["sample_count"] == info["step_count"]
+    assert info["sample_count"] == sum(len(batch) for batch in wire.payloads.values())
+    assert [meta["data_id"] for meta in wire.samples] == list(wire.payloads)
+    for meta in wire.samples:
+        assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", meta["data_id"])
+        assert meta["rows"] == len(wire.payloads[meta["data_id"]])
+        assert meta["eval_flag"] is False
+        assert meta["unroll_len"] == 1
+        assert {"policy_iter", "get_data_time", "cur_episode", "cur_sample"} <= meta.keys()
+    assert all(meta["rows"] >= 32 for meta in wire.samples[:-1])
+    assert wire.progress[-1]["collector_done"] is True
+    assert wire.turns >= info["step_count"] / 3
+    assert collector.env_manager.closed
+
+
+def test_payloads_belong_to_the_collector_no_longer(make_zergling) -> None:
+    wire = Wire()
+    copies: dict[str, SampleBatch] = {}
+    collector = make_zergling(wire=wire)
+
+    def keep(data_id: str, batch: SampleBatch) -> None:
+        copies[data_id] = batch.copy()
+        wire.payloads[data_id] = batch.freeze()
+
+    collector.send_stepdata = keep
+    collector.start()
+
+    assert all(wire.payloads[data_id] == copy for data_id, copy in copies.items())
+
+
+@pytest.mark.parametrize("manager_type", ["in_process", "vector"])
+def test_an_evaluation_counts_exactly_its_quota(make_zergling, manager_type) -> None:
+    wire = Wire()
+    collector = make_zergling(eval_flag=True, wire=wire, env_manager={"type": manager_type})
+
+    collector.start()
+
+    info = collector.get_finish_info()
+    assert info["predefined_episode_count"] == info["real_episode_count"] == 5
+    assert len(info["reward_raw"]) == 5
+    assert info["step_count"] == sum(info["reward_raw"])
+    assert info["reward_mean"] == pytest.approx(np.mean(info["reward_raw"]))
+    assert info["train_iter"] == wire.polls == 1
+    assert wire.samples == []
+    assert wire.progress[-1]["cur_episode"] == 5
+    assert "collect_setting" not in info
+
+
+def test_without_a_total_each_env_plays_evaluator_episode_num(make_zergling) -> None:
+    env = {"n_evaluator_episode": None, "evaluator_episode_num": 2}
+    collector = make_zergling(eval_flag=True, wire=Wire(), env=env)
+    collector.start()
+    assert collector.get_finish_info()["real_episode_count"] == 4
+
+
+def test_a_new_policy_is_loaded_between_rounds(make_zergling) -> None:
+    wire = Wire()
+    collector = make_zergling(wire=wire, update_policy_second=0)
+
+    collector.start()
+
+    iters = np.concatenate([b.columns["collect_iter"] for b in wire.payloads.values()])
+    assert len(np.unique(iters)) > 5
+    assert collector.get_finish_info()["train_iter"] == wire.polls
+    versions = [meta["policy_iter"] for meta in wire.samples]
+    assert versions == sorted(versions)
+
+
+def test_the_loaded_weights_act(make_zergling) -> None:
+    wire = Wire()
+    collector = make_zergling(wire=wire, collect_setting={"eps": 0.0})
+    collector.start()
+
+    twin = create_policy(POLICY, enable_field=["collect"], seed=5).collect_mode
+    for batch in wire.payloads.values():
+        obs = batch.columns["obs"]
+        again = twin.forward_batch(obs, np.arange(len(obs)), eps=0.0)["action"]
+        assert (again == batch.columns["action"]).all()
+
+
+def test_same_seed_same_data(make_zergling) -> None:
+    first, second = Wire(), Wire()
+    for wire in (first, second):
+        make_zergling(wire=wire).start()
+    pairs = zip(first.payloads.values(), second.payloads.values(), strict=True)
+    assert all(a == b for a, b in pairs)
+
+
+def test_whole_episodes_are_sent_as_they_end(make_zergling) -> None:
+    wire = Wire()
+    policy = {**POLICY, "collect": {"n_sample": None, "n_episode": 4, "unroll_len": 1}}
+    make_zergling(wire=wire, policy=policy).start()
+
+    for batch in wire.payloads.values():
+        assert batch.columns["done"][-1]
+
+
+def test_close_wakes_a_collector_that_waits_for_its_first_policy(make_zergling) -> None:
+    wire = Wire(polls_before_policy=10**9)
+    collector = make_zergling(wire=wire)
+    polled = threading.Event()
+    collector.yield_turn = polled.set
+    thread = threading.Thread(target=collector.start)
+    thread.start()
+    assert polled.wait(10)
+
+    collector.close()
+    thread.join(10)
+
+    assert not thread.is_alive()
+    info = collector.get_finish_info()
+    assert (info["step_count"], info["collector_done"]) == (0, False)
+
+
+def test_close_ends_the_loop_without_sending_the_rest(make_zergling) -> None:
+    wire = Wire()
+    collector = make_zergling(wire=wire, env={"collector_episode_num": None})
+    collector.send_metadata = lambda meta: (wire.metas.append(meta), collector.close())
+
+    collector.start()
+
+    assert len(wire.metas) <= 2
+    assert collector.get_finish_info()["step_count"] > 0
+
+
+def test_close_before_start_makes_start_return(make_zergling) -> None:
+    wire = Wire()
+    collector = make_zergling(wire=wire)
+    collector.close()
+    collector.start()
+    assert wire.polls == 0
+    assert collector.env_manager.closed
+
+
+def test_being_woken_by_a_closed_comm_layer_is_no_error_when_closing(make_zergling) -> None:
+    def closed(data_id: str, batch: SampleBatch) -> None:
+        if is_closing:
+            collector.close()
+        raise ClosedError("the transport is closed", what="transport")
+
+    for is_closing in (True, False):
+        collector = make_zergling(wire=Wire())
+        collector.send_stepdata = closed
+        if is_closing:
+            collector.start()
+        else:
+            with pytest.raises(ClosedError):
+                collector.start()
+
+
+def test_no_policy_within_the_deadline_is_a_typed_error(make_zergling) -> None:
+    collector = make_zergling(wire=Wire(10**9), policy_timeout_s=0.02)
+    with pytest.raises(TaskTimeoutError):
+        collector.start()
+    assert collector.env_manager.closed
+
+
+def test_what_goes_wrong_leaves_start_and_closes_the_envs(make_zergling) -> None:
+    def full(data_id: str, batch: SampleBatch) -> None:
+        raise OSError("disk full")
+
+    collector = make_zergling(wire=Wire())
+    collector.send_stepdata = full
+    with pytest.raises(OSError, match="disk full"):
+        collector.start()
+    assert collector.env_manager.closed
+
+
+def test_finish_info_is_complete_before_the_first_step(make_zergling) -> None:
+    info = make_zergling().get_finish_info()
+    assert info["avg_time_per_step"] >= 0
+    assert info["real_episode_count"] == info["step_count"] == info["reward_mean"] == 0
+    assert info["train_iter"] == 0
+
+
+def test_nothing_attached_is_a_typed_error(make_zergling) -> None:
+    with pytest.raises(NotSetError):
+        make_zergling().start()
+
+
+def test_neither_n_sample_nor_n_episode_is_refused(make_zergling) -> None:
+    with pytest.raises(NotSetError):
+        make_zergling(policy={**POLICY, "collect": {"n_sample": None}})
+
+
+def test_fewer_episodes_than_envs_are_refused(make_zergling) -> None:
+    with pytest.raises(ConfigError):
+        make_zergling(eval_flag=True, env={"n_evaluator_episode": 1})
