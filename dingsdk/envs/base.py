@@ -8,16 +8,23 @@ form or the other between two resets, not both.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
+from easydict import EasyDict
 from numpy.typing import NDArray
+
+from dingsdk.config import deep_merge_dicts, to_easydict
 
 Obs = Any
 """An observation column: an array ``[n, ...]``, or a (nested) dict of them."""
+
+_NO_EPISODE_INFO: Mapping[int, Mapping[str, Any]] = MappingProxyType({})
 
 
 class Timestep(NamedTuple):
@@ -25,7 +32,9 @@ class Timestep(NamedTuple):
 
     ``obs`` is the observation that the action led to, the true terminal one at an episode
     end; ``info`` always holds ``terminated`` and ``truncated``, at ``done`` also
-    ``eval_episode_return``; ``info['abnormal']`` marks a step that must be discarded.
+    ``eval_episode_return``. ``info['abnormal']`` marks a step that must be discarded: the env
+    failed and was restarted, ``obs`` is the first of its new episode, ``reward`` is 0,
+    ``done`` is False and ``info['error']`` says what happened.
     """
 
     obs: Any
@@ -34,9 +43,11 @@ class Timestep(NamedTuple):
     info: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class StepColumns:
+class StepColumns(NamedTuple):
     """Result of one ``step_batch``: one row per env stepped, in the order asked.
+
+    The arrays are the caller's: no later call writes into them, but ``final_obs`` may be
+    ``obs``. A named tuple, because building a frozen dataclass of eight fields costs 1 us.
 
     Attributes:
         obs: What the policy acts on next: the new episode's first observation where an
@@ -48,7 +59,8 @@ class StepColumns:
         terminated: bool[n], the task ended (no bootstrap).
         truncated: bool[n], the episode was cut (bootstrap from ``final_obs``).
         valid: bool[n], or None for all True. False rows are no transitions: the env spent
-            the step on its reset, or failed and was rebuilt (see ``abnormal``).
+            the step on its reset, failed and was rebuilt (see ``abnormal``), or is finished.
+            Their ``reward``, ``terminated`` and ``truncated`` are 0 and False.
         abnormal: bool[n], or None for all False. True: the env failed in this step; drop the
             unfinished trajectory of that env, ``obs`` is the first of a fresh episode.
         episode_info: for env rows whose episode ended and that report extra statistics,
@@ -62,7 +74,7 @@ class StepColumns:
     truncated: NDArray[np.bool_]
     valid: NDArray[np.bool_] | None = None
     abnormal: NDArray[np.bool_] | None = None
-    episode_info: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    episode_info: Mapping[int, Mapping[str, Any]] = _NO_EPISODE_INFO
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +96,29 @@ class Capabilities:
 
 
 class EnvManager(ABC):
-    """N environments of one kind, stepped together; not safe for concurrent callers."""
+    """N environments of one kind, stepped together; not safe for concurrent callers.
 
-    config: dict[str, Any] = {}
+    A class registered under ``env_managers`` is built as ``cls(cfg, env_fns)``, where ``cfg``
+    is its whole config (its defaults with the user's values merged in).
+    """
+
+    config: ClassVar[dict[str, Any]] = {}
+
+    @classmethod
+    def default_config(cls) -> EasyDict:
+        """Return a deep copy of the defaults, plus ``cfg_type`` (``"<ClassName>Dict"``)."""
+        merged: dict[str, Any] = {}
+        for base in reversed(cls.__mro__):
+            merged = deep_merge_dicts(merged, base.__dict__.get("config") or {})
+        merged = copy.deepcopy(merged)
+        merged["cfg_type"] = f"{cls.__name__}Dict"
+        return to_easydict(merged)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
     # Life cycle -------------------------------------------------------------------------
     @abstractmethod
@@ -95,13 +127,29 @@ class EnvManager(ABC):
 
     @abstractmethod
     def reset(self, reset_param: Mapping[int, Any] | None = None) -> None:
-        """Reset all envs, or only those named by ``{env_id: None | kwargs}``."""
+        """Reset all envs, or only those named by ``{env_id: None | kwargs}``.
+
+        The kwargs go to the env's own ``reset`` and are remembered for its later resets;
+        None keeps what is remembered. Episode counters are untouched.
+        """
 
     @abstractmethod
     def seed(
         self, seed: int | Sequence[int] | Mapping[int, int], dynamic_seed: bool | None = None
     ) -> None:
-        """Set the seeds that the next reset applies (int ``s``: env ``i`` gets ``s + i``)."""
+        """Set the seeds that the next reset applies.
+
+        Args:
+            seed: int ``s``: env ``i`` gets ``s + i``; a sequence: one for each env; a dict: only
+                the envs it names.
+            dynamic_seed: True (the default of a new manager): a seed starts a random stream that
+                runs on from episode to episode; False: every episode starts from the seed;
+                None: as before.
+
+        An env that was rebuilt after its ``k``-th failure since it was seeded goes on with
+        the seed ``derive_seed(seed, "rebuild", k)``: it repeats neither its own episodes nor
+        those of another env. With ``dynamic_seed=False`` it starts from the seed again.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -143,7 +191,11 @@ class EnvManager(ABC):
     @property
     @abstractmethod
     def failure_count(self) -> int:
-        """Env failures so far (dropped episodes); the third in a row of one env raises EnvError."""
+        """Env failures (each one dropped episode) since launch.
+
+        Failures of one env are in a row while it completes no episode between them; by
+        default the third in a row raises EnvError (``max_retry`` of them are forgiven).
+        """
 
     # Dict form -----------------------------------------------------------------------------
     @property
@@ -161,7 +213,9 @@ class EnvManager(ABC):
         """Columns ``[env_num, ...]`` of the observations that the next action answers."""
 
     @abstractmethod
-    def step_batch(self, actions: NDArray[Any], env_ids: NDArray[np.int64] | None = None) -> StepColumns:
+    def step_batch(
+        self, actions: NDArray[Any], env_ids: NDArray[np.int64] | None = None
+    ) -> StepColumns:
         """Step all envs, or those in ``env_ids`` (needs ``capabilities.partial_step``).
 
         Args:

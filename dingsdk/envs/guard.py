@@ -1,0 +1,203 @@
+"""A fence around one env: its failures become marked rows, until there are too many."""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+
+from dingsdk.data.seeding import derive_seed
+from dingsdk.envs.observation import ObservationSchema
+from dingsdk.errors import EnvError, SchemaMismatchError
+
+ABNORMAL = "abnormal"
+"""Info key, True: the env failed in this step and stands at the start of a new episode."""
+ERROR = "error"
+"""Info key of an abnormal step: the error in one line."""
+FAILURES = "env_failures"
+"""Info key, int: failures in this call of ``step`` or ``reset``; absent if there were none."""
+
+_log = logging.getLogger(__name__)
+
+
+class GuardedEnv(gym.Env[Any, Any]):
+    """One env that is checked, copied from, and rebuilt when it fails.
+
+    A failure is an exception out of the env, an observation or reward that does not fit, or
+    ``info['abnormal']`` set by the env itself. It costs the episode: the step returns the
+    first observation of a new one, and ``info[ABNORMAL]``. Failures are in a row while no
+    episode is completed between them.
+
+    Args:
+        env_fn: Makes the env; called again for each rebuild.
+        env_id: Number of the env in its manager, for errors.
+        max_retry: Failures in a row that are forgiven; the next one raises EnvError.
+        retry_type: ``"renew"`` builds a new env after a failure, ``"reset"`` resets the old.
+        retry_waiting_s: Pause before that, in seconds.
+    """
+
+    def __init__(
+        self,
+        env_fn: Callable[[], Any],
+        env_id: int,
+        max_retry: int = 2,
+        retry_type: str = "renew",
+        retry_waiting_s: float = 0.0,
+    ) -> None:
+        self._env_fn = env_fn
+        self._env_id = env_id
+        self._max_retry = max_retry
+        self._renews = retry_type == "renew"
+        self._retry_waiting_s = retry_waiting_s
+        self.env = env_fn()
+        self.observation_space = self.env.observation_space
+        self.action_space = self.env.action_space
+        self.metadata = self.env.metadata
+        self.render_mode = self.env.render_mode
+        self.spec = self.env.spec
+        self._schema = ObservationSchema(self.observation_space)
+        self.keep_seed = False
+        """True: every reset starts from the seed; False: the stream runs on."""
+        self._seed: int | None = None
+        self._rebuilds = 0
+        self._reset_kwargs: dict[str, Any] = {}
+        self._failures_in_row = 0
+        self._failures = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None, **kwargs: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset the env; ``options`` and other kwargs are remembered for later resets.
+
+        Raises:
+            EnvError: too many failures in a row.
+        """
+        if seed is not None:
+            self._seed, self._rebuilds = seed, 0
+        elif self.keep_seed:
+            seed = self._seed
+        if options:
+            kwargs["options"] = options
+        if kwargs:
+            self._reset_kwargs = kwargs
+        failures_before = self._failures
+        obs, info = self._reset(seed)
+        if self._failures > failures_before:
+            info[FAILURES] = self._failures - failures_before
+        return obs, info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Step the env; never raises for the env's own faults but for one too many.
+
+        Raises:
+            EnvError: too many failures in a row; the env's last error is the cause.
+        """
+        try:
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            obs = self._schema.conform(obs)
+            reward = float(reward)
+            if reward != reward:
+                raise _nan_reward()
+            if info and info.get(ABNORMAL):
+                raise EnvError(f"env {self._env_id} reported an abnormal step", env_id=self._env_id)
+        except Exception as error:
+            return self._restart(error)
+        if terminated or truncated:
+            self._failures_in_row = 0
+        return obs, reward, bool(terminated), bool(truncated), info
+
+    def render(self) -> Any:
+        return self.env.render()
+
+    def close(self) -> None:
+        self.env.close()
+
+    @property
+    def unwrapped(self) -> Any:
+        return self.env.unwrapped
+
+    def _reset(self, seed: int | None) -> tuple[Any, dict[str, Any]]:
+        while True:
+            try:
+                obs, info = self.env.reset(seed=seed, **self._reset_kwargs)
+                return self._schema.conform(obs), dict(info)
+            except Exception as error:
+                seed = self._recover(error)
+
+    def _restart(self, error: Exception) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        failures_before = self._failures
+        obs, info = self._reset(self._recover(error))
+        info[ABNORMAL] = True
+        info[ERROR] = f"{type(error).__name__}: {error}"
+        info[FAILURES] = self._failures - failures_before
+        return obs, 0.0, False, False, info
+
+    def _recover(self, error: Exception) -> int | None:
+        """Count the failure and get a working env; return the seed of its next reset."""
+        while True:
+            self._failures += 1
+            self._failures_in_row += 1
+            if self._failures_in_row > self._max_retry:
+                raise env_error(error, self._env_id, self._failures_in_row) from error
+            _log.warning(
+                "env %d failed (%d of at most %d in a row); its episode is dropped: %s: %s",
+                self._env_id,
+                self._failures_in_row,
+                self._max_retry,
+                type(error).__name__,
+                error,
+            )
+            if self._retry_waiting_s:
+                time.sleep(self._retry_waiting_s)
+            self._rebuilds += 1
+            try:
+                if self._renews:
+                    close_quietly(self.env)
+                    self.env = self._env_fn()
+            except Exception as again:
+                error = again
+            else:
+                return restart_seed(self._seed, self._rebuilds, self.keep_seed)
+
+
+def restart_seed(
+    seed: int | None, rebuilds: int, keep_seed: bool, name: str = "rebuild"
+) -> int | None:
+    """Return the seed that an env goes on with after its ``rebuilds``-th failure."""
+    if seed is None or keep_seed:
+        return seed
+    return derive_seed(seed, name, rebuilds)
+
+
+def env_error(cause: Exception, env_id: int | None, failures: int) -> EnvError:
+    """Return the error that ends a run for an env (None: a vector env as a whole)."""
+    who = "the vector env" if env_id is None else f"env {env_id}"
+    return EnvError(
+        f"{who} failed {failures} times without completing an episode, last with "
+        f"{type(cause).__name__}: {cause}; correct the env, or raise env_manager.max_retry",
+        env_id=env_id,
+        failures=failures,
+        # An error that crosses a process boundary loses its cause.
+        traceback="".join(traceback.format_exception(cause)),
+    )
+
+
+def close_quietly(env: Any, **kwargs: Any) -> None:
+    """Close an env that has failed; what goes wrong then is only logged."""
+    try:
+        env.close(**kwargs)
+    except Exception:
+        _log.debug("closing a failed env failed", exc_info=True)
+
+
+def _nan_reward() -> SchemaMismatchError:
+    return SchemaMismatchError(
+        "the env returned reward: NaN, a finite number is needed; correct the env",
+        key="reward",
+        expected="a number",
+        found="NaN",
+    )

@@ -1,0 +1,205 @@
+"""What a gymnasium observation space says of one observation and of a column of them."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.envs.base import Obs
+from dingsdk.errors import ConfigError, SchemaMismatchError
+
+_ARRAY_SPACES = (
+    gym.spaces.Box,
+    gym.spaces.Discrete,
+    gym.spaces.MultiBinary,
+    gym.spaces.MultiDiscrete,
+)
+
+
+class ObservationSchema:
+    """Checks, copies and stacks observations of one space.
+
+    Array spaces and (nested) Dict spaces of them can stand in columns. Other spaces (Tuple,
+    Text, Graph, ...) pass through single steps unchecked and have no columns.
+
+    Args:
+        space: The space of one env's observation.
+        key: Dotted name of this part of the observation, for errors.
+    """
+
+    def __init__(self, space: Any, key: str = "obs") -> None:
+        self.space = space
+        self.key = key
+        self._children: dict[str, ObservationSchema] | None = None
+        self._is_array = isinstance(space, _ARRAY_SPACES)
+        self._shape: tuple[int, ...] = ()
+        self._dtype = np.dtype(object)
+        if isinstance(space, gym.spaces.Dict):
+            self._children = {
+                str(name): ObservationSchema(child, f"{key}.{name}")
+                for name, child in space.spaces.items()
+            }
+        elif self._is_array:
+            self._shape = tuple(space.shape)
+            self._dtype = np.dtype(space.dtype)
+        self._is_float = self._dtype.kind == "f"
+
+    def conform(self, obs: Any) -> Any:
+        """Return a copy of one observation in the space's dtype, checked.
+
+        Raises:
+            SchemaMismatchError: the wrong shape, a value of the wrong kind, or NaN.
+        """
+        if self._children is not None:
+            self._check_keys(obs)
+            return {name: child.conform(obs[name]) for name, child in self._children.items()}
+        if not self._is_array:
+            return obs
+        try:
+            array = np.array(obs, dtype=self._dtype)
+        except (TypeError, ValueError) as error:
+            raise self._mismatch(f"{type(obs).__name__} ({error})") from error
+        if array.shape != self._shape:
+            raise self._mismatch(f"{array.dtype}{list(array.shape)}")
+        if self._is_float and has_nan(array):
+            raise self._mismatch(f"{array.dtype}{list(array.shape)} with NaN")
+        return array if self._shape else array[()]
+
+    def stack(self, rows: Sequence[Any]) -> Obs:
+        """Return the column ``[len(rows), ...]`` of observations that ``conform`` returned.
+
+        Raises:
+            ConfigError: the space has no columns.
+        """
+        if self._children is not None:
+            return {
+                name: child.stack([row[name] for row in rows])
+                for name, child in self._children.items()
+            }
+        self.require_columns()
+        column = np.empty((len(rows), *self._shape), dtype=self._dtype)
+        for index, row in enumerate(rows):
+            column[index] = row
+        return column
+
+    def replace(self, columns: Obs, rows: Sequence[int], values: Sequence[Any]) -> Obs:
+        """Return a copy of ``columns`` whose ``rows`` hold ``values``."""
+        if self._children is not None:
+            return {
+                name: child.replace(columns[name], rows, [value[name] for value in values])
+                for name, child in self._children.items()
+            }
+        column = np.array(columns, dtype=self._dtype)
+        for row, value in zip(rows, values, strict=True):
+            column[row] = value
+        return column
+
+    def row(self, columns: Obs, index: int) -> Any:
+        """Return one observation out of columns, as views."""
+        if self._children is not None:
+            return {name: child.row(columns[name], index) for name, child in self._children.items()}
+        return columns[index]
+
+    def check_columns(self, columns: Obs, count: int) -> None:
+        """Check shape and NaN of ``count`` observations, given in the space's dtype.
+
+        Raises:
+            SchemaMismatchError: as ``conform``.
+        """
+        if self._children is not None:
+            self._check_keys(columns)
+            for name, child in self._children.items():
+                child.check_columns(columns[name], count)
+            return
+        if columns.shape != (count, *self._shape):
+            expected = f"{self._dtype}{[count, *self._shape]}"
+            raise self._mismatch(f"{columns.dtype}{list(columns.shape)}", expected)
+        if self._is_float and has_nan(columns):
+            bad = np.flatnonzero(np.isnan(columns.reshape(count, -1)).any(axis=1))
+            raise self._mismatch(
+                f"{columns.dtype}{list(columns.shape)} with NaN in rows {bad.tolist()}"
+            )
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of an array space; object for others."""
+        return self._dtype
+
+    def own(self, columns: Obs) -> Obs:
+        """Return a copy of ``columns`` that nobody else holds."""
+        if self._children is not None:
+            return {name: child.own(columns[name]) for name, child in self._children.items()}
+        return np.array(columns, dtype=self._dtype)
+
+    def require_columns(self) -> None:
+        """Raise ConfigError where the space cannot stand in columns."""
+        if self._children is not None:
+            for child in self._children.values():
+                child.require_columns()
+        elif not self._is_array:
+            raise ConfigError(
+                f"the observation space {self.space} at {self.key} has no columns; add a wrapper "
+                "that turns it into a Box or Dict, or use the dict form",
+                path="env.wrappers",
+                key=self.key,
+            )
+
+    def _check_keys(self, obs: Any) -> None:
+        expected = self._children or {}
+        if not isinstance(obs, Mapping):
+            raise self._mismatch(type(obs).__name__, f"a dict with {sorted(expected)}")
+        if obs.keys() != expected.keys():
+            raise self._mismatch(f"a dict with {sorted(obs)}", f"a dict with {sorted(expected)}")
+
+    def _mismatch(self, found: str, expected: str | None = None) -> SchemaMismatchError:
+        expected = expected or f"{self._dtype}{list(self._shape)}"
+        return SchemaMismatchError(
+            f"the env returned {self.key}: {found}, its observation space says {expected}; "
+            "correct the env or its observation_space",
+            key=self.key,
+            expected=expected,
+            found=found,
+        )
+
+
+def has_nan(array: NDArray[Any]) -> bool:
+    """Whether a float array holds NaN; infinities are none.
+
+    A sum of squares is NaN only if a term is, and costs half of ``np.isnan(array).any()``.
+    """
+    flat = array.ravel("K")
+    return math.isnan(flat.dot(flat))
+
+
+def is_fresh(array: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether the caller's variable is the only reference to a numpy array of that dtype.
+
+    A native vector env may hand out a new array at each step or the same buffer again; the
+    reference count tells which, exactly, and costs less than the copy that it may save.
+    """
+    return (
+        type(array) is np.ndarray
+        and array.dtype == dtype
+        and array.base is None
+        and sys.getrefcount(array) <= _REFERENCES_OF_A_FRESH_ARRAY
+    )
+
+
+def _count_references(array: Any) -> int:
+    return sys.getrefcount(array)
+
+
+def _references_of_a_fresh_array() -> int:
+    # 3 up to CPython 3.13 (the caller's variable, the parameter, the argument of
+    # getrefcount); measured, because later versions borrow some of them.
+    array = np.empty(1)
+    return _count_references(array)
+
+
+_REFERENCES_OF_A_FRESH_ARRAY = _references_of_a_fresh_array()

@@ -1,0 +1,129 @@
+"""Choosing and building the gymnasium vector env behind a VectorEnvManager."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector.async_vector_env import AsyncState
+
+from dingsdk.envs.guard import GuardedEnv, close_quietly
+from dingsdk.envs.make import EnvFn
+from dingsdk.errors import ConfigError
+
+MODES = ("auto", "native", "sync", "async")
+AUTORESET_MODES = {
+    "auto": None,
+    "next_step": AutoresetMode.NEXT_STEP,
+    "same_step": AutoresetMode.SAME_STEP,
+    "disabled": AutoresetMode.DISABLED,
+}
+
+
+class GuardedEnvFn:
+    """Makes a GuardedEnv; picklable, for the child processes of ``async``."""
+
+    def __init__(self, env_fn: Callable[[], Any], env_id: int, **retry: Any) -> None:
+        self._env_fn = env_fn
+        self._env_id = env_id
+        self._retry = retry
+
+    def __call__(self) -> GuardedEnv:
+        return GuardedEnv(self._env_fn, self._env_id, **self._retry)
+
+
+def choose_mode(
+    mode: str, autoreset: AutoresetMode | None, env_fns: Sequence[Callable[[], Any]]
+) -> tuple[str, AutoresetMode]:
+    """Return ``native``, ``sync`` or ``async``, and the autoreset mode that goes with it.
+
+    ``auto`` takes the env's own vector env where there is one, it keeps to ``autoreset`` and
+    the envs are all alike and unwrapped; else ``sync``. Of the autoreset modes, sync and
+    async envs take SAME_STEP by default: no step is spent on resets.
+
+    Raises:
+        ConfigError: ``native`` was asked for and cannot be had; says why.
+    """
+    if mode in ("auto", "native"):
+        obstacle = _why_not_native(env_fns, autoreset)
+        if obstacle is None:
+            return "native", _native_autoreset(env_fns[0])
+        if mode == "native":
+            raise ConfigError(
+                f"env_manager.vectorization_mode: native vectorization cannot be had: {obstacle}; "
+                "use auto, sync or async",
+                path="env_manager.vectorization_mode",
+                expected=list(MODES),
+                found=mode,
+            )
+        mode = "sync"
+    return mode, autoreset or AutoresetMode.SAME_STEP
+
+
+def build_vector_env(
+    mode: str, autoreset: AutoresetMode, env_fns: Sequence[Callable[[], Any]], **retry: Any
+) -> Any:
+    """Build the vector env that ``choose_mode`` chose; sync and async envs are guarded."""
+    if mode == "native":
+        native_fn: Any = env_fns[0]  # an EnvFn, as choose_mode has found
+        return native_fn.make_native(len(env_fns))
+    guarded = [GuardedEnvFn(env_fn, index, **retry) for index, env_fn in enumerate(env_fns)]
+    # The managers copy what they hand out; gymnasium's own copy is a deepcopy.
+    if mode == "sync":
+        return SyncVectorEnv(guarded, copy=False, autoreset_mode=autoreset)
+    return AsyncVectorEnv(guarded, copy=False, context="spawn", autoreset_mode=autoreset)
+
+
+def close_vector_env(vec: Any, timeout_s: float = 4.0) -> None:
+    """Close a vector env, also a failed one; child processes get ``timeout_s`` to end."""
+    if isinstance(vec, AsyncVectorEnv):
+        deadline = time.monotonic() + timeout_s
+        for pipe in vec.parent_pipes:
+            # gymnasium replaces the pipe of a failed child by None.
+            if pipe is not None and not pipe.closed:
+                try:
+                    pipe.send(("close", None))
+                except OSError:
+                    continue
+        for process in vec.processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+        # Else gymnasium would first wait for answers that nobody is left to give.
+        vec._state = AsyncState.DEFAULT
+        close_quietly(vec, terminate=True)
+        vec.error_queue.close()
+    else:
+        close_quietly(vec)
+
+
+def _why_not_native(
+    env_fns: Sequence[Callable[[], Any]], autoreset: AutoresetMode | None
+) -> str | None:
+    first = env_fns[0]
+    if not isinstance(first, EnvFn):
+        return "the envs are made by functions of their own"
+    if first.wrappers:
+        return "the envs are wrapped"
+    if any(env_fn != first for env_fn in env_fns):
+        return "the envs differ"
+    if first.spec.additional_wrappers:
+        return f"{first.env_id} is registered with wrappers"
+    if first.spec.vector_entry_point is None:
+        return f"{first.env_id} has no vector env of its own"
+    own = _native_autoreset(first)
+    if autoreset is not None and autoreset is not own:
+        return f"{first.env_id} resets in mode {own.name.lower()}, not {autoreset.name.lower()}"
+    return None
+
+
+def _native_autoreset(env_fn: Callable[[], Any]) -> AutoresetMode:
+    entry = env_fn.spec.vector_entry_point  # type: ignore[attr-defined]
+    if not callable(entry):
+        entry = gym.envs.registration.load_env_creator(entry)
+    mode = getattr(entry, "metadata", {}).get("autoreset_mode", AutoresetMode.NEXT_STEP)
+    return AutoresetMode(mode)

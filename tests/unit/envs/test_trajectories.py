@@ -1,0 +1,196 @@
+"""The same transitions come out of every manager and autoreset mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dingsdk.envs import EnvManager, StepColumns, create_env_manager, make_env_fns
+
+IN_PROCESS = {"type": "in_process"}
+SYNC = [
+    {"type": "vector", "vectorization_mode": "sync", "autoreset_mode": mode}
+    for mode in ("next_step", "same_step", "disabled")
+]
+ASYNC = [{**cfg, "vectorization_mode": "async"} for cfg in SYNC]
+NATIVE = {"type": "vector", "vectorization_mode": "native"}
+
+
+def launch(cfg: dict[str, Any], env_cfg: dict[str, Any], n: int, seed: int = 0) -> EnvManager:
+    manager = create_env_manager(cfg, make_env_fns(env_cfg, n))
+    manager.seed(seed)
+    manager.launch()
+    return manager
+
+
+def action_of(env_id: int, index: int) -> int:
+    return int(index % 40 < 25) if env_id == 0 else index // 3 % 2
+
+
+def transitions(manager: EnvManager, count: int) -> list[list[tuple[Any, ...]]]:
+    """The first ``count`` transitions of each env, through the batched form."""
+    rows: list[list[tuple[Any, ...]]] = [[] for _ in range(manager.env_num)]
+    obs = manager.current_obs()
+    while min(map(len, rows)) < count:
+        actions = np.array([action_of(i, len(row)) for i, row in enumerate(rows)])
+        step = manager.step_batch(actions)
+        for i, row in enumerate(rows):
+            if step.valid is None or step.valid[i]:
+                row.append(
+                    (
+                        obs[i].tolist(),
+                        step.final_obs[i].tolist(),
+                        float(step.reward[i]),
+                        bool(step.terminated[i]),
+                        bool(step.truncated[i]),
+                    )
+                )
+        obs = step.obs
+        np.testing.assert_array_equal(manager.current_obs(), obs)
+    return [row[:count] for row in rows]
+
+
+def dict_transitions(manager: EnvManager, count: int) -> list[list[tuple[Any, ...]]]:
+    rows: list[list[tuple[Any, ...]]] = [[] for _ in range(manager.env_num)]
+    while min(map(len, rows)) < count:
+        ready = manager.ready_obs
+        assert ready
+        for i, timestep in manager.step({i: action_of(i, len(rows[i])) for i in ready}).items():
+            assert timestep.done == (timestep.info["terminated"] or timestep.info["truncated"])
+            rows[i].append(
+                (
+                    ready[i].tolist(),
+                    timestep.obs.tolist(),
+                    float(timestep.reward),
+                    timestep.info["terminated"],
+                    timestep.info["truncated"],
+                )
+            )
+    return [row[:count] for row in rows]
+
+
+@pytest.mark.parametrize("cfg", [*SYNC, *ASYNC], ids=lambda c: " ".join(list(c.values())[1:]))
+def test_vector_modes_give_the_transitions_of_the_plain_loop(cfg: dict[str, Any]) -> None:
+    env_cfg = {"env_id": "CartPole-v1", "kwargs": {"max_episode_steps": 15}}
+    with launch(IN_PROCESS, env_cfg, 2) as plain, launch(cfg, env_cfg, 2) as vector:
+        expected = transitions(plain, 60)
+        assert transitions(vector, 60) == expected
+    flat = [one for row in expected for one in row]
+    assert any(terminated for *_, terminated, _ in flat)
+    assert any(truncated for *_, truncated in flat)
+
+
+@pytest.mark.parametrize("cfg", [IN_PROCESS, *SYNC])
+def test_dict_form_gives_the_transitions_of_the_batched_form(cfg: dict[str, Any]) -> None:
+    env_cfg = {"env_id": "CartPole-v1", "kwargs": {"max_episode_steps": 15}}
+    with launch(IN_PROCESS, env_cfg, 3) as batched, launch(cfg, env_cfg, 3) as dicts:
+        assert dict_transitions(dicts, 50) == transitions(batched, 50)
+
+
+@pytest.mark.parametrize("name", ["Native", "NativeSameStep", "NativeDisabled"])
+def test_native_env_that_reuses_its_buffers_gives_right_episodes(name: str) -> None:
+    with launch(NATIVE, {"env_id": f"Tiny/{name}-v0"}, 3) as manager:
+        kept: list[StepColumns] = [manager.step_batch(np.zeros(3, int)) for _ in range(12)]
+    for env_id in range(3):
+        valid = [s for s in kept if s.valid is None or s.valid[env_id]]
+        length = env_id + 2
+        steps = [int(s.final_obs[env_id, 1]) for s in valid]
+        assert steps == [i % length + 1 for i in range(len(valid))]
+        assert [bool(s.terminated[env_id]) for s in valid] == [step == length for step in steps]
+        assert [float(s.reward[env_id]) for s in valid] == steps
+        if name != "Native":
+            assert len(valid) == 12
+            ended = [s for s in valid if s.terminated[env_id]]
+            assert all(s.obs[env_id, 1] == 0 for s in ended)
+            assert all(s.obs[env_id, 0] != s.final_obs[env_id, 0] for s in ended)
+
+
+def test_native_cartpole_ends_like_single_envs_from_the_same_state() -> None:
+    with launch(NATIVE, {"env_id": "CartPole-v1"}, 4) as native:
+        assert native.capabilities.reset_takes_step
+        start = native.current_obs()
+        steps = [native.step_batch(np.ones(4, int)) for _ in range(9)]
+        for env_id, fn in enumerate(make_env_fns({"env_id": "CartPole-v1"}, 4)):
+            env: Any = fn()
+            env.reset(seed=0)
+            env.unwrapped.state = start[env_id].astype(np.float64)
+            for step in steps:
+                obs, reward, terminated, truncated, _ = env.step(1)
+                np.testing.assert_allclose(step.final_obs[env_id], obs, rtol=1e-4, atol=1e-5)
+                assert (reward, terminated, truncated) == (
+                    step.reward[env_id],
+                    step.terminated[env_id],
+                    step.truncated[env_id],
+                )
+                if terminated:
+                    break
+
+
+@pytest.mark.parametrize("cfg", [IN_PROCESS, *SYNC])
+def test_done_reports_the_return_and_the_info_of_the_episode(cfg: dict[str, Any]) -> None:
+    with launch(cfg, {"env_id": "Tiny/Counter-v0"}, 2) as manager:
+        ends = []
+        for _ in range(12):
+            for timestep in manager.step(dict.fromkeys(manager.ready_obs, 0)).values():
+                assert timestep.info["step"] == timestep.reward
+                if timestep.done:
+                    ends.append(timestep)
+    assert len(ends) >= 4
+    for end in ends:
+        assert end.info["eval_episode_return"] == 6.0
+        assert end.info["episode_info"] == {"length": 3}
+        assert end.info["terminated"] is True
+        assert end.obs[1] == 3
+
+
+@pytest.mark.parametrize("cfg", [IN_PROCESS, *SYNC])
+def test_batched_form_hands_over_episode_info_of_ended_rows_only(cfg: dict[str, Any]) -> None:
+    with launch(cfg, {"env_id": "Tiny/Counter-v0"}, 2) as manager:
+        infos = [dict(manager.step_batch(np.zeros(2, int)).episode_info) for _ in range(3)]
+    ended = {"length": 3}
+    assert infos == [{}, {}, {0: ended, 1: ended}]
+
+
+@pytest.mark.parametrize("cfg", [IN_PROCESS, *SYNC])
+def test_dict_observations_become_nested_columns(cfg: dict[str, Any]) -> None:
+    env_cfg = {"env_id": "Tiny/Counter-v0", "kwargs": {"observes": "dict"}}
+    with launch(cfg, env_cfg, 2) as manager:
+        steps = [manager.step_batch(np.zeros(2, int)) for _ in range(3)]
+        assert steps[0].obs["box"].shape == (2, 2)
+        assert [s.final_obs["inner"]["step"].tolist() for s in steps] == [[1, 1], [2, 2], [3, 3]]
+        if not manager.capabilities.reset_takes_step:
+            assert steps[2].obs["inner"]["step"].tolist() == [0, 0]
+        manager.reset()
+        assert manager.ready_obs[1]["inner"]["step"] == 0
+
+
+def test_observation_without_columns_works_in_dict_form_only() -> None:
+    from dingsdk.errors import ConfigError
+
+    env_cfg = {"env_id": "Tiny/Counter-v0", "kwargs": {"observes": "tuple"}}
+    with launch(IN_PROCESS, env_cfg, 1) as manager:
+        assert manager.step({0: 0})[0].obs[1][1] == 1
+        with pytest.raises(ConfigError, match="no columns"):
+            manager.step_batch(np.zeros(1, int))
+    with pytest.raises(ConfigError, match="no columns"):
+        launch(SYNC[0], env_cfg, 1)
+
+
+def test_auto_is_native_only_where_native_can_do_what_was_asked() -> None:
+    def mode(env_cfg: dict[str, Any], **cfg: Any) -> str:
+        manager: Any = create_env_manager({"type": "vector", **cfg}, make_env_fns(env_cfg, 2))
+        return str(manager.vectorization_mode)
+
+    assert mode({"env_id": "CartPole-v1"}) == "native"
+    assert mode({"env_id": "CartPole-v1"}, autoreset_mode="same_step") == "sync"
+    assert mode({"env_id": "MountainCar-v0"}) == "sync"
+
+
+def test_rewards_are_float32_in_every_manager() -> None:
+    for cfg in (IN_PROCESS, *SYNC):
+        with launch(cfg, {"env_id": "MountainCar-v0"}, 2) as manager:
+            assert manager.step_batch(np.zeros(2, int)).reward.dtype == np.float32
+    with launch(NATIVE, {"env_id": "Tiny/Native-v0"}, 2) as manager:
+        assert manager.step_batch(np.zeros(2, int)).reward.dtype == np.float32
