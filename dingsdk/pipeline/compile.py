@@ -27,6 +27,7 @@ from dingsdk.pipeline.reference_shape import convert_reference_shape, rename_ali
 from dingsdk.pipeline.schema import check_capacity, check_ranges, check_types
 from dingsdk.pipeline.spaces import fill_model_shapes
 from dingsdk.plugins import default_manager
+from dingsdk.worker.coordinator import Coordinator
 
 _log = logging.getLogger(__name__)
 
@@ -144,6 +145,7 @@ def _gather_defaults(
     defaults = defaults_of(RunConfig)
     defaults["env"] = defaults_of(EnvSection)
     defaults["system"] = defaults_of(SystemSection)
+    defaults["system"]["coordinator"] = dict(Coordinator.default_config())
     open_paths = set(_FREE_SECTIONS)
 
     section = section_of(user, "policy")

@@ -25,7 +25,6 @@ QUICK = (
     "policy.learn.learner.train_iterations=200",
     "policy.other.replay_buffer.replay_buffer_size=500",
     "policy.other.commander.eval_interval=0.2",
-    "policy.other.commander.collector_task_space=2",
     "system.transport.check_wire=true",
 )
 

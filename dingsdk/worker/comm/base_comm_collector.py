@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ProtocolError, TaskFail
 from dingsdk.worker.comm.transport import Transport
-from dingsdk.worker.comm.worker_role import ANSWER_WITHIN_S, CLOSE_TIMEOUT_S, WorkerRole
+from dingsdk.worker.comm.worker_role import ANSWER_WITHIN_S, WorkerRole
 from dingsdk.worker.configurable import Configurable
 from dingsdk.worker.factory import create_parallel_collector
 
@@ -106,7 +106,6 @@ class TransportCollector(BaseCommCollector):
         if self._is_closed:
             return
         super().close()
-        self._stop_collector()
         self._role.close()
 
     @property
@@ -125,7 +124,9 @@ class TransportCollector(BaseCommCollector):
         self._policy_version = self._policy_model = None
         self._collector = self._create_collector(task_info)
         self._collector.yield_turn = self._role.yield_turn
-        self._role.start_job(self._collector.start, f"{self.collector_uid}-collector")
+        self._role.start_job(
+            self._collector.start, self._collector.close, f"{self.collector_uid}-collector"
+        )
         return {"message": "collector task has started"}
 
     def deal_with_collector_data(self) -> Mapping[str, Any]:
@@ -157,7 +158,9 @@ class TransportCollector(BaseCommCollector):
         collector, task_id = self._collector, self._task_info.get("task_id")
         if collector is None:
             raise TaskFail({"message": "no collector"}, f"{self.collector_uid} runs no collector")
-        self._stop_collector()
+        self._collector = None
+        if not self._role.stop_job():
+            raise TaskFail({"message": "stuck"}, f"{self.collector_uid}: the collector hangs")
         self._role.raise_job_error()
         info: dict[str, Any] = dict(collector.get_finish_info())
         info["task_id"] = task_id
@@ -194,11 +197,3 @@ class TransportCollector(BaseCommCollector):
             if self._role.job_wait(lambda: len(self._reports) < self._queue_size):
                 self._reports.append(metadata)
                 self._role.condition.notify_all()
-
-    # -------------------------------------------------------------------------------------------
-    def _stop_collector(self) -> None:
-        if self._collector is not None:
-            self._collector.close()
-        self._collector = None
-        if not self._role.stop_job(CLOSE_TIMEOUT_S):
-            raise TaskFail({"message": "stuck"}, f"{self.collector_uid}: the collector hangs")

@@ -15,7 +15,7 @@ from dingsdk.policy import create_policy
 from dingsdk.worker.comm.learner_hooks import SendLearnInfoHook, SendPolicyHook
 from dingsdk.worker.comm.row_store import RowStore
 from dingsdk.worker.comm.transport import Transport
-from dingsdk.worker.comm.worker_role import ANSWER_WITHIN_S, CLOSE_TIMEOUT_S, WorkerRole
+from dingsdk.worker.comm.worker_role import ANSWER_WITHIN_S, WorkerRole
 from dingsdk.worker.configurable import Configurable
 from dingsdk.worker.factory import create_learner
 from dingsdk.worker.learner.hook import LearnerHook
@@ -133,7 +133,6 @@ class TransportLearner(BaseCommLearner):
         if self._is_closed:
             return
         super().close()
-        self._stop_learner()
         self._role.close()
 
     # Tasks ------------------------------------------------------------------------------------
@@ -155,7 +154,9 @@ class TransportLearner(BaseCommLearner):
             self._role.data_store.get,
         )
         self._learner = self._create_learner(task_info)
-        self._role.start_job(self._learner.start, f"{self._role.info.worker_id}-learner")
+        self._role.start_job(
+            self._learner.start, self._learner.close, f"{self._role.info.worker_id}-learner"
+        )
         return {"message": "learner task has started"}
 
     def deal_with_get_data(self) -> Mapping[str, Any]:
@@ -170,7 +171,8 @@ class TransportLearner(BaseCommLearner):
 
     def deal_with_learner_learn(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """Train on the leased batches; return the learn info once all are done."""
-        assert self._rows is not None  # no task, no data: the master asks for data first
+        if self._rows is None:
+            raise TaskFail({"message": "no learner"}, "this learner has no task")
         self._rows.announce(data.get("payloads", {}))
         dropped = data.get("dropped")
         if dropped is not None and len(dropped):
@@ -188,7 +190,9 @@ class TransportLearner(BaseCommLearner):
 
     def deal_with_learner_close(self) -> Mapping[str, Any]:
         """Stop the learner after its iteration; its after_run hooks run (checkpoint, policy)."""
-        self._stop_learner()
+        if not self._role.stop_job():
+            raise TaskFail({"message": "stuck"}, f"{self._role.info.worker_id}: the learner hangs")
+        self._learner = self._rows = None
         self._role.raise_job_error()
         return self._ids()
 
@@ -247,10 +251,3 @@ class TransportLearner(BaseCommLearner):
             "task_id": self._task_info.get("task_id"),
             "buffer_id": self._task_info.get("buffer_id"),
         }
-
-    def _stop_learner(self) -> None:
-        if self._learner is not None:
-            self._learner.close()
-        if not self._role.stop_job(CLOSE_TIMEOUT_S):
-            raise TaskFail({"message": "stuck"}, f"{self._role.info.worker_id}: the learner hangs")
-        self._learner = self._rows = None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -43,6 +45,7 @@ class Master:
         self._condition = scheduler.condition()
         self._on_join, self._on_renew, self._on_lost = on_join, on_renew, on_lost
         self._workers: dict[str, WorkerInfo] = {}
+        self._incarnations: Counter[str] = Counter()
         self._open: dict[str, Task] = {}
         self._numbers = itertools.count(1)
         self.address = ""
@@ -57,19 +60,33 @@ class Master:
         with self._condition:
             return dict(self._workers)
 
-    def new_task(self, worker_id: str, data: Mapping[str, Any]) -> Task:
-        """Return an unsent task for a worker."""
-        return Task(f"t{next(self._numbers)}", worker_id, data, self._send, self._condition)
+    def new_task(
+        self, worker_id: str, data: Mapping[str, Any], incarnation: int | None = None
+    ) -> Task:
+        """Return an unsent task for a worker; for that incarnation alone, if one is given."""
+        return Task(
+            f"t{next(self._numbers)}",
+            worker_id,
+            data,
+            lambda task: self._send(task, incarnation),
+            self._condition,
+        )
 
-    def ask(self, worker_id: str, data: Mapping[str, Any], timeout_s: float) -> Mapping[str, Any]:
-        """Send a task and wait for its result.
+    def ask(
+        self,
+        worker_id: str,
+        data: Mapping[str, Any],
+        timeout_s: float,
+        incarnation: int | None = None,
+    ) -> Mapping[str, Any]:
+        """Send a task and wait for its result; arguments as ``new_task``.
 
         Raises:
             TaskFailedError: the task's code raised; the worker's traceback is a fact of it.
             WorkerLostError: the worker left or fell silent first.
             TaskTimeoutError: no answer within ``timeout_s``.
         """
-        return self.new_task(worker_id, data).start().value(timeout_s)
+        return self.new_task(worker_id, data, incarnation).start().value(timeout_s)
 
     def lose(self, worker_id: str, reason: str) -> None:
         """Give a worker up: fail its open tasks and refuse what it still sends."""
@@ -84,6 +101,8 @@ class Master:
     # Reports of the transport (MasterListener) -----------------------------------------------
     def worker_joined(self, info: WorkerInfo) -> None:
         with self._condition:
+            self._incarnations[info.worker_id] += 1
+            info = dataclasses.replace(info, incarnation=self._incarnations[info.worker_id])
             self._workers[info.worker_id] = info
         self._on_join(info)
 
@@ -104,10 +123,13 @@ class Master:
         task.answered(answer)
 
     # -----------------------------------------------------------------------------------------
-    def _send(self, task: Task) -> None:
+    def _send(self, task: Task, incarnation: int | None) -> None:
         with self._condition:
-            if task.worker_id not in self._workers:
+            worker = self._workers.get(task.worker_id)
+            if worker is None:
                 raise _lost(task.worker_id, "it is not joined")
+            if incarnation not in (None, worker.incarnation):
+                raise _lost(task.worker_id, "it came back without its work")
             self._open[task.task_id] = task
         try:
             self._end.send(task.worker_id, TaskMessage(task.task_id, task.task))

@@ -31,7 +31,8 @@ class Slave:
         info: Who this worker is.
         callback_fn: Task name -> function of the task's data.
         renew: Called between tasks and while idle; renews the lease if the work is alive.
-        on_lost: Called when the master gave this worker up, before it joins again.
+        on_lost: Called when the master gave this worker up; ends its work, and returns
+            whether it may join again.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Slave:
         callback_fn: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any] | None]]
         | None = None,
         renew: Callable[[], None] | None = None,
-        on_lost: Callable[[], None] | None = None,
+        on_lost: Callable[[], bool] | None = None,
     ) -> None:
         self.info = info
         self._end = end
@@ -96,8 +97,9 @@ class Slave:
                     return
 
     def _join_again(self) -> bool:
-        if self._on_lost is not None:
-            self._on_lost()
+        if self._on_lost is not None and not self._on_lost():
+            _log.error("%s has work that does not end; it stays away", self.info.worker_id)
+            return False
         try:
             self._end.join(self.info, JOIN_TIMEOUT_S)
         except (ClosedError, WorkerLostError):

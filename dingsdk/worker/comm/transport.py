@@ -38,11 +38,16 @@ Role = Literal["collector", "learner"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Who joins: an id unique in the run, its role, and what its host offers."""
+    """Who joins: an id unique in the run, its role, and what its host offers.
+
+    ``incarnation`` is the master's count of the times that this id has joined, from 1: a
+    worker that was lost and came back is another one, with none of its old work.
+    """
 
     worker_id: str
     role: Role
     resource: Mapping[str, Any] = field(default_factory=dict)
+    incarnation: int = 0
 
 
 @dataclass(frozen=True, slots=True)

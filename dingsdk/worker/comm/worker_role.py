@@ -62,6 +62,7 @@ class WorkerRole:
         self._waiting = 0
         self._moved_at = clock()
         self._renewed_at = -float("inf")
+        self._stop: Callable[[], None] = _nothing
         self._job_error: BaseException | None = None
         self.is_stopping = False
 
@@ -103,8 +104,8 @@ class WorkerRole:
     def job_ended(self) -> bool:
         return self._job is not None and self._job.done
 
-    def start_job(self, function: Callable[[], None], name: str) -> None:
-        """Run ``function`` as this worker's job.
+    def start_job(self, run: Callable[[], None], stop: Callable[[], None], name: str) -> None:
+        """Run ``run`` as this worker's job; ``stop`` makes it return, at once and from anywhere.
 
         Raises:
             TaskFail: another job is running (a worker runs one at a time).
@@ -114,16 +115,18 @@ class WorkerRole:
         self.is_stopping = False
         self._job_error = None
         self.advance()
-        self._job = self.scheduler.spawn(self._noticed(function), name)
+        self._stop = stop
+        self._job = self.scheduler.spawn(self._noticed(run), name)
 
     def stop_job(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Tell the job to stop and wait for it; return whether it ended in time."""
-        with self.condition:
-            self.is_stopping = True
-            self.condition.notify_all()
         job = self._job
         if job is None:
             return True
+        self._stop()
+        with self.condition:
+            self.is_stopping = True
+            self.condition.notify_all()
         if not job.join(timeout_s):
             return False
         self._job, self._job_error = None, job.error
@@ -189,6 +192,10 @@ class WorkerRole:
                     raise
 
         return run
+
+
+def _nothing() -> None:
+    pass
 
 
 def _gpu_count() -> int:

@@ -160,6 +160,11 @@ class Coordinator(Configurable):
                 running_tasks=len(self._running),
             )
 
+    def running_tasks(self) -> list[TaskState]:
+        """The tasks that workers have now."""
+        with self.condition:
+            return list(self._running.values())
+
     def validate_state(self) -> None:
         """Raise AssertionError unless every acknowledged sample is accounted for."""
         with self.condition:
@@ -188,12 +193,17 @@ class Coordinator(Configurable):
     def experience_of(self, state: TaskState) -> Experience | None:
         return self._experience.get(state.buffer_id)
 
-    def deal_with_collector_send_data(self, state: TaskState, meta: Mapping[str, Any]) -> None:
-        """Acknowledge a payload; one whose buffer is gone is deleted at once."""
+    def deal_with_collector_send_data(self, state: TaskState, meta: Mapping[str, Any]) -> bool:
+        """Acknowledge a payload; False where the buffer's limiter has no room for it now.
+
+        A payload whose buffer is gone is deleted at once.
+        """
         with self.condition:
             experience = self.experience_of(state)
             if experience is None:
                 garbage = [str(meta["data_id"])]
+            elif not experience.buffer.can_push(int(meta["rows"])):
+                return False
             else:
                 envstep = self._ended_env_steps + int(meta["cur_step"])
                 experience.push(meta, envstep)
@@ -202,6 +212,7 @@ class Coordinator(Configurable):
             self.condition.notify_all()
         if garbage:
             self.data_store.delete(garbage)
+        return True
 
     def deal_with_collector_progress(self, state: TaskState, report: Mapping[str, Any]) -> bool:
         """Take a progress report; return whether the collector is done."""
@@ -291,8 +302,8 @@ class Coordinator(Configurable):
         with self.condition:
             state.phase = phase
             self._running.pop(state.task_id, None)
-            if phase is not TaskPhase.LOST and state.worker_id is not None:
-                self._pool.give_back(state.worker_id)
+            if phase is not TaskPhase.LOST and state.worker is not None:
+                self._pool.give_back(state.worker)
             experience = self.experience_of(state)
             if state.role == "learner" and experience is not None:
                 experience.settle(state)
@@ -366,7 +377,7 @@ class Coordinator(Configurable):
                 return
             queue.popleft()
             # Recorded before its driver starts: the first answers must find it.
-            state.worker_id, state.phase = worker.worker_id, TaskPhase.ASSIGNED
+            state.worker, state.phase = worker, TaskPhase.ASSIGNED
             state.attempt += 1
             self._running[state.task_id] = state
             if role == "learner" and state.buffer_id not in self._experience:

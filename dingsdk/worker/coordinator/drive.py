@@ -25,9 +25,8 @@ def drive_collector(coordinator: Coordinator, state: TaskState, task: Mapping[st
             answer = _ask(coordinator, state, {"name": "collector_data_task"})
             is_done = bool(answer.get("has_ended"))
             for report in answer["reports"]:
-                # While a payload waits for room, the worker's own queue fills: back-pressure.
-                if "data_id" in report and _wait_for_room(coordinator, state, int(report["rows"])):
-                    coordinator.deal_with_collector_send_data(state, report)
+                if "data_id" in report:
+                    _acknowledge(coordinator, state, report)
                 is_done |= coordinator.deal_with_collector_progress(state, report)
         state.phase = TaskPhase.CLOSING
         finished = _ask(coordinator, state, {"name": "collector_close_task"})
@@ -74,7 +73,8 @@ def _drive(coordinator: Coordinator, state: TaskState, steps: Any) -> None:
         coordinator.task_ended(state, TaskPhase.LOST, error)
     except TaskTimeoutError as error:
         # Lost first, so that its late answer cannot meet the next task.
-        coordinator.master.lose(str(state.worker_id), str(error))
+        if state.worker is not None:
+            coordinator.master.lose(state.worker.worker_id, str(error))
         coordinator.task_ended(state, TaskPhase.LOST, error)
     except DingError as error:
         coordinator.task_ended(state, TaskPhase.FAILED, error)
@@ -95,23 +95,29 @@ def _ask(
 ) -> Mapping[str, Any]:
     if timeout_s is None:
         timeout_s = float(coordinator.cfg["answer_timeout_s"])
-    return coordinator.master.ask(str(state.worker_id), data, timeout_s)
+    assert state.worker is not None  # assigned before it is driven
+    worker = state.worker
+    return coordinator.master.ask(worker.worker_id, data, timeout_s, worker.incarnation)
 
 
-def _wait_for_room(coordinator: Coordinator, state: TaskState, rows: int) -> bool:
-    """Wait until the buffer admits a payload; False: the run is ending.
+def _acknowledge(coordinator: Coordinator, state: TaskState, report: Mapping[str, Any]) -> None:
+    """Enter a payload once the buffer admits it; meanwhile the worker's own queue fills.
 
-    No deadline: a collector waits as long as its learner needs, whose own deadlines hold.
+    No deadline: a collector waits as long as its learner needs, whose own deadlines hold. At
+    the end of the run the payload is left unacknowledged.
     """
+    rows = int(report["rows"])
 
     def may_go_on() -> bool:
         experience = coordinator.experience_of(state)
         return coordinator.is_ending or experience is None or experience.buffer.can_push(rows)
 
-    with coordinator.condition:
-        while not coordinator.condition.wait_for(may_go_on, WAIT_S):
-            pass
-        return not coordinator.is_ending
+    while not coordinator.is_ending:
+        # Another collector may take the room between the wait and the push.
+        if coordinator.deal_with_collector_send_data(state, report):
+            return
+        with coordinator.condition:
+            coordinator.condition.wait_for(may_go_on, WAIT_S)
 
 
 def _wait_for_data(

@@ -31,10 +31,10 @@ class WorkerPool:
                 return self._workers[worker_id]
         return None
 
-    def give_back(self, worker_id: str) -> None:
-        """Make a worker idle again, unless it was removed meanwhile."""
-        if worker_id in self._workers:
-            self._idle[worker_id] = None
+    def give_back(self, worker: WorkerInfo) -> None:
+        """Make a worker idle again, unless it was lost meanwhile."""
+        if self._workers.get(worker.worker_id) == worker:
+            self._idle[worker.worker_id] = None
 
     def count(self, role: Role) -> int:
         return sum(info.role == role for info in self._workers.values())

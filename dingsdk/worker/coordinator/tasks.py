@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dingsdk.worker.comm.transport import Role
+from dingsdk.worker.comm.transport import Role, WorkerInfo
 
 
 class TaskPhase(enum.Enum):
@@ -43,7 +43,7 @@ class TaskState:
     task: Mapping[str, Any]
     start_time: float
     phase: TaskPhase = TaskPhase.QUEUED
-    worker_id: str | None = None
+    worker: WorkerInfo | None = None
     attempt: int = 0
     env_steps: int = 0
     announced: set[int] = field(default_factory=set)

@@ -174,6 +174,9 @@ def test_lost_worker_fails_its_task_and_is_reported_once(cluster: Cluster) -> No
     cluster.expect(lambda: cluster.joined == ["w0", "w0"])
     assert task.status is TaskStatus.FAILED
     assert cluster.master.ask("w0", {"name": "fine"}, 5.0) == {"ok": True}
+    with pytest.raises(WorkerLostError):
+        cluster.master.ask("w0", {"name": "fine"}, 5.0, incarnation=1)
+    assert cluster.master.workers["w0"].incarnation == 2
 
 
 def test_task_for_an_unknown_worker_is_refused(cluster: Cluster) -> None:

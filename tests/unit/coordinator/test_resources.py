@@ -17,8 +17,8 @@ def test_take_gives_the_longest_idle_worker_of_the_role() -> None:
     assert pool.take("collector") is None
     assert not pool.has_idle("collector")
     assert pool.has_idle("learner")
-    pool.give_back("c1")
-    pool.give_back("c0")
+    pool.give_back(second)
+    pool.give_back(first)
     third = pool.take("collector")
     assert third is not None
     assert third.worker_id == "c1"
@@ -26,9 +26,22 @@ def test_take_gives_the_longest_idle_worker_of_the_role() -> None:
 
 def test_worker_lost_while_busy_does_not_come_back() -> None:
     pool = WorkerPool()
-    pool.add(WorkerInfo("c0", "collector"))
-    assert pool.take("collector") is not None
+    pool.add(WorkerInfo("c0", "collector", incarnation=1))
+    taken = pool.take("collector")
+    assert taken is not None
     pool.remove("c0")
-    pool.give_back("c0")
+    pool.give_back(taken)
     assert pool.take("collector") is None
     assert pool.count("collector") == 0
+
+
+def test_old_incarnation_cannot_free_the_new_one() -> None:
+    pool = WorkerPool()
+    pool.add(WorkerInfo("c0", "collector", incarnation=1))
+    old = pool.take("collector")
+    pool.remove("c0")
+    pool.add(WorkerInfo("c0", "collector", incarnation=2))
+    assert pool.take("collector") is not None
+    assert old is not None
+    pool.give_back(old)
+    assert not pool.has_idle("collector")

@@ -1,0 +1,131 @@
+"""Workers that are lost, fall silent or hang: the run goes on, and nothing goes missing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dingsdk.errors import WorkerLostError
+from dingsdk.pipeline.context import RunContext
+from dingsdk.pipeline.parallel import worker_config
+from dingsdk.pipeline.threads import torch_threads
+from dingsdk.pipeline.train import compile_run
+from dingsdk.plugins import default_manager
+from dingsdk.worker import Coordinator, create_comm_collector, create_comm_learner
+from dingsdk.worker.learner.checkpoint import load_checkpoint
+
+SETS = (
+    "env.collector_env_num=4",
+    "env.collector_episode_num=50",
+    "env.evaluator_env_num=2",
+    "env.n_evaluator_episode=2",
+    "env.stop_value=1000",
+    "policy.collect.n_sample=16",
+    "policy.learn.batch_size=16",
+    "policy.learn.update_per_collect=2",
+    "policy.learn.learner.hook.save_ckpt_after_iter=50",
+    "policy.other.replay_buffer.replay_buffer_size=500",
+    "policy.other.commander.eval_interval=1000",
+    "system.transport.check_wire=true",
+    "system.coordinator.lease_s=5",
+)
+
+
+class Cluster:
+    """One coordinator, a learner and two collectors over in_memory, driven by hand."""
+
+    def __init__(self, tmp_path: Path, concurrency: str) -> None:
+        sets = (*SETS, f"system.transport.concurrency={concurrency}")
+        cfg = compile_run("cartpole-dqn", "parallel", "in_memory", sets, 3)
+        cfg = worker_config(RunContext(cfg=cfg, run_dir=tmp_path))
+        self.run_dir = tmp_path
+        self.transport = default_manager().create("transports", cfg.system.transport, tmp_path)
+        self.coordinator = Coordinator(cfg, self.transport)
+        address = self.coordinator.start()
+        kind = {"type": "in_memory"}
+        self.learner = create_comm_learner(
+            kind, transport=self.transport, worker_id="learner-0"
+        )
+        self.collectors = [
+            create_comm_collector(kind, transport=self.transport, worker_id=f"collector-{index}")
+            for index in range(2)
+        ]
+        for worker in (self.learner, *self.collectors):
+            worker.start(address)
+
+    def expect(self, predicate: Callable[[], bool], timeout_s: float = 20.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        pause = threading.Event()
+        while not predicate():
+            assert self.coordinator.failure is None, self.coordinator.failure
+            assert time.monotonic() < deadline, self.coordinator.status()
+            pause.wait(0.02)
+
+    def train_iter(self) -> int:
+        return self.coordinator.status().train_iter
+
+    def learner_attempts(self) -> int:
+        states = self.coordinator.running_tasks()
+        return max((state.attempt for state in states if state.role == "learner"), default=0)
+
+    def close(self) -> None:
+        assert self.coordinator.close() == []
+        for worker in (self.learner, *self.collectors):
+            worker.close()
+        self.transport.close()
+
+
+@pytest.fixture(params=["turns", "threads"])
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
+    before = set(threading.enumerate())
+    with torch_threads(1):
+        made = Cluster(tmp_path, request.param)
+        yield made
+        made.close()
+    leaked = [thread.name for thread in threading.enumerate() if thread not in before]
+    assert not leaked
+
+
+def test_run_goes_on_when_a_collector_is_lost(cluster: Cluster) -> None:
+    cluster.expect(lambda: cluster.train_iter() > 20)
+    before = cluster.coordinator.status().env_steps
+    cluster.transport.abandon_worker("collector-0")
+    cluster.expect(lambda: cluster.coordinator.status().env_steps > before + 1000)
+    # It found out, and joined again.
+    cluster.expect(lambda: cluster.coordinator.status().collectors == 2)
+    cluster.coordinator.validate_state()
+
+
+def test_lost_learner_resumes_from_its_checkpoint_with_the_same_experience(
+    cluster: Cluster,
+) -> None:
+    cluster.expect(lambda: cluster.train_iter() > 120)
+    cluster.transport.abandon_worker("learner-0")
+    saved = load_checkpoint(cluster.run_dir / "ckpt").iteration
+    assert saved >= 100
+    cluster.expect(lambda: cluster.coordinator.status().learners == 1)
+    at_return = cluster.train_iter()
+    cluster.expect(lambda: cluster.train_iter() > at_return + 50)
+    assert cluster.train_iter() > saved
+    cluster.coordinator.validate_state()
+
+
+def test_learner_lost_over_and_over_ends_the_run(cluster: Cluster) -> None:
+    for attempt in range(3):
+        cluster.expect(lambda: cluster.learner_attempts() == attempt + 1)
+        cluster.transport.abandon_worker("learner-0")
+
+    assert cluster.coordinator.wait(20.0)
+    assert isinstance(cluster.coordinator.failure, WorkerLostError)
+
+
+def test_every_acknowledged_sample_stays_accounted_for(cluster: Cluster) -> None:
+    # Long enough for the buffer to overwrite its rows several times.
+    cluster.expect(lambda: cluster.coordinator.status().env_steps > 3000, 40.0)
+    cluster.coordinator.validate_state()
+    live = len(cluster.transport.data_store())
+    assert 0 < live < 200  # payloads of overwritten rows were deleted
