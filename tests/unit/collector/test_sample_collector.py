@@ -8,6 +8,7 @@ import pytest
 from dingsdk.data import SampleBatch
 from dingsdk.envs import create_env_manager, make_env_fns
 from dingsdk.errors import EnvError, NonFiniteError, NotSetError, PolicyOutputError
+from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.worker.collector.sample import SampleSerialCollector
 
 GREEDY = {"eps": 0.0}
@@ -297,3 +298,24 @@ def test_long_trajectories_outgrow_the_first_allocation(make_policy, make_collec
 
     assert sorted(row[2] for row in rows if row[:2] == (0, 0)) == list(range(300))
     assert len(rows) == len(set(rows))
+
+
+def test_observers_hear_of_episodes_and_collects(make_policy, make_collector) -> None:
+    heard: list[Any] = []
+
+    class Listener:
+        @hookimpl
+        def dingsdk_after_episode(self, source: str, episode_return: float, length: int) -> None:
+            heard.append((source, episode_return, length))
+
+        @hookimpl
+        def dingsdk_after_collect(self, sample_count: int, envstep: int, train_iter: int) -> None:
+            heard.append((sample_count, envstep, train_iter))
+
+    manager = PluginManager()
+    manager.register_plugin(Listener(), "listener")
+    with use_manager(manager):
+        collector, _ = make_collector(make_policy(10))
+        collector.collect(train_iter=4)
+
+    assert heard == [("collector", 5.0, 5), ("collector", 5.0, 5), (10, 10, 4)]
