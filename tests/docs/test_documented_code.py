@@ -1,0 +1,137 @@
+"""Every command and every piece of code in the documentation is run.
+
+In a fenced block, ``console`` lines that start with ``$ `` are commands, ``python`` is executed
+(blocks of one page share their names), and a block with ``file=PATH`` is a file that the blocks
+after it need. ``text`` is output and is not run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dingsdk.cli import main
+from dingsdk.plugins import PluginManager, Switches, use_manager
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    path
+    for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/README.md")]
+    if "reference" not in path.parts
+)
+LANGUAGES = {"console", "python", "text", "yaml", "toml"}
+BUDGET = ["--set", "system.max_env_steps=300", "-q"]
+"""Makes a documented training run short."""
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    file: str | None
+    text: str
+    line: int
+
+
+def blocks_of(page: Path) -> list[Block]:
+    found: list[Block] = []
+    lines = page.read_text(encoding="utf-8").splitlines()
+    start: int | None = None
+    for number, line in enumerate(lines):
+        if not line.startswith("```"):
+            continue
+        if start is None:
+            start = number
+            continue
+        language, _, rest = lines[start].removeprefix("```").partition(" ")
+        file = re.search(r"file=(\S+)", rest)
+        text = "\n".join(lines[start + 1 : number]) + "\n"
+        found.append(Block(language, file[1] if file else None, text, start + 1))
+        start = None
+    assert start is None, f"{page}: a block is never closed"
+    return found
+
+
+def commands_of(block: Block) -> list[str]:
+    return [line[2:] for line in block.text.splitlines() if line.startswith("$ ")]
+
+
+class Reader:
+    """Does what a page says, in a folder of its own."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.names: dict[str, Any] = {"__name__": "documented"}
+        self.site = folder / ".site"
+        monkeypatch.chdir(folder)
+        monkeypatch.syspath_prepend(str(folder))
+        monkeypatch.syspath_prepend(str(self.site))
+
+    def follow(self, block: Block) -> None:
+        if block.file is not None:
+            target = self.folder / block.file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(block.text, encoding="utf-8")
+        elif block.language == "python":
+            exec(compile(block.text, f"line {block.line}", "exec"), self.names)
+        elif block.language == "console":
+            for command in commands_of(block):
+                self.run(shlex.split(command))
+
+    def run(self, command: list[str]) -> None:
+        program, *arguments = command
+        if program == "dingsdk":
+            extra = BUDGET if arguments[0] == "train" else []
+            assert main([*arguments, *extra]) == 0, command
+        elif program == "make":
+            # Running it would set up an environment inside the tests that it runs.
+            subprocess.run(["make", "-n", *arguments], cwd=ROOT, check=True, capture_output=True)
+        elif command[:2] == ["pip", "install"]:
+            self.install(arguments[1:])
+        else:
+            pytest.fail(f"the test does not know how to run {command}")
+
+    def install(self, sources: list[str]) -> None:
+        options = ["--no-deps", "--no-build-isolation", "--quiet", "--target", str(self.site)]
+        subprocess.run(
+            [sys.executable, "-m", "pip", "install", *options, *sources],
+            check=True,
+            capture_output=True,
+            timeout=120,
+        )
+        importlib.invalidate_caches()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page_does_what_it_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = Reader(tmp_path, monkeypatch)
+
+    with use_manager(PluginManager(Switches())):
+        for block in blocks_of(page):
+            reader.follow(block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_blocks_say_what_they_are(page: Path) -> None:
+    for block in blocks_of(page):
+        assert block.language in LANGUAGES, f"{page}, line {block.line}"
+        if block.language == "console":
+            assert commands_of(block), f"{page}, line {block.line}: no line starts with '$ '"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+
+    for target in re.findall(r"\]\(([^)#\s]+)", text):
+        if not target.startswith(("http:", "https:")):
+            assert (page.parent / target).exists(), f"{page}: {target}"

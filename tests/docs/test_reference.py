@@ -1,0 +1,29 @@
+"""The generated reference pages are those of the code."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES: dict[str, str] = runpy.run_path(str(DOCS / "generate.py"))["pages"]()
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_reference_page_is_up_to_date(name: str) -> None:
+    written = (DOCS / "reference" / name).read_text(encoding="utf-8")
+
+    assert written == PAGES[name], "run `make docs`"
+
+
+def test_reference_folder_holds_no_other_pages() -> None:
+    assert sorted(path.name for path in (DOCS / "reference").iterdir()) == sorted(PAGES)
+
+
+def test_every_hook_kind_and_error_is_described() -> None:
+    for line in PAGES["errors.md"].splitlines():
+        if line.startswith("| `"):
+            assert line.split("|")[-2].strip(), line
+    assert "None" not in PAGES["hooks.md"].replace("non-None", "").split("\n\n")
