@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dingsdk.data.files import ensure_dir
-from dingsdk.errors import RunFolderError
+from dingsdk.errors import ClosedError, RunFolderError
 
 _LINE_FORMAT = "[%(asctime)s][%(levelname)s] %(message)s"
 
@@ -70,7 +70,8 @@ class TensorboardLogger:
     """A tensorboard writer that opens its event file at the first write.
 
     Everybody who builds a logger for one folder gets the same instance; the file is closed
-    when the last of them has called ``close()``. Other methods of
+    when the last of them has called ``close()``; what is added after that is dropped (a
+    component may log its last words while the run shuts down). Other methods of
     ``tensorboardX.SummaryWriter`` are reachable by name. Thread-safe as far as
     tensorboardX is: scalars and histograms may be added from several threads.
     """
@@ -80,15 +81,20 @@ class TensorboardLogger:
         self._key = logdir
         self._users = 0
         self._writer: Any = None
+        self._is_closed = False
         self._lock = threading.Lock()
 
     def add_scalar(self, tag: str, value: float, global_step: int | None = None) -> None:
         """Add one point to the curve ``tag``."""
-        self._open().add_scalar(tag, value, global_step)
+        writer = self._open()
+        if writer is not None:
+            writer.add_scalar(tag, value, global_step)
 
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
         """Add the distribution of ``values`` (any array-like of numbers)."""
-        self._open().add_histogram(tag, values, global_step)
+        writer = self._open()
+        if writer is not None:
+            writer.add_histogram(tag, values, global_step)
 
     def flush(self) -> None:
         """Bring what was added to disk."""
@@ -106,18 +112,19 @@ class TensorboardLogger:
                 del _writers[self._key]
         with self._lock:
             writer, self._writer = self._writer, None
+            self._is_closed = True
         if writer is not None:
             writer.close()
 
     def _open(self) -> Any:
         writer = self._writer
-        if writer is None:
+        if writer is None and not self._is_closed:
             # tensorboardX starts a thread and opens a file per writer, and takes a while to
             # import: components that never write pay for none of it.
             from tensorboardX import SummaryWriter
 
             with self._lock:
-                if self._writer is None:
+                if self._writer is None and not self._is_closed:
                     self._writer = SummaryWriter(self.logdir)
                 writer = self._writer
         return writer
@@ -125,7 +132,10 @@ class TensorboardLogger:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
             raise AttributeError(name)
-        attribute: Callable[..., Any] = getattr(self._open(), name)
+        writer = self._open()
+        if writer is None:
+            raise ClosedError(f"the tensorboard log {self.logdir} is closed", what=self.logdir)
+        attribute: Callable[..., Any] = getattr(writer, name)
         return attribute
 
 

@@ -1,0 +1,1 @@
+"""Learners: training, hooks around it, logs and checkpoints."""

@@ -375,7 +375,7 @@ class TestRefusal:
 
     @pytest.mark.parametrize("planted", ["folder", "pipe", "symlink"])
     def test_something_else_in_the_place_of_a_manifest(self, tmp_path, planted):
-        real = save(tmp_path / "real")
+        real = save(tmp_path)
         path = tmp_path / "a.json"
         if planted == "folder":
             path.mkdir()

@@ -21,6 +21,11 @@ class Recorder(LearnerHook):
         self._calls.append((self.name, self.position, engine.last_iter.val))
 
 
+class LastWords(LearnerHook):
+    def __call__(self, engine):
+        engine.info(self.name)
+
+
 def record_all(learner):
     calls = []
     for position in LearnerHook.positions:
@@ -248,10 +253,11 @@ class TestStart:
         assert seen == [[{"obs": 1}, {"obs": 2}]]
 
     def test_close_from_another_thread_ends_it_and_runs_the_last_hooks(
-        self, make_learner, scripted
+        self, make_learner, scripted, tmp_path
     ):
         learner = make_learner(scripted(lambda data: {"loss": 1.0}), QUIET)
         calls = record_all(learner)
+        learner.register_hook(LastWords("last words", 100, position="after_run"))
         waiting, closed = threading.Event(), threading.Event()
 
         def get_data(size):
@@ -269,6 +275,7 @@ class TestStart:
         assert not thread.is_alive()
         assert [position for _, position, _ in calls] == ["before_run", "after_run"]
         assert learner.learn_info["learner_done"] is True
+        assert "last words" in (tmp_path / "run/log/learner/learner_logger.txt").read_text()
         assert learner.logger.handlers == []
 
     def test_on_a_closed_learner_returns_at_once(self, make_learner, scripted):

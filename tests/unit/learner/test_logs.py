@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensorboardX.proto.event_pb2 import Event
 
-from dingsdk.errors import PolicyOutputTypeError, RunFolderError
+from dingsdk.errors import ClosedError, PolicyOutputTypeError, RunFolderError
 from dingsdk.worker.learner.counter import CountVar
 from dingsdk.worker.learner.monitor import LearnerMonitor
 from dingsdk.worker.run_logger import build_logger
@@ -49,14 +49,31 @@ class TestBuildLogger:
         assert same is writer
 
         writer.close()
+        third, again = build_logger(tmp_path, "a")
+        assert again is writer
+        writer.close()
         same.add_scalar("x", 1.0, 1)
         same.close()
-        third, other = build_logger(tmp_path, "a")
+        same.add_scalar("too late", 1.0, 1)
+        fourth, other = build_logger(tmp_path, "a")
 
         assert other is not writer
-        assert ("x", 1, 1.0) in set(read_events(tmp_path / "a_tb_logger"))
-        for closable in (first, second, third, other):
+        assert list(read_events(tmp_path / "a_tb_logger")) == [("x", 1, 1.0)]
+        for closable in (first, second, third, fourth, other):
             closable.close()
+
+    def test_other_methods_of_the_writer_are_reachable_until_it_is_closed(self, tmp_path):
+        logger, writer = build_logger(tmp_path, "a", need_text=False)
+        logger.close()
+
+        writer.add_text("config", "seed: 0", 0)
+        writer.close()
+
+        assert [tag for tag, _, _ in read_events(tmp_path / "a_tb_logger")] == [
+            "config/text_summary"
+        ]
+        with pytest.raises(ClosedError):
+            writer.add_text("config", "seed: 1", 0)
 
     def test_a_writer_that_is_not_used_starts_no_thread_and_no_file(self, tmp_path):
         before = threading.active_count()
