@@ -55,7 +55,7 @@ def as_column(key: str, value: Any) -> NDArray[Any]:
     if isinstance(value, np.ndarray):
         array = value
     elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        array = _narrow(_array_of(key, value))
+        array = stack_values(key, value) if len(value) else np.empty(0, np.float32)
     else:
         raise _not_numeric(key, type(value).__name__)
     if array.dtype.kind not in NUMERIC_KINDS:
@@ -199,6 +199,15 @@ def stack_values(key: str, values: Sequence[Any]) -> NDArray[Any]:
     Raises:
         SchemaMismatchError: a value is not numeric, or differs in shape or dtype.
     """
+    try:
+        with np.errstate(over="raise"):
+            return _stack(key, values)
+    except FloatingPointError as error:
+        row = next((i for i, value in enumerate(values) if not _fits_float32(value)), 0)
+        raise _row_mismatch(key, row, "numbers in the range of float32", values[row]) from error
+
+
+def _stack(key: str, values: Sequence[Any]) -> NDArray[Any]:
     kinds = set(map(type, values))
     if kinds == {float}:
         return np.array(values, dtype=np.float32)
@@ -257,6 +266,11 @@ def _array_of(key: str, value: Sequence[Any]) -> NDArray[Any]:
             expected="a regular array",
             found=type(value).__name__,
         ) from error
+
+
+def _fits_float32(value: Any) -> bool:
+    wide = np.abs(np.asarray(value, dtype=np.float64))
+    return not bool((np.isfinite(wide) & (wide > np.finfo(np.float32).max)).any())
 
 
 def _narrow(array: NDArray[Any]) -> NDArray[Any]:

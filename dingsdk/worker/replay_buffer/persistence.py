@@ -170,9 +170,11 @@ def _load_columns(folder: Path, entries: list[dict[str, Any]], count: int) -> Sa
     columns: dict[str, Any] = {}
     for entry in entries:
         *parents, last = entry["path"]
-        section = columns
+        section: Any = columns
         for key in parents:
             section = section.setdefault(key, {})
+        if not isinstance(section, dict) or last in section:
+            raise ValueError(f"column path {entry['path']!r:.80}")
         section[last] = _load_column(folder, entry, count)
     return SampleBatch(columns)
 

@@ -1,0 +1,214 @@
+"""The wire encoding: what is sent arrives, and no bytes do anything but decode or be refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from dingsdk.data import decode_message, encode_message
+from dingsdk.errors import ProtocolError
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+KEYS = TEXT.filter(lambda key: not key.startswith("$"))
+ARRAYS = hnp.arrays(
+    st.sampled_from(["?", "i1", "<i2", "<i4", "<i8", "u1", "<u8", "<f2", "<f4", "<f8"]),
+    hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4),
+)
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | TEXT
+    | ARRAYS
+)
+MESSAGES = st.recursive(
+    LEAVES, lambda m: st.lists(m, max_size=4) | st.dictionaries(KEYS, m, max_size=4), max_leaves=12
+)
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, np.ndarray):
+        return (
+            isinstance(right, np.ndarray)
+            and left.dtype == right.dtype
+            and left.shape == right.shape
+            and left.tobytes() == right.tobytes()
+        )
+    if isinstance(left, dict):
+        return (
+            isinstance(right, dict)
+            and left.keys() == right.keys()
+            and all(same(left[key], right[key]) for key in left)
+        )
+    if isinstance(left, list):
+        return isinstance(right, list) and len(left) == len(right) and all(map(same, left, right))
+    return type(left) is type(right) and left == right
+
+
+@given(MESSAGES)
+def test_what_is_sent_arrives(message: Any) -> None:
+    assert same(message, decode_message(encode_message(message)))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_decode_or_are_refused(data: bytes) -> None:
+    try:
+        message = decode_message(data)
+    except ProtocolError:
+        return
+    assert same(message, decode_message(encode_message(message)))
+
+
+JUNK = st.recursive(
+    st.none() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda m: (
+        st.lists(m, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["$array", "$float", "$x", "dtype", "shape", "data", "a"]),
+            m,
+            max_size=4,
+        )
+    ),
+    max_leaves=10,
+)
+
+
+@given(JUNK)
+def test_any_json_decodes_or_is_refused(value: Any) -> None:
+    try:
+        decode_message(json.dumps(value).encode())
+    except ProtocolError:
+        return
+
+
+@given(
+    dtype=st.sampled_from(["<i8", "|b1", "<f4", "|O", "<U4", ">i8", "x", 3]),
+    shape=st.lists(
+        st.integers(-2, 3) | st.sampled_from([2**40, 2**62, 2**80, True, 1.0]), max_size=18
+    ),
+    data=st.binary(max_size=40).map(lambda raw: base64.b64encode(raw).decode())
+    | st.text(max_size=8),
+)
+@settings(max_examples=300)
+def test_a_lying_array_header_is_refused(dtype: Any, shape: list[Any], data: str) -> None:
+    spec = {"$array": {"dtype": dtype, "shape": shape, "data": data}}
+    try:
+        array = decode_message(json.dumps(spec).encode())
+    except ProtocolError:
+        return
+    assert array.dtype.str == dtype
+    assert list(array.shape) == shape
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"NaN",
+        b"[Infinity]",
+        b"1e999",
+        b"1" + b"0" * 400,
+        b"18446744073709551616",
+        b'{"a":1,"a":1}',
+        b'{"$array":1,"$array":1}',
+        b'{"$unknown":1}',
+        b'{"$float":"inf","a":1}',
+        b'{"$float":"infinity"}',
+        b'{"$float":{}}',
+        b'"\xff"',
+        b"\xef\xbb\xbf{}",
+        b'"\\ud800"',
+        b'{"\\udfff":1}',
+        b"[" * 33 + b"]" * 33,
+        b"[" * 200_000,
+        b'{"a":' * 200_000,
+        b"1 2",
+        b'"\t"',
+        b'{"$array":{"dtype":"<i8","shape":[1099511627776],"data":""}}',
+        b'{"$array":{"dtype":"|b1","shape":[3],"data":"AAIA"}}',
+        b'{"$array":{"dtype":"<i8","shape":[],"data":"AAAAAAAAAAA="}}',
+        b'{"$array":{"dtype":"<i8","shape":[1],"data":"AAAAAAAA*AA="}}',
+        b'{"$array":{"dtype":"<i8","shape":[1],"data":"AAAAAAAAAAA=","x":1}}',
+    ],
+    ids=lambda data: data[:40].decode("ascii", "replace"),
+)
+def test_malformed_messages_are_protocol_errors(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode_message(data)
+
+
+def test_a_message_over_the_cap_is_refused_unread() -> None:
+    with pytest.raises(ProtocolError) as caught:
+        decode_message(b"[" * 101, max_bytes=100)
+    assert caught.value.size_bytes == 101
+    assert decode_message(b"1" + b" " * 99, max_bytes=100) == 1
+
+
+def test_depth_up_to_the_limit_passes_both_ways() -> None:
+    message: Any = 1
+    for _ in range(32):
+        message = [message]
+    assert decode_message(encode_message(message)) == message
+    with pytest.raises(ProtocolError):
+        encode_message([message])
+
+
+@pytest.mark.parametrize(
+    ("message", "where"),
+    [
+        ({"task": {"env": [1, {2}]}}, "$.task.env[1]"),
+        ({"a": [{"$b": 1}]}, "$.a[0]"),
+        ({"a": {3: 1}}, "$.a"),
+        ([b"bytes"], "$[0]"),
+        ([2**64], "$[0]"),
+        ([-(2**63) - 1], "$[0]"),
+        ({"x": np.array(["a"])}, "$.x"),
+        ({"x": np.array([None])}, "$.x"),
+        ({"x": np.zeros(1, complex)}, "$.x"),
+        ({"x": 1j}, "$.x"),
+        ({"x": lambda: None}, "$.x"),
+        ("\ud800", "$"),
+    ],
+)
+def test_what_cannot_travel_is_refused_with_its_place(message: Any, where: str) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        encode_message(message)
+    assert caught.value.where == where
+
+
+def test_a_message_that_contains_itself_is_refused() -> None:
+    message: list[Any] = []
+    message.append(message)
+    with pytest.raises(ProtocolError):
+        encode_message(message)
+
+
+def test_special_floats_numpy_scalars_and_tuples_travel() -> None:
+    from easydict import EasyDict
+
+    message = EasyDict(
+        a=float("inf"),
+        b=[float("-inf"), float("nan")],
+        c=(np.int64(3), np.float32(0.5), np.bool_(True)),
+        z=np.array(7),
+        e=np.arange(3, dtype=">i4"),
+    )
+    found = decode_message(encode_message(message))
+    assert found["a"] == float("inf")
+    assert found["b"][0] == float("-inf")
+    assert np.isnan(found["b"][1])
+    assert found["c"] == [3, 0.5, True]
+    assert [type(value) for value in found["c"]] == [int, float, bool]
+    assert found["z"] == 7
+    assert found["e"].dtype == np.dtype("<i4")
+    assert found["e"].tolist() == [0, 1, 2]
+    assert found["e"].flags.writeable

@@ -1,0 +1,118 @@
+"""Tree helpers: walking and converting nests."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dingsdk.data.pytree import (
+    copy_containers,
+    dicts_to_lists,
+    flatten,
+    lists_to_dicts,
+    map_leaves,
+    tensor_to_list,
+    to_item,
+    to_ndarray,
+    to_tensor,
+)
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+def test_map_leaves_keeps_the_containers() -> None:
+    tree = {"a": [1, (2, 3)], "p": Pair(4, {"x": 5})}
+    assert map_leaves(lambda n: n + 1, tree) == {"a": [2, (3, 4)], "p": Pair(5, {"x": 6})}
+
+
+def test_flatten_gives_paths() -> None:
+    tree = {"obs": {"pos": 1}, "act": [2, (3,)]}
+    assert flatten(tree) == [(("obs", "pos"), 1), (("act", 0), 2), (("act", 1, 0), 3)]
+    assert flatten(5) == [((), 5)]
+
+
+def test_copy_containers_shares_leaves_only() -> None:
+    array = np.zeros(2)
+    tree = {"a": [array]}
+    other = copy_containers(tree)
+    other["a"].append(1)
+    assert len(tree["a"]) == 1
+    assert other["a"][0] is array
+
+
+def test_to_tensor_converts_by_kind() -> None:
+    frozen = np.zeros(2)
+    frozen.flags.writeable = False
+    found = to_tensor(
+        {
+            "d": np.zeros(2),
+            "i": 3,
+            "f": 0.5,
+            "b": True,
+            "s": "x",
+            "n": None,
+            "l": [1, 2],
+            "z": frozen,
+        }
+    )
+    assert found["d"].dtype == torch.float32
+    assert found["i"].dtype == torch.int64
+    assert found["f"].dtype == torch.float32
+    assert found["b"] is True
+    assert found["s"] == "x"
+    assert found["n"] is None
+    assert torch.equal(found["l"], torch.tensor([1, 2]))
+    assert found["z"].tolist() == [0, 0]
+
+
+def test_to_tensor_honours_its_options() -> None:
+    found = to_tensor({"a": 1, "k": 2, "t": torch.ones(1)}, torch.float64, ignore_keys=["k"])
+    assert found["a"].dtype == torch.float64
+    assert found["t"].dtype == torch.float64
+    assert found["k"] == 2
+    assert to_tensor({"a": 1}, transform_scalar=False) == {"a": 1}
+    pair = to_tensor(Pair(np.int64(1), np.bool_(True)))
+    assert isinstance(pair, Pair)
+    assert pair.right is True
+
+
+@pytest.mark.parametrize("convert", [to_tensor, to_ndarray, tensor_to_list, to_item])
+def test_unknown_leaves_are_type_errors(convert: Any) -> None:
+    with pytest.raises(TypeError, match="object"):
+        convert([object()])
+
+
+def test_to_ndarray_and_back_to_lists() -> None:
+    found = to_ndarray({"t": torch.ones(2), "n": 1.5, "l": [1, 2], "b": False, "s": "x"})
+    assert found["t"].tolist() == [1, 1]
+    assert found["n"].shape == ()
+    assert found["l"].dtype == np.int64
+    assert found["b"] is False
+    assert tensor_to_list({"t": torch.ones(2), "a": np.eye(1), "n": 1}) == {
+        "t": [1.0, 1.0],
+        "a": [[1.0]],
+        "n": 1,
+    }
+
+
+def test_to_item_drops_dict_entries_of_several_elements() -> None:
+    found = to_item({"a": torch.ones(1), "b": np.zeros(2), "c": [np.array([3])], "d": "x"})
+    assert found == {"a": 1.0, "c": [3], "d": "x"}
+    with pytest.raises((ValueError, RuntimeError)):
+        to_item([np.zeros(2)])
+
+
+def test_lists_and_dicts_turn_into_each_other() -> None:
+    rows = [{"a": 1, "b": {"c": 2}}, {"a": 3, "b": {"c": 4}}]
+    assert lists_to_dicts(rows) == {"a": [1, 3], "b": [{"c": 2}, {"c": 4}]}
+    assert lists_to_dicts(rows, recursive=True) == {"a": [1, 3], "b": {"c": [2, 4]}}
+    assert lists_to_dicts([Pair(1, 2), Pair(3, 4)]) == Pair([1, 3], [2, 4])
+    assert dicts_to_lists({0: ["a", "b"], 1: ["c", "d"]}) == [{0: "a", 1: "c"}, {0: "b", 1: "d"}]
+    with pytest.raises(ValueError, match="at least one"):
+        lists_to_dicts([])
+    with pytest.raises(ValueError, match=r"shorter|longer"):
+        dicts_to_lists({"a": [1], "b": []})

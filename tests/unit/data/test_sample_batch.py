@@ -1,0 +1,310 @@
+"""SampleBatch: construction, rows, sharing, freezing, tensors."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dingsdk.data import SampleBatch, collate
+from dingsdk.errors import BatchIndexError, FrozenBatchError, SchemaMismatchError
+
+
+def make_batch() -> SampleBatch:
+    return SampleBatch(
+        {
+            "obs": {"pos": np.arange(6, dtype=np.float32).reshape(3, 2)},
+            "action": np.array([0, 1, 0]),
+            "done": np.array([False, False, True]),
+        }
+    )
+
+
+def test_arrays_and_tensors_are_shared_not_copied() -> None:
+    array, tensor = np.zeros(3, np.float32), torch.zeros(3, requires_grad=True)
+    batch = SampleBatch({"a": array, "t": tensor})
+    batch[1]["a"] = 5.0
+    batch[1]["t"] = 6.0
+    assert array.tolist() == [0, 5, 0]
+    assert tensor.tolist() == [0, 6, 0]
+
+
+def test_lists_of_python_numbers_get_training_dtypes() -> None:
+    batch = SampleBatch({"f": [0.5, 1], "i": [1, 2], "b": [True, False]})
+    assert [str(column.dtype) for column in batch.columns.values()] == ["float32", "int64", "bool"]
+
+
+def test_columns_of_different_length_are_named_with_their_shapes() -> None:
+    with pytest.raises(SchemaMismatchError) as caught:
+        SampleBatch({"a": np.zeros((2, 4)), "b": {"c": np.zeros(3)}})
+    assert caught.value.key == "b.c"
+    assert caught.value.shapes == {"a": (2, 4), "b.c": (3,)}
+    assert "a [2, 4]" in str(caught.value)
+    assert "b.c [3]" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {},
+        {"a": {}},
+        {"a": np.float32(1)},
+        {"a": 3},
+        {"a": np.array(["x"])},
+        {"a": np.array([None])},
+        {"a": [[1], [1, 2]]},
+        {"a": "text"},
+        {1: [1]},
+        [1, 2],
+        None,
+        {"a": torch.zeros(2, dtype=torch.bfloat16)},
+    ],
+    ids=str,
+)
+def test_what_is_no_set_of_columns_is_refused(columns: Any) -> None:
+    with pytest.raises(SchemaMismatchError):
+        SampleBatch(columns)
+
+
+def test_a_row_is_a_dict_that_writes_through() -> None:
+    batch = make_batch()
+    row = batch[-1]
+    assert isinstance(row, dict)
+    row["action"] = 7
+    row["obs"]["pos"][0] = 50
+    row["obs"] = {"pos": row["obs"]["pos"] + 1}
+    row.update(done=False)
+    row |= {"action": 8}
+    assert batch.columns["action"].tolist() == [0, 1, 8]
+    assert batch.columns["obs"]["pos"][2].tolist() == [51, 6]
+    assert not batch.columns["done"].any()
+    assert row == {"obs": {"pos": np.array([51, 6])}, "action": 8, "done": False}
+
+
+@pytest.mark.parametrize(
+    ("write", "key"),
+    [
+        (lambda row: row.__setitem__("new", 1), "new"),
+        (lambda row: row.setdefault("new", 1), "new"),
+        (lambda row: row.__setitem__("action", 0.5), "action"),
+        (lambda row: row.__setitem__("action", 2**70), "action"),
+        (lambda row: row.__setitem__("action", [1, 2]), "action"),
+        (lambda row: row.__setitem__("action", None), "action"),
+        (lambda row: row.__setitem__("done", 1), "done"),
+        (lambda row: row.__setitem__("obs", 1), "obs"),
+        (lambda row: row["obs"].__setitem__("pos", [1.0]), "obs.pos"),
+        (lambda row: row.update(action=3, done=5), "done"),
+        (lambda row: row.update(obs={"pos": [9.0, 9.0], "x": 1}), "obs.x"),
+        (lambda row: row.pop("action"), "action"),
+        (lambda row: row.__delitem__("action"), "action"),
+        (lambda row: row.clear(), "all keys"),
+        (lambda row: row.popitem(), "the last key"),
+    ],
+)
+def test_what_a_row_cannot_write_raises_and_changes_nothing(
+    write: Callable[[Any], None], key: str
+) -> None:
+    batch = make_batch()
+    row = batch[0]
+    with pytest.raises(SchemaMismatchError) as caught:
+        write(row)
+    assert caught.value.key == key
+    assert batch == make_batch()
+    assert row == make_batch()[0]
+
+
+def test_copies_of_a_row_are_plain_dicts() -> None:
+    batch = make_batch()
+    for plain in (batch[0].copy(), copy.copy(batch[0]), copy.deepcopy(batch[0]), batch[0] | {}):
+        assert type(plain) is dict
+        assert type(plain["obs"]) is dict
+        plain["action"] = 9
+        plain["new"] = 1
+    assert batch == make_batch()
+
+
+def test_a_slice_is_views_and_take_is_copies() -> None:
+    batch = make_batch()
+    batch[1:].columns["action"][0] = 5
+    batch.take([0]).columns["action"][0] = 6
+    assert batch.columns["action"].tolist() == [0, 5, 0]
+
+
+def test_take_from_a_view_with_strides_is_right() -> None:
+    assert make_batch()[::-1].take([0, 2]).columns["obs"]["pos"].tolist() == [[4, 5], [0, 1]]
+
+
+def test_indices_outside_the_batch_are_named() -> None:
+    batch = make_batch()
+    for index in (3, -4):
+        with pytest.raises(BatchIndexError) as caught:
+            batch[index]
+        assert (caught.value.index, caught.value.length) == (index, 3)
+        with pytest.raises(BatchIndexError) as caught:
+            batch.take([0, index])
+        assert caught.value.index == index
+    with pytest.raises(TypeError, match="columns"):
+        batch["obs"]  # type: ignore[call-overload]
+    with pytest.raises(SchemaMismatchError):
+        batch.take([0.5])
+    assert len(batch.take([])) == 0
+
+
+def test_from_rows_narrows_numbers_and_keeps_arrays() -> None:
+    batch = SampleBatch.from_rows(
+        [
+            {"r": 0, "i": 1, "b": True, "x": np.float64(1), "obs": {"a": np.zeros(2, np.uint8)}},
+            {"r": 0.5, "i": 2, "b": False, "x": 2.0, "obs": {"a": np.ones(2, np.uint8)}},
+        ]
+    )
+    dtypes = {key: str(batch.columns[key].dtype) for key in ("r", "i", "b", "x")}
+    assert dtypes == {"r": "float32", "i": "int64", "b": "bool", "x": "float32"}
+    assert batch.columns["obs"]["a"].dtype == np.uint8
+    assert batch.columns["r"].tolist() == [0, 0.5]
+
+
+def test_from_rows_takes_tensors_and_lists() -> None:
+    batch = SampleBatch.from_rows([{"t": torch.ones(2), "l": [1.0, 2.0]}] * 2)
+    assert batch.columns["t"].dtype == np.float32
+    assert batch.columns["l"].dtype == np.float32
+    assert batch.columns["l"].shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "key", "row"),
+    [
+        ([{"a": 1}, {"a": 1, "b": 2}], "b", 1),
+        ([{"a": 1, "b": 2}, {"a": 1}], "b", 1),
+        ([{"a": np.zeros(2)}, {"a": np.zeros(2)}, {"a": np.zeros(3)}], "a", 2),
+        ([{"a": np.zeros(2)}, {"a": np.zeros(2, np.int8)}], "a", 1),
+        ([{"o": {"x": 1}}, {"o": {"y": 1}}], "o.x", 1),
+        ([{"o": {"x": 1}}, {"o": 1}], "o", 1),
+        ([{"a": 1}, 5], "", 1),
+        ([{"a": 1}, {"a": None}], "a", 1),
+        ([{"a": 1}, {"a": "1"}], "a", 1),
+        ([{"a": 1}, {"a": 2**64}], "a", 1),
+        ([{"a": 1.0}, {"a": 1e300}], "a", 1),
+        ([{"a": np.float64(1)}, {"a": np.float64(-1e300)}], "a", 1),
+        ([{}], "", 0),
+    ],
+)
+def test_from_rows_names_the_key_and_the_row(rows: list[Any], key: str, row: int) -> None:
+    with pytest.raises(SchemaMismatchError) as caught:
+        SampleBatch.from_rows(rows)
+    assert (caught.value.key, caught.value.row) == (key, row)
+    assert {"expected", "found"} <= set(caught.value.facts)
+
+
+def test_nothing_makes_no_batch() -> None:
+    with pytest.raises(SchemaMismatchError):
+        SampleBatch.from_rows([])
+    with pytest.raises(SchemaMismatchError):
+        SampleBatch.concat([])
+
+
+@pytest.mark.parametrize(
+    ("other", "key"),
+    [
+        ({"a": np.zeros(2, np.float64)}, "a"),
+        ({"a": np.zeros((2, 1), np.float32)}, "a"),
+        ({"a": {"x": np.zeros(2)}}, "a"),
+        ({"b": np.zeros(2, np.float32)}, "a"),
+    ],
+)
+def test_concat_names_the_column_that_differs(other: dict[str, Any], key: str) -> None:
+    with pytest.raises(SchemaMismatchError) as caught:
+        SampleBatch.concat([SampleBatch({"a": np.zeros(2, np.float32)}), SampleBatch(other)])
+    assert (caught.value.key, caught.value.row) == (key, 1)
+
+
+def test_tensors_share_memory_and_are_made_once() -> None:
+    batch = make_batch()
+    tensors = batch.tensors()
+    assert batch.tensors() is tensors
+    tensors["obs"]["pos"][0, 0] = 9
+    assert batch.columns["obs"]["pos"][0, 0] == 9
+
+
+def test_a_frozen_batch_refuses_writes_and_its_tensors_are_apart() -> None:
+    array = np.zeros(2, np.float32)
+    batch = SampleBatch({"a": array}).freeze()
+    with pytest.raises(FrozenBatchError) as caught:
+        batch[0]["a"] = 1.0
+    assert caught.value.key == "a"
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 1
+    batch.tensors()["a"][0] = 1
+    assert array.tolist() == [0, 0]
+    writable = batch.take([0, 1])
+    writable[0]["a"] = 2.0
+    assert writable.columns["a"].tolist() == [2, 0]
+
+
+def test_reversed_views_have_tensors() -> None:
+    assert make_batch()[::-1].tensors()["action"].tolist() == [0, 1, 0]
+
+
+def test_with_columns_shares_the_others() -> None:
+    batch = make_batch()
+    more = batch.with_columns(weight=[1.0, 2.0, 3.0])
+    assert more.columns["action"] is batch.columns["action"]
+    assert list(more.keys()) == ["obs", "action", "done", "weight"]
+    with pytest.raises(SchemaMismatchError):
+        batch.with_columns(weight=[1.0])
+
+
+def test_equality_and_repr_tell_batches_apart() -> None:
+    assert make_batch() == make_batch()
+    assert make_batch() != make_batch()[:2]
+    assert make_batch() != [*make_batch()]
+    assert make_batch().nbytes == 3 * (8 + 8 + 1)
+    assert repr(make_batch()) == (
+        "SampleBatch(3 rows, obs.pos: float32[2], action: int64, done: bool)"
+    )
+
+
+def test_collate_gives_the_tensors_of_a_batch() -> None:
+    batch = make_batch()
+    assert collate(batch) is batch.tensors()
+
+
+def test_collate_stacks_lists_as_torch_does() -> None:
+    rows = [{"a": 1.0, "b": {"c": np.zeros(2)}, "d": 3}, {"a": 2.0, "b": {"c": np.ones(2)}, "d": 4}]
+    found, expected = collate(rows), torch.utils.data.default_collate(rows)
+    assert torch.equal(found["a"], expected["a"])
+    assert torch.equal(found["b"]["c"], expected["b"]["c"])
+    assert found["d"].dtype == torch.int64
+    assert torch.equal(
+        collate([torch.zeros(2), torch.ones(2)]), torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+    )
+
+
+def test_collate_stacks_the_rows_of_a_batch_without_changing_it() -> None:
+    batch = make_batch()
+    found = collate(list(batch))
+    assert torch.equal(found["obs"]["pos"], batch.tensors()["obs"]["pos"])
+    assert batch == make_batch()
+
+
+@pytest.mark.parametrize(
+    "rows", [[], [{"a": 1}, {"b": 1}], [np.zeros(2), np.zeros(3)], [object()], [make_batch()]]
+)
+def test_collate_refuses_what_does_not_stack(rows: list[Any]) -> None:
+    with pytest.raises(SchemaMismatchError):
+        collate(rows)
+
+
+def test_importing_data_and_using_batches_does_not_import_torch() -> None:
+    code = (
+        "import sys, numpy as np; from dingsdk.data import SampleBatch\n"
+        "b = SampleBatch.from_rows([{'a': 1.0}]); b[0]['a'] = 2; b.take([0])\n"
+        "import dingsdk.worker.replay_buffer.naive\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,281 @@
+"""States and saved rows: round trips, and everything that may be wrong with them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import (
+    CheckpointCorruptError,
+    CheckpointMissingError,
+    CheckpointVersionError,
+    SchemaMismatchError,
+)
+from dingsdk.worker.replay_buffer import NaiveReplayBuffer
+
+
+def make_buffer(size: int = 4, kind: str = "auto") -> NaiveReplayBuffer:
+    return NaiveReplayBuffer({"replay_buffer_size": size, "seed": 0, "storage": {"type": kind}})
+
+
+def row(number: int) -> dict[str, Any]:
+    return {"obs": {"pos": np.full(2, number, np.float32)}, "action": number}
+
+
+def filled(n: int = 6, kind: str = "auto", size: int = 4) -> NaiveReplayBuffer:
+    buffer = make_buffer(size, kind)
+    for number in range(n):
+        buffer.push(row(number), 0)
+    return buffer
+
+
+def contents(buffer: NaiveReplayBuffer) -> list[int]:
+    """Return the actions, oldest first."""
+    state = buffer.state_dict()
+    data = state["data"]
+    return [
+        int(each["action"])
+        for each in (SampleBatch(data) if data and isinstance(data, dict) else data)
+    ]
+
+
+# States ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["auto", "array", "object"])
+@pytest.mark.parametrize("n", [0, 3, 4, 6])
+def test_a_state_gives_the_same_rows_and_future(kind: str, n: int) -> None:
+    old = filled(n, kind)
+    old.sample(1, 0)
+    new = make_buffer(kind=kind)
+    new.push(row(100), 0)
+    new.load_state_dict(old.state_dict())
+    assert contents(new) == contents(old) == list(range(n))[-4:]
+    assert new.push_count == old.push_count == n
+    for number in (50, 51):
+        for buffer in (old, new):
+            buffer.push(row(number), 0)
+        mine, theirs = old.sample(1, 0), new.sample(1, 0)
+        assert mine is not None
+        assert theirs is not None
+        assert mine[0]["action"] == theirs[0]["action"]
+    assert contents(new) == contents(old)
+
+
+@pytest.mark.parametrize("kind", ["array", "object"])
+def test_a_state_is_apart_from_the_buffer(kind: str) -> None:
+    buffer = filled(kind=kind)
+    state = buffer.state_dict()
+    if kind == "array":
+        state["data"]["action"][:] = -1
+    else:
+        state["data"][0]["action"] = -1
+    assert contents(buffer) == [2, 3, 4, 5]
+
+
+def test_loading_says_what_it_replaced() -> None:
+    buffer, gone = filled(), []
+    buffer.add_remove_listener(lambda rows, reason: gone.append((len(rows), reason)))
+    buffer.load_state_dict(filled(3).state_dict())
+    assert gone == [(4, "cleared")]
+    stats = buffer.stats()
+    assert stats.pushed == stats.overwritten + stats.cleared + stats.count
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [row(7), row(8)],
+        SampleBatch.from_rows([row(7), row(8)]),
+        SampleBatch.from_rows([row(7), row(8)]).columns,
+    ],
+    ids=["rows", "batch", "columns"],
+)
+def test_a_state_of_data_alone_is_pushed(data: Any) -> None:
+    buffer = filled(3)
+    buffer.load_state_dict({"data": data})
+    assert contents(buffer) == [1, 2, 7, 8]
+    assert buffer.push_count == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"version": 2}, CheckpointVersionError),
+        ({"version": None}, CheckpointVersionError),
+        ({"capacity": 5}, CheckpointVersionError),
+        ({"push_count": -1}, CheckpointCorruptError),
+        ({"push_count": "6"}, CheckpointCorruptError),
+        ({"tail": 4}, CheckpointCorruptError),
+        ({"tail": 1.5}, CheckpointCorruptError),
+        ({"valid_count": 3}, CheckpointCorruptError),
+        ({"valid_count": 5}, CheckpointCorruptError),
+        ({"storage": "object"}, CheckpointCorruptError),
+        ({"data": 5}, CheckpointCorruptError),
+        ({"data": {"a": np.zeros(4), "b": np.zeros(3)}}, CheckpointCorruptError),
+        ({"data": {"a": np.zeros(3)}}, CheckpointCorruptError),
+        ({"sampler": {}}, CheckpointCorruptError),
+        ({"sampler": None}, CheckpointCorruptError),
+        ({"limiter": {"inserts": -1}}, CheckpointCorruptError),
+    ],
+    ids=str,
+)
+def test_a_wrong_state_is_refused_and_changes_nothing(
+    change: dict[str, Any], error: type[Exception]
+) -> None:
+    state = {**filled().state_dict(), **change}
+    buffer, twin = filled(3), filled(3)
+    with pytest.raises(error):
+        buffer.load_state_dict(state)
+    assert contents(buffer) == [0, 1, 2]
+    mine, theirs = buffer.sample(2, 0), twin.sample(2, 0)
+    assert mine == theirs
+
+
+@pytest.mark.parametrize("key", sorted(filled().state_dict()))
+def test_a_state_without_an_entry_is_refused(key: str) -> None:
+    state = filled().state_dict()
+    del state[key]
+    with pytest.raises((CheckpointCorruptError, CheckpointVersionError)):
+        make_buffer().load_state_dict(state)
+
+
+# Saved rows -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["auto", "object"])
+@pytest.mark.parametrize("n", [0, 3, 6])
+def test_saved_rows_come_back_oldest_first(tmp_path: Path, kind: str, n: int) -> None:
+    folder = tmp_path / "new" / "rows"
+    filled(n, kind).save_data(str(folder))
+    new = make_buffer(kind=kind)
+    new.load_data(str(folder))
+    assert contents(new) == list(range(n))[-4:]
+    assert new.count() == new.push_count == min(n, 4)
+
+
+def test_saving_again_replaces_and_leaves_nothing_over(tmp_path: Path) -> None:
+    filled(6).save_data(str(tmp_path))
+    filled(2, "object").save_data(str(tmp_path))
+    assert len(list(tmp_path.iterdir())) == 2
+    buffer = make_buffer()
+    buffer.load_data(str(tmp_path))
+    assert buffer.count() == 2
+
+
+def test_rows_that_have_no_json_form_are_refused_and_the_old_stay(tmp_path: Path) -> None:
+    filled(2).save_data(str(tmp_path))
+    buffer = make_buffer()
+    buffer.push([{"fn": "fine"}, {"fn": print}], 0)
+    with pytest.raises(SchemaMismatchError) as caught:
+        buffer.save_data(str(tmp_path))
+    assert (caught.value.row, caught.value.key) == (1, "$.fn")
+    other = make_buffer()
+    other.load_data(str(tmp_path))
+    assert other.count() == 2
+
+
+def test_saved_columns_are_plain_npy_files(tmp_path: Path) -> None:
+    filled(3).save_data(str(tmp_path))
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    (entry,) = [column for column in manifest["columns"] if column["path"] == ["action"]]
+    assert np.load(tmp_path / entry["file"], allow_pickle=False).tolist() == [0, 1, 2]
+
+
+def test_a_folder_without_rows_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointMissingError):
+        make_buffer().load_data(str(tmp_path / "absent"))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.name != "manifest.json")
+
+
+def _edit(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        path = folder / "manifest.json"
+        manifest = json.loads(path.read_text())
+        change(manifest)
+        path.write_text(json.dumps(manifest))
+
+    return edit
+
+
+def _to_pipe(folder: Path) -> None:
+    path = _files(folder)[0]
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _to_link(folder: Path) -> None:
+    path = _files(folder)[0]
+    path.rename(folder / "elsewhere")
+    path.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: _files(folder)[0].unlink(),
+        lambda folder: _files(folder)[0].write_bytes(_files(folder)[0].read_bytes()[:-1]),
+        lambda folder: _files(folder)[0].write_bytes(_files(folder)[0].read_bytes()[:-1] + b"\7"),
+        _to_pipe,
+        _to_link,
+        lambda folder: (folder / "manifest.json").write_text("{"),
+        lambda folder: (folder / "manifest.json").write_text("[]"),
+        _edit(lambda m: m.update(format="other")),
+        _edit(lambda m: m.update(rows=2)),
+        _edit(lambda m: m.update(rows=-1)),
+        _edit(lambda m: m.pop("columns")),
+        _edit(lambda m: m.update(columns=5)),
+        _edit(lambda m: m.update(columns=[])),
+        _edit(lambda m: m["columns"][0].update(file="../manifest.json")),
+        _edit(lambda m: m["columns"][0].update(file=5)),
+        _edit(lambda m: m["columns"][0].update(dtype="|O8")),
+        _edit(lambda m: m["columns"][0].update(dtype="<f9")),
+        _edit(lambda m: m["columns"][0].update(dtype="<f8")),
+        _edit(lambda m: m["columns"][0].update(shape=[3, 2**50])),
+        _edit(lambda m: m["columns"][0].update(shape=[])),
+        _edit(lambda m: m["columns"][0].update(path=[])),
+        _edit(lambda m: m["columns"][0].update(path=[1])),
+        _edit(lambda m: m["columns"][1].update(path=["action", "x"])),
+        _edit(lambda m: m["columns"][1].update(path=["action"])),
+        _edit(lambda m: m["columns"][0].update(size_bytes="1")),
+    ],
+)
+def test_altered_rows_are_refused_and_nothing_is_pushed(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    filled(3).save_data(str(tmp_path))
+    damage(tmp_path)
+    buffer = make_buffer()
+    with pytest.raises(CheckpointCorruptError) as caught:
+        buffer.load_data(str(tmp_path))
+    assert str(tmp_path) in caught.value.path
+    assert buffer.count() == 0
+
+
+def test_a_newer_format_is_told_apart(tmp_path: Path) -> None:
+    filled(3).save_data(str(tmp_path))
+    _edit(lambda m: m.update(version=2))(tmp_path)
+    with pytest.raises(CheckpointVersionError):
+        make_buffer().load_data(str(tmp_path))
+
+
+def test_rows_that_do_not_fit_are_not_pushed(tmp_path: Path) -> None:
+    filled(3).save_data(str(tmp_path))
+    buffer = make_buffer()
+    buffer.push({"other": 1.0}, 0)
+    before = copy.deepcopy(buffer.state_dict())
+    with pytest.raises(SchemaMismatchError):
+        buffer.load_data(str(tmp_path))
+    assert buffer.count() == 1
+    assert buffer.state_dict()["push_count"] == before["push_count"]

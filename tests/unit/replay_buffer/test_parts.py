@@ -1,0 +1,122 @@
+"""Samplers and limiters on their own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dingsdk.errors import CheckpointCorruptError
+from dingsdk.worker.replay_buffer.limiter import MinSizeLimiter, SamplesPerInsertLimiter
+from dingsdk.worker.replay_buffer.sampler import UniformSampler
+
+
+@pytest.mark.parametrize(("population", "size"), [(1, 1), (5, 2), (5, 3), (5, 5), (40, 7)])
+def test_draws_are_ascending_distinct_and_uniform(population: int, size: int) -> None:
+    sampler, rounds = UniformSampler({}, seed=0), 4000
+    hits = np.zeros(population)
+    for _ in range(rounds):
+        drawn = sampler.draw(population, size)
+        assert drawn.dtype == np.int64
+        assert len(drawn) == size
+        assert (np.diff(drawn) > 0).all()
+        hits[drawn] += 1
+    expected = rounds * size / population
+    spread = np.sqrt(rounds * (size / population) * (1 - size / population))
+    assert (np.abs(hits - expected) <= 5 * spread).all()
+
+
+def test_every_pair_is_drawn_alike() -> None:
+    sampler = UniformSampler({}, seed=1)
+    pairs = np.zeros((5, 5))
+    for _ in range(5000):
+        first, second = sampler.draw(5, 2)
+        pairs[first, second] += 1
+    found = pairs[np.triu_indices(5, 1)]
+    assert (np.abs(found - 500) <= 5 * np.sqrt(500)).all()
+
+
+def test_draws_with_replacement_are_uniform_and_repeat() -> None:
+    drawn = UniformSampler({}, seed=0).draw(10, 10_000, replace=True)
+    counts = np.bincount(drawn, minlength=10)
+    assert (np.abs(counts - 1000) <= 5 * np.sqrt(900)).all()
+
+
+def test_a_large_population_is_not_permuted() -> None:
+    # A permutation of 2**50 ranks could not even be allocated.
+    drawn = UniformSampler({}, seed=0).draw(2**50, 256)
+    assert drawn.max() > 2**49
+    assert len(np.unique(drawn)) == 256
+
+
+def test_a_restored_sampler_draws_on_alike() -> None:
+    sampler, other = UniformSampler({}, seed=0), UniformSampler({}, seed=5)
+    sampler.draw(100, 3)
+    other.load_state_dict(sampler.state_dict())
+    for size in (1, 3, 60, 99):
+        assert sampler.draw(100, size).tolist() == other.draw(100, size).tolist()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"bit_generator": "MT19937"},
+        {"state": "x"},
+        {"state": 5},
+        {"inc": hex(2**200)},
+        {"state": "-0x1"},
+        {"has_uint32": "x"},
+        {"uinteger": 2**70},
+    ],
+    ids=str,
+)
+def test_a_wrong_random_state_is_refused_and_changes_nothing(change: dict[str, object]) -> None:
+    sampler, twin = UniformSampler({}, seed=0), UniformSampler({}, seed=0)
+    with pytest.raises(CheckpointCorruptError):
+        sampler.load_state_dict({**sampler.state_dict(), **change})
+    with pytest.raises(CheckpointCorruptError):
+        sampler.load_state_dict({})
+    assert sampler.draw(100, 5).tolist() == twin.draw(100, 5).tolist()
+
+
+def test_min_size_counts_what_is_there() -> None:
+    limiter = MinSizeLimiter({"min_size": 3})
+    limiter.on_insert(3)
+    assert limiter.can_sample(100)
+    limiter.on_remove(1)
+    assert not limiter.can_sample(1)
+    assert limiter.can_insert(10**9)
+
+
+@pytest.mark.parametrize("error_buffer", [None, 40.0, 400.0])
+@pytest.mark.parametrize(("chunk", "batch", "ratio"), [(8, 4, 2.0), (1, 32, 0.5), (16, 16, 4.0)])
+def test_samples_per_insert_is_kept_and_nobody_blocks_for_ever(
+    error_buffer: float | None, chunk: int, batch: int, ratio: float
+) -> None:
+    cfg = {"samples_per_insert": ratio, "min_size": 20, "error_buffer": error_buffer}
+    limiter = SamplesPerInsertLimiter(cfg)
+    limiter.check_sizes(chunk, batch)
+    rng = np.random.default_rng(0)
+    for _ in range(3000):
+        can_push, can_sample = limiter.can_insert(chunk), limiter.can_sample(batch)
+        assert can_push or can_sample
+        if can_push and (not can_sample or rng.random() < 0.5):
+            limiter.on_insert(chunk)
+        else:
+            limiter.on_sample(batch)
+        if limiter.samples:
+            owed = limiter.inserts * ratio - limiter.samples - 20 * ratio
+            slack = error_buffer or (chunk * ratio + batch) / 2
+            assert -slack <= owed <= slack + chunk * ratio
+    assert limiter.samples > 1000
+
+
+def test_counters_are_restored_or_refused() -> None:
+    limiter, other = MinSizeLimiter({"min_size": 2}), MinSizeLimiter({"min_size": 2})
+    limiter.on_insert(5)
+    limiter.on_sample(3)
+    other.load_state_dict(limiter.state_dict())
+    assert other.state_dict() == {"inserts": 5, "samples": 3, "removes": 0}
+    for wrong in ({}, {"inserts": -1, "samples": 0, "removes": 0}, {"inserts": "5"}):
+        with pytest.raises(CheckpointCorruptError):
+            other.load_state_dict(wrong)
+    assert other.size == 5
