@@ -13,6 +13,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 from dingsdk.envs.guard import GuardedEnv, close_quietly
 from dingsdk.envs.make import EnvFn
 from dingsdk.errors import ConfigError
+from dingsdk.plugins import default_manager
 
 MODES = ("auto", "native", "sync", "async")
 AUTORESET_MODES = {
@@ -30,6 +31,14 @@ class GuardedEnvFn:
         self._env_fn = env_fn
         self._env_id = env_id
         self._retry = retry
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Wrappers are made by type key: the child must know the types registered here.
+        return {**vars(self), "_snapshot": default_manager().snapshot()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        default_manager().restore(state.pop("_snapshot"))
+        vars(self).update(state)
 
     def __call__(self) -> GuardedEnv:
         return GuardedEnv(self._env_fn, self._env_id, **self._retry)

@@ -20,10 +20,17 @@ class Counter(gym.Env[Any, Any]):
     """
 
     action_space = gym.spaces.Discrete(6)
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 1}
     made = 0
 
-    def __init__(self, length: int = 3, observes: str = "box", fails_reset: bool = False) -> None:
+    def __init__(
+        self,
+        length: int = 3,
+        observes: str = "box",
+        fails_reset: bool = False,
+        render_mode: str | None = None,
+    ) -> None:
+        self.render_mode = render_mode
         type(self).made += 1
         box = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
         self._observes = observes
@@ -68,6 +75,9 @@ class Counter(gym.Env[Any, Any]):
         if terminated:
             info["episode_info"] = {"length": self._step}
         return obs, reward, terminated, False, info
+
+    def render(self) -> Any:
+        return np.full((4, 6, 3), self._step, np.uint8)
 
     def _observe(self, start: float | None = None) -> Any:
         box = np.array([self._start if start is None else start, self._step], np.float32)

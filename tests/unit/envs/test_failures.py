@@ -1,0 +1,207 @@
+"""Envs that raise, observe NaN or the wrong shape: dropped, counted, rebuilt, then fatal."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dingsdk.envs import EnvManager, create_env_manager, make_env_fns
+from dingsdk.errors import EnvError, SchemaMismatchError
+
+RAISE, NAN, WRONG_SHAPE, NAN_REWARD, REPORT = 1, 2, 3, 4, 5
+IN_PROCESS = {"type": "in_process"}
+SYNC = [
+    {"type": "vector", "vectorization_mode": "sync", "autoreset_mode": mode}
+    for mode in ("next_step", "same_step", "disabled")
+]
+GUARDED = [IN_PROCESS, *SYNC]
+NATIVE = {"type": "vector", "vectorization_mode": "native"}
+
+
+def launch(cfg: dict[str, Any], n: int = 2, env: str = "Counter", **kwargs: Any) -> EnvManager:
+    env_cfg = {"env_id": f"Tiny/{env}-v0", "kwargs": kwargs}
+    manager = create_env_manager(cfg, make_env_fns(env_cfg, n))
+    manager.seed(7)
+    manager.launch()
+    return manager
+
+
+def step(manager: EnvManager, *actions: int) -> Any:
+    return manager.step_batch(np.array(actions))
+
+
+@pytest.mark.parametrize("cfg", GUARDED)
+@pytest.mark.parametrize("fault", [RAISE, NAN, WRONG_SHAPE, NAN_REWARD, REPORT])
+def test_fault_costs_one_env_its_episode(cfg: dict[str, Any], fault: int, counter_cls: Any) -> None:
+    with launch(cfg) as manager:
+        step(manager, 0, 0)
+        made = counter_cls.made
+        columns = step(manager, 0, fault)
+        assert counter_cls.made == made + 1
+        assert columns.abnormal.tolist() == [False, True]
+        assert columns.valid.tolist() == [True, False]
+        assert columns.reward.tolist() == [2.0, 0.0]
+        assert not columns.terminated.any()
+        assert columns.obs[:, 1].tolist() == [2, 0]
+        assert manager.failure_count == 1
+        columns = step(manager, 0, 0)
+        assert columns.abnormal is None
+        assert columns.final_obs[:, 1].tolist() == [3, 1]
+
+
+@pytest.mark.parametrize("cfg", GUARDED)
+def test_fault_is_an_abnormal_timestep_in_dict_form(cfg: dict[str, Any]) -> None:
+    with launch(cfg) as manager:
+        manager.step({0: 0, 1: 0})
+        timesteps = manager.step({0: 0, 1: RAISE})
+        assert "abnormal" not in timesteps[0].info
+        bad = timesteps[1]
+        assert bad.info["abnormal"] is True
+        assert bad.info["error"] == "RuntimeError: step on cue"
+        assert (bad.reward, bad.done, bad.obs[1]) == (0.0, False, 0)
+        np.testing.assert_array_equal(manager.ready_obs[1], bad.obs)
+        manager.reset({1: None})  # as collectors do
+        returns = {}
+        for _ in range(6):
+            for env_id, timestep in manager.step(dict.fromkeys(manager.ready_obs, 0)).items():
+                if timestep.done:
+                    returns[env_id] = timestep.info["eval_episode_return"]
+        assert returns == {0: 6.0, 1: 6.0}
+
+
+@pytest.mark.parametrize("cfg", GUARDED)
+def test_third_failure_in_a_row_is_fatal_and_chained(cfg: dict[str, Any]) -> None:
+    with launch(cfg) as manager:
+        step(manager, 0, RAISE)
+        step(manager, 0, RAISE)
+        with pytest.raises(EnvError, match="env 1 failed 3 times") as caught:
+            step(manager, 0, RAISE)
+    assert (caught.value.env_id, caught.value.failures) == (1, 3)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert "step on cue" in caught.value.traceback
+
+
+@pytest.mark.parametrize("cfg", GUARDED)
+def test_completed_episode_forgives_earlier_failures(cfg: dict[str, Any]) -> None:
+    with launch(cfg, n=1) as manager:
+        for _ in range(3):
+            step(manager, RAISE)
+            step(manager, RAISE)
+            for _ in range(3):
+                step(manager, 0)
+            if manager.capabilities.reset_takes_step:
+                step(manager, 0)
+        assert manager.failure_count == 6
+
+
+@pytest.mark.parametrize(("fault", "found"), [(NAN, "with NaN"), (WRONG_SHAPE, "float32[3]")])
+def test_unfit_observation_is_named_with_key_and_shape(fault: int, found: str) -> None:
+    with launch({**IN_PROCESS, "max_retry": 0}) as manager:
+        with pytest.raises(EnvError) as caught:
+            step(manager, fault, 0)
+        cause = caught.value.__cause__
+        assert isinstance(cause, SchemaMismatchError)
+        assert cause.key == "obs"
+        assert cause.expected == "float32[2]"
+        assert found in cause.found
+
+
+def test_unfit_part_of_a_dict_observation_is_named_by_its_path() -> None:
+    with launch({**IN_PROCESS, "max_retry": 0}, observes="dict") as manager:
+        with pytest.raises(EnvError) as caught:
+            manager.step({0: NAN, 1: 0})
+        assert caught.value.__cause__.key == "obs.box"  # type: ignore[union-attr]
+
+
+def test_rebuilt_env_goes_on_with_a_stream_of_its_own() -> None:
+    def starts(manager: EnvManager) -> list[float]:
+        found = [float(manager.current_obs()[0, 0])]
+        for action in (RAISE, RAISE, 0, 0, 0):
+            step(manager, action)
+            found.append(float(manager.current_obs()[0, 0]))
+        return found
+
+    runs = []
+    for cfg in (IN_PROCESS, IN_PROCESS, *SYNC[1:]):
+        with launch(cfg, n=1) as manager:
+            runs.append(starts(manager))
+    assert all(run == runs[0] for run in runs)
+    assert len({runs[0][0], runs[0][1], runs[0][2], runs[0][5]}) == 4
+
+
+def test_fixed_seed_survives_a_rebuild() -> None:
+    with launch(IN_PROCESS, n=1) as manager:
+        manager.seed(3, dynamic_seed=False)
+        manager.reset()
+        first = manager.current_obs()
+        step(manager, RAISE)
+        np.testing.assert_array_equal(manager.current_obs(), first)
+
+
+def test_retry_by_reset_keeps_the_instance(counter_cls: Any) -> None:
+    with launch({**IN_PROCESS, "retry_type": "reset"}) as manager:
+        made = counter_cls.made
+        assert step(manager, RAISE, 0).abnormal.tolist() == [True, False]
+        assert counter_cls.made == made
+
+
+@pytest.mark.parametrize("cfg", GUARDED)
+def test_env_that_cannot_be_reset_fails_the_launch(cfg: dict[str, Any]) -> None:
+    with pytest.raises(EnvError, match="failed 3 times") as caught:
+        launch(cfg, fails_reset=True)
+    assert "reset on cue" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize("fault", [RAISE, NAN])
+@pytest.mark.parametrize("env", ["Native", "NativeSameStep", "NativeDisabled"])
+def test_native_failure_rebuilds_all_and_marks_all_rows(env: str, fault: int) -> None:
+    with launch(NATIVE, n=3, env=env) as manager:
+        step(manager, 0, 0, 0)
+        columns = step(manager, 0, fault, 0)
+        assert columns.abnormal.all()
+        assert not columns.valid.any()
+        assert columns.obs[:, 1].tolist() == [0, 0, 0]
+        assert manager.failure_count == 3
+        manager.reset({0: None})  # the restart has done it
+        assert step(manager, 0, 0, 0).final_obs[:, 1].tolist() == [1, 1, 1]
+        step(manager, 0, 0, 0)  # the first env completes an episode here
+        step(manager, 0, fault, 0)
+        step(manager, 0, fault, 0)
+        with pytest.raises(EnvError, match="vector env failed 3 times") as caught:
+            step(manager, 0, fault, 0)
+        assert caught.value.__cause__ is not None
+
+
+def test_native_failure_is_abnormal_for_every_env_in_dict_form() -> None:
+    with launch(NATIVE, env="Native") as manager:
+        timesteps = manager.step({0: 0, 1: RAISE})
+        assert [t.info["abnormal"] for t in timesteps.values()] == [True, True]
+        assert timesteps[0].info["error"] == "RuntimeError: step on cue"
+        for env_id in timesteps:
+            manager.reset({env_id: None})
+        assert manager.step({0: 0, 1: 0})[1].reward == 1.0
+
+
+def test_killed_child_process_is_replaced() -> None:
+    cfg = {"type": "vector", "vectorization_mode": "async"}
+    with create_env_manager(cfg, make_env_fns({"env_id": "CartPole-v1"}, 2)) as manager:
+        manager.seed(0)
+        manager.launch()
+        step(manager, 0, 1)
+        victim = manager._vec.processes[1]  # type: ignore[attr-defined]
+        victim.kill()
+        victim.join()
+        columns = step(manager, 0, 1)
+        assert columns.abnormal.tolist() == [True, True]
+        assert step(manager, 0, 1).valid is None
+        children = list(manager._vec.processes)  # type: ignore[attr-defined]
+    assert not any(_is_alive(child) for child in children)
+
+
+def _is_alive(process: Any) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(process.is_alive())
+    return False

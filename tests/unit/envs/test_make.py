@@ -1,0 +1,158 @@
+"""Making envs from config sections, and what is said where that fails."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from dingsdk.envs import EnvFn, create_env_manager, make_env_fns
+from dingsdk.errors import (
+    ConfigError,
+    ConfigTypeError,
+    UnknownEnvError,
+    UnknownKeyError,
+    UnknownPluginError,
+)
+from dingsdk.plugins import default_manager
+from dingsdk.plugins.registry import transaction
+
+
+def test_env_fn_is_picklable_and_makes_equal_envs() -> None:
+    env_fn = EnvFn({"env_id": "CartPole-v1", "kwargs": {"max_episode_steps": 7}, "seed": 1})
+    again = pickle.loads(pickle.dumps(env_fn))  # noqa: S301 - what async does with it
+    assert again == env_fn
+    env: Any = again()
+    env.reset(seed=0)
+    assert sum(1 for _ in iter(lambda: env.step(0)[3] or env.step(1)[3], True)) == 3
+    env.close()
+
+
+def test_make_env_fns_makes_as_many_as_asked() -> None:
+    assert len(make_env_fns({"env_id": "CartPole-v1"}, 3)) == 3
+    with pytest.raises(ConfigError, match="at least 1"):
+        make_env_fns({"env_id": "CartPole-v1"}, 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "nearest"),
+    [
+        ("CartPol-v1", "CartPole-v1"),
+        ("CartPole", "CartPole-v1"),
+        ("CartPole-v7", "CartPole-v1"),
+        ("qqqqqq", None),
+    ],
+)
+def test_unknown_env_id_names_the_nearest(asked: str, nearest: str | None) -> None:
+    with pytest.raises(UnknownEnvError) as caught:
+        make_env_fns({"env_id": asked}, 1)
+    assert (caught.value.env_id, caught.value.nearest) == (asked, nearest)
+    assert caught.value.path == "env.env_id"
+
+
+def test_unknown_namespace_passes_on_the_hint_of_gymnasium() -> None:
+    with pytest.raises(UnknownEnvError, match="installed the proper package for qzqz"):
+        make_env_fns({"env_id": "qzqz/Xyzw-v5"}, 1)
+
+
+def test_missing_package_passes_on_the_hint_of_gymnasium() -> None:
+    def entry_point(**_: Any) -> None:
+        raise gym.error.DependencyNotInstalled('run `pip install "gymnasium[tiny]"`')
+
+    gym.register("Tiny/Extra-v0", entry_point=entry_point)
+    with pytest.raises(UnknownEnvError, match=r"pip install .gymnasium\[tiny\]"):
+        EnvFn({"env_id": "Tiny/Extra-v0"})()
+
+
+def test_module_that_cannot_be_imported_is_named() -> None:
+    with pytest.raises(UnknownEnvError, match="'no_such_module'"):
+        make_env_fns({"env_id": "no_such_module:Env-v0"}, 1)
+
+
+def test_module_of_an_env_id_is_imported_first(tmp_path: Path) -> None:
+    (tmp_path / "own_envs.py").write_text(
+        "import gymnasium as gym\n"
+        "gym.register('Own-v0', entry_point='gymnasium.envs.classic_control:CartPoleEnv')\n"
+    )
+    script = (
+        "from dingsdk.envs import make_env_fns\n"
+        "env = make_env_fns({'env_id': 'own_envs:Own-v0'}, 1)[0]()\n"
+        "assert env.spec.id == 'Own-v0', env.spec\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, env={"PYTHONPATH": str(tmp_path)})
+
+
+@pytest.mark.parametrize("mode", ["sync", "native"])
+def test_kwargs_that_the_env_does_not_take_are_a_config_error(mode: str) -> None:
+    env_fns = make_env_fns({"env_id": "CartPole-v1", "kwargs": {"gravitee": 1}}, 2)
+    manager = create_env_manager({"type": "vector", "vectorization_mode": mode}, env_fns)
+    with pytest.raises(ConfigError, match="gravitee") as caught:
+        manager.launch()
+    assert caught.value.path == "env.kwargs"
+    assert manager.closed
+
+
+@pytest.mark.parametrize(
+    "env_cfg",
+    [
+        {},
+        {"env_id": 3},
+        {"env_id": "CartPole-v1", "kwargs": [1]},
+        {"env_id": "CartPole-v1", "wrappers": [{"limit": 3}]},
+    ],
+)
+def test_section_of_the_wrong_form_is_refused(env_cfg: dict[str, Any]) -> None:
+    with pytest.raises(ConfigTypeError):
+        make_env_fns(env_cfg, 1)
+
+
+@pytest.fixture
+def _wrapper_types() -> Iterator[None]:
+    registry = default_manager().registry("env_wrappers")
+    with transaction("tests") as changes:
+        registry.register("tiny_stats", gym.wrappers.RecordEpisodeStatistics)
+        registry.register("tiny_limit", gym.wrappers.TimeLimit)
+    yield
+    changes.roll_back()
+
+
+LIMITED = {
+    "env_id": "CartPole-v1",
+    "wrappers": [{"type": "tiny_limit", "max_episode_steps": 4}, "tiny_stats"],
+}
+
+
+@pytest.mark.usefixtures("_wrapper_types")
+def test_wrappers_are_applied_from_the_inside_out() -> None:
+    env: Any = EnvFn(LIMITED)()
+    assert isinstance(env, gym.wrappers.RecordEpisodeStatistics)
+    assert isinstance(env.env, gym.wrappers.TimeLimit)
+    with pytest.raises(ConfigError, match=r"env\.wrappers\[0\]"):
+        EnvFn({"env_id": "CartPole-v1", "wrappers": ["tiny_limit"]})()
+
+
+@pytest.mark.usefixtures("_wrapper_types")
+@pytest.mark.parametrize("mode", ["auto", "async"])
+def test_vector_envs_are_wrapped_too_also_in_child_processes(mode: str) -> None:
+    cfg = {"type": "vector", "vectorization_mode": mode}
+    with create_env_manager(cfg, make_env_fns(LIMITED, 1)) as manager:
+        assert manager.capabilities.per_env_seed
+        manager.launch()
+        truncated = [bool(manager.step_batch(np.array([i % 2])).truncated[0]) for i in range(4)]
+    assert truncated == [False, False, False, True]
+
+
+def test_unknown_wrapper_and_manager_types_are_named() -> None:
+    with pytest.raises(UnknownPluginError):
+        EnvFn({"env_id": "CartPole-v1", "wrappers": ["no_such_wrapper"]})()
+    with pytest.raises(UnknownPluginError):
+        create_env_manager({"type": "vectr"}, make_env_fns({"env_id": "CartPole-v1"}, 1))
+    with pytest.raises(UnknownKeyError):
+        create_env_manager({"type": "base", "x": 1}, make_env_fns({"env_id": "CartPole-v1"}, 1))
