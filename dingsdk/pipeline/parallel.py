@@ -37,9 +37,9 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             "transports", cfg.system.transport, context.run_dir, config_path="system.transport"
         )
         stack.callback(transport.close)
-        coordinator = Coordinator(
-            cfg, transport, on_evaluated=_Evaluations(context, lambda: coordinator)
-        )
+        evaluations = _Evaluations(context)
+        coordinator = Coordinator(cfg, transport, on_evaluated=evaluations)
+        evaluations.coordinator = coordinator
         context.set_status_source(lambda: _status(context, coordinator))
         context.recorder.mark_first_step()
         stack.callback(_close_coordinator, coordinator)
@@ -124,9 +124,9 @@ def _watch(context: RunContext, coordinator: Coordinator, transport: Any) -> Rea
 class _Evaluations:
     """Records each evaluation, and keeps the weights of the best one."""
 
-    def __init__(self, context: RunContext, coordinator: Any) -> None:
+    def __init__(self, context: RunContext) -> None:
         self._context = context
-        self._coordinator = coordinator
+        self.coordinator: Coordinator | None = None
 
     def __call__(self, info: Mapping[str, Any], model: Mapping[str, Any] | None) -> None:
         recorder = self._context.recorder
@@ -134,7 +134,8 @@ class _Evaluations:
         returns = [float(each) for each in info["reward_raw"]]
         if not returns:
             return  # stopped before an episode ended
-        env_steps = self._coordinator().status().env_steps
+        assert self.coordinator is not None  # set before it can evaluate anything
+        env_steps = self.coordinator.status().env_steps
         evaluation = recorder.add_evaluation(returns, env_steps, int(info["train_iter"]))
         if model is not None and (best_before is None or evaluation.mean > best_before):
             save_checkpoint(

@@ -8,6 +8,7 @@ from typing import Any
 
 import gymnasium
 import pytest
+
 from dingsdk.errors import TaskFailedError
 from dingsdk.pipeline.context import RunContext, RunResult
 from dingsdk.pipeline.parallel import parallel_pipeline
@@ -62,9 +63,7 @@ def test_run_trains_evaluates_and_leaves_both_checkpoints(tmp_path: Path, concur
 
 
 def test_run_ends_at_the_stop_value(tmp_path: Path) -> None:
-    result = run(
-        tmp_path, "env.stop_value=9", "policy.learn.learner.train_iterations=100000"
-    )
+    result = run(tmp_path, "env.stop_value=9", "policy.learn.learner.train_iterations=100000")
     assert result.reason == "stop_value"
     assert result.reached
     assert result.evaluations[-1].train_iter > 0

@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+
 from dingsdk.errors import WorkerLostError
 from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import worker_config
@@ -47,9 +47,7 @@ class Cluster:
         self.coordinator = Coordinator(cfg, self.transport)
         address = self.coordinator.start()
         kind = {"type": "in_memory"}
-        self.learner = create_comm_learner(
-            kind, transport=self.transport, worker_id="learner-0"
-        )
+        self.learner = create_comm_learner(kind, transport=self.transport, worker_id="learner-0")
         self.collectors = [
             create_comm_collector(kind, transport=self.transport, worker_id=f"collector-{index}")
             for index in range(2)
@@ -115,8 +113,8 @@ def test_lost_learner_resumes_from_its_checkpoint_with_the_same_experience(
 
 
 def test_learner_lost_over_and_over_ends_the_run(cluster: Cluster) -> None:
-    for attempt in range(3):
-        cluster.expect(lambda: cluster.learner_attempts() == attempt + 1)
+    for attempt in (1, 2, 3):
+        cluster.expect(lambda attempt=attempt: cluster.learner_attempts() == attempt)
         cluster.transport.abandon_worker("learner-0")
 
     assert cluster.coordinator.wait(20.0)

@@ -6,10 +6,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from dingsdk.errors import ProtocolError
-from dingsdk.worker.coordinator.payloads import PayloadLedger
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from dingsdk.errors import ProtocolError
+from dingsdk.worker.coordinator.payloads import PayloadLedger
 
 
 class LedgerMachine(RuleBasedStateMachine):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
 from dingsdk import SampleBatch
 from dingsdk.errors import ConfigError, ProtocolError
 from dingsdk.worker.comm.row_store import RowStore
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule
 
 CAPACITY = 24
 
@@ -33,7 +34,9 @@ class RowStoreMachine(RuleBasedStateMachine):
             return
         number, self.count = self.count, self.count + 1
         values = number * 100 + np.arange(rows)
-        self.payloads[number] = SampleBatch({"value": values, "pair": np.stack([values, -values], 1)})
+        self.payloads[number] = SampleBatch(
+            {"value": values, "pair": np.stack([values, -values], 1)}
+        )
         self.store.announce({f"p{number}": number})
         if touch:
             self._gather([(number, 0)])

@@ -187,7 +187,7 @@ class TransportCollector(BaseCommCollector):
             self._role.data_store.put(path, stepdata)
 
     def send_metadata(self, metadata: Mapping[str, Any]) -> None:
-        if not (_SAMPLE_KEYS <= metadata.keys() or _PROGRESS_KEYS <= metadata.keys()):
+        if not (metadata.keys() >= _SAMPLE_KEYS or metadata.keys() >= _PROGRESS_KEYS):
             raise ProtocolError(
                 f"metadata needs the keys {sorted(_SAMPLE_KEYS)} or {sorted(_PROGRESS_KEYS)}, "
                 f"got {sorted(metadata)}",

@@ -140,9 +140,7 @@ class Task:
             if self.status.is_final:
                 return  # an answer that comes after the task was given up changes nothing
             self.status, self.result, self.error = status, result, error
-            callbacks = list(
-                self._on_complete if status is TaskStatus.COMPLETED else self._on_fail
-            )
+            callbacks = list(self._on_complete if status is TaskStatus.COMPLETED else self._on_fail)
             self._condition.notify_all()
         for callback in callbacks:
             callback(self.task, result)

@@ -1,4 +1,4 @@
-"""What a comm collector and a comm learner share: a slave, one job, and a lease kept by progress."""
+"""What comm collectors and comm learners share: a slave, one job, and a lease kept by progress."""
 
 from __future__ import annotations
 

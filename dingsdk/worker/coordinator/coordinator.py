@@ -74,9 +74,7 @@ class Coordinator(Configurable):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cfg = cfg
-        self.cfg = deep_merge_dicts(
-            self.default_config(), cfg["system"].get("coordinator") or {}
-        )
+        self.cfg = deep_merge_dicts(self.default_config(), cfg["system"].get("coordinator") or {})
         self.clock = clock
         self.scheduler = transport.scheduler
         self.condition = self.scheduler.condition()
@@ -127,9 +125,7 @@ class Coordinator(Configurable):
         self._is_closed = True
         self.notify()
         deadline = self.clock() + timeout_s
-        stuck = [
-            job.name for job in self._jobs if not job.join(max(0.0, deadline - self.clock()))
-        ]
+        stuck = [job.name for job in self._jobs if not job.join(max(0.0, deadline - self.clock()))]
         self.master.close()
         with self.condition:
             experiences = list(self._experience.values())

@@ -128,7 +128,9 @@ def _wait_for_data(
 
     def may_go_on() -> bool:
         experience = coordinator.experience_of(state)
-        return coordinator.is_ending or experience is None or experience.buffer.can_sample(batch_size)
+        return (
+            coordinator.is_ending or experience is None or experience.buffer.can_sample(batch_size)
+        )
 
     while True:
         with coordinator.condition:

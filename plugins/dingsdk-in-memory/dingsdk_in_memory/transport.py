@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -165,7 +165,7 @@ class MemorySlaveEnd(SlaveEnd):
         board.leave(info.worker_id, "replaced by a new incarnation")
         with board.condition:
             self._mailbox = board.mailboxes[info.worker_id] = deque()
-        listener.worker_joined(WorkerInfo(**board.carry(asdict(info))))
+        listener.worker_joined(replace(info, resource=board.carry(info.resource)))
 
     def next_task(self, timeout_s: float) -> TaskMessage | None:
         with self._board.condition:
@@ -176,8 +176,8 @@ class MemorySlaveEnd(SlaveEnd):
             return self._mailbox.popleft() if self._mailbox else None
 
     def answer(self, answer: TaskAnswer) -> None:
-        listener = self._listener()
-        listener.task_answered(self._worker_id, TaskAnswer(**self._board.carry(asdict(answer))))
+        carried = replace(answer, result=self._board.carry(answer.result))
+        self._listener().task_answered(self._worker_id, carried)
 
     def renew(self, progress: int) -> None:
         self._listener().worker_renewed(self._worker_id, progress)

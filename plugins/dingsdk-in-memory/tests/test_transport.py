@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dingsdk_in_memory.transport import InMemoryTransport
+
 from dingsdk import SampleBatch
 from dingsdk.errors import (
     ConfigError,
@@ -22,7 +24,6 @@ from dingsdk.errors import (
     WorkerLostError,
 )
 from dingsdk.worker.comm import Master, Slave, TaskStatus, WorkerInfo
-from dingsdk_in_memory.transport import InMemoryTransport
 
 
 class Cluster:
@@ -196,9 +197,7 @@ def test_two_workers_serve_side_by_side(cluster: Cluster) -> None:
     counts = {"w0": itertools.count(), "w1": itertools.count()}
     for name, counter in counts.items():
         cluster.add(name, count=lambda task, counter=counter: {"n": next(counter)})
-    tasks = [
-        cluster.master.new_task(name, {"name": "count"}).start() for name in ("w0", "w1") * 5
-    ]
+    tasks = [cluster.master.new_task(name, {"name": "count"}).start() for name in ("w0", "w1") * 5]
     results = [(task.worker_id, task.value(5.0)["n"]) for task in tasks]
     assert sorted(results) == sorted((name, n) for name in counts for n in range(5))
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
-from dingsdk.errors import ClosedError
 from dingsdk_in_memory.turns import TurnScheduler
+
+from dingsdk.errors import ClosedError
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def test_jobs_that_yield_alternate_on_one_thread(scheduler: TurnScheduler) -> No
 
     assert all(each.join(5.0) for each in jobs)
     assert sorted(seen) == list("aaabbb")
-    assert all(one != other for one, other in zip(seen, seen[1:], strict=False))
+    assert all(one != other for one, other in itertools.pairwise(seen))
     assert len(threads) == 1
     assert threading.get_ident() not in threads
 
