@@ -79,8 +79,21 @@ def _complete(defaults: Mapping[str, Any], cfg: Mapping[str, Any]) -> dict[str, 
         if isinstance(given.get(part), Mapping)
         and given[part].get("type", defaults[part]["type"]) != defaults[part]["type"]
     ]
-    # A part of another type has keys of its own, which it checks itself.
+    # A part of another type has keys of its own.
     check_known_keys(given, {"import_names": [], **defaults}, open_paths=foreign)
     full = deep_merge_dicts(defaults, given)
-    full.update((part, deep_merge_dicts({}, given[part])) for part in foreign)
+    full.update((part, _complete_part(part, given[part])) for part in foreign)
     return full
+
+
+def _complete_part(part: str, section: Mapping[str, Any]) -> dict[str, Any]:
+    if part == "storage" and section["type"] == "auto":
+        return {"type": "auto"}
+    cls = default_manager().get(
+        f"{part}s", section["type"], section.get("import_names") or (), f"{_PATH}.{part}"
+    )
+    if not hasattr(cls, "default_config"):
+        return deep_merge_dicts({}, section)
+    defaults = cls.default_config()
+    check_known_keys(section, {"import_names": [], **defaults}, path=part)
+    return deep_merge_dicts(defaults, section)

@@ -87,6 +87,9 @@ def test_unknown_keys_and_types_are_named() -> None:
     assert caught.value.nearest == "replay_buffer_size"
     with pytest.raises(UnknownKeyError):
         make_buffer(limiter={"min_siz": 1})
+    with pytest.raises(UnknownKeyError) as caught:
+        make_buffer(limiter={"type": "samples_per_insert", "samples_per_inset": 2})
+    assert caught.value.path == "limiter.samples_per_inset"
     with pytest.raises(UnknownPluginError):
         make_buffer(storage={"type": "arry"})
 
