@@ -37,14 +37,6 @@ def run(tmp_path: Path, *sets: str, concurrency: str = "turns", **kwargs: Any) -
     return parallel_pipeline(context)
 
 
-@pytest.fixture(autouse=True)
-def _no_leaked_threads() -> Any:
-    before = set(threading.enumerate())
-    yield
-    leaked = [thread.name for thread in threading.enumerate() if thread not in before]
-    assert not leaked
-
-
 @pytest.mark.parametrize("concurrency", ["turns", "threads"])
 def test_run_trains_evaluates_and_leaves_both_checkpoints(tmp_path: Path, concurrency: str) -> None:
     result = run(tmp_path, concurrency=concurrency)

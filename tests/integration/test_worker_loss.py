@@ -79,13 +79,10 @@ class Cluster:
 
 @pytest.fixture(params=["turns", "threads"])
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    before = set(threading.enumerate())
     with torch_threads(1):
         made = Cluster(tmp_path, request.param)
         yield made
         made.close()
-    leaked = [thread.name for thread in threading.enumerate() if thread not in before]
-    assert not leaked
 
 
 def test_run_goes_on_when_a_collector_is_lost(cluster: Cluster) -> None:
