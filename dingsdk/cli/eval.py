@@ -45,7 +45,8 @@ def evaluate(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{found.env_id}, {found.checkpoint}, iteration {found.train_iter:,}")
+    click.echo(f"{found.env_id}, {found.checkpoint}, iteration {found.train_iter:,}")
+    table = Table()
     for heading in ("episodes", "mean return", "std", "min", "max"):
         table.add_column(heading, justify="right")
     table.add_row(
