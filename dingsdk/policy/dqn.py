@@ -239,7 +239,7 @@ class DQNPolicy:
 
     def _get_attribute(self, key: str) -> Any:
         if key == "learning_rate" and self._learner is not None:
-            return self._learner.learning_rate
+            return self._learner.adam.learning_rate
         try:
             return self._attributes[key]
         except KeyError:
@@ -249,7 +249,7 @@ class DQNPolicy:
 
     def _set_attribute(self, key: str, value: Any) -> None:
         if key == "learning_rate" and self._learner is not None:
-            self._learner.learning_rate = number({key: value}, key, "policy.learn", above=0)
+            self._learner.adam.learning_rate = number({key: value}, key, "policy.learn", above=0)
             return
         if key not in {"n_sample", "n_episode", "unroll_len", "batch_size"}:
             raise NotImplementedError(f"dqn's attribute {key!r} cannot be set")

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from dingsdk.data import SampleBatch, collate
 from dingsdk.errors import NonFiniteError, SchemaMismatchError
+from dingsdk.policy.adam import FlatAdam
 from dingsdk.policy.dqn_config import DQNLearning
 from dingsdk.policy.networks import QNetwork
-from dingsdk.policy.weights import flat_vector, required
+from dingsdk.policy.weights import as_array, flat_vector, required
 
 COLUMNS = ("obs", "action", "reward", "next_obs", "discount")
 
@@ -33,24 +34,7 @@ class DQNLearner:
         self.network = network
         self.target = network.clone()
         self.learning = learning
-        self.updates = 0
-        flat = network.flat
-        self._adam = torch.optim.Adam([flat], lr=learning.learning_rate, fused=True)
-        # What Adam would make at its first step; made here so that it can be saved and loaded
-        # before that.
-        self._moments = self._adam.state[flat]
-        self._moments["step"] = torch.zeros((), device=flat.device)
-        self._moments["exp_avg"] = torch.zeros_like(flat)
-        self._moments["exp_avg_sq"] = torch.zeros_like(flat)
-
-    @property
-    def learning_rate(self) -> float:
-        """Step size of Adam; settable."""
-        return float(self._adam.param_groups[0]["lr"])
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        self._adam.param_groups[0]["lr"] = float(value)
+        self.adam = FlatAdam(network.flat, learning.learning_rate)
 
     def step(self, data: SampleBatch | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Train once on a batch.
@@ -92,7 +76,7 @@ class DQNLearner:
             raise self._non_finite(batch, loss_, norm_)
         self._apply(gradient, norm_)
         log_vars: dict[str, Any] = {
-            "cur_lr": self.learning_rate,
+            "cur_lr": self.adam.learning_rate,
             "total_loss": loss_,
             "q_value": value_mean,
             "target_q_value": target_mean,
@@ -108,9 +92,9 @@ class DQNLearner:
             "model": self.network.named(),
             "target_model": self.target.named(),
             "optimizer": {
-                "step": self.updates,
-                "exp_avg": self._moments["exp_avg"],
-                "exp_avg_sq": self._moments["exp_avg_sq"],
+                "step": self.adam.updates,
+                "exp_avg": self.adam.first,
+                "exp_avg_sq": self.adam.second,
             },
         }
 
@@ -132,10 +116,9 @@ class DQNLearner:
             first, second = (_moment(saved, key, model) for key in ("exp_avg", "exp_avg_sq"))
         self.network.flat.copy_(model)
         self.target.flat.copy_(target)
-        self.updates = updates
-        self._moments["step"].fill_(updates)
-        self._moments["exp_avg"].copy_(first)
-        self._moments["exp_avg_sq"].copy_(second)
+        self.adam.updates = updates
+        self.adam.first.copy_(first)
+        self.adam.second.copy_(second)
 
     def _inputs(self, batch: Mapping[str, Tensor]) -> list[Tensor]:
         try:
@@ -168,12 +151,10 @@ class DQNLearner:
         limit = learning.grad_clip_norm
         if limit is not None and norm > limit:
             gradient.mul_(limit / norm)
-        flat.grad = gradient
-        self._adam.step()
-        self.updates += 1
+        self.adam.step(gradient)
         if learning.target_theta is not None:
             self.target.flat.lerp_(flat, learning.target_theta)
-        elif self.updates % learning.target_update_freq == 0:
+        elif self.adam.updates % learning.target_update_freq == 0:
             self.target.flat.copy_(flat)
 
     def _non_finite(self, batch: Mapping[str, Tensor], loss: float, norm: float) -> NonFiniteError:
@@ -185,10 +166,10 @@ class DQNLearner:
         else:
             cause = "the action values diverge: lower policy.learn.learning_rate"
         return NonFiniteError(
-            f"dqn update {self.updates}: loss {loss:g}, gradient norm {norm:g}; {cause} "
+            f"dqn update {self.adam.updates}: loss {loss:g}, gradient norm {norm:g}; {cause} "
             "(the update was not applied)",
             key=bad[0] if bad else "total_loss",
-            update=self.updates,
+            update=self.adam.updates,
         )
 
     def _misfit(self, batch: Mapping[str, Tensor], cause: Exception) -> SchemaMismatchError:
@@ -213,7 +194,8 @@ def _all_finite(values: Tensor) -> bool:
 
 def _moment(saved: Mapping[str, Any], key: str, like: Tensor) -> Tensor:
     value = saved.get(key)
-    moment = None if value is None else torch.as_tensor(value)
+    # A copy: torch warns about arrays that it may not write to.
+    moment = None if value is None else torch.tensor(as_array(value))
     if moment is None or moment.shape != like.shape:
         found = None if moment is None else tuple(moment.shape)
         raise SchemaMismatchError(

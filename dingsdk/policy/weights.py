@@ -42,7 +42,7 @@ def flat_vector(network: QNetwork, state: Mapping[str, Any], where: str) -> Tens
         )
     parts = []
     for name, shape in network.shapes.items():
-        array = _as_array(state[name])
+        array = as_array(state[name])
         if array.shape != shape:
             raise SchemaMismatchError(
                 f"{where}: {name} has shape {array.shape}, this network needs {shape}; is "
@@ -68,7 +68,8 @@ def required(state: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any
     return value
 
 
-def _as_array(value: Any) -> NDArray[Any]:
+def as_array(value: Any) -> NDArray[Any]:
+    """Return an array or tensor, of any device, as an array; memory may be shared."""
     if isinstance(value, Tensor):
         value = value.detach().cpu().float().numpy()
     return np.asarray(value)

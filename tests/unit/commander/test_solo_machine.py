@@ -113,5 +113,5 @@ class SoloMachine(RuleBasedStateMachine):
         assert self.commander.envstep == self.steps
 
 
-SoloMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+SoloMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 TestSoloMachine = SoloMachine.TestCase

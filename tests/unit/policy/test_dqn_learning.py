@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -184,6 +186,9 @@ def test_training_resumes_exactly_from_a_saved_state(make_policy, batch):
         "target_model": load(save(state["target_model"])),
         "optimizer": {**load(save(optimizer)), **numbers},
     }
+    frozen = saved["optimizer"]["exp_avg"].numpy()
+    frozen.setflags(write=False)
+    saved["optimizer"]["exp_avg"] = frozen
     resumed = make_policy(seed=99, learn={"target_update_freq": 4})
 
     resumed.learn_mode.load_state_dict(saved)
@@ -208,6 +213,20 @@ def test_a_state_with_a_wrong_part_changes_nothing(make_policy, batch):
         policy.learn_mode.load_state_dict({"weights": {}})
 
     assert torch.equal(policy._learner.network.flat, before)
+
+
+def test_torchs_compiler_is_not_loaded():
+    code = (
+        "import sys; import numpy as np; from dingsdk.data import SampleBatch;"
+        "from dingsdk.policy.dqn import DQNPolicy;"
+        "learn = DQNPolicy({'model': {'obs_shape': 1, 'action_shape': 2}}, ['learn']).learn_mode;"
+        "one = np.ones(4, np.float32);"
+        "learn.forward(SampleBatch(dict(obs=one[:, None], next_obs=one[:, None], reward=one,"
+        " discount=one, action=np.zeros(4, np.int64))));"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
 
 
 def test_learning_rate_can_be_changed(make_policy, batch):
