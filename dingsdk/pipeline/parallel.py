@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -38,19 +39,24 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         )
         stack.callback(transport.close)
         evaluations = _Evaluations(context)
-        coordinator = Coordinator(cfg, transport, on_evaluated=evaluations)
+        coordinator = Coordinator(
+            cfg,
+            transport,
+            on_collecting=context.recorder.mark_first_step,
+            on_evaluated=evaluations,
+        )
         evaluations.coordinator = coordinator
         context.set_status_source(lambda: _status(context, coordinator))
-        context.recorder.mark_first_step()
         stack.callback(_close_coordinator, coordinator)
         address = coordinator.start()
         for worker in _workers(cfg, transport):
             stack.callback(worker.close)
             worker.start(address)
         reason = _watch(context, coordinator, transport)
+        fill = coordinator.status().buffer_count
         # Before the stack unwinds: the learner saves its checkpoint when its task is closed.
         _close_coordinator(coordinator)
-        status = _status(context, coordinator)
+        status = dataclasses.replace(_status(context, coordinator), buffer_fill=fill)
         context.set_status_source(lambda: status)
         if coordinator.failure is not None:
             raise _with_trace(coordinator.failure)

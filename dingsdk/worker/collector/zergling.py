@@ -52,7 +52,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
     config: ClassVar[dict[str, Any]] = {
         "print_freq": 5,
         "compressor": "none",
-        "update_policy_second": 3,
+        "update_policy_second": 3.0,
         "policy_timeout_s": 60.0,
     }
 

@@ -50,6 +50,7 @@ class Coordinator(Configurable):
     Args:
         cfg: The compiled config; ``cfg.system.coordinator`` is its own section.
         transport: The run's transport.
+        on_collecting: Called once, when the first collector has its task.
         on_evaluated: Called with (finish info, policy state or None) after each evaluation
             task, before the commander judges it.
         clock: Monotonic seconds.
@@ -70,6 +71,7 @@ class Coordinator(Configurable):
         cfg: Mapping[str, Any],
         transport: Transport,
         *,
+        on_collecting: Callable[[], None] | None = None,
         on_evaluated: Callable[[Mapping[str, Any], Mapping[str, Any] | None], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -87,6 +89,7 @@ class Coordinator(Configurable):
             on_renew=self._on_renew,
             on_lost=self._on_lost,
         )
+        self._on_collecting = on_collecting
         self._on_evaluated = on_evaluated
         self._commander = create_parallel_commander(cfg)
         self._pool = WorkerPool()
@@ -188,6 +191,13 @@ class Coordinator(Configurable):
 
     def experience_of(self, state: TaskState) -> Experience | None:
         return self._experience.get(state.buffer_id)
+
+    def deal_with_collector_started(self) -> None:
+        """Note that a collector has its task and is about to step its envs."""
+        with self.condition:
+            first, self._on_collecting = self._on_collecting, None
+        if first is not None:
+            first()
 
     def deal_with_collector_send_data(self, state: TaskState, meta: Mapping[str, Any]) -> bool:
         """Acknowledge a payload; False where the buffer's limiter has no room for it now.

@@ -19,6 +19,7 @@ def drive_collector(coordinator: Coordinator, state: TaskState, task: Mapping[st
 
     def steps() -> None:
         _ask(coordinator, state, {"name": "collector_start_task", "task_info": task})
+        coordinator.deal_with_collector_started()
         state.phase = TaskPhase.RUNNING
         is_done = False
         while not is_done and not coordinator.is_ending:
