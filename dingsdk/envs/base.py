@@ -8,18 +8,16 @@ form or the other between two resets, not both.
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
-from easydict import EasyDict
 from numpy.typing import NDArray
 
-from dingsdk.config import deep_merge_dicts, to_easydict
+from dingsdk.config import Configurable
 
 Obs = Any
 """An observation column: an array ``[n, ...]``, or a (nested) dict of them."""
@@ -95,24 +93,12 @@ class Capabilities:
     reset_takes_step: bool = False
 
 
-class EnvManager(ABC):
+class EnvManager(Configurable, ABC):
     """N environments of one kind, stepped together; not safe for concurrent callers.
 
     A class registered under ``env_managers`` is built as ``cls(cfg, env_fns)``, where ``cfg``
     is its whole config (its defaults with the user's values merged in).
     """
-
-    config: ClassVar[dict[str, Any]] = {}
-
-    @classmethod
-    def default_config(cls) -> EasyDict:
-        """Return a deep copy of the defaults, plus ``cfg_type`` (``"<ClassName>Dict"``)."""
-        merged: dict[str, Any] = {}
-        for base in reversed(cls.__mro__):
-            merged = deep_merge_dicts(merged, base.__dict__.get("config") or {})
-        merged = copy.deepcopy(merged)
-        merged["cfg_type"] = f"{cls.__name__}Dict"
-        return to_easydict(merged)
 
     def __enter__(self) -> Self:
         return self

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from easydict import EasyDict
 
-from dingsdk.config import deep_merge_dicts, to_easydict
+from dingsdk.config import Configurable, deep_merge_dicts, to_easydict
 from dingsdk.data.seeding import derive_seed
 from dingsdk.errors import ConfigError
 from dingsdk.policy import dqn_actor
@@ -25,7 +23,7 @@ from dingsdk.policy.networks import QNetwork
 from dingsdk.policy.weights import load_weights, required
 
 
-class DQNPolicy:
+class DQNPolicy(Configurable):
     """DQN for flat observations and discrete actions, type key ``dqn``.
 
     The modes of one policy share their weights: what ``learn_mode`` trains, the others act
@@ -70,11 +68,6 @@ class DQNPolicy:
     }
 
     model_from_spaces = staticmethod(model_from_spaces)
-
-    @classmethod
-    def default_config(cls) -> EasyDict:
-        """Return a deep copy of the defaults, plus ``cfg_type``."""
-        return to_easydict({**copy.deepcopy(cls.config), "cfg_type": f"{cls.__name__}Dict"})
 
     def __init__(
         self,

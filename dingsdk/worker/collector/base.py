@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from dingsdk.config import Configurable
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import NotSetError
 from dingsdk.plugins import observe
 from dingsdk.worker.collector.rollout import EpisodeRecord
-from dingsdk.worker.configurable import Configurable
 from dingsdk.worker.run_logger import build_logger
 
 

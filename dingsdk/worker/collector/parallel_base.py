@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from dingsdk.config import Configurable
 from dingsdk.data import SampleBatch
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ClosedError, NotSetError
-from dingsdk.worker.configurable import Configurable
 from dingsdk.worker.run_logger import build_logger
 
 

@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from dingsdk.config import Configurable
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ProtocolError, TaskFail
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.comm.worker_role import ANSWER_WITHIN_S, WorkerRole
-from dingsdk.worker.configurable import Configurable
 from dingsdk.worker.factory import create_parallel_collector
 
 _SAMPLE_KEYS = {"data_id", "policy_iter"}

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from dingsdk.config import Configurable
 from dingsdk.data import SampleBatch
 from dingsdk.errors import TaskFail
 from dingsdk.policy import create_policy
@@ -16,7 +17,6 @@ from dingsdk.worker.comm.learner_hooks import SendLearnInfoHook, SendPolicyHook
 from dingsdk.worker.comm.row_store import RowStore
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.comm.worker_role import ANSWER_WITHIN_S, WorkerRole
-from dingsdk.worker.configurable import Configurable
 from dingsdk.worker.factory import create_learner
 from dingsdk.worker.learner.hook import LearnerHook
 

@@ -29,9 +29,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
+from dingsdk.config import Configurable
 from dingsdk.data import SampleBatch
 from dingsdk.worker.comm.scheduler import Scheduler
-from dingsdk.worker.configurable import Configurable
 
 Role = Literal["collector", "learner"]
 

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from dingsdk.config import Configurable
 from dingsdk.worker.commander.space import LimitedSpaceContainer
-from dingsdk.worker.configurable import Configurable
 
 Task = dict[str, Any]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dingsdk.config import Configurable
 from dingsdk.policy.base import CommandMode
-from dingsdk.worker.configurable import Configurable
 
 
 class BaseSerialCommander(Configurable):

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dingsdk.config import deep_merge_dicts
+from dingsdk.config import Configurable, deep_merge_dicts
 from dingsdk.errors import DingError, TaskFailedError
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.scheduler import Job
 from dingsdk.worker.comm.transport import Role, Transport, WorkerInfo
-from dingsdk.worker.configurable import Configurable
 from dingsdk.worker.coordinator.drive import drive_collector, drive_learner
 from dingsdk.worker.coordinator.experience import Experience
 from dingsdk.worker.coordinator.leases import LeaseTable

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dingsdk.config import Configurable
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import NotSetError
-from dingsdk.worker.configurable import Configurable
 from dingsdk.worker.run_logger import build_logger
 
 

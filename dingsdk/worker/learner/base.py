@@ -11,12 +11,11 @@ from typing import Any, ClassVar
 
 from easydict import EasyDict
 
-from dingsdk.config import deep_merge_dicts, to_easydict
+from dingsdk.config import Configurable, deep_merge_dicts, to_easydict
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, PolicyOutputTypeError
 from dingsdk.plugins import observe
 from dingsdk.policy.base import LearnMode
-from dingsdk.worker.configurable import Configurable
 from dingsdk.worker.learner.checkpoint import EXCEPTION, LATEST
 from dingsdk.worker.learner.counter import CountVar
 from dingsdk.worker.learner.dataloader import Batch, SyncDataLoader

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dingsdk.config import Configurable
 from dingsdk.data import SampleBatch
-from dingsdk.worker.configurable import Configurable
 
 
 class IBuffer(Configurable, ABC):

@@ -14,8 +14,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from dingsdk.config import Configurable
 from dingsdk.errors import CheckpointCorruptError, ConfigError
-from dingsdk.worker.configurable import Configurable
 from dingsdk.worker.replay_buffer.settings import read_count, read_positive
 
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dingsdk.config import Configurable
 from dingsdk.errors import CheckpointCorruptError
-from dingsdk.worker.configurable import Configurable
 
 Where = slice | NDArray[np.int64]
 """Positions in a storage, in a given order: a contiguous range, or one by one."""

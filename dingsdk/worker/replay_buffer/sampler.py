@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dingsdk.config import Configurable
 from dingsdk.errors import CheckpointCorruptError
-from dingsdk.worker.configurable import Configurable
 
 
 class Sampler(Configurable, ABC):

@@ -11,11 +11,11 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from dingsdk.config import Configurable
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import NUMERIC_KINDS, leaves, map_columns, torch_to_numpy
 from dingsdk.data.pytree import copy_containers
 from dingsdk.errors import ConfigError, SchemaMismatchError
-from dingsdk.worker.configurable import Configurable
 from dingsdk.worker.replay_buffer.remover import Where
 from dingsdk.worker.replay_buffer.schema import Level, convert
 

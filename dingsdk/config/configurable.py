@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from easydict import EasyDict
 
-from dingsdk.config import deep_merge_dicts, to_easydict
+from dingsdk.config.plain import deep_merge_dicts, to_easydict
 
 
 class Configurable:

@@ -1,0 +1,190 @@
+"""Config files: reading YAML, JSON and config modules, writing YAML, overrides."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import runpy
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dingsdk.config.dialect import Dumper, Loader
+from dingsdk.config.keys import listing
+from dingsdk.config.plain import copy_containers, plain_value, to_plain
+from dingsdk.errors import ConfigError, ConfigTypeError, RunFolderError, nearest_name
+
+EXAMPLES_DIR = Path(__file__).parents[1] / "examples"
+"""Folder of the shipped examples; ``load_config`` finds them by stem."""
+
+_PYTHON_SECTIONS = ("main", "create", "system")
+
+
+def load_config(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a config file, or a shipped example by its name.
+
+    ``.yaml``, ``.yml`` and ``.json`` files give their content. A ``.py`` file with
+    ``main_config`` and ``create_config`` (and perhaps ``system_config``) is executed, as
+    it is the user's own code, and gives ``{"main": ..., "create": ..., "system": ...}``.
+
+    Raises:
+        ConfigError: no such file, a syntax error, a duplicate key, or code that raised;
+            facts ``path`` (of the file) and ``line`` where one is known.
+    """
+    path = Path(path_or_name)
+    if not path.is_file():
+        path = _example_path(path_or_name)
+    suffix = path.suffix.lower()
+    if suffix == ".py":
+        return _run_python(path)
+    if suffix not in {".yaml", ".yml", ".json"}:
+        raise ConfigError(
+            f"cannot read {path}: a config is a .yaml, .yml, .json or .py file", path=str(path)
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+        if suffix == ".json":
+            loaded = json.loads(text, object_pairs_hook=_unique_pairs)
+        else:
+            loaded = yaml.load(text, Loader)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error}", path=str(path)) from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = None if mark is None else mark.line + 1
+        raise ConfigError(
+            f"{path}, line {line}: {error.problem}", path=str(path), line=line
+        ) from error
+    except (ValueError, yaml.YAMLError) as error:
+        line = getattr(error, "lineno", None)
+        raise ConfigError(f"{path}: {error}", path=str(path), line=line) from error
+    if not isinstance(loaded, Mapping):
+        raise ConfigTypeError(
+            f"{path} holds {'nothing' if loaded is None else type(loaded).__name__}, "
+            "a config is a mapping of sections",
+            path=str(path),
+            expected="mapping",
+            found=type(loaded).__name__,
+        )
+    return to_plain(loaded)
+
+
+def save_config(cfg: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """Write ``cfg`` as YAML, in its own key order; ``load_config`` gives it back equal.
+
+    Raises:
+        ConfigTypeError: a value that is not plain data.
+        RunFolderError: the file cannot be written; an older one is left whole.
+    """
+    text = yaml.dump(to_plain(cfg), Dumper=Dumper, sort_keys=False, allow_unicode=True)
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise RunFolderError(f"cannot write {target}: {error}", path=str(target)) from error
+
+
+def apply_set(cfg: dict[str, Any], assignment: str) -> dict[str, Any]:
+    """Apply one ``a.b=value`` to ``cfg`` in place, and return ``cfg``.
+
+    The value is read as YAML (``3``, ``1e-3``, ``true``, ``[64, 64]``, ``null``, text);
+    absent sections are made.
+
+    Raises:
+        ConfigError: not of that form, or the path leads through something that is no section.
+    """
+    dotted, sign, text = assignment.partition("=")
+    keys = [key.strip() for key in dotted.split(".")]
+    if not sign or not all(keys):
+        raise ConfigError(
+            f"cannot set {assignment!r}: write it as path.to.key=value", assignment=assignment
+        )
+    try:
+        value = yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or error
+        raise ConfigError(
+            f"cannot set {assignment!r}: the value is no YAML ({problem}); quote it",
+            path=".".join(keys),
+            assignment=assignment,
+        ) from error
+    section: Any = cfg
+    for depth, key in enumerate(keys[:-1], start=1):
+        section = section.setdefault(key, {})
+        if not isinstance(section, dict):
+            where = ".".join(keys[:depth])
+            raise ConfigError(
+                f"cannot set {assignment!r}: {where} is {section!r}, not a section",
+                path=where,
+                assignment=assignment,
+            )
+    section[keys[-1]] = plain_value(value, ".".join(keys))
+    return cfg
+
+
+def _example_path(name: str | os.PathLike[str]) -> Path:
+    examples = {path.stem: path for path in sorted(EXAMPLES_DIR.glob("*.yaml"))}
+    found = examples.get(str(name))
+    if found is not None:
+        return found
+    nearest = nearest_name(str(name), examples)
+    advice = f"; did you mean {nearest!r}?" if nearest else "."
+    raise ConfigError(
+        f"there is no config file {str(name)!r} in {Path.cwd()}, and no shipped example of that "
+        f"name (examples: {listing(examples)}){advice}",
+        path=str(name),
+        known=sorted(examples),
+        nearest=nearest,
+    )
+
+
+def _run_python(path: Path) -> dict[str, Any]:
+    try:
+        names = runpy.run_path(str(path))
+    except SyntaxError as error:
+        raise ConfigError(
+            f"{path}, line {error.lineno}: {error.msg}", path=str(path), line=error.lineno
+        ) from error
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        line = next((f.lineno for f in reversed(frames) if f.filename == str(path)), None)
+        raise ConfigError(
+            f"{path}, line {line}: {type(error).__name__}: {error}", path=str(path), line=line
+        ) from error
+    sections = {
+        short: names[f"{short}_config"] for short in _PYTHON_SECTIONS if f"{short}_config" in names
+    }
+    missing = [f"{short}_config" for short in _PYTHON_SECTIONS[:2] if short not in sections]
+    if missing:
+        raise ConfigError(
+            f"{path} does not define {' and '.join(missing)}; a config module holds main_config "
+            "and create_config",
+            path=str(path),
+            missing=missing,
+        )
+    for short, section in sections.items():
+        if not isinstance(section, Mapping):
+            raise ConfigTypeError(
+                f"{path}: {short}_config is a {type(section).__name__}, not a dict",
+                path=f"{short}_config",
+                expected="mapping",
+                found=type(section).__name__,
+            )
+    return copy_containers(sections)  # type: ignore[no-any-return]
+
+
+def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r} is given twice")
+    return unique

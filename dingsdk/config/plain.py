@@ -1,0 +1,122 @@
+"""Configs as plain data: merge, copy, and conversion to and from EasyDict."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from easydict import EasyDict
+
+from dingsdk.errors import ConfigError, ConfigTypeError
+
+_DICT_NAMES = frozenset(dir(EasyDict))
+
+
+def deep_merge_dicts(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return ``a`` overridden by ``b``; dicts on both sides are merged key by key.
+
+    The inputs are untouched, and the result shares no dict or list with them. ``None``
+    counts as ``{}``.
+    """
+    merged = {key: copy_containers(value) for key, value in (a or {}).items()}
+    for key, value in (b or {}).items():
+        ours = merged.get(key)
+        if isinstance(ours, Mapping) and isinstance(value, Mapping):
+            merged[key] = deep_merge_dicts(ours, value)
+        else:
+            merged[key] = copy_containers(value)
+    return merged
+
+
+def to_easydict(cfg: Mapping[str, Any]) -> EasyDict:
+    """Return ``cfg`` as a fresh EasyDict, nested sections included; other values are shared.
+
+    Raises:
+        ConfigError: a key that EasyDict would lose or hide: one that is no string, or the
+            name of a dict method such as ``items``.
+    """
+    return _easy(cfg, "")
+
+
+def to_plain(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of ``cfg`` in builtin types alone; tuples become lists, paths strings.
+
+    Raises:
+        ConfigTypeError: a key that is no string, or a value with no plain form.
+    """
+    plain: dict[str, Any] = plain_value(cfg, "")
+    return plain
+
+
+def join_key(path: str, key: object) -> str:
+    """Return the dotted path of ``key`` below ``path``."""
+    return f"{path}.{key}" if path else str(key)
+
+
+def copy_containers(value: Any) -> Any:
+    """Copy dicts and lists; what they hold is shared."""
+    if isinstance(value, Mapping):
+        return {key: copy_containers(item) for key, item in value.items()}
+    if type(value) is list:
+        return [copy_containers(item) for item in value]
+    return value
+
+
+def _checked_key(key: object, path: str) -> str:
+    if isinstance(key, str):
+        return str(key)
+    raise ConfigTypeError(
+        f"{join_key(path, repr(key))}: config keys are strings, found {type(key).__name__}; "
+        "put quotes around it",
+        path=join_key(path, key),
+        expected="str",
+        found=type(key).__name__,
+    )
+
+
+def _easy(value: Any, path: str) -> Any:
+    if isinstance(value, Mapping):
+        easy = EasyDict()
+        for key, item in value.items():
+            if _checked_key(key, path) in _DICT_NAMES:
+                raise ConfigError(
+                    f"{join_key(path, key)}: {key!r} is the name of a dict method and would hide "
+                    "it; rename the key",
+                    path=join_key(path, key),
+                )
+            easy[key] = _easy(item, join_key(path, key))
+        return easy
+    if type(value) in (list, tuple):
+        return type(value)(_easy(item, join_key(path, i)) for i, item in enumerate(value))
+    return value
+
+
+def plain_value(value: Any, path: str) -> Any:
+    """As ``to_plain``, for any value at a dotted path."""
+    if isinstance(value, Mapping):
+        return {
+            _checked_key(key, path): plain_value(item, join_key(path, key))
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [plain_value(item, join_key(path, i)) for i, item in enumerate(value)]
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str | PurePath):
+        return str(value)
+    # numpy's scalars register with numbers, except for its bool, which is 0-d with item().
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return plain_value(value.item(), path)
+    raise ConfigTypeError(
+        f"{path} is a {type(value).__name__}; a config holds sections, lists, strings, "
+        "numbers, booleans and null only",
+        path=path,
+        expected="plain data",
+        found=type(value).__name__,
+    )
