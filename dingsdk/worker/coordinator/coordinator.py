@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from dingsdk.config import Configurable, deep_merge_dicts
@@ -15,15 +13,18 @@ from dingsdk.errors import DingError, TaskFailedError
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.scheduler import Job
 from dingsdk.worker.comm.transport import Role, Transport, WorkerInfo
+from dingsdk.worker.coordinator.book import TaskBook
 from dingsdk.worker.coordinator.drive import drive_collector, drive_learner
 from dingsdk.worker.coordinator.experience import Experience
-from dingsdk.worker.coordinator.leases import LeaseTable
-from dingsdk.worker.coordinator.resources import WorkerPool
 from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
 from dingsdk.worker.factory import create_buffer, create_parallel_commander
 
 _log = logging.getLogger(__name__)
 
+DRIVERS: dict[Role, Callable[..., None]] = {
+    "learner": drive_learner,
+    "collector": drive_collector,
+}
 TICK_S = 0.02
 """How often the commander is asked for tasks while nothing happens."""
 
@@ -90,14 +91,13 @@ class Coordinator(Configurable):
         )
         self._on_collecting = on_collecting
         self._on_evaluated = on_evaluated
-        self._commander = create_parallel_commander(cfg)
-        self._pool = WorkerPool()
-        self._leases = LeaseTable(float(self.cfg["lease_s"]), clock)
-        self._queues: dict[Role, deque[TaskState]] = {"learner": deque(), "collector": deque()}
-        self._running: dict[str, TaskState] = {}
-        self._experience: dict[str, Experience] = {}
+        self._book = TaskBook(
+            create_parallel_commander(cfg),
+            self.cfg,
+            lambda buffer_cfg: create_buffer(buffer_cfg, exp_name=str(cfg["exp_name"])),
+            clock,
+        )
         self._jobs: list[Job] = []
-        self._ended_env_steps = 0
         self._train_iter = 0
         self._learner_tasks = 0
         self._has_news = False
@@ -130,8 +130,8 @@ class Coordinator(Configurable):
         stuck = [job.name for job in self._jobs if not job.join(max(0.0, deadline - self.clock()))]
         self.master.close()
         with self.condition:
-            experiences = list(self._experience.values())
-            self._experience.clear()
+            experiences = list(self._book.experiences.values())
+            self._book.experiences.clear()
         for experience in experiences:
             experience.close()
         return stuck
@@ -148,25 +148,25 @@ class Coordinator(Configurable):
 
     def status(self) -> CoordinatorStatus:
         with self.condition:
-            running = sum(state.env_steps for state in self._running.values())
+            book = self._book
             return CoordinatorStatus(
-                env_steps=self._ended_env_steps + running,
+                env_steps=book.env_steps,
                 train_iter=self._train_iter,
-                buffer_count=sum(each.buffer.count() for each in self._experience.values()),
-                collectors=self._pool.count("collector"),
-                learners=self._pool.count("learner"),
-                running_tasks=len(self._running),
+                buffer_count=sum(each.buffer.count() for each in book.experiences.values()),
+                collectors=book.pool.count("collector"),
+                learners=book.pool.count("learner"),
+                running_tasks=len(book.running),
             )
 
     def running_tasks(self) -> list[TaskState]:
         """The tasks that workers have now."""
         with self.condition:
-            return list(self._running.values())
+            return list(self._book.running.values())
 
     def validate_state(self) -> None:
         """Raise AssertionError unless every acknowledged sample is accounted for."""
         with self.condition:
-            for experience in self._experience.values():
+            for experience in self._book.experiences.values():
                 experience.check()
 
     def info(self, text: str) -> None:
@@ -189,7 +189,7 @@ class Coordinator(Configurable):
             self.condition.notify_all()
 
     def experience_of(self, state: TaskState) -> Experience | None:
-        return self._experience.get(state.buffer_id)
+        return self._book.experience_of(state)
 
     def deal_with_collector_started(self) -> None:
         """Note that a collector has its task and is about to step its envs."""
@@ -210,9 +210,8 @@ class Coordinator(Configurable):
             elif not experience.buffer.can_push(int(meta["rows"])):
                 return False
             else:
-                envstep = self._ended_env_steps + int(meta["cur_step"])
-                experience.push(meta, envstep)
-                garbage = experience.take_garbage(self._learner_states())
+                experience.push(meta, self._book.env_steps)
+                garbage = self._book.take_garbage(experience)
             self._has_news = True
             self.condition.notify_all()
         if garbage:
@@ -224,9 +223,9 @@ class Coordinator(Configurable):
         with self.condition:
             if not state.is_evaluation:
                 state.env_steps = max(state.env_steps, int(report["cur_step"]))
-            self._commander.update_collector_info(state.task_id, report)
+            self._book.commander.update_collector_info(state.task_id, report)
             return "collector_done" in report and bool(
-                self._commander.judge_collector_finish(state.task_id, report)
+                self._book.commander.judge_collector_finish(state.task_id, report)
             )
 
     def deal_with_collector_finish_task(
@@ -240,11 +239,8 @@ class Coordinator(Configurable):
         if policy_id:
             self.policy_store.discard(policy_id)
         with self.condition:
-            if not state.is_evaluation:
-                self._ended_env_steps += int(finished["step_count"])
-                state.env_steps = 0
-            is_over = self._commander.finish_collector_task(state.task_id, finished)
-            self.system_shutdown_flag = bool(self.system_shutdown_flag or is_over)
+            is_over = self._book.finish_collector(state, finished)
+            self.system_shutdown_flag = self.system_shutdown_flag or is_over
 
     def deal_with_learner_get_data(
         self, state: TaskState, demand: Mapping[str, Any]
@@ -272,21 +268,20 @@ class Coordinator(Configurable):
             garbage: list[str] = []
             if experience is not None:
                 experience.settle(state, info)
-                garbage = experience.take_garbage(self._learner_states())
-            self._commander.update_learner_info(state.task_id, info)
+                garbage = self._book.take_garbage(experience)
+            self._book.commander.update_learner_info(state.task_id, info)
         if garbage:
             self.data_store.delete(garbage)
 
     def deal_with_learner_judge_finish(self, state: TaskState, info: Mapping[str, Any]) -> bool:
         with self.condition:
-            return bool(self._commander.judge_learner_finish(state.task_id, info))
+            return bool(self._book.commander.judge_learner_finish(state.task_id, info))
 
     def deal_with_learner_finish_task(
         self, state: TaskState, finished: Mapping[str, Any], *, has_trained_out: bool
     ) -> None:
         with self.condition:
-            buffer_id = self._commander.finish_learner_task(state.task_id, finished)
-            experience = self._experience.pop(buffer_id, None)
+            experience = self._book.finish_learner(state, finished)
             self._learner_tasks += has_trained_out
             if self._learner_tasks >= int(self.cfg["max_learner_tasks"]):
                 self.system_shutdown_flag = True
@@ -296,148 +291,78 @@ class Coordinator(Configurable):
     def deal_with_increase_collector(self) -> None:
         """Let the commander issue one more collector task at a time."""
         with self.condition:
-            self._commander.increase_collector_task_space()
+            self._book.commander.increase_collector_task_space()
 
     def deal_with_decrease_collector(self) -> None:
         with self.condition:
-            self._commander.decrease_collector_task_space()
+            self._book.commander.decrease_collector_task_space()
 
     def task_ended(self, state: TaskState, phase: TaskPhase, error: DingError | None) -> None:
         """Take a driver's report that its task is over, and how."""
         with self.condition:
-            state.phase = phase
-            self._running.pop(state.task_id, None)
-            if phase is not TaskPhase.LOST and state.worker is not None:
-                self._pool.give_back(state.worker)
-            experience = self.experience_of(state)
-            if state.role == "learner" and experience is not None:
-                experience.settle(state)
-        if phase is TaskPhase.LOST and error is not None:
-            self._retry(state, error)
-        elif phase is TaskPhase.FAILED and error is not None:
-            self._give_up(state, error)
+            is_fatal = self._book.end(state, phase, error)
+        if is_fatal and error is not None and not self._is_closed:
+            self._fail(error)
         self.notify()
 
     # Reports of the master ----------------------------------------------------------------------
     def _on_join(self, info: WorkerInfo) -> None:
         with self.condition:
-            self._pool.add(info)
-            self._leases.grant(info.worker_id)
+            self._book.join(info)
         _log.info("worker %s joined", info.worker_id)
         self.notify()
 
     def _on_renew(self, worker_id: str) -> None:
         with self.condition:
-            self._leases.renew(worker_id)
+            self._book.leases.renew(worker_id)
 
     def _on_lost(self, worker_id: str, reason: str) -> None:
         _log.warning("worker %s is lost: %s", worker_id, reason)
         with self.condition:
-            self._pool.remove(worker_id)
-            self._leases.end(worker_id)
+            self._book.lose(worker_id)
         self.notify()
 
     # The dispatcher ------------------------------------------------------------------------------
     def _dispatch(self) -> None:
-        while not self.is_ending:
+        try:
+            while not self.is_ending:
+                self._dispatch_once()
+        except Exception as error:
+            # Without a dispatcher nothing would ever happen again, in silence.
+            failure = error if isinstance(error, DingError) else DingError(f"dispatcher: {error!r}")
+            self._fail(failure)
+            raise
+
+    def _dispatch_once(self) -> None:
+        with self.condition:
+            self.condition.wait_for(lambda: self.is_ending or self._has_news, TICK_S)
+            self._has_news = False
+            silent = self._book.leases.expired()
+        for worker_id in silent:
+            self.master.lose(worker_id, f"silent for {self.cfg['lease_s']} s")
+        for role, drive in DRIVERS.items():
             with self.condition:
-                self.condition.wait_for(lambda: self.is_ending or self._has_news, TICK_S)
-                self._has_news = False
-                silent = self._leases.expired()
-            for worker_id in silent:
-                self.master.lose(worker_id, f"silent for {self.cfg['lease_s']} s")
-            for role in ("learner", "collector"):
-                self._produce(role)
-                self._assign(role)
+                if self.is_ending:
+                    return
+                self._book.produce(role)
+                state = self._book.assign(role)
+            if state is not None:
+                self._start(state, drive)
 
-    def _produce(self, role: Role) -> None:
-        """Ask the commander for a task when a worker is idle: tasks go out fresh."""
-        with self.condition:
-            queue = self._queues[role]
-            if self.is_ending or queue or not self._pool.has_idle(role):
-                return
-            get = (
-                self._commander.get_learner_task
-                if role == "learner"
-                else self._commander.get_collector_task
-            )
-            task = get()
-            if task is not None:
-                queue.append(TaskState(task["task_id"], role, task, self.clock()))
-
-    def _assign(self, role: Role) -> None:
-        with self.condition:
-            queue = self._queues[role]
-            if self.is_ending or not queue:
-                return
-            state = queue[0]
-            if self.clock() - state.start_time > float(self.cfg[f"{role}_task_timeout"]):
-                queue.popleft()
-                self._notify_fail(state)
-                return
-            if role == "collector" and state.buffer_id not in self._experience:
-                return
-            worker = self._pool.take(role)
-            if worker is None:
-                return
-            queue.popleft()
-            # Recorded before its driver starts: the first answers must find it.
-            state.worker, state.phase = worker, TaskPhase.ASSIGNED
-            state.attempt += 1
-            self._running[state.task_id] = state
-            if role == "learner" and state.buffer_id not in self._experience:
-                self._experience[state.buffer_id] = Experience(
-                    create_buffer(
-                        state.task["replay_buffer_cfg"],
-                        exp_name=str(self._cfg["exp_name"]),
-                        instance_name="buffer",
-                    )
-                )
-        drive = drive_learner if role == "learner" else drive_collector
-        task = {**state.task, f"{role}_id": worker.worker_id, "resource_info": worker.resource}
+    def _start(self, state: TaskState, drive: Callable[..., None]) -> None:
+        worker = state.worker
+        assert worker is not None  # assigned
+        task = {**state.task, f"{state.role}_id": worker.worker_id}
+        task["resource_info"] = worker.resource
         self._spawn(lambda: drive(self, state, task), f"{state.task_id}-driver")
 
-    # ----------------------------------------------------------------------------------------
-    def _retry(self, state: TaskState, error: DingError) -> None:
-        """Hand a lost worker's task on: a learner's resumes from its checkpoint."""
-        if self.is_ending:
-            return
-        if state.role == "collector":
-            with self.condition:
-                self._ended_env_steps += state.env_steps
-                self._notify_fail(state)
-            return
-        if state.attempt >= int(self.cfg["max_attempts"]):
-            self._give_up(state, error)
-            return
-        task = dict(state.task)
-        checkpoints = Path(str(task["learner_cfg"]["exp_name"])) / "ckpt"
-        if (checkpoints / "latest.json").is_file():
-            task["learner_cfg"] = deep_merge_dicts(
-                task["learner_cfg"], {"hook": {"load_ckpt_before_run": str(checkpoints)}}
-            )
-        with self.condition:
-            self._queues["learner"].append(
-                TaskState(state.task_id, "learner", task, self.clock(), attempt=state.attempt)
-            )
-
-    def _give_up(self, state: TaskState, error: DingError) -> None:
-        """End the run with an error."""
+    def _fail(self, error: DingError) -> None:
         trace = error.facts.get("traceback", "") if isinstance(error, TaskFailedError) else ""
-        _log.error("task %s failed: %s\n%s", state.task_id, error, trace)
+        _log.error("the run failed: %s\n%s", error, trace)
         with self.condition:
-            self._notify_fail(state)
             if self.failure is None:
                 self.failure = error
-
-    def _notify_fail(self, state: TaskState) -> None:
-        if state.role == "learner":
-            self._commander.notify_fail_learner_task(state.task)
-        else:
-            self._commander.notify_fail_collector_task(state.task)
-
-    def _learner_states(self) -> list[TaskState]:
-        return [state for state in self._running.values() if state.role == "learner"]
+            self.condition.notify_all()
 
     def _spawn(self, function: Callable[[], None], name: str) -> None:
         self._jobs = [job for job in self._jobs if not job.done]

@@ -1,0 +1,167 @@
+"""The coordinator's book: queued and running tasks, workers, leases and experience.
+
+It is all state and no waiting: the coordinator calls it with its lock held.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dingsdk.config import deep_merge_dicts
+from dingsdk.errors import DingError
+from dingsdk.worker.comm.transport import Role, WorkerInfo
+from dingsdk.worker.coordinator.experience import Experience
+from dingsdk.worker.coordinator.leases import LeaseTable
+from dingsdk.worker.coordinator.resources import WorkerPool
+from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
+
+
+class TaskBook:
+    """Which task is where.
+
+    Args:
+        commander: Produces tasks and hears of their end.
+        cfg: The coordinator's own section.
+        new_buffer: Buffer config -> replay buffer.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        commander: Any,
+        cfg: Mapping[str, Any],
+        new_buffer: Callable[[Mapping[str, Any]], Any],
+        clock: Callable[[], float],
+    ) -> None:
+        self.commander = commander
+        self.pool = WorkerPool()
+        self.leases = LeaseTable(float(cfg["lease_s"]), clock)
+        self.running: dict[str, TaskState] = {}
+        self.experiences: dict[str, Experience] = {}
+        self._queues: dict[Role, deque[TaskState]] = {"learner": deque(), "collector": deque()}
+        self._cfg = cfg
+        self._new_buffer = new_buffer
+        self._clock = clock
+        self._ended_env_steps = 0
+
+    # Tasks on their way out -------------------------------------------------------------------
+    def produce(self, role: Role) -> None:
+        """Ask the commander for a task when a worker is idle: tasks go out fresh."""
+        queue = self._queues[role]
+        if queue or not self.pool.has_idle(role):
+            return
+        if role == "learner":
+            task = self.commander.get_learner_task()
+        else:
+            task = self.commander.get_collector_task()
+        if task is not None:
+            queue.append(TaskState(task["task_id"], role, task, self._clock()))
+
+    def assign(self, role: Role) -> TaskState | None:
+        """Give the next task to an idle worker; None while there is no task or no worker.
+
+        A task that waited too long is reported to the commander as failed. A collector's task
+        waits for the buffer that its learner's task brings.
+        """
+        queue = self._queues[role]
+        if not queue:
+            return None
+        state = queue[0]
+        if self._clock() - state.start_time > float(self._cfg[f"{role}_task_timeout"]):
+            queue.popleft()
+            self.notify_fail(state)
+            return None
+        if role == "collector" and state.buffer_id not in self.experiences:
+            return None
+        worker = self.pool.take(role)
+        if worker is None:
+            return None
+        queue.popleft()
+        state.worker, state.phase = worker, TaskPhase.ASSIGNED
+        state.attempt += 1
+        self.running[state.task_id] = state
+        if role == "learner" and state.buffer_id not in self.experiences:
+            buffer = self._new_buffer(state.task["replay_buffer_cfg"])
+            self.experiences[state.buffer_id] = Experience(buffer)
+        return state
+
+    # Tasks that ended ---------------------------------------------------------------------------
+    def end(self, state: TaskState, phase: TaskPhase, error: DingError | None) -> bool:
+        """Close the entry of a task; return whether its end is the end of the run.
+
+        A lost collector's task goes back to the commander. A lost learner's is handed on, from
+        its newest checkpoint and with the same experience, ``max_attempts`` times.
+        """
+        state.phase = phase
+        self.running.pop(state.task_id, None)
+        experience = self.experiences.get(state.buffer_id)
+        if state.role == "learner" and experience is not None:
+            experience.settle(state)
+        if phase is not TaskPhase.LOST and state.worker is not None:
+            self.pool.give_back(state.worker)
+        if phase is TaskPhase.FINISHED or error is None:
+            return False
+        if phase is TaskPhase.LOST and state.role == "collector":
+            self._ended_env_steps += state.env_steps
+            self.notify_fail(state)
+            return False
+        if phase is TaskPhase.LOST and state.attempt < int(self._cfg["max_attempts"]):
+            self._queues["learner"].append(self._next_attempt(state))
+            return False
+        self.notify_fail(state)
+        return True
+
+    def notify_fail(self, state: TaskState) -> None:
+        """Tell the commander that a task ended without a result."""
+        if state.role == "learner":
+            self.commander.notify_fail_learner_task(state.task)
+        else:
+            self.commander.notify_fail_collector_task(state.task)
+
+    def finish_collector(self, state: TaskState, finished: Mapping[str, Any]) -> bool:
+        """Tell the commander a collector's result; return whether the run has reached its goal."""
+        if not state.is_evaluation:
+            self._ended_env_steps += int(finished["step_count"])
+            state.env_steps = 0
+        return bool(self.commander.finish_collector_task(state.task_id, finished))
+
+    def finish_learner(self, state: TaskState, finished: Mapping[str, Any]) -> Experience | None:
+        """Tell the commander a learner's result; return its experience, to be closed."""
+        buffer_id = self.commander.finish_learner_task(state.task_id, finished)
+        return self.experiences.pop(buffer_id, None)
+
+    # Looking things up ------------------------------------------------------------------------
+    def experience_of(self, state: TaskState) -> Experience | None:
+        return self.experiences.get(state.buffer_id)
+
+    def take_garbage(self, experience: Experience) -> list[str]:
+        """Return ids of payloads to delete; learners are told with their next batch."""
+        return experience.take_garbage(
+            [state for state in self.running.values() if state.role == "learner"]
+        )
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps collected for training, running tasks included."""
+        return self._ended_env_steps + sum(state.env_steps for state in self.running.values())
+
+    def join(self, info: WorkerInfo) -> None:
+        self.pool.add(info)
+        self.leases.grant(info.worker_id)
+
+    def lose(self, worker_id: str) -> None:
+        self.pool.remove(worker_id)
+        self.leases.end(worker_id)
+
+    # ----------------------------------------------------------------------------------------
+    def _next_attempt(self, state: TaskState) -> TaskState:
+        task = dict(state.task)
+        checkpoints = Path(str(task["learner_cfg"]["exp_name"])) / "ckpt"
+        if (checkpoints / "latest.json").is_file():
+            task["learner_cfg"] = deep_merge_dicts(
+                task["learner_cfg"], {"hook": {"load_ckpt_before_run": str(checkpoints)}}
+            )
+        return TaskState(state.task_id, "learner", task, self._clock(), attempt=state.attempt)
