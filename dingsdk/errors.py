@@ -126,6 +126,19 @@ class DataMissingError(DingError, LookupError):
     """A payload that is not in the store. Facts: ``data_id``."""
 
 
+class ConflictError(DingError, ValueError):
+    """Another content under a name that is taken for good. Facts: ``data_id``."""
+
+
+class StorageFullError(DingError, OSError):
+    """Storage that cannot serve now: full, over quota, failing, or no descriptors left.
+
+    Facts: ``path``, ``reason`` (an errno name, or ``low_space`` before it came to that).
+    """
+
+    retryable = True
+
+
 class ClosedError(DingError, RuntimeError):
     """A part that was used after, or woken by, its ``close()``. Facts: ``what``."""
 
@@ -201,6 +214,26 @@ class WorkerLostError(DingError, ConnectionError):
     """A worker that left or fell silent. Facts: ``worker_id``, ``task_id``."""
 
     retryable = True
+
+
+class StaleEpochError(WorkerLostError):
+    """A message of a run, epoch or incarnation that is over. Facts: ``worker_id``, ``epoch``."""
+
+
+class AuthError(DingError, PermissionError):
+    """A secret that is missing, unsafe or not the other side's. Facts: ``reason``."""
+
+    is_user_mistake = True
+
+
+class InsecureBindError(ConfigError):
+    """A listener that others could reach, without a secret chosen for it. Facts: ``host``."""
+
+
+class PortInUseError(DingError, OSError):
+    """An address that a listener cannot have. Facts: ``host``, ``port``."""
+
+    is_user_mistake = True
 
 
 class TaskTimeoutError(DingError, TimeoutError):

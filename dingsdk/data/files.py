@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,11 @@ _ADVICE = {
 
 
 Buffer = bytes | bytearray | memoryview
+
+TEMPORARY = ".tmp-"
+"""How the name of a file that is being written begins."""
+
+_BUFFERS_A_CALL = 512  # below IOV_MAX, 1024 on Linux
 
 
 def atomic_write_bytes(path: str | os.PathLike[str], data: Buffer, durable: bool = False) -> None:
@@ -58,22 +63,38 @@ def atomic_write_chunks(
         RunFolderError: as there. An error of the iterable leaves nothing behind either.
     """
     target = Path(path)
-    temporary = f".tmp-{secrets.token_hex(8)}"
     try:
         folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            _write_new(folder, temporary, chunks, durable)
-            try:
-                os.rename(temporary, target.name, src_dir_fd=folder, dst_dir_fd=folder)
-            except OSError:
-                _unlink_quietly(folder, temporary)
-                raise
-            if durable:
-                os.fsync(folder)
+            replace_file(folder, target.name, chunks, durable=durable)
         finally:
             os.close(folder)
     except OSError as error:
         raise folder_error("write", target, error) from error
+
+
+def replace_file(folder: int, name: str, chunks: Iterable[Buffer], *, durable: bool) -> None:
+    """Write a file of an open folder, the way of :func:`atomic_write_bytes`.
+
+    Args:
+        folder: Descriptor of the folder.
+        name: Of the file; no path.
+        chunks: The content in order; a list or tuple is written in few calls.
+        durable: Whether to wait until the disk has it.
+
+    Raises:
+        OSError: what the system said. The old file is there, or the new one where only the
+            last wait for the disk failed.
+    """
+    temporary = f"{TEMPORARY}{secrets.token_hex(8)}"
+    _write_new(folder, temporary, chunks, durable)
+    try:
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        _unlink_quietly(folder, temporary)
+        raise
+    if durable:
+        os.fsync(folder)
 
 
 def atomic_write_json(path: str | os.PathLike[str], value: Any, durable: bool = False) -> None:
@@ -113,10 +134,12 @@ def _write_new(folder: int, name: str, chunks: Iterable[Buffer], durable: bool) 
     descriptor = os.open(name, flags, 0o600, dir_fd=folder)
     try:
         try:
-            for chunk in chunks:
-                rest = memoryview(chunk).cast("B")
-                while rest:
-                    rest = rest[os.write(descriptor, rest) :]
+            if isinstance(chunks, (list, tuple)):
+                for start in range(0, len(chunks), _BUFFERS_A_CALL):
+                    _write_together(descriptor, chunks[start : start + _BUFFERS_A_CALL])
+            else:
+                for chunk in chunks:
+                    _write_all(descriptor, memoryview(chunk).cast("B"))
             if durable:
                 os.fsync(descriptor)
         finally:
@@ -124,6 +147,20 @@ def _write_new(folder: int, name: str, chunks: Iterable[Buffer], durable: bool) 
     except BaseException:
         _unlink_quietly(folder, name)
         raise
+
+
+def _write_together(descriptor: int, chunks: Sequence[Buffer]) -> None:
+    written = os.writev(descriptor, chunks)
+    for chunk in chunks:
+        size = memoryview(chunk).nbytes
+        if written < size:  # a full disk, a signal, or more than the 2 GiB a call takes
+            _write_all(descriptor, memoryview(chunk).cast("B")[written:])
+        written = max(written - size, 0)
+
+
+def _write_all(descriptor: int, rest: memoryview) -> None:
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
 
 
 def _unlink_quietly(folder: int, name: str) -> None:

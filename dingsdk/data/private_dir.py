@@ -1,0 +1,308 @@
+"""Folders that only we write to, whose files are opened by checked names and never by paths."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import re
+import stat
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn, Self
+
+from dingsdk.data.descriptor import SharedDescriptor, close_reader
+from dingsdk.data.files import TEMPORARY, Buffer, ensure_dir, folder_error, replace_file
+from dingsdk.data.ids import check_id
+from dingsdk.errors import (
+    DataCorruptError,
+    DataMissingError,
+    DingError,
+    ProtocolError,
+    RunFolderError,
+    StorageFullError,
+)
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[a-z0-9]{1,16})?")
+_TEMPORARY_NAME = re.compile(re.escape(TEMPORARY) + r"[0-9a-f]{16}")
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+_GONE = {errno.ENOENT, errno.ESTALE}  # NFS calls a file stale that another host deleted
+_FOREIGN = {errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EISDIR}
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+# Without O_NONBLOCK the open of a FIFO would wait for a writer.
+_OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+
+
+class PrivateDir:
+    """A folder of ours: mode 0700 when we create it, refused when others can write to it.
+
+    Everything goes through a descriptor of the folder, so that what was checked is what is
+    used, wherever the path leads later. Symbolic links are never followed. Safe for use from
+    many threads; closing waits for none and takes effect once the last call has returned.
+
+    Args:
+        path: The folder; parents are created where missing.
+        create: False refuses where it does not exist.
+
+    Raises:
+        RunFolderError: it cannot be opened or created, is a link or no folder, is not ours, or
+            its group or others can write to it; ``path``.
+        StorageFullError: the system has no room or no descriptor for it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], create: bool = True) -> None:
+        self.path = Path(path)
+        if create:
+            ensure_dir(self.path.parent)
+        self._descriptor = SharedDescriptor(_open_folder(self.path, str(self.path), None, create))
+
+    def sub(self, name: str, create: bool = True) -> PrivateDir:
+        """Open a folder in this one, under the same rules.
+
+        Raises:
+            DataMissingError: it does not exist, and ``create`` is False.
+        """
+        check_id(name, "folder")
+        opened = PrivateDir.__new__(PrivateDir)
+        opened.path = self.path / name
+        with self._descriptor as folder:
+            opened._descriptor = SharedDescriptor(_open_folder(opened.path, name, folder, create))
+        return opened
+
+    # Files ------------------------------------------------------------------------------------
+    def write_atomic(self, name: str, buffers: list[Buffer], durable: bool = False) -> None:
+        """Write a file, mode 0600, which takes its name when it is whole.
+
+        Raises:
+            StorageFullError: disk full, over quota, failing, or out of descriptors. The file is
+                as it was before, and nothing is left behind.
+            RunFolderError: another reason, such as a folder of that name.
+        """
+        _check_name(name)
+        with self._descriptor as folder:
+            try:
+                replace_file(folder, name, buffers, durable=durable)
+            except OSError as error:
+                raise self._error("write", name, error) from error
+
+    def open_checked(self, name: str, max_bytes: int) -> tuple[int, os.stat_result]:
+        """Open a file for reading; the caller closes the descriptor.
+
+        Raises:
+            DataMissingError: there is no such file.
+            DataCorruptError: it is no plain file of ours with one name, or too large.
+            StorageFullError, RunFolderError: as above.
+        """
+        _check_name(name)
+        with self._descriptor as folder:
+            try:
+                descriptor = os.open(name, _OPEN_FILE, dir_fd=folder)
+            except OSError as error:
+                raise self._error("read", name, error) from error
+        try:
+            found = os.fstat(descriptor)
+            # One that was replaced since has no name left, and is whole.
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+                self._refuse(name, "it is no plain file with one name")
+            if found.st_uid != os.geteuid():
+                self._refuse(name, f"it belongs to user {found.st_uid}")
+            if found.st_size > max_bytes:
+                self._refuse(name, f"{found.st_size} bytes; at most {max_bytes} are read")
+        except OSError as error:
+            close_reader(descriptor)
+            raise self._error("read", name, error) from error
+        except BaseException:
+            close_reader(descriptor)
+            raise
+        return descriptor, found
+
+    def read(self, name: str, max_bytes: int) -> bytearray:
+        """Return a file's content.
+
+        Raises:
+            as :meth:`open_checked`, which sees to it that no more than ``max_bytes`` are read.
+        """
+        descriptor, found = self.open_checked(name, max_bytes)
+        content = bytearray(found.st_size)
+        rest = memoryview(content)
+        try:
+            while rest:
+                count = os.readv(descriptor, [rest])
+                if count == 0:
+                    self._refuse(name, "it was cut off while it was read")
+                rest = rest[count:]
+        except OSError as error:
+            raise self._error("read", name, error) from error
+        finally:
+            close_reader(descriptor)
+        return content
+
+    def map(self, name: str, max_bytes: int) -> memoryview:
+        """Return a file's content as a read-only map, which lives as long as its views.
+
+        A map keeps a descriptor. The file may be deleted meanwhile, on a local file system; it
+        must not be cut off.
+
+        Raises:
+            as :meth:`open_checked`.
+        """
+        descriptor, found = self.open_checked(name, max_bytes)
+        try:
+            if found.st_size == 0:
+                return memoryview(b"")
+            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+            return memoryview(mmap.mmap(descriptor, found.st_size, flags, mmap.PROT_READ))
+        except OSError as error:
+            raise self._error("map", name, error) from error
+        except ValueError as error:
+            raise DataCorruptError(f"{self.path / name}: {error}", where=name) from error
+        finally:
+            close_reader(descriptor)
+
+    def stat(self, name: str) -> os.stat_result | None:
+        """Return what stands under the name (links not followed), None where nothing does."""
+        _check_name(name)
+        with self._descriptor as folder:
+            try:
+                return os.stat(name, dir_fd=folder, follow_symlinks=False)
+            except OSError as error:
+                if error.errno in _GONE:
+                    return None
+                raise self._error("look at", name, error) from error
+
+    def unlink(self, name: str) -> bool:
+        """Remove a file or link; return whether there was one.
+
+        Raises:
+            RunFolderError: it is a folder, or cannot be removed.
+        """
+        if not _TEMPORARY_NAME.fullmatch(name):
+            _check_name(name)
+        with self._descriptor as folder:
+            try:
+                os.unlink(name, dir_fd=folder)
+            except OSError as error:
+                if error.errno in _GONE:
+                    return False
+                raise self._error("remove", name, error) from error
+        return True
+
+    def remove_sub(self, name: str) -> bool:
+        """Remove an empty folder in this one; return whether it is gone."""
+        check_id(name, "folder")
+        with self._descriptor as folder:
+            try:
+                os.rmdir(name, dir_fd=folder)
+            except OSError as error:
+                if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
+                    return False
+                if error.errno not in _GONE:
+                    raise self._error("remove", name, error) from error
+        return True
+
+    def move(self, name: str, target: PrivateDir, new_name: str) -> bool:
+        """Move a file (or what else stands there) to another folder; False if it is gone."""
+        _check_name(name)
+        _check_name(new_name)
+        with self._descriptor as source, target._descriptor as folder:
+            try:
+                os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=folder)
+            except OSError as error:
+                if error.errno in _GONE:
+                    return False
+                raise self._error("move", name, error) from error
+        return True
+
+    def names(self) -> list[str]:
+        """Return the names in the folder that could be ours, sorted, temporary files included."""
+        with self._descriptor as folder:
+            try:
+                found = os.listdir(folder)  # noqa: PTH208 - a descriptor
+            except OSError as error:
+                raise self._error("list", "", error) from error
+        return sorted(n for n in found if _NAME.fullmatch(n) or _TEMPORARY_NAME.fullmatch(n))
+
+    def free_bytes(self) -> int:
+        """Return how much more we may write on this disk."""
+        with self._descriptor as folder:
+            try:
+                disk = os.fstatvfs(folder)
+            except OSError as error:
+                raise self._error("look at", "", error) from error
+        return disk.f_bavail * disk.f_frsize
+
+    # Life -------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Give the descriptor back; further calls raise ClosedError."""
+        self._descriptor.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"PrivateDir({str(self.path)!r})"
+
+    def _refuse(self, name: str, why: str) -> NoReturn:
+        raise DataCorruptError(f"{self.path / name} is refused: {why}", where=name)
+
+    def _error(self, action: str, name: str, error: OSError) -> DingError:
+        if action in {"read", "map"}:
+            if error.errno in _GONE:
+                return DataMissingError(f"no file {self.path / name}", data_id=name)
+            if error.errno in _FOREIGN:
+                text = f"{self.path / name} is no plain file: {error.strerror}"
+                return DataCorruptError(text, where=name)
+        return _typed(action, self.path / name, error)
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ProtocolError(f"{name!r:.80} is no file name of ours", where="file name")
+
+
+def _open_folder(path: Path, name: str, parent: int | None, create: bool) -> int:
+    try:
+        try:
+            descriptor = os.open(name, _OPEN_FOLDER, dir_fd=parent)
+        except FileNotFoundError:
+            if not create:
+                raise
+            with contextlib.suppress(FileExistsError):  # another process was quicker
+                os.mkdir(name, 0o700, dir_fd=parent)
+            descriptor = os.open(name, _OPEN_FOLDER, dir_fd=parent)
+    except OSError as error:
+        if error.errno in _GONE and parent is not None and not create:
+            raise DataMissingError(f"no folder {path}", data_id=name) from error
+        raise _typed("open", path, error) from error
+    why = ""
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid():
+            why = f"it belongs to user {found.st_uid}, we are {os.geteuid()}"
+        elif found.st_mode & 0o022:
+            why = f"others can write to it (mode {stat.S_IMODE(found.st_mode):04o}); chmod 700 it"
+    except OSError as error:
+        close_reader(descriptor)
+        raise _typed("open", path, error) from error
+    if why:
+        close_reader(descriptor)
+        raise RunFolderError(f"{path} is refused: {why}", path=str(path), reason=why)
+    return descriptor
+
+
+def _typed(action: str, path: Path, error: OSError) -> DingError:
+    if error.errno in _FULL:
+        reason = errno.errorcode[error.errno]
+        text = f"cannot {action} {path}: {error.strerror} ({reason}); it may work again later"
+        return StorageFullError(text, path=str(path), reason=reason)
+    return folder_error(action, path, error)
