@@ -9,6 +9,9 @@ TYPES: Mapping[tuple[str, str], str] = {
     ("transports", "in_memory"): "dingsdk-in-memory",
     ("comm_collectors", "in_memory"): "dingsdk-in-memory",
     ("comm_learners", "in_memory"): "dingsdk-in-memory",
+    ("transports", "flask_fs"): "dingsdk-flask-fs",
+    ("comm_collectors", "flask_fs"): "dingsdk-flask-fs",
+    ("comm_learners", "flask_fs"): "dingsdk-flask-fs",
 }
 """(kind, type key) -> distribution. Only distributions of this repository."""
 
@@ -16,6 +19,11 @@ NAMES: Mapping[str, str] = {
     "InMemoryCollector": "dingsdk-in-memory",
     "InMemoryLearner": "dingsdk-in-memory",
     "InMemoryTransport": "dingsdk-in-memory",
+    "CollectorSlave": "dingsdk-flask-fs",
+    "FlaskFSTransport": "dingsdk-flask-fs",
+    "FlaskFileSystemCollector": "dingsdk-flask-fs",
+    "FlaskFileSystemLearner": "dingsdk-flask-fs",
+    "LearnerSlave": "dingsdk-flask-fs",
 }
 """Class reachable as ``dingsdk.worker.<Name>`` -> the distribution that owns it."""
 

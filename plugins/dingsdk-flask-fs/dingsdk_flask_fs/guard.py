@@ -1,0 +1,142 @@
+"""Who may speak to the server: every request passes here first, and is refused by default."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from dingsdk.errors import AuthError
+from dingsdk_flask_fs.auth import Verifier
+
+_log = logging.getLogger(__name__)
+
+HEALTH = "/healthz"
+LOG_EVERY_S = 1.0
+
+
+class Refusal(Exception):  # noqa: N818 - an outcome, not an error
+    """Why a request goes no further: an HTTP status and a constant body."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = f'{{"code":"{code}","message":"{message}"}}'.encode()
+
+
+class Guard:
+    """Checks a request before anything reads its body.
+
+    The order is: whom it was sent to (Host), who made it send (a browser never may), how
+    much, of which type, and whether the sender holds the secret.
+
+    Args:
+        verifier: Checks the signature.
+        hosts: Names that this server goes by, lower case, without the port.
+        any_address: Whether any literal IP address is one of its names too. A page that
+            rebinds its own domain to this host sends that domain as Host, never an address.
+        max_bytes: The largest body.
+        clock: Monotonic seconds, for the pace of the log.
+    """
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        hosts: Collection[str],
+        *,
+        any_address: bool,
+        max_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._verifier = verifier
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._any_address = any_address
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._refused = 0
+        self._log_at = 0.0
+
+    def check(self, environ: Mapping[str, Any]) -> str | None:
+        """Return the nonce of a genuine request; None for the health check.
+
+        Raises:
+            Refusal: anything else.
+        """
+        try:
+            return self._check(environ)
+        except Refusal as refusal:
+            self._note(environ, refusal)
+            raise
+
+    def _check(self, environ: Mapping[str, Any]) -> str | None:
+        if not self._is_ours(environ.get("HTTP_HOST", "")):
+            raise Refusal(403, "HostError", "this server has another name")
+        if "HTTP_ORIGIN" in environ or "HTTP_SEC_FETCH_SITE" in environ:
+            raise Refusal(403, "OriginError", "browsers are not served")
+        method, target = environ["REQUEST_METHOD"], target_of(environ)
+        if method == "GET" and target == HEALTH:
+            return None
+        if method != "POST":
+            raise Refusal(405, "MethodError", "requests are POST")
+        length = environ.get("CONTENT_LENGTH") or "0"
+        if not (length.isascii() and length.isdigit()):
+            raise Refusal(400, "ProtocolError", "Content-Length is no number")
+        if int(length) > self._max_bytes:
+            raise Refusal(413, "PayloadTooLargeError", "the message is too large")
+        kind = environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower()
+        if kind != "application/json" or "HTTP_CONTENT_ENCODING" in environ:
+            raise Refusal(415, "UnsupportedMediaError", "messages are application/json")
+        body = environ["wsgi.input"].read(int(length))
+        try:
+            nonce = self._verifier.verify(
+                environ.get("HTTP_AUTHORIZATION", ""), method, target, body
+            )
+        except AuthError as error:
+            refusal = Refusal(401, "AuthError", "not authorized")
+            raise refusal from error
+        environ["dingsdk.body"] = body  # type: ignore[index]
+        return nonce
+
+    def _is_ours(self, host: str) -> bool:
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        if name in self._hosts:
+            return True
+        if not self._any_address:
+            return False
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+    def _note(self, environ: Mapping[str, Any], refusal: Refusal) -> None:
+        """Log refusals, at most one line a second whatever comes."""
+        with self._lock:
+            self._refused += 1
+            now = self._clock()
+            if now < self._log_at:
+                return
+            count, self._refused = self._refused, 0
+            self._log_at = now + LOG_EVERY_S
+        cause = refusal.__cause__
+        _log.warning(
+            "refused %d request(s); the last: %s %.80r from %s: %s",
+            count,
+            environ["REQUEST_METHOD"],
+            target_of(environ),
+            environ.get("REMOTE_ADDR"),
+            cause if cause is not None else refusal,
+        )
+
+
+def target_of(environ: Mapping[str, Any]) -> str:
+    """Return the request's target as it was sent: what the signature covers."""
+    return str(environ.get("REQUEST_URI") or environ.get("PATH_INFO", ""))

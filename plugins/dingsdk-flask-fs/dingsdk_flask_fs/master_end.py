@@ -1,0 +1,153 @@
+"""The coordinator's end: a switchboard, and the server that workers dial."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from dingsdk.data import PrivateDir
+from dingsdk.errors import ClosedError, InsecureBindError
+from dingsdk.worker.comm import MasterEnd, MasterListener, TaskMessage
+from dingsdk_flask_fs.app import create_app
+from dingsdk_flask_fs.auth import Verifier
+from dingsdk_flask_fs.guard import Guard
+from dingsdk_flask_fs.run_state import begin_epoch
+from dingsdk_flask_fs.secret import FILE_VARIABLE, VARIABLE, Secret, create_secret
+from dingsdk_flask_fs.server import HttpServer
+from dingsdk_flask_fs.switchboard import Switchboard
+
+_log = logging.getLogger(__name__)
+
+MIN_FREE_THREADS = 4
+
+
+class HttpMasterEnd(MasterEnd):
+    """Listens once opened.
+
+    Args:
+        cfg: ``system.transport``, complete.
+        folder: The transport's own folder.
+    """
+
+    def __init__(self, cfg: Mapping[str, Any], folder: PrivateDir) -> None:
+        self._cfg = cfg
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._switchboard: Switchboard | None = None
+        self._server: HttpServer | None = None
+        self._is_closed = False
+
+    def open(self, listener: MasterListener) -> str:
+        """Listen; return ``http://host:port``.
+
+        Raises:
+            AuthError: the secret cannot be used.
+            InsecureBindError: others could reach the address, and no secret was chosen.
+            PortInUseError: the address is taken.
+        """
+        with self._lock:
+            if self._is_closed or self._server is not None:
+                raise ClosedError("a master end opens once", what="master end")
+            host, threads = str(self._cfg["host"]), int(self._cfg["threads"])
+            max_bytes = int(self._cfg["max_message_bytes"])
+            secret = create_secret(self._folder)
+            _check_reach(host, secret)
+            server = HttpServer(
+                host,
+                int(self._cfg["port"]),
+                threads=threads,
+                connections=int(self._cfg["max_connections"]),
+                max_bytes=max_bytes,
+            )
+            try:
+                run, epoch = begin_epoch(self._folder)
+                free = max(MIN_FREE_THREADS, threads // 4)
+                switchboard = Switchboard(
+                    run, epoch, max_bytes=max_bytes, max_polls=max(1, threads - free)
+                )
+                verifier = Verifier(secret)
+                guard = Guard(
+                    verifier,
+                    _own_names(host) | set(self._cfg["allowed_hosts"]),
+                    any_address=_is_wildcard(host),
+                    max_bytes=max_bytes,
+                )
+                switchboard.open(listener)
+                server.start(create_app(switchboard, guard, verifier, max_bytes))
+            except BaseException:
+                server.close()
+                raise
+            self._switchboard, self._server = switchboard, server
+        name = socket.gethostname() if _is_wildcard(host) else host
+        return f"http://[{name}]:{server.port}" if ":" in name else f"http://{name}:{server.port}"
+
+    def send(self, worker_id: str, task: TaskMessage) -> None:
+        self._opened().send(worker_id, task)
+
+    def drop(self, worker_id: str, reason: str) -> None:
+        self._opened().drop(worker_id)
+
+    def abandon_worker(self, worker_id: str) -> None:
+        """Cut a worker off as if its host had died; it may join again."""
+        self._opened().abandon(worker_id, "abandoned")
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            switchboard, server = self._switchboard, self._server
+        if switchboard is not None:
+            switchboard.close()
+        if server is not None and not server.close(timeout_s):
+            _log.warning("the http server did not end within %.1f s", timeout_s)
+
+    def _opened(self) -> Switchboard:
+        if self._switchboard is None:
+            raise ClosedError("the master end is not open", what="master end")
+        return self._switchboard
+
+
+def _check_reach(host: str, secret: Secret) -> None:
+    if _is_loopback(host):
+        return
+    if not secret.is_explicit:
+        raise InsecureBindError(
+            f"system.transport.host is {host!r}, which other hosts can reach: choose a secret "
+            f"for all of them ({FILE_VARIABLE} or {VARIABLE}), or listen on 127.0.0.1",
+            path="system.transport.host",
+            host=host,
+        )
+    _log.warning(
+        "listening on %s: messages are signed but not encrypted; use a private network, or a "
+        "tunnel that encrypts",
+        host,
+    )
+
+
+def _own_names(host: str) -> set[str]:
+    names = {host.lower(), "localhost", "127.0.0.1", "::1"}
+    if not _is_loopback(host):
+        names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+    return names
+
+
+def _is_loopback(host: str) -> bool:
+    # Only what is certain: a name could be made to resolve to anything.
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return host == ""

@@ -1,0 +1,129 @@
+"""Where the secret that all processes of a run share comes from.
+
+``DINGSDK_SECRET_FILE`` before ``DINGSDK_SECRET`` before a file in the run's own folder, which
+the master writes. A secret that is named but cannot be used ends the start: falling back to
+another one would leave the user believing in the one that was named.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from dingsdk.data import PrivateDir
+from dingsdk.errors import AuthError
+
+FILE_VARIABLE = "DINGSDK_SECRET_FILE"
+VARIABLE = "DINGSDK_SECRET"
+FILE_NAME = "secret"
+MIN_BYTES = 16
+MAX_BYTES = 4096
+
+
+class Secret:
+    """The bytes, and where they came from; never shown.
+
+    Attributes:
+        is_explicit: Whether the user chose it (by environment variable).
+    """
+
+    __slots__ = ("_value", "is_explicit")
+
+    def __init__(self, value: bytes, *, source: str, is_explicit: bool) -> None:
+        if len(value) < MIN_BYTES:
+            raise AuthError(
+                f"the secret in {source} has {len(value)} bytes; at least {MIN_BYTES} are needed: "
+                'python -c "import secrets; print(secrets.token_hex(32))" prints a good one',
+                reason="short",
+            )
+        self._value = value
+        self.is_explicit = is_explicit
+
+    def reveal(self) -> bytes:
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret(<redacted>)"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("a secret is not copied into messages or files")
+
+
+def named_secret(environ: Mapping[str, str] | None = None) -> Secret | None:
+    """Return the secret that the environment names; None when it names none.
+
+    Raises:
+        AuthError: it names one that is missing, empty, too short or open to others.
+    """
+    environ = os.environ if environ is None else environ
+    if FILE_VARIABLE in environ:
+        path = Path(environ[FILE_VARIABLE])
+        return Secret(read_private(path), source=str(path), is_explicit=True)
+    if VARIABLE in environ:
+        return Secret(environ[VARIABLE].strip().encode(), source=VARIABLE, is_explicit=True)
+    return None
+
+
+def create_secret(folder: PrivateDir, environ: Mapping[str, str] | None = None) -> Secret:
+    """Return the secret of a master: the named one, else the run's own, made when missing.
+
+    Args:
+        folder: The run's own folder.
+        environ: Environment variables; the process's own by default.
+
+    Raises:
+        AuthError: as ``named_secret``, or the run's own file cannot be used.
+        RunFolderError, StorageFullError: it cannot be written.
+    """
+    found = named_secret(environ)
+    if found is not None:
+        return found
+    if folder.stat(FILE_NAME) is None:
+        folder.write_atomic(FILE_NAME, [secrets.token_hex(32).encode()], durable=True)
+    return _own(folder)
+
+
+def find_secret(folder: PrivateDir, environ: Mapping[str, str] | None = None) -> Secret | None:
+    """Return the secret of a worker: the named one, else the run's own; None before it is there.
+
+    Raises:
+        AuthError: as ``create_secret``.
+    """
+    found = named_secret(environ)
+    if found is not None:
+        return found
+    return None if folder.stat(FILE_NAME) is None else _own(folder)
+
+
+def read_private(path: Path) -> bytes:
+    """Return the stripped content of a file that only its owner, this user, can read.
+
+    Raises:
+        AuthError: it is missing, a link, no regular file, another user's or open to others.
+    """
+    try:
+        # Not blocking: the path may name a pipe.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise AuthError(
+            f"cannot read the secret file {path}: {error.strerror}", reason="unreadable"
+        ) from error
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise AuthError(f"the secret file {path} is no regular file", reason="type")
+        if found.st_uid != os.geteuid():
+            raise AuthError(f"the secret file {path} belongs to another user", reason="owner")
+        if found.st_mode & 0o077:
+            raise AuthError(
+                f"others may read the secret file {path}: chmod 600 {path}", reason="mode"
+            )
+        return file.read(MAX_BYTES).strip()
+
+
+def _own(folder: PrivateDir) -> Secret:
+    path = folder.path / FILE_NAME
+    return Secret(read_private(path), source=str(path), is_explicit=False)

@@ -1,0 +1,164 @@
+"""A waitress server that has a life of its own: it starts, reports its port, and closes."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from waitress import wasyncore
+from waitress.adjustments import Adjustments
+from waitress.server import TcpWSGIServer
+from waitress.task import ThreadedTaskDispatcher
+
+from dingsdk.errors import ConfigError, PortInUseError
+
+_log = logging.getLogger(__name__)
+
+HEADER_BYTES = 16 << 10
+BACKLOG = 512
+
+
+class HttpServer:
+    """Serves one WSGI application on one address, from threads of its own.
+
+    Args:
+        host: Address to bind.
+        port: Port to bind; 0 for any free one.
+        threads: Requests served at the same time.
+        connections: Connections held at the same time; more wait to be accepted.
+        max_bytes: The largest body; a larger one is refused before it is read.
+
+    Raises:
+        PortInUseError: the address is taken, or not this host's to take.
+        ConfigError: the host has no address.
+    """
+
+    def __init__(
+        self, host: str, port: int, *, threads: int, connections: int, max_bytes: int
+    ) -> None:
+        # Bound before any thread exists, so that a failure leaves nothing behind.
+        self._socket = _bind(host, port)
+        self.port: int = self._socket.getsockname()[1]
+        self._threads = threads
+        self._adjustments = Adjustments(
+            sockets=[],
+            threads=threads,
+            connection_limit=connections,
+            max_request_body_size=max_bytes + 1,
+            max_request_header_size=HEADER_BYTES,
+            inbuf_overflow=max_bytes + 1,
+            channel_timeout=60,
+            cleanup_interval=10,
+            backlog=BACKLOG,
+            ident="dingsdk",
+            asyncore_use_poll=True,
+            log_socket_errors=False,
+        )
+        self._map: dict[int, Any] = {}
+        self._dispatcher = _Dispatcher()
+        self._loop: threading.Thread | None = None
+        self._server: TcpWSGIServer | None = None
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._is_stopped = False
+
+    def start(self, app: Callable[..., Any]) -> None:
+        """Serve ``app`` from now on."""
+        with self._lock:
+            if self._is_closed or self._loop is not None:
+                return
+            self._dispatcher.set_thread_count(self._threads)
+            self._server = TcpWSGIServer(
+                app,
+                self._map,
+                _sock=self._socket,
+                dispatcher=self._dispatcher,
+                adj=self._adjustments,
+                bind_socket=False,
+                sockinfo=(self._socket.family, self._socket.type, 0, None),
+            )
+            self._loop = threading.Thread(target=self._run, name="http-server", daemon=True)
+            self._loop.start()
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Finish the requests being served, then end; return whether all ended in time."""
+        with self._lock:
+            if self._is_closed:
+                return True
+            self._is_closed = True
+        deadline = time.monotonic() + timeout_s
+        if self._loop is None or self._server is None:
+            self._socket.close()
+            return True
+        ended = self._dispatcher.end(deadline)
+        self._is_stopped = True
+        self._server.pull_trigger()
+        self._loop.join(max(0.1, deadline - time.monotonic()))
+        return ended and not self._loop.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopped:
+                try:
+                    wasyncore.loop(timeout=1.0, use_poll=True, map=self._map, count=1)
+                except Exception:
+                    _log.exception("the http server's loop goes on after an error")
+        finally:
+            wasyncore.close_all(self._map, ignore_all=True)
+
+
+class _Dispatcher(ThreadedTaskDispatcher):  # type: ignore[misc]
+    """Waitress's pool, with threads that can be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._started: list[threading.Thread] = []
+
+    def start_new_thread(self, target: Callable[..., None], thread_no: int) -> None:
+        thread = threading.Thread(
+            target=target, args=(thread_no,), name=f"http-{thread_no}", daemon=True
+        )
+        self._started.append(thread)
+        thread.start()
+
+    def end(self, deadline: float) -> bool:
+        self.shutdown(timeout=max(0.1, deadline - time.monotonic()))
+        for thread in self._started:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._started)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    where = f"{host}:{port}"
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"system.transport: {where} is no address of this host: {error}",
+            path="system.transport.host",
+        ) from error
+    listener = socket.socket(family, kind, proto)
+    try:
+        # Otherwise a port stays taken for a minute after its last connection.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        # Two sockets may be bound to one address until one of them listens.
+        listener.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        code = error.errno if isinstance(error, OSError) else None
+        advice = {
+            errno.EADDRINUSE: "it is in use; choose another port, or 0 for any free one",
+            errno.EACCES: "only root may have it; choose a port above 1023",
+            errno.EADDRNOTAVAIL: "the host is not one of this machine's addresses",
+        }.get(code or 0, str(error))
+        raise PortInUseError(f"cannot listen on {where}: {advice}", host=host, port=port) from error
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,415 @@
+"""A worker's end: asks for tasks on one connection, reports on another."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from dingsdk.data import decode_message, encode_message
+from dingsdk.errors import (
+    AuthError,
+    ClosedError,
+    DingError,
+    ProtocolError,
+    StaleEpochError,
+    WorkerLostError,
+)
+from dingsdk.worker.comm import SlaveEnd, TaskAnswer, TaskMessage, WorkerInfo
+from dingsdk_flask_fs.auth import Signer
+from dingsdk_flask_fs.connection import Connection, ForeignAnswerError, LinkError, Reply
+from dingsdk_flask_fs.messages import (
+    MAX_WAIT_S,
+    OVERHEAD_BYTES,
+    Request,
+    check_id,
+    decode_task,
+    encode_item,
+    encode_request,
+    field,
+    whole,
+)
+from dingsdk_flask_fs.secret import Secret
+
+PREFETCH = 64
+"""Tasks fetched at once; a worker serves them in order."""
+LINGER_S = 0.001
+"""How long an answer waits for company, or for the next request to take it along."""
+MARGIN_S = 2.0
+"""How much longer than its wait a request for tasks may take."""
+BACKOFF_S = (0.05, 2.0)
+
+
+class HttpSlaveEnd(SlaveEnd):
+    """Unjoined until ``join``.
+
+    Answers are handed over, not waited for: they leave with the next request for tasks, or by
+    the sender thread, many at once. Whatever is unconfirmed is in every request, and the
+    master skips what it has had.
+
+    Args:
+        host: Host of the master.
+        port: Its port.
+        find_secret: Returns the run's secret, None while there is none yet.
+        max_bytes: The largest message.
+        request_timeout_s: Longest wait for an answer that is due at once.
+        lost_after_s: Silence after which the master counts as lost.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        find_secret: Callable[[], Secret | None],
+        *,
+        max_bytes: int,
+        request_timeout_s: float = 10.0,
+        lost_after_s: float = 15.0,
+    ) -> None:
+        self._where = f"{host}:{port}"
+        self._find_secret = find_secret
+        self._max_bytes = max_bytes
+        self._request_timeout_s = request_timeout_s
+        self._lost_after_s = lost_after_s
+        self._asks = Connection(host, port, max_bytes)
+        self._reports = Connection(host, port, max_bytes)
+        self._condition = threading.Condition(threading.Lock())
+        self._sender: threading.Thread | None = None
+        self._signer: Signer | None = None
+        self._seqs = itertools.count(1)
+        # Its own: programs seed the shared one, and workers must not retry in step.
+        self._jitter = random.Random()
+        self._is_closed = False
+        # Of the incarnation:
+        self._worker_id = ""
+        self._run, self._epoch, self._inc = "", 0, 0
+        self._gone: DingError | None = WorkerLostError("not joined")
+        self._tasks: deque[TaskMessage] = deque()
+        self._last_task = 0
+        self._answers: deque[tuple[int, bytes]] = deque()
+        self._last_answer = 0
+        self._carried = 0
+        self._heard_at = 0.0
+
+    # Life ----------------------------------------------------------------------------------
+    def join(self, info: WorkerInfo, timeout_s: float) -> None:
+        """Announce the worker to the master, trying until the deadline.
+
+        Raises:
+            AuthError: the master and this process hold different secrets.
+            WorkerLostError, ClosedError: as the contract has it.
+        """
+        check_id(info.worker_id, "worker_id")
+        deadline = time.monotonic() + timeout_s
+        body = encode_message({"role": info.role, "resource": info.resource})
+        idem, run, epoch, tries, why = secrets.token_hex(16), "", 0, 0, "no secret yet"
+        while True:
+            request = Request(run, epoch, info.worker_id, 0, 0, idem, "join", {})
+            try:
+                if self._renew_signer():
+                    answer = self._ask_once(self._reports, request, body, deadline)
+                    break
+            except StaleEpochError as error:
+                if error.facts.get("run"):
+                    is_news = (run, epoch) != (error.run, error.epoch)
+                    run, epoch = error.run, error.epoch
+                    # Ours, if it was dropped while its answer was on the way, is over.
+                    idem = idem if is_news else secrets.token_hex(16)
+                    if is_news:
+                        continue
+                why = str(error)
+            except ForeignAnswerError as error:
+                raise AuthError(f"{self._where}: {error}", reason="answer") from error
+            except LinkError as error:
+                why = str(error)
+            if time.monotonic() >= deadline:
+                raise WorkerLostError(
+                    f"no master at {self._where} within {timeout_s:.1f} s: {why}",
+                    worker_id=info.worker_id,
+                )
+            self._pause(tries, deadline)
+            tries += 1
+        with self._condition:
+            self._worker_id, self._run, self._epoch = info.worker_id, run, epoch
+            self._inc = whole(answer, "inc")
+            self._gone = None
+            self._tasks.clear()
+            self._answers.clear()
+            self._last_task = self._last_answer = self._carried = 0
+            self._heard_at = time.monotonic()
+            if self._is_closed:
+                raise self._closed()
+            if self._sender is None:
+                self._sender = threading.Thread(
+                    target=self._send_answers, name=f"{info.worker_id}-answers", daemon=True
+                )
+                self._sender.start()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        with self._condition:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            is_joined = self._gone is None
+            self._condition.notify_all()
+        self._asks.close()
+        if is_joined:
+            self._leave(min(deadline, time.monotonic() + 1.0))
+        self._reports.close()
+        sender = self._sender
+        if sender is not None and sender is not threading.current_thread():
+            sender.join(max(0.1, deadline - time.monotonic()))
+
+    # Tasks and answers ---------------------------------------------------------------------
+    def next_task(self, timeout_s: float) -> TaskMessage | None:
+        deadline = time.monotonic() + timeout_s
+        tries = 0
+        while True:
+            with self._condition:
+                self._check()
+                if self._tasks:
+                    return self._tasks.popleft()
+            wait_s = min(max(0.0, deadline - time.monotonic()), MAX_WAIT_S)
+            try:
+                self._turn(wait_s)
+            except LinkError as error:
+                self._note_silence(error)
+                self._pause(tries, deadline)
+                tries += 1
+            with self._condition:
+                self._check()
+                if self._tasks:
+                    return self._tasks.popleft()
+            if time.monotonic() >= deadline:
+                return None
+
+    def answer(self, answer: TaskAnswer) -> None:
+        """Hand an answer over; it is on its way when this returns.
+
+        Raises:
+            ProtocolError: it is no plain data, or too large.
+            WorkerLostError, ClosedError: the incarnation is over, as far as is known here.
+        """
+        with self._condition:
+            self._check()
+            number = self._last_answer + 1
+            self._answers.append((number, encode_item(number, answer, self._max_bytes)))
+            self._last_answer = number
+            self._condition.notify_all()
+
+    def renew(self, progress: int) -> None:
+        with self._condition:
+            self._check()
+            inc = self._inc
+        self._report("renew", f'"progress":{int(progress)},', inc)
+
+    # Messages ------------------------------------------------------------------------------
+    def _turn(self, wait_s: float) -> None:
+        """Confirm, report and ask in one request."""
+        with self._condition:
+            self._check()
+            inc, ack = self._inc, self._last_task
+            answers = self._unconfirmed()
+        body = b'{"answers":[%s],"ack":%d,"want":%d,"wait_s":%.3f}' % (
+            b",".join(answers),
+            ack,
+            PREFETCH,
+            wait_s,
+        )
+        deadline = time.monotonic() + wait_s + MARGIN_S
+        reply = self._ask(self._asks, "turn", body, inc, deadline)
+        tasks = [decode_task(each) for each in field(reply, "tasks", list)]
+        with self._condition:
+            if self._inc != inc:
+                return
+            self._confirm(reply)
+            for number, task in tasks:
+                if number > self._last_task:
+                    self._last_task = number
+                    self._tasks.append(task)
+
+    def _report(self, kind: str, fields: str, inc: int) -> None:
+        """Send what is unconfirmed, trying until the master counts as lost."""
+        tries, deadline = 0, time.monotonic() + self._lost_after_s
+        while True:
+            with self._condition:
+                if self._inc != inc:
+                    return
+                self._check()
+                answers = self._unconfirmed()
+            body = b'{%s"answers":[%s]}' % (fields.encode(), b",".join(answers))
+            try:
+                limit = min(deadline, time.monotonic() + self._request_timeout_s)
+                reply = self._ask(self._reports, kind, body, inc, limit)
+            except LinkError as error:
+                self._note_silence(error)
+                self._pause(tries, deadline)
+                tries += 1
+                continue
+            with self._condition:
+                if self._inc == inc:
+                    self._confirm(reply)
+            return
+
+    def _send_answers(self) -> None:
+        """Send the answers that no other request took along. Runs until the close."""
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._is_closed or self._has_unsent())
+                if self._is_closed:
+                    return
+                # Nobody needs a notice of the answers to come; they are looked at below.
+                self._condition.wait_for(lambda: self._is_closed, LINGER_S)
+                if not self._has_unsent():
+                    continue
+                inc = self._inc
+            try:
+                self._report("answer", "", inc)
+            except DingError as error:
+                self._note(error, inc)
+
+    def _leave(self, deadline: float) -> None:
+        with self._condition:
+            body = b'{"answers":[%s]}' % b",".join(self._unconfirmed())
+            request = self._request("leave", self._inc)
+        try:
+            self._ask_once(self._reports, request, body, deadline)
+        except (DingError, LinkError):
+            return  # it is over either way: the lease ends by itself
+
+    # One request ---------------------------------------------------------------------------
+    def _ask(
+        self, link: Connection, kind: str, body: bytes, inc: int, deadline: float
+    ) -> dict[str, Any]:
+        with self._condition:
+            request = self._request(kind, inc)
+        try:
+            answer = self._ask_once(link, request, body, deadline)
+        except (WorkerLostError, ClosedError) as error:
+            self._note(error, inc)
+            raise
+        self._heard_at = time.monotonic()
+        return answer
+
+    def _ask_once(
+        self, link: Connection, request: Request, body: bytes, deadline: float
+    ) -> dict[str, Any]:
+        signer = self._signer
+        assert signer is not None  # made before the first request
+        if self._is_closed and request.type != "leave":
+            raise self._closed()
+        try:
+            reply = link.post(
+                f"/v1/{request.type}", encode_request(request, body), signer, deadline
+            )
+        except LinkError:
+            if self._is_closed and request.type != "leave":
+                raise self._closed() from None
+            raise
+        return _opened(reply, request, self._max_bytes)
+
+    def _request(self, kind: str, inc: int) -> Request:
+        seq = next(self._seqs)
+        return Request(self._run, self._epoch, self._worker_id, inc, seq, f"{inc}-{seq}", kind, {})
+
+    def _renew_signer(self) -> bool:
+        """Read the secret again, as a new master may have a new one; False while there is none."""
+        secret = self._find_secret()
+        if secret is None:
+            return False
+        self._signer = Signer(secret)
+        return True
+
+    # State; the condition is held in the first four ----------------------------------------
+    def _has_unsent(self) -> bool:
+        return self._gone is None and self._last_answer > self._carried
+
+    def _unconfirmed(self) -> list[bytes]:
+        """Return the answers to send, as many as one message takes."""
+        room = self._max_bytes - OVERHEAD_BYTES
+        chosen: list[bytes] = []
+        for number, encoded in self._answers:
+            room -= len(encoded) + 1
+            if chosen and room < 0:
+                break
+            chosen.append(encoded)
+            self._carried = max(self._carried, number)
+        return chosen
+
+    def _confirm(self, reply: dict[str, Any]) -> None:
+        answered = whole(reply, "answered")
+        while self._answers and self._answers[0][0] <= answered:
+            self._answers.popleft()
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise self._closed()
+        if self._gone is not None:
+            raise self._gone
+
+    def _note(self, error: DingError, inc: int) -> None:
+        """Remember that the incarnation is over."""
+        with self._condition:
+            if self._inc == inc and self._gone is None:
+                self._gone = error
+                self._condition.notify_all()
+
+    def _note_silence(self, error: LinkError) -> None:
+        silent_s = time.monotonic() - self._heard_at
+        if silent_s >= self._lost_after_s:
+            lost = WorkerLostError(
+                f"no sign of the master at {self._where} for {silent_s:.1f} s: {error}",
+                worker_id=self._worker_id,
+            )
+            self._note(lost, self._inc)
+            raise lost from error
+        with self._condition:
+            # The request may have been lost with its answers.
+            self._carried = self._answers[0][0] - 1 if self._answers else self._last_answer
+
+    def _pause(self, tries: int, deadline: float) -> None:
+        """Wait a random time that grows with the tries; a close ends it."""
+        base, most = BACKOFF_S
+        wait_s = self._jitter.uniform(0, min(most, base * 2 ** min(tries, 16)))
+        with self._condition:
+            self._condition.wait_for(
+                lambda: self._is_closed, max(0.0, min(wait_s, deadline - time.monotonic()))
+            )
+            if self._is_closed:
+                raise self._closed()
+
+    def _closed(self) -> ClosedError:
+        return ClosedError(f"the connection of {self._worker_id!r} is closed", what="slave end")
+
+
+def _opened(reply: Reply, request: Request, max_bytes: int) -> dict[str, Any]:
+    """Return the content of an answer, or raise the error that it reports."""
+    content = decode_message(reply.body, max_bytes)
+    if not isinstance(content, dict):
+        raise ProtocolError("an answer is an object", where="$")
+    if reply.status == 200:
+        return content
+    message = str(content.get("message", ""))[:1000]
+    if reply.status == 409:
+        raise StaleEpochError(
+            message,
+            worker_id=request.worker,
+            run=check_id(content.get("run")),
+            epoch=whole(content, "epoch"),
+        )
+    if reply.status == 410:
+        raise ClosedError(message, what="master")
+    if reply.status >= 500:
+        raise LinkError(f"the master failed to serve a {request.type} request: {message}")
+    raise ProtocolError(
+        f"the master refused a {request.type} request ({reply.status}): {message}",
+        where=request.type,
+        status=reply.status,
+        request_id=content.get("request_id"),
+    )

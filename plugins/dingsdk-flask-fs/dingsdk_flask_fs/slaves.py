@@ -1,0 +1,71 @@
+"""Slaves for collectors and learners of one's own, with the task names of the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from dingsdk.errors import TaskFail
+from dingsdk.worker.comm import Scheduler, Slave, SlaveEnd, WorkerInfo
+
+
+class _NamedSlave(Slave):
+    """Calls ``callback_fn[deal_with_...]`` for each task that its role knows.
+
+    Args:
+        end: The transport's end.
+        scheduler: What serving runs on.
+        info: Who this worker is.
+        callback_fn: ``deal_with_...`` -> function; all of the role's are needed.
+        **kwargs: As ``Slave``.
+    """
+
+    _table: ClassVar[Mapping[str, tuple[str, str | None]]]
+    """Task name -> (callback, key of the task that it gets; None: nothing)."""
+
+    def __init__(
+        self,
+        end: SlaveEnd,
+        scheduler: Scheduler,
+        info: WorkerInfo,
+        *,
+        callback_fn: Mapping[str, Callable[..., Any]],
+        **kwargs: Any,
+    ) -> None:
+        missing = sorted({name for name, _ in self._table.values()} - callback_fn.keys())
+        if missing:
+            raise ValueError(f"{type(self).__name__} needs callback_fn for {', '.join(missing)}")
+        super().__init__(end, scheduler, info, **kwargs)
+        self._callback_fn = dict(callback_fn)
+
+    def _process_task(self, task: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        name = task.get("name", "")
+        if name not in self._table:
+            raise TaskFail({"message": "task name error"}, f"unknown task {name!r}")
+        callback, key = self._table[name]
+        arguments = () if key is None else (task[key],)
+        result: Mapping[str, Any] | None = self._callback_fn[callback](*arguments)
+        return result
+
+
+class CollectorSlave(_NamedSlave):
+    """Serves ``resource`` and the ``collector_{start,data,close}_task``."""
+
+    _table: ClassVar[Mapping[str, tuple[str, str | None]]] = {
+        "resource": ("deal_with_resource", None),
+        "collector_start_task": ("deal_with_collector_start", "task_info"),
+        "collector_data_task": ("deal_with_collector_data", None),
+        "collector_close_task": ("deal_with_collector_close", None),
+    }
+
+
+class LearnerSlave(_NamedSlave):
+    """Serves ``resource`` and the ``learner_{start,get_data,learn,close}_task``."""
+
+    _table: ClassVar[Mapping[str, tuple[str, str | None]]] = {
+        "resource": ("deal_with_resource", None),
+        "learner_start_task": ("deal_with_learner_start", "task_info"),
+        "learner_get_data_task": ("deal_with_get_data", None),
+        "learner_learn_task": ("deal_with_learner_learn", "data"),
+        "learner_close_task": ("deal_with_learner_close", None),
+    }
