@@ -133,7 +133,7 @@ def test_status_is_available_while_the_run_lasts(tmp_path: Path) -> None:
 
     assert seen[-1].env_steps > seen[1].env_steps > 0
     assert seen[-1].buffer_fill > 0
-    assert seen[-1].buffer_capacity == 50_000
+    assert seen[-1].buffer_capacity == 10_000
 
 
 def test_torch_threads_are_put_back(tmp_path: Path) -> None:

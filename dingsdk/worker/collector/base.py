@@ -1,35 +1,21 @@
-"""What serial collectors share: the interface, binding of env and policy, statistics."""
+"""What serial collectors share: the interface and the statistics."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dingsdk.config import Configurable
 from dingsdk.envs.base import EnvManager
-from dingsdk.errors import NotSetError
 from dingsdk.plugins import observe
 from dingsdk.worker.collector.rollout import EpisodeRecord
-from dingsdk.worker.run_logger import build_logger
+from dingsdk.worker.serial_worker import SerialWorker
 
 
-class ISerialCollector(Configurable, ABC):
-    """A collector that runs in the caller's thread; not safe for concurrent callers.
-
-    Env and policy may be given later, by ``reset_env`` and ``reset_policy``.
-
-    Args:
-        cfg: See ``config`` of the class.
-        env: An env manager; launched here unless it runs already.
-        policy: A collect mode.
-        tb_logger: Writer for scalars; it stays open at ``close()``. None: one is opened.
-        exp_name: The run folder; logs go to ``{exp_name}/log/{instance_name}``.
-        instance_name: Prefix of the scalars' tags.
-    """
+class ISerialCollector(SerialWorker):
+    """A collector in the caller's thread; arguments as ``SerialWorker``."""
 
     def __init__(
         self,
@@ -40,34 +26,8 @@ class ISerialCollector(Configurable, ABC):
         exp_name: str = "default_experiment",
         instance_name: str = "collector",
     ) -> None:
-        self._is_closed = True
-        self._cfg = cfg
-        self._exp_name = exp_name
-        self._instance_name = instance_name
-        self._env: EnvManager | None = None
-        self._policy: Any = None
         self._print_freq = cfg.get("collect_print_freq", 100)
-        logger, own_tb = build_logger(
-            str(Path(exp_name) / "log" / instance_name), instance_name, need_tb=tb_logger is None
-        )
-        self._logger = logger
-        self._own_tb = own_tb
-        self._tb_logger = own_tb if tb_logger is None else tb_logger
-        self._is_closed = False
-        self._zero_statistics()
-        self.reset(policy, env)
-
-    @abstractmethod
-    def reset_env(self, _env: EnvManager | None = None) -> None:
-        """Take and launch another manager, or reset the envs of the current one."""
-
-    @abstractmethod
-    def reset_policy(self, _policy: Any = None) -> None:
-        """Take another policy and read its attributes, or reset the current one."""
-
-    @abstractmethod
-    def reset(self, _policy: Any = None, _env: EnvManager | None = None) -> None:
-        """Reset env and policy (None: the old ones) and zero all counters and caches."""
+        super().__init__(cfg, env, policy, tb_logger, exp_name, instance_name)
 
     @abstractmethod
     def collect(self, *args: Any, **kwargs: Any) -> Any:
@@ -82,41 +42,7 @@ class ISerialCollector(Configurable, ABC):
     def envstep(self, value: int) -> None:
         self._total_envstep_count = int(value)
 
-    def close(self) -> None:
-        """Close the env manager and the logs that were opened here; idempotent."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        try:
-            if self._env is not None:
-                self._env.close()
-        finally:
-            if self._tb_logger is not None:
-                self._tb_logger.flush()
-            if self._own_tb is not None:
-                self._own_tb.close()
-            self._logger.close()
-
-    def __del__(self) -> None:
-        # The constructor may have failed before it set anything.
-        if not getattr(self, "_is_closed", True):
-            self.close()
-
-    def _bind_env(self, env: EnvManager | None) -> None:
-        if env is not None:
-            self._env = env
-            if env.closed:
-                env.launch()
-                return
-        if self._env is None:
-            raise NotSetError(
-                f"please set env first: {self._instance_name} has no env manager to reset; "
-                "pass one to the constructor or to reset_env",
-                what="env",
-            )
-        self._env.reset()
-
-    def _zero_statistics(self) -> None:
+    def _zero(self) -> None:
         self._total_envstep_count = 0
         self._total_episode_count = 0
         self._total_sample_count = 0

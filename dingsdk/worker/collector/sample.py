@@ -49,24 +49,17 @@ class SampleSerialCollector(ISerialCollector):
     _default_n_sample: int | None = None
 
     def reset_env(self, _env: EnvManager | None = None) -> None:
-        """Take and launch another manager, or reset the envs of the current one.
-
-        Unfinished trajectories are dropped.
-
-        Raises:
-            NotSetError: no manager was ever given.
-        """
-        self._bind_env(_env)
+        """As ``SerialWorker.reset_env``; unfinished trajectories are dropped."""
+        super().reset_env(_env)
         self._rollout = self._writer = None
 
     def reset_policy(self, _policy: Any = None) -> None:
-        """Take another collect mode and read its attributes, or reset the current one.
+        """As ``SerialWorker.reset_policy``; the env must be set first.
 
         Raises:
-            NotSetError: there is no policy, or no env yet.
+            NotSetError: there is no env, or no policy.
         """
-        if self._env is None:
-            raise NotSetError("please set env first: call reset_env", what="env")
+        _ = self.env
         self._take_policy(_policy)
 
     def reset(self, _policy: Any = None, _env: EnvManager | None = None) -> None:
@@ -75,7 +68,7 @@ class SampleSerialCollector(ISerialCollector):
             self.reset_env(_env)
         if _policy is not None or self._policy is not None:
             self._take_policy(_policy)
-        self._zero_statistics()
+        self._zero()
 
     def collect(
         self,
@@ -163,23 +156,17 @@ class SampleSerialCollector(ISerialCollector):
         """Return the rollout, built when env and policy are both there."""
         if self._rollout is not None and self._writer is not None:
             return self._rollout, self._writer
-        for what, value in (("env", self._env), ("policy", self._policy)):
-            if value is None:
-                raise NotSetError(
-                    f"please set {what} first: pass it to the constructor or call reset_{what}",
-                    what=what,
-                )
-        assert self._env is not None
+        env, policy = self.env, self.policy
         traj_len = traj_len_of(
-            self._policy_cfg, self._default_n_sample, self._unroll_len, self._env.env_num
+            self._policy_cfg, self._default_n_sample, self._unroll_len, env.env_num
         )
         self._rollout, self._writer = create_collecting_rollout(
-            self._env,
-            self._policy,
+            env,
+            policy,
             traj_len,
-            has_tensor_obs=self._cfg.get("transform_obs", False),
-            deepcopy_obs=self._cfg.get("deepcopy_obs", False),
-            seed=self._cfg.get("seed"),
+            has_tensor_obs=self._cfg["transform_obs"],
+            deepcopy_obs=self._cfg["deepcopy_obs"],
+            seed=self._cfg["seed"],
         )
         return self._rollout, self._writer
 
@@ -192,9 +179,7 @@ class SampleSerialCollector(ISerialCollector):
             self._unroll_len = int(read("unroll_len"))
             self._on_policy = bool(read("on_policy"))
             self._rollout = self._writer = None
-        if self._policy is None:
-            raise NotSetError("please set policy first: there is none to reset", what="policy")
-        self._policy.reset()
+        self.policy.reset()
 
     def _count(self, rollout: Rollout, samples: int, steps_before: int, seconds: float) -> None:
         steps = rollout.env_steps - steps_before

@@ -4,7 +4,13 @@ from dingsdk.worker.comm.base_comm_collector import BaseCommCollector, Transport
 from dingsdk.worker.comm.base_comm_learner import BaseCommLearner, TransportLearner
 from dingsdk.worker.comm.learner_hooks import SendLearnInfoHook, SendPolicyHook
 from dingsdk.worker.comm.master import Master
-from dingsdk.worker.comm.scheduler import Condition, Job, Scheduler, ThreadScheduler
+from dingsdk.worker.comm.scheduler import (
+    Condition,
+    Job,
+    Scheduler,
+    ThreadCondition,
+    ThreadScheduler,
+)
 from dingsdk.worker.comm.slave import Slave
 from dingsdk.worker.comm.task import Task, TaskStatus
 from dingsdk.worker.comm.transport import (
@@ -38,6 +44,7 @@ __all__ = [
     "TaskAnswer",
     "TaskMessage",
     "TaskStatus",
+    "ThreadCondition",
     "ThreadScheduler",
     "Transport",
     "TransportCollector",

@@ -11,7 +11,7 @@ from dingsdk.config import Configurable
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ProtocolError, TaskFail
 from dingsdk.worker.comm.transport import Transport
-from dingsdk.worker.comm.worker_role import ANSWER_WITHIN_S, WorkerRole
+from dingsdk.worker.comm.worker_role import ANSWER_WITHIN_S, RoleLife, WorkerRole
 from dingsdk.worker.factory import create_parallel_collector
 
 _SAMPLE_KEYS = {"data_id", "policy_iter"}
@@ -62,7 +62,7 @@ class BaseCommCollector(Configurable, ABC):
         return collector
 
 
-class TransportCollector(BaseCommCollector):
+class TransportCollector(RoleLife, BaseCommCollector):
     """A comm collector over a transport plugin.
 
     Args:
@@ -96,26 +96,11 @@ class TransportCollector(BaseCommCollector):
         self._policy_version: int | None = None
         self._policy_model: Mapping[str, Any] | None = None
 
-    # Life -------------------------------------------------------------------------------------
-    def start(self, address: str, timeout_s: float = 60.0) -> None:
-        """Join the master at ``address``."""
-        super().start()
-        self._role.start(address, timeout_s)
-
-    def close(self) -> None:
-        if self._is_closed:
-            return
-        super().close()
-        self._role.close()
-
     @property
     def collector_uid(self) -> str:
         return self._role.info.worker_id
 
     # Tasks ------------------------------------------------------------------------------------
-    def deal_with_resource(self) -> Mapping[str, Any]:
-        return self._role.info.resource
-
     def deal_with_collector_start(self, task_info: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._role.has_job:
             raise TaskFail({"message": "busy"}, f"{self.collector_uid} has a collector running")

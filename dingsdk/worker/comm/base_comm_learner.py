@@ -16,7 +16,7 @@ from dingsdk.policy import create_policy
 from dingsdk.worker.comm.learner_hooks import SendLearnInfoHook, SendPolicyHook
 from dingsdk.worker.comm.row_store import RowStore
 from dingsdk.worker.comm.transport import Transport
-from dingsdk.worker.comm.worker_role import ANSWER_WITHIN_S, WorkerRole
+from dingsdk.worker.comm.worker_role import ANSWER_WITHIN_S, RoleLife, WorkerRole
 from dingsdk.worker.factory import create_learner
 from dingsdk.worker.learner.hook import LearnerHook
 
@@ -86,7 +86,7 @@ class BaseCommLearner(Configurable, ABC):
         return learner
 
 
-class TransportLearner(BaseCommLearner):
+class TransportLearner(RoleLife, BaseCommLearner):
     """A comm learner over a transport plugin.
 
     The learner's demand for data names how many batches one answer may lease
@@ -123,22 +123,7 @@ class TransportLearner(BaseCommLearner):
         self._info: dict[str, Any] | None = None
         self._priorities: list[Mapping[str, Any]] = []
 
-    # Life -------------------------------------------------------------------------------------
-    def start(self, address: str, timeout_s: float = 60.0) -> None:
-        """Join the master at ``address``."""
-        super().start()
-        self._role.start(address, timeout_s)
-
-    def close(self) -> None:
-        if self._is_closed:
-            return
-        super().close()
-        self._role.close()
-
     # Tasks ------------------------------------------------------------------------------------
-    def deal_with_resource(self) -> Mapping[str, Any]:
-        return self._role.info.resource
-
     def deal_with_learner_start(self, task_info: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._role.has_job:
             raise TaskFail({"message": "busy"}, "this learner has a task already")

@@ -194,6 +194,28 @@ class WorkerRole:
         return run
 
 
+class RoleLife:
+    """Joining and leaving, for a comm worker that lives by a WorkerRole. Mix in first."""
+
+    _role: WorkerRole
+    _is_closed: bool
+
+    def start(self, address: str, timeout_s: float = JOIN_TIMEOUT_S) -> None:
+        """Join the master at ``address``."""
+        self._is_closed = False
+        self._role.start(address, timeout_s)
+
+    def close(self) -> None:
+        """Stop the work and leave; idempotent, a no-op before ``start``."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._role.close()
+
+    def deal_with_resource(self) -> Mapping[str, Any]:
+        """Return what the host offers."""
+        return self._role.info.resource
+
+
 def _nothing() -> None:
     pass
 

@@ -1,31 +1,20 @@
-"""What serial evaluators share: the interface, binding of env and policy, when to evaluate."""
+"""What serial evaluators share: the interface, and when to evaluate."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from dingsdk.config import Configurable
 from dingsdk.envs.base import EnvManager
-from dingsdk.errors import NotSetError
-from dingsdk.worker.run_logger import build_logger
+from dingsdk.worker.serial_worker import SerialWorker
 
 
-class ISerialEvaluator(Configurable, ABC):
-    """An evaluator that runs in the caller's thread; not safe for concurrent callers.
+class ISerialEvaluator(SerialWorker):
+    """An evaluator in the caller's thread; arguments as ``SerialWorker``."""
 
-    Env and policy may be given later, by ``reset_env`` and ``reset_policy``.
-
-    Args:
-        cfg: See ``config`` of the class.
-        env: An env manager; launched here unless it runs already.
-        policy: An eval mode.
-        tb_logger: Writer for scalars; it stays open at ``close()``. None: one is opened.
-        exp_name: The run folder; logs go to ``{exp_name}/log/{instance_name}``.
-        instance_name: Prefix of the scalars' tags.
-    """
+    _best_result: float
+    _last_eval_iter: int
 
     def __init__(
         self,
@@ -36,22 +25,7 @@ class ISerialEvaluator(Configurable, ABC):
         exp_name: str = "default_experiment",
         instance_name: str = "evaluator",
     ) -> None:
-        self._is_closed = True
-        self._cfg = {**type(self).default_config(), **cfg}
-        self._exp_name = exp_name
-        self._instance_name = instance_name
-        self._last_eval_iter = -1
-        self._best_result = -float("inf")
-        self._env: EnvManager | None = None
-        self._policy: Any = None
-        logger, own_tb = build_logger(
-            str(Path(exp_name) / "log" / instance_name), instance_name, need_tb=tb_logger is None
-        )
-        self._logger = logger
-        self._own_tb = own_tb
-        self._tb_logger = own_tb if tb_logger is None else tb_logger
-        self._is_closed = False
-        self.reset(policy, env)
+        super().__init__(cfg, env, policy, tb_logger, exp_name, instance_name)
 
     @abstractmethod
     def eval(self, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
@@ -70,73 +44,6 @@ class ISerialEvaluator(Configurable, ABC):
         self._last_eval_iter = train_iter
         return True
 
-    def reset_env(self, _env: EnvManager | None = None) -> None:
-        """Take and launch another manager, or reset the envs of the current one.
-
-        Raises:
-            NotSetError: no manager was ever given.
-        """
-        if _env is not None:
-            self._env = _env
-            if _env.closed:
-                _env.launch()
-                return
-        self.env.reset()
-
-    def reset_policy(self, _policy: Any = None) -> None:
-        """Take another eval mode, or reset the current one.
-
-        Raises:
-            NotSetError: no policy was ever given.
-        """
-        if _policy is not None:
-            self._policy = _policy
-        self.policy.reset()
-
-    def reset(self, _policy: Any = None, _env: EnvManager | None = None) -> None:
-        """Reset env and policy (None: those that it has), forget the best result."""
-        if _env is not None or self._env is not None:
-            self.reset_env(_env)
-        if _policy is not None or self._policy is not None:
-            self.reset_policy(_policy)
+    def _zero(self) -> None:
         self._best_result = -float("inf")
         self._last_eval_iter = -1
-
-    @property
-    def env(self) -> EnvManager:
-        """The env manager in use."""
-        if self._env is None:
-            raise NotSetError(
-                "please set env first: pass it to the constructor or call reset_env", what="env"
-            )
-        return self._env
-
-    @property
-    def policy(self) -> Any:
-        """The eval mode in use."""
-        if self._policy is None:
-            raise NotSetError(
-                "please set policy first: pass it to the constructor or call reset_policy",
-                what="policy",
-            )
-        return self._policy
-
-    def close(self) -> None:
-        """Close the env manager and the logs that were opened here; idempotent."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        try:
-            if self._env is not None:
-                self._env.close()
-        finally:
-            if self._tb_logger is not None:
-                self._tb_logger.flush()
-            if self._own_tb is not None:
-                self._own_tb.close()
-            self._logger.close()
-
-    def __del__(self) -> None:
-        # The constructor may have failed before it set anything.
-        if not getattr(self, "_is_closed", True):
-            self.close()

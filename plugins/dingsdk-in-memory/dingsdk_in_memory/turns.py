@@ -14,13 +14,11 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any
 
 from greenlet import getcurrent, greenlet
 
 from dingsdk.errors import ClosedError
-from dingsdk.worker.comm import Condition, Job, Scheduler
+from dingsdk.worker.comm import Condition, Job, Scheduler, ThreadCondition
 
 _log = logging.getLogger(__name__)
 
@@ -28,46 +26,35 @@ IDLE_S = 0.05
 """Longest sleep while all jobs wait; other threads that notify end it earlier."""
 
 
-class TurnCondition(Condition):
+class TurnCondition(ThreadCondition):
     """A condition for jobs of one TurnScheduler and, for joining in from outside, any thread.
 
     A parked job is looked at again only after ``notify_all``, as with a real condition.
     """
 
     def __init__(self, scheduler: TurnScheduler) -> None:
+        super().__init__()
         self._scheduler = scheduler
-        self._real = threading.Condition(threading.Lock())
         self.version = 0
-
-    def __enter__(self) -> Any:
-        return self._real.__enter__()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._real.__exit__(kind, error, trace)
 
     def wait_for(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
         if not self._scheduler.is_here:
-            return self._real.wait_for(predicate, timeout_s)
+            return super().wait_for(predicate, timeout_s)
         deadline = time.monotonic() + timeout_s
         while not predicate():
             if time.monotonic() >= deadline:
                 return False
             seen = self.version
-            self._real.release()
+            self._condition.release()
             try:
                 self._scheduler.park(self, seen, deadline)
             finally:
-                self._real.acquire()
+                self._condition.acquire()
         return True
 
     def notify_all(self) -> None:
         self.version += 1
-        self._real.notify_all()
+        super().notify_all()
         self._scheduler.wake()
 
 

@@ -1,0 +1,135 @@
+"""What serial collectors and evaluators share: env, policy and logs, bound early or late."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dingsdk.config import Configurable
+from dingsdk.envs.base import EnvManager
+from dingsdk.errors import NotSetError
+from dingsdk.worker.run_logger import build_logger
+
+
+class SerialWorker(Configurable, ABC):
+    """Runs in the caller's thread; not safe for concurrent callers.
+
+    Env and policy may be given later, by ``reset_env`` and ``reset_policy``.
+
+    Args:
+        cfg: See ``config`` of the class.
+        env: An env manager; launched here unless it runs already.
+        policy: A collect or eval mode.
+        tb_logger: Writer for scalars; it stays open at ``close()``. None: one is opened.
+        exp_name: The run folder; logs go to ``{exp_name}/log/{instance_name}``.
+        instance_name: Prefix of the scalars' tags.
+    """
+
+    def __init__(
+        self,
+        cfg: Mapping[str, Any],
+        env: EnvManager | None = None,
+        policy: Any = None,
+        tb_logger: Any = None,
+        exp_name: str = "default_experiment",
+        instance_name: str = "worker",
+    ) -> None:
+        self._is_closed = True
+        self._cfg = {**type(self).default_config(), **cfg}
+        self._exp_name = exp_name
+        self._instance_name = instance_name
+        self._env: EnvManager | None = None
+        self._policy: Any = None
+        self._logger, self._own_tb = build_logger(
+            str(Path(exp_name) / "log" / instance_name), instance_name, need_tb=tb_logger is None
+        )
+        self._tb_logger = self._own_tb if tb_logger is None else tb_logger
+        self._is_closed = False
+        self.reset(policy, env)
+
+    @property
+    def env(self) -> EnvManager:
+        """The env manager in use.
+
+        Raises:
+            NotSetError: none was ever given.
+        """
+        if self._env is None:
+            raise NotSetError(
+                f"please set env first: {self._instance_name} has no env manager; pass one to "
+                "the constructor or to reset_env",
+                what="env",
+            )
+        return self._env
+
+    @property
+    def policy(self) -> Any:
+        """The policy mode in use.
+
+        Raises:
+            NotSetError: none was ever given.
+        """
+        if self._policy is None:
+            raise NotSetError(
+                f"please set policy first: {self._instance_name} has no policy; pass one to the "
+                "constructor or to reset_policy",
+                what="policy",
+            )
+        return self._policy
+
+    def reset_env(self, _env: EnvManager | None = None) -> None:
+        """Take and launch another manager, or reset the envs of the current one.
+
+        Raises:
+            NotSetError: no manager was ever given.
+        """
+        if _env is not None:
+            self._env = _env
+            if _env.closed:
+                _env.launch()
+                return
+        self.env.reset()
+
+    def reset_policy(self, _policy: Any = None) -> None:
+        """Take another policy mode, or reset the current one.
+
+        Raises:
+            NotSetError: no policy was ever given.
+        """
+        if _policy is not None:
+            self._policy = _policy
+        self.policy.reset()
+
+    def reset(self, _policy: Any = None, _env: EnvManager | None = None) -> None:
+        """Reset env and policy (None: those that it has), and zero all counters."""
+        if _env is not None or self._env is not None:
+            self.reset_env(_env)
+        if _policy is not None or self._policy is not None:
+            self.reset_policy(_policy)
+        self._zero()
+
+    @abstractmethod
+    def _zero(self) -> None:
+        """Zero what this kind of worker counts; also called by the constructor."""
+
+    def close(self) -> None:
+        """Close the env manager and the logs that were opened here; idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            if self._env is not None:
+                self._env.close()
+        finally:
+            if self._tb_logger is not None:
+                self._tb_logger.flush()
+            if self._own_tb is not None:
+                self._own_tb.close()
+            self._logger.close()
+
+    def __del__(self) -> None:
+        # The constructor may have failed before it set anything.
+        if not getattr(self, "_is_closed", True):
+            self.close()
