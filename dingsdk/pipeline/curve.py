@@ -98,8 +98,8 @@ def _add_time_axis(axes: Any, evaluations: Sequence[Evaluation]) -> None:
         evaluations[round(i * (len(evaluations) - 1) / max(1, count - 1))] for i in range(count)
     ]
     top = axes.secondary_xaxis("top")
-    top.set_xticks(
-        [each.env_steps for each in picked], [f"{each.elapsed_s:.0f} s" for each in picked]
-    )
+    digits = 1 if evaluations[-1].elapsed_s < 20 else 0
+    labels = [f"{each.elapsed_s:.{digits}f} s" for each in picked]
+    top.set_xticks([each.env_steps for each in picked], labels)
     top.tick_params(labelsize=8, colors=INK, length=2)
     top.spines["top"].set_visible(False)

@@ -107,6 +107,7 @@ class ConsoleProgress:
 
     def _render(self) -> Any:
         from rich.table import Table
+        from rich.text import Text
 
         status = self._status()
         table = Table.grid(padding=(0, 2))
@@ -127,7 +128,8 @@ class ConsoleProgress:
             ),
         )
         for left, left_value, right, right_value in rows:
-            table.add_row(f"[dim]{left}[/]", left_value, f"[dim]{right}[/]", right_value)
+            # Texts, not markup: a line printed above the table without markup redraws it so.
+            table.add_row(Text(left, "dim"), left_value, Text(right, "dim"), right_value)
         return table
 
 
