@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dingsdk.errors import ClosedError, TaskFail, WorkerLostError
+from dingsdk.errors import ClosedError, ProtocolError, TaskFail, WorkerLostError
 from dingsdk.plugins import observe
 from dingsdk.worker.comm.scheduler import Job, Scheduler
 from dingsdk.worker.comm.transport import SlaveEnd, TaskAnswer, TaskMessage, WorkerInfo
@@ -86,7 +86,7 @@ class Slave:
             try:
                 task = self._end.next_task(POLL_S)
                 if task is not None:
-                    self._end.answer(self._run(task))
+                    self._answer(self._run(task))
                 if self._renew is not None:
                     self._renew()
             except ClosedError:
@@ -95,6 +95,14 @@ class Slave:
                 _log.warning("%s; joining again", error)
                 if not self._join_again():
                     return
+
+    def _answer(self, answer: TaskAnswer) -> None:
+        try:
+            self._end.answer(answer)
+        except ProtocolError as error:
+            # A result that cannot travel fails its task, and nothing else.
+            text = "".join(traceback.format_exception(error))
+            self._end.answer(TaskAnswer(answer.task_id, False, message=str(error), traceback=text))
 
     def _join_again(self) -> bool:
         if self._on_lost is not None and not self._on_lost():

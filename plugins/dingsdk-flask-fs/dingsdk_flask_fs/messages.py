@@ -178,7 +178,7 @@ def text(fields: Mapping[str, Any], key: str) -> str:
 def seconds(fields: Mapping[str, Any], key: str) -> float:
     """Return a wait in [0, MAX_WAIT_S]; a longer one is cut. Raises ProtocolError."""
     value = fields.get(key)
-    if type(value) not in (int, float) or not value >= 0:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
         raise ProtocolError(f"{key} must be seconds >= 0", where=f"$..{key}")
     return min(float(value), MAX_WAIT_S)
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from dingsdk.data import decode_message, encode_message
+from dingsdk.data import check_id, decode_message, encode_message
 from dingsdk.errors import (
     AuthError,
     ClosedError,
@@ -27,7 +27,6 @@ from dingsdk_flask_fs.messages import (
     MAX_WAIT_S,
     OVERHEAD_BYTES,
     Request,
-    check_id,
     decode_task,
     encode_item,
     encode_request,

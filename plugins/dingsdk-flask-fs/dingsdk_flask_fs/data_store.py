@@ -1,0 +1,278 @@
+"""Step data in a shared folder: one checked frame a payload, under a name used once.
+
+``data/<2 hex digits>/<data_id>.ding``; damaged files end in ``quarantine/``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+from dingsdk.data import (
+    FrameInfo,
+    PrivateDir,
+    SampleBatch,
+    check_id,
+    decode_frame,
+    encode_frame,
+)
+from dingsdk.errors import (
+    ClosedError,
+    ConfigError,
+    ConflictError,
+    DataCorruptError,
+    DataMissingError,
+    RunFolderError,
+    StorageFullError,
+)
+from dingsdk.worker.comm import StepDataStore
+from dingsdk_flask_fs.orphans import OrphanWatch
+
+_SUFFIX = ".ding"
+_SHARDS = 256
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.001, 0.1
+_logger = logging.getLogger(__name__)
+
+
+class FileDataStore(StepDataStore):
+    """Payloads as files that any process on the folder reads. Safe for use from many threads.
+
+    Args:
+        path: Folder that all workers share; see ``PrivateDir`` for what it must be.
+        max_payload_bytes: Largest frame to write or read.
+        min_free_bytes: What to leave free on the disk.
+        is_durable: Whether payloads survive a power cut (three times as slow).
+        keep_quarantined: How many damaged files to keep for a look.
+        clock: Seconds, monotonic.
+
+    Attributes:
+        corrupt_count: Damaged payloads met.
+        missing_count: Payloads that were not there in time.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        max_payload_bytes: int = 256 << 20,
+        min_free_bytes: int = 128 << 20,
+        is_durable: bool = False,
+        keep_quarantined: int = 16,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_bytes = max_payload_bytes
+        self._min_free_bytes = min_free_bytes
+        self._is_durable = is_durable
+        self._keep_quarantined = keep_quarantined
+        self._clock = clock
+        self._watch = OrphanWatch(clock)
+        self._closed = threading.Event()
+        self.corrupt_count = 0
+        self.missing_count = 0
+        with PrivateDir(path) as root:
+            self._data = root.sub("data")
+            self._quarantine = root.sub("quarantine")
+
+    # Contract ---------------------------------------------------------------------------------
+    def put(self, data_id: str, batch: SampleBatch) -> None:
+        """Store a payload; storing the same again changes nothing.
+
+        Raises:
+            ProtocolError: the id is none.
+            ConflictError: another payload has this id; it stays.
+            StorageFullError: no room now; nothing was stored, and the call may be repeated.
+            ConfigError: the payload is larger than any reader takes.
+            SchemaMismatchError: a frame cannot hold the batch.
+        """
+        self.write(data_id, batch)
+
+    def write(self, data_id: str, batch: SampleBatch) -> FrameInfo:
+        """Store a payload as :meth:`put` does; return what a reader can hold it to."""
+        name = check_id(data_id, "data_id") + _SUFFIX
+        buffers, info = encode_frame(batch)
+        if info.size_bytes > self._max_bytes:
+            raise ConfigError(
+                f"a payload of {info.size_bytes} bytes; at most {self._max_bytes} are read. "
+                "Lower policy.collect.n_sample",
+                path="policy.collect.n_sample",
+            )
+        with self._data.sub(_shard(data_id)) as folder:
+            # One writer an id is the rule, and a repeated write the exception, so that between
+            # this look and the rename only the same content can come.
+            if folder.stat(name) is not None and self._is_stored(folder, data_id, info):
+                return info
+            self._check_free(folder, info.size_bytes)
+            folder.write_atomic(name, list(buffers), durable=self._is_durable)
+        return info
+
+    def get(
+        self, data_id: str, timeout_s: float = 2.0, expected_digest: str | None = None
+    ) -> SampleBatch:
+        """Return a payload as read-only views: of a map where it is large.
+
+        Args:
+            data_id: Of the payload.
+            timeout_s: How long to look for a file that is not there: shared file systems may
+                show it late.
+            expected_digest: What :meth:`write` returned, where the reader was told.
+
+        Raises:
+            DataMissingError: it is not there before the deadline.
+            DataCorruptError: it is not what was put; the file is set aside.
+            ClosedError: the store was closed meanwhile.
+        """
+        name = check_id(data_id, "data_id") + _SUFFIX
+        deadline = self._clock() + timeout_s
+        wait_s = _FIRST_WAIT_S
+        while True:
+            try:
+                return self._load(data_id, name, expected_digest)
+            except DataMissingError as error:
+                left_s = deadline - self._clock()
+                if left_s <= 0:
+                    self.missing_count += 1
+                    raise DataMissingError(
+                        f"no payload {data_id!r} within {timeout_s} s: it was never put, or "
+                        "deleted since",
+                        data_id=data_id,
+                    ) from error
+                if self._closed.wait(min(wait_s, left_s)):
+                    raise ClosedError("the data store was closed", what="data store") from error
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    def delete(self, data_ids: Iterable[str]) -> None:
+        by_shard: dict[str, list[str]] = {}
+        for data_id in data_ids:
+            by_shard.setdefault(_shard(check_id(data_id, "data_id")), []).append(data_id + _SUFFIX)
+        for shard, names in by_shard.items():
+            self._remove(shard, names)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.ids())
+
+    # Upkeep -----------------------------------------------------------------------------------
+    def ids(self) -> Iterator[str]:
+        """Yield the ids of all payloads there are."""
+        for _, names in self._shards():
+            for name in names:
+                if name.endswith(_SUFFIX):
+                    yield name.removesuffix(_SUFFIX)
+
+    def sweep_orphans(self, live_ids: Collection[str], grace_s: float) -> int:
+        """Delete payloads that are nobody's, and half-written files of dead writers.
+
+        A file goes when it was without an owner at a sweep ``grace_s`` or more ago, too. Call
+        it from one process only, the one that knows what is live.
+
+        Args:
+            live_ids: Payloads that somebody may still read.
+            grace_s: At least the time from a payload's ``put`` to its announcement.
+
+        Returns:
+            Number of files deleted.
+        """
+        live = frozenset(live_ids)
+        count = 0
+        for shard, names in self._shards():
+            ownerless = [name for name in names if name.removesuffix(_SUFFIX) not in live]
+            count += self._remove(shard, self._watch.ripe(shard, ownerless, grace_s))
+        return count
+
+    def close(self) -> None:
+        """Wake whoever waits with ClosedError, and give the descriptors back."""
+        self._closed.set()
+        self._data.close()
+        self._quarantine.close()
+
+    # ------------------------------------------------------------------------------------------
+    def _load(self, data_id: str, name: str, expected_digest: str | None) -> SampleBatch:
+        with self._data.sub(_shard(data_id), create=False) as folder:
+            try:
+                content = folder.view(name, self._max_bytes)
+                return decode_frame(content, self._max_bytes, expected_digest)
+            except DataCorruptError as error:
+                self.corrupt_count += 1
+                self._set_aside(folder, data_id)
+                raise DataCorruptError(
+                    f"payload {data_id!r}: {error}", where=error.where, data_id=data_id
+                ) from error
+
+    def _is_stored(self, folder: PrivateDir, data_id: str, info: FrameInfo) -> bool:
+        """Whether the payload is there, whole; a damaged one is set aside."""
+        name = data_id + _SUFFIX
+        try:
+            content = folder.view(name, self._max_bytes)
+            decode_frame(content, self._max_bytes)
+        except DataMissingError:
+            return False
+        except DataCorruptError:
+            self.corrupt_count += 1
+            self._set_aside(folder, data_id)
+            return False
+        try:
+            decode_frame(content, self._max_bytes, info.digest, verify=False)
+        except DataCorruptError as error:
+            raise ConflictError(
+                f"payload {data_id!r} exists with another content, which stays; ids are used once",
+                data_id=data_id,
+            ) from error
+        return True
+
+    def _set_aside(self, folder: PrivateDir, data_id: str) -> None:
+        aside = f"{data_id[:40]}-{secrets.token_hex(8)}{_SUFFIX}"
+        try:
+            if folder.move(data_id + _SUFFIX, self._quarantine, aside):
+                _logger.warning("damaged payload %s moved to quarantine/%s", data_id, aside)
+            self._trim_quarantine()
+        except (RunFolderError, StorageFullError) as error:
+            _logger.warning("cannot set the damaged payload %s aside: %s", data_id, error)
+
+    def _trim_quarantine(self) -> None:
+        names = self._quarantine.names()
+        if len(names) > self._keep_quarantined:
+            found = {name: self._quarantine.stat(name) for name in names}
+            aged = sorted(names, key=lambda n: s.st_ctime_ns if (s := found[n]) else 0)
+            for name in aged[: len(names) - self._keep_quarantined]:
+                self._quarantine.unlink(name)
+
+    def _check_free(self, folder: PrivateDir, size_bytes: int) -> None:
+        free_bytes = folder.free_bytes()
+        if free_bytes - size_bytes < self._min_free_bytes:
+            raise StorageFullError(
+                f"{folder.path}: {free_bytes} bytes free, {size_bytes} to write and "
+                f"{self._min_free_bytes} to leave free; make room on the disk",
+                path=str(folder.path),
+                reason="low_space",
+            )
+
+    def _remove(self, shard: str, names: Iterable[str]) -> int:
+        count = 0
+        try:
+            with self._data.sub(shard, create=False) as folder:
+                for name in names:
+                    try:
+                        count += folder.unlink(name)
+                    except (RunFolderError, StorageFullError) as error:
+                        # What cannot be removed now is an orphan for a later sweep.
+                        _logger.warning("cannot delete a payload: %s", error)
+        except DataMissingError:
+            return 0
+        return count
+
+    def _shards(self) -> Iterator[tuple[str, list[str]]]:
+        for shard in self._data.names():
+            try:
+                with self._data.sub(shard, create=False) as folder:
+                    names = folder.names()
+            except DataMissingError:
+                continue
+            yield shard, names
+
+
+def _shard(data_id: str) -> str:
+    return f"{zlib.crc32(data_id.encode()) % _SHARDS:02x}"

@@ -1,0 +1,190 @@
+"""Fixtures: a master on a real socket, a peer that speaks to it by hand, and leak checks."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dingsdk_flask_fs.auth import MAC_HEADER, Signer
+from dingsdk_flask_fs.secret import Secret
+from dingsdk_flask_fs.transport import FlaskFSTransport, parse_address
+
+from dingsdk.worker.comm import TaskAnswer, WorkerInfo
+
+SECRET = "0123456789abcdef" * 2
+GRACE_S = 5.0
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("DINGSDK_SECRET", raising=False)
+    monkeypatch.delenv("DINGSDK_SECRET_FILE", raising=False)
+    before, sockets = set(threading.enumerate()), open_sockets()
+    yield
+    for thread in threading.enumerate():
+        if thread not in before:
+            thread.join(GRACE_S)
+            assert not thread.is_alive(), f"leaked thread {thread.name}"
+    assert open_sockets() <= sockets, "leaked sockets"
+
+
+def open_sockets() -> int:
+    count = 0
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            count += str(link.readlink()).startswith("socket:")
+        except OSError:
+            continue  # the descriptor of the listing itself
+    return count
+
+
+class Listener:
+    """Writes down what a master end reports."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+        self._news = threading.Condition()
+
+    def _note(self, *event: Any) -> None:
+        with self._news:
+            self.events.append(event)
+            self._news.notify_all()
+
+    def worker_joined(self, info: WorkerInfo) -> None:
+        self._note("joined", info.worker_id)
+
+    def worker_renewed(self, worker_id: str, progress: int) -> None:
+        self._note("renewed", worker_id, progress)
+
+    def worker_left(self, worker_id: str, reason: str) -> None:
+        self._note("left", worker_id, reason)
+
+    def task_answered(self, worker_id: str, answer: TaskAnswer) -> None:
+        self._note("answered", worker_id, answer.task_id, dict(answer.result))
+
+    def expect(self, predicate: Callable[[list[tuple[Any, ...]]], bool]) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: predicate(self.events), 5.0), self.events
+
+    def of(self, kind: str) -> list[tuple[Any, ...]]:
+        return [event[1:] for event in list(self.events) if event[0] == kind]
+
+
+class Peer:
+    """Somebody who dials the master and sends whatever a test wants."""
+
+    def __init__(self, port: int, secret: str, clock: Callable[[], float] | None = None) -> None:
+        self.port = port
+        secret_ = Secret(secret.encode(), source="test", is_explicit=True)
+        self.signer = Signer(secret_, clock) if clock else Signer(secret_)
+        self.run, self.epoch, self.inc, self.seq = "", 0, 0, 0
+        self.nonce = ""
+
+    def signed(self, target: str, body: bytes, method: str = "POST") -> dict[str, str]:
+        authorization, self.nonce = self.signer.sign(method, target, body)
+        return {"Authorization": authorization, "Content-Type": "application/json"}
+
+    def send(
+        self,
+        target: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        method: str = "POST",
+    ) -> tuple[int, bytes, Mapping[str, str]]:
+        """Send a request as it is given, signed unless headers are given."""
+        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10.0)
+        try:
+            headers = self.signed(target, body, method) if headers is None else headers
+            link.request(method, target, body, dict(headers))
+            response = link.getresponse()
+            return response.status, response.read(), dict(response.getheaders())
+        finally:
+            link.close()
+
+    def envelope(self, kind: str, body: Any, **changes: Any) -> bytes:
+        self.seq += 1
+        fields = {
+            "v": 1,
+            "run": self.run,
+            "epoch": self.epoch,
+            "worker": "peer",
+            "inc": self.inc,
+            "seq": self.seq,
+            "idem": f"i{self.seq}",
+            "type": kind,
+            "body": body,
+            **changes,
+        }
+        return json.dumps(fields).encode()
+
+    def call(self, kind: str, body: Any, **changes: Any) -> tuple[int, Any]:
+        """Send a well-formed request; return the status and the answer, whose MAC is checked."""
+        status, answer, headers = self.send(f"/v1/{kind}", self.envelope(kind, body, **changes))
+        assert self.signer.is_answer(headers[MAC_HEADER], self.nonce, status, answer)
+        return status, json.loads(answer)
+
+    def join(self) -> int:
+        status, answer = self.call("join", {"role": "collector", "resource": {}})
+        if status == 409:
+            self.run, self.epoch = answer["run"], answer["epoch"]
+            status, answer = self.call("join", {"role": "collector", "resource": {}})
+        assert status == 200, answer
+        self.inc = answer["inc"]
+        return self.inc
+
+    def turn(self, ack: int = 0, answers: Any = (), wait_s: float = 0.0, **changes: Any) -> Any:
+        body = {"answers": list(answers), "ack": ack, "want": 8, "wait_s": wait_s}
+        return self.call("turn", body, **changes)
+
+
+def an_answer(number: int, task_id: str = "t1", **result: Any) -> dict[str, Any]:
+    return {
+        "n": number,
+        "task_id": task_id,
+        "completed": True,
+        "result": result,
+        "message": "",
+        "traceback": "",
+    }
+
+
+@pytest.fixture
+def transport(tmp_path: Path) -> Iterator[FlaskFSTransport]:
+    made = FlaskFSTransport({"threads": 8}, tmp_path / "run")
+    yield made
+    made.close()
+
+
+class Served:
+    """A master end that listens, with its listener, and peers for it."""
+
+    def __init__(self, transport: FlaskFSTransport, clock: Any = None) -> None:
+        self.transport = transport
+        self.listener = Listener()
+        self.end = transport.master_end()
+        self.address = self.end.open(self.listener)
+        self.port = parse_address(self.address)[1]
+
+    def peer(self, secret: str = SECRET, **kwargs: Any) -> Peer:
+        return Peer(self.port, secret, **kwargs)
+
+    def slave(self, worker_id: str = "w0", **kwargs: Any) -> Any:
+        end = self.transport.slave_end(kwargs.pop("address", self.address))
+        end.join(WorkerInfo(worker_id, "collector", {"cpu": 1}), 5.0)
+        return end
+
+
+@pytest.fixture
+def served(transport: FlaskFSTransport, monkeypatch: pytest.MonkeyPatch) -> Served:
+    monkeypatch.setenv("DINGSDK_SECRET", SECRET)
+    return Served(transport)
+
+
+@pytest.fixture
+def answer_item() -> Callable[..., dict[str, Any]]:
+    return an_answer
