@@ -20,7 +20,7 @@ class DingError(Exception):
             names that the class does not use itself, as ``error.name``.
     """
 
-    is_user_mistake: ClassVar[bool] = False
+    is_user_mistake: bool = False
     """True where the fix is in the user's command, config or files: the CLI then
     prints the message without a traceback and exits with code 2."""
     retryable: ClassVar[bool] = False
@@ -243,7 +243,14 @@ class TaskTimeoutError(DingError, TimeoutError):
 
 
 class TaskFailedError(DingError, RuntimeError):
-    """A task whose code raised. Facts: ``worker_id``, ``task``, ``result``, ``traceback``."""
+    """A task whose code raised. Facts: ``worker_id``, ``task``, ``result``, ``traceback``.
+
+    It is the user's mistake where what the worker raised was.
+    """
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        super().__init__(message, **facts)
+        self.is_user_mistake = bool((facts.get("result") or {}).get("is_user_mistake"))
 
 
 class TaskFail(DingError, RuntimeError):  # noqa: N818 - name kept for users of the reference

@@ -145,7 +145,7 @@ def _gather_defaults(
     defaults = defaults_of(RunConfig)
     defaults["env"] = defaults_of(EnvSection)
     defaults["system"] = defaults_of(SystemSection)
-    defaults["system"]["coordinator"] = dict(Coordinator.default_config())
+    defaults["system"]["coordinator"] = _without(Coordinator.default_config(), "cfg_type")
     open_paths = set(_FREE_SECTIONS)
 
     section = section_of(user, "policy")

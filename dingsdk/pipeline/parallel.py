@@ -162,7 +162,8 @@ def _close_coordinator(coordinator: Coordinator) -> None:
 
 def _with_trace(failure: DingError) -> DingError:
     """Attach the worker's own traceback, so that whoever prints the error shows it."""
-    if isinstance(failure, TaskFailedError) and failure.facts.get("traceback"):
+    is_worth_it = isinstance(failure, TaskFailedError) and not failure.is_user_mistake
+    if is_worth_it and failure.facts.get("traceback"):
         failure.add_note(f"raised by the worker:\n{failure.facts['traceback']}")
     return failure
 

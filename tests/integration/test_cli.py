@@ -118,6 +118,25 @@ def test_mistake_in_the_command_is_one_line_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+@pytest.mark.parametrize(
+    ("assignment", "told"),
+    [
+        ("env_manager.vectorization_mode=sideways", "env_manager.vectorization_mode"),
+        ("policy.learn.learner.hook.load_ckpt_before_run=/no/such", "no checkpoint at /no/such"),
+    ],
+)
+def test_mistake_that_only_a_worker_can_notice_is_told_without_a_traceback(
+    tmp_path: Path, shell: Shell, mode: str, assignment: str, told: str
+) -> None:
+    command = ["train", "cartpole-dqn", "--mode", mode, "--set", assignment]
+
+    assert shell.run(*command, cwd=tmp_path) == 2
+    assert told in shell.err
+    assert "Traceback" not in shell.err
+    assert shell.err.startswith("Error: ")
+
+
 def test_file_in_place_of_the_output_folder_is_one_line(tmp_path: Path, shell: Shell) -> None:
     (tmp_path / "taken").write_text("")
 
@@ -221,7 +240,7 @@ def test_second_signal_exits_at_once(tmp_path: Path) -> None:
 def test_plugins_lists_the_installed_transport(tmp_path: Path, shell: Shell) -> None:
     assert shell.run("plugins", cwd=tmp_path) == 0
 
-    row = next(line for line in shell.out.splitlines() if line.startswith("transports"))
+    row = next(line for line in shell.out.splitlines() if "in_memory" in line)
     assert row.split()[:3] == ["transports", "in_memory", "dingsdk-in-memory"]
 
 

@@ -127,6 +127,7 @@ class Slave:
             answer = TaskAnswer(
                 task.task_id,
                 False,
+                {"is_user_mistake": getattr(error, "is_user_mistake", False)},
                 message=f"{type(error).__name__}: {error}",
                 traceback="".join(traceback.format_exception(error)),
             )

@@ -1,0 +1,59 @@
+"""Errors behave like the builtins they stand for, and survive the way between processes."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+
+import pytest
+
+from dingsdk import errors
+from dingsdk.errors import DingError, TaskFail, TaskFailedError, UnknownPluginError, nearest_name
+
+ALL = [
+    each
+    for _, each in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(each, DingError) and each is not TaskFail
+]
+
+
+@pytest.mark.parametrize("error_type", ALL)
+def test_error_keeps_text_facts_and_type_through_a_copy(error_type: type[DingError]) -> None:
+    error = error_type("what went wrong", path="a.b", count=3)
+
+    copied = copy.copy(error)
+
+    assert type(copied) is error_type
+    assert str(copied) == str(error) == "what went wrong"
+    assert copied.facts == {"path": "a.b", "count": 3}
+    assert copied.count == 3
+    assert copied.code == error_type.__name__
+
+
+def test_unknown_fact_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = DingError("text").nonsense
+
+
+def test_errors_are_caught_as_the_builtin_they_behave_like() -> None:
+    with pytest.raises(KeyError) as caught:
+        raise UnknownPluginError("no 'x' among the buffers", kind="buffers")
+    assert str(caught.value) == "no 'x' among the buffers"
+
+
+def test_task_fail_carries_its_result_through_a_copy() -> None:
+    copied = copy.copy(TaskFail({"message": "busy"}, "not now"))
+    assert copied.facts["result"] == {"message": "busy"}
+    assert str(copied) == "not now"
+
+
+@pytest.mark.parametrize("is_mistake", [True, False])
+def test_failed_task_is_a_mistake_where_its_cause_was(is_mistake: bool) -> None:
+    error = TaskFailedError("task failed", result={"is_user_mistake": is_mistake})
+    assert error.is_user_mistake is is_mistake
+    assert copy.copy(error).is_user_mistake is is_mistake
+
+
+def test_nearest_name_needs_some_likeness() -> None:
+    assert nearest_name("in_memroy", ["flask_fs", "in_memory"]) == "in_memory"
+    assert nearest_name("zzz", ["flask_fs", "in_memory"]) is None
