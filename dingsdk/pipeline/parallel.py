@@ -13,7 +13,7 @@ from dingsdk.errors import DingError, TaskFailedError, TaskTimeoutError
 from dingsdk.pipeline.context import Reason, RunContext, RunResult
 from dingsdk.pipeline.status import RunStatus
 from dingsdk.pipeline.threads import torch_threads
-from dingsdk.plugins import default_manager
+from dingsdk.plugins import default_manager, observe
 from dingsdk.worker import Coordinator, create_comm_collector, create_comm_learner
 from dingsdk.worker.learner.checkpoint import save_checkpoint
 
@@ -143,6 +143,12 @@ class _Evaluations:
         assert self.coordinator is not None  # set before it can evaluate anything
         env_steps = self.coordinator.status().env_steps
         evaluation = recorder.add_evaluation(returns, env_steps, int(info["train_iter"]))
+        observe().after_evaluate(
+            source=str(info.get("task_id", "evaluator")),
+            mean_return=evaluation.mean,
+            train_iter=evaluation.train_iter,
+            envstep=env_steps,
+        )
         if model is not None and (best_before is None or evaluation.mean > best_before):
             save_checkpoint(
                 self._context.run_dir / "ckpt",

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from dingsdk.worker.coordinator.coordinator import Coordinator
 
 WAIT_S = 1.0
+LAST_ANSWERS = 3
+"""Answers taken from a collector that is done but has not ended, before it is closed."""
 
 
 def drive_collector(coordinator: Coordinator, state: TaskState, task: Mapping[str, Any]) -> None:
@@ -21,14 +23,17 @@ def drive_collector(coordinator: Coordinator, state: TaskState, task: Mapping[st
         _ask(coordinator, state, {"name": "collector_start_task", "task_info": task})
         coordinator.deal_with_collector_started()
         state.phase = TaskPhase.RUNNING
-        is_done = False
-        while not is_done and not coordinator.is_ending:
+        is_done, answers_left = False, LAST_ANSWERS
+        while answers_left and not coordinator.is_ending:
             answer = _ask(coordinator, state, {"name": "collector_data_task"})
-            is_done = bool(answer.get("has_ended"))
             for report in answer["reports"]:
                 if "data_id" in report:
                     _acknowledge(coordinator, state, report)
                 is_done |= coordinator.deal_with_collector_progress(state, report)
+            if answer["has_ended"]:
+                break
+            # A collector that is done may still ship what it holds.
+            answers_left -= is_done
         state.phase = TaskPhase.CLOSING
         finished = _ask(coordinator, state, {"name": "collector_close_task"})
         coordinator.deal_with_collector_finish_task(state, finished)
