@@ -111,7 +111,7 @@ def read_private(path: Path) -> bytes:
         raise AuthError(
             f"cannot read the secret file {path}: {error.strerror}", reason="unreadable"
         ) from error
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise AuthError(f"the secret file {path} is no regular file", reason="type")
@@ -121,7 +121,9 @@ def read_private(path: Path) -> bytes:
             raise AuthError(
                 f"others may read the secret file {path}: chmod 600 {path}", reason="mode"
             )
-        return file.read(MAX_BYTES).strip()
+        return os.read(descriptor, MAX_BYTES).strip()
+    finally:
+        os.close(descriptor)
 
 
 def _own(folder: PrivateDir) -> Secret:

@@ -58,6 +58,7 @@ class HttpServer:
             ident="dingsdk",
             asyncore_use_poll=True,
             log_socket_errors=False,
+            clear_untrusted_proxy_headers=False,  # nothing here reads them
         )
         self._map: dict[int, Any] = {}
         self._dispatcher = _Dispatcher()
@@ -97,19 +98,20 @@ class HttpServer:
             return True
         ended = self._dispatcher.end(deadline)
         self._is_stopped = True
+        # The loop may end by itself now, but closes nothing: the trigger is still ours.
         self._server.pull_trigger()
         self._loop.join(max(0.1, deadline - time.monotonic()))
-        return ended and not self._loop.is_alive()
+        if self._loop.is_alive():
+            return False
+        wasyncore.close_all(self._map, ignore_all=True)
+        return ended
 
     def _run(self) -> None:
-        try:
-            while not self._is_stopped:
-                try:
-                    wasyncore.loop(timeout=1.0, use_poll=True, map=self._map, count=1)
-                except Exception:
-                    _log.exception("the http server's loop goes on after an error")
-        finally:
-            wasyncore.close_all(self._map, ignore_all=True)
+        while not self._is_stopped:
+            try:
+                wasyncore.loop(timeout=1.0, use_poll=True, map=self._map, count=1)
+            except Exception:
+                _log.exception("the http server's loop goes on after an error")
 
 
 class _Dispatcher(ThreadedTaskDispatcher):  # type: ignore[misc]

@@ -106,7 +106,7 @@ class Peer:
         finally:
             link.close()
 
-    def envelope(self, kind: str, body: Any, **changes: Any) -> bytes:
+    def envelope(self, kind: str, body: Any, /, **changes: Any) -> bytes:
         self.seq += 1
         fields = {
             "v": 1,
@@ -115,14 +115,14 @@ class Peer:
             "worker": "peer",
             "inc": self.inc,
             "seq": self.seq,
-            "idem": f"i{self.seq}",
+            "idem": f"{self.signer._session}-{self.seq}",
             "type": kind,
             "body": body,
             **changes,
         }
         return json.dumps(fields).encode()
 
-    def call(self, kind: str, body: Any, **changes: Any) -> tuple[int, Any]:
+    def call(self, kind: str, body: Any, /, **changes: Any) -> tuple[int, Any]:
         """Send a well-formed request; return the status and the answer, whose MAC is checked."""
         status, answer, headers = self.send(f"/v1/{kind}", self.envelope(kind, body, **changes))
         assert self.signer.is_answer(headers[MAC_HEADER], self.nonce, status, answer)

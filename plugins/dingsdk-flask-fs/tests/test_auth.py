@@ -1,0 +1,146 @@
+"""Signatures: what is taken, what is refused, and for how long."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+
+import pytest
+from dingsdk_flask_fs import auth
+from dingsdk_flask_fs.auth import SKEW_S, WINDOW, Signer, Verifier
+from dingsdk_flask_fs.secret import Secret
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dingsdk.errors import AuthError
+
+SECRET = Secret(b"s" * 32, source="test", is_explicit=True)
+OTHER = Secret(b"o" * 32, source="test", is_explicit=True)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def refused(verifier: Verifier, header: str, *request: object) -> str:
+    method, target, body = request or ("POST", "/v1/turn", b"body")
+    with pytest.raises(AuthError) as caught:
+        verifier.verify(header, method, target, body)  # type: ignore[arg-type]
+    return str(caught.value.reason)
+
+
+def test_signed_request_is_taken_once_and_its_answer_verified() -> None:
+    signer, verifier = Signer(SECRET), Verifier(SECRET)
+    header, nonce = signer.sign("POST", "/v1/turn", b"body")
+    assert verifier.verify(header, "POST", "/v1/turn", b"body") == nonce
+    assert refused(verifier, header) == "replay"
+    mac = verifier.sign_answer(nonce, 200, b"answer")
+    assert signer.is_answer(mac, nonce, 200, b"answer")
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [("GET", "/v1/turn", b"body"), ("POST", "/v1/turn?a=1", b"body"), ("POST", "/v1/turn", b"b")],
+)
+def test_signature_covers_method_target_and_body(request_: tuple[str, str, bytes]) -> None:
+    header, _ = Signer(SECRET).sign("POST", "/v1/turn", b"body")
+    assert refused(Verifier(SECRET), header, *request_) == "mac"
+
+
+def test_answer_is_bound_to_its_request_status_and_body() -> None:
+    signer, verifier = Signer(SECRET), Verifier(SECRET)
+    mac = verifier.sign_answer("n-1", 200, b"answer")
+    assert not signer.is_answer(mac, "n-2", 200, b"answer")
+    assert not signer.is_answer(mac, "n-1", 409, b"answer")
+    assert not signer.is_answer(mac, "n-1", 200, b"other")
+    assert not signer.is_answer("", "n-1", 200, b"answer")
+    assert not signer.is_answer("é" * 64, "n-1", 200, b"answer")
+    assert not Signer(OTHER).is_answer(mac, "n-1", 200, b"answer")
+
+
+def test_request_with_another_secret_is_refused() -> None:
+    header, _ = Signer(OTHER).sign("POST", "/v1/turn", b"body")
+    assert refused(Verifier(SECRET), header) == "key"
+
+
+@pytest.mark.parametrize("shift", [-SKEW_S - 1, SKEW_S + 1, 3600, -3600])
+def test_clock_that_is_off_by_more_than_the_skew_is_refused(shift: int) -> None:
+    clock = Clock()
+    header, _ = Signer(SECRET, lambda: clock.now + shift).sign("POST", "/v1/turn", b"body")
+    assert refused(Verifier(SECRET, clock), header) == "time"
+
+
+@pytest.mark.parametrize("shift", [-SKEW_S + 1, SKEW_S - 1])
+def test_clock_within_the_skew_is_taken(shift: int) -> None:
+    clock = Clock()
+    header, _ = Signer(SECRET, lambda: clock.now + shift).sign("POST", "/v1/turn", b"body")
+    assert Verifier(SECRET, clock).verify(header, "POST", "/v1/turn", b"body")
+
+
+def test_replay_is_refused_as_long_as_its_time_is_good() -> None:
+    clock = Clock()
+    verifier = Verifier(SECRET, clock)
+    # Signed by a clock that is ahead: good for twice the skew.
+    header, _ = Signer(SECRET, lambda: clock.now + SKEW_S).sign("POST", "/v1/turn", b"body")
+    verifier.verify(header, "POST", "/v1/turn", b"body")
+    reasons = set()
+    for _ in range(5 * SKEW_S):
+        clock.now += 1.0
+        reasons.add(refused(verifier, header))
+        verifier.verify(
+            Signer(SECRET, clock).sign("POST", "/v1/turn", b"body")[0], "POST", "/v1/turn", b"body"
+        )
+    assert reasons == {"replay", "time"}
+    assert len(verifier._sessions) <= 4 * SKEW_S + 2  # old sessions are forgotten
+
+
+def test_requests_may_overtake_each_other_within_the_window() -> None:
+    signer, verifier = Signer(SECRET), Verifier(SECRET)
+    headers = [signer.sign("POST", "/v1/turn", b"body")[0] for _ in range(WINDOW + 2)]
+    verifier.verify(headers[-1], "POST", "/v1/turn", b"body")
+    for header in reversed(headers[2:-1]):
+        verifier.verify(header, "POST", "/v1/turn", b"body")
+    assert refused(verifier, headers[1]) == "replay"  # too old to tell
+    assert {refused(verifier, header) for header in headers} == {"replay"}
+
+
+@given(st.text())
+def test_no_header_breaks_the_verifier(header: str) -> None:
+    assert refused(Verifier(SECRET), header) in ("missing", "malformed")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: header.replace("mac=", "mac=0"),
+        lambda header: header[:-1],
+        lambda header: header.upper(),
+        lambda header: header + " ",
+        lambda header: header.replace("ts=", "ts=-"),
+        lambda header: header.replace("ts=1", "ts=\N{ARABIC-INDIC DIGIT ONE}"),
+        lambda header: "Bearer " + "s" * 32,
+    ],
+)
+def test_header_of_another_form_is_refused(change: object) -> None:
+    header, _ = Signer(SECRET).sign("POST", "/v1/turn", b"body")
+    assert refused(Verifier(SECRET), change(header)) == "malformed"  # type: ignore[operator]
+
+
+def test_macs_are_compared_in_constant_time() -> None:
+    tree = ast.parse(inspect.getsource(auth))
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "hmac.compare_digest"
+    ]
+    compared = [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare) and "mac" in ast.unparse(node).replace("hmac", "")
+    ]
+    assert len(calls) == 2  # of a request, of an answer
+    assert compared == []

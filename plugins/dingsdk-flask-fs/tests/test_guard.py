@@ -1,0 +1,199 @@
+"""Nobody without the secret gets anything done, by any route, method, host or body."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from dingsdk_flask_fs.auth import MAC_HEADER
+from dingsdk_flask_fs.messages import KINDS
+from dingsdk_flask_fs.transport import FlaskFSTransport
+
+METHODS = (
+    *("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"),
+    *("PROPFIND", "FOO"),
+)
+TARGETS = (*(f"/v1/{kind}" for kind in KINDS), "/healthz", "/", "/v1/", "/static/x", "/console")
+OTHER = "another secret of good length"
+
+
+@pytest.fixture
+def routes(served: Any) -> set[str]:
+    """Every rule of the running application's url_map."""
+    app = served.end._server._server.application
+    return {rule.rule for rule in app.url_map.iter_rules()}
+
+
+def bad_credentials(served: Any, target: str, body: bytes, method: str) -> Iterator[dict[str, str]]:
+    kind = {"Content-Type": "application/json"}
+    peer = served.peer()
+    yield kind
+    yield {**kind, "Authorization": ""}
+    yield {**kind, "Authorization": "Bearer 0123456789abcdef0123456789abcdef"}
+    yield {**kind, "Authorization": "DING-HMAC keyid=\xe9,ts=\xb2,nonce=\xff,mac=\xfc"}
+    yield served.peer(OTHER).signed(target, body, method)
+    yield served.peer(clock=lambda: time.time() - 61.5).signed(target, body, method)
+    yield served.peer(clock=lambda: time.time() + 62.5).signed(target, body, method)
+    yield peer.signed(target, body + b" ", method)
+    yield peer.signed(target + "x", body, method)
+
+
+def test_the_routes_are_the_kinds_of_request_and_the_health_check(routes: set[str]) -> None:
+    assert routes == {*(f"/v1/{kind}" for kind in KINDS), "/healthz"}
+
+
+def test_every_route_and_method_refuses_bad_credentials_without_effect(
+    served: Any, routes: set[str]
+) -> None:
+    body = served.peer().envelope("join", {"role": "collector", "resource": {}})
+    bodies = set()
+    for target, method in itertools.product({*TARGETS, *routes}, METHODS):
+        if (method, target) == ("GET", "/healthz"):
+            continue
+        for headers in bad_credentials(served, target, body, method):
+            status, answer, sent = served.peer().send(target, body, headers, method)
+            assert status == (401 if method == "POST" else 405), (method, target, headers)
+            assert MAC_HEADER not in sent
+            assert not any(name.lower().startswith("access-control") for name in sent)
+            if answer:
+                bodies.add(answer)
+    assert len(bodies) == 2  # one for each status, whatever was wrong
+    assert served.listener.events == []
+
+
+def test_replayed_request_is_refused_on_every_route(served: Any) -> None:
+    peer = served.peer()
+    peer.join()
+    for kind in KINDS:
+        body = peer.envelope(kind, {"answers": [], "ack": 0, "want": 1, "wait_s": 0, "progress": 1})
+        headers = peer.signed(f"/v1/{kind}", body)
+        first = peer.send(f"/v1/{kind}", body, headers)[0]
+        events = list(served.listener.events)
+        assert first in (200, 400)
+        assert peer.send(f"/v1/{kind}", body, headers)[0] == 401
+        assert served.listener.events == events
+
+
+def test_health_check_says_nothing(served: Any) -> None:
+    status, body, headers = served.peer().send("/healthz", headers={}, method="GET")
+    assert (status, body) == (204, b"")
+    assert headers.keys() <= {"Date", "Server", "Content-Type", "Content-Length", "Connection"}
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", "", "[::1", "a@b"],
+)
+def test_foreign_host_is_refused_before_anything_else(served: Any, host: str) -> None:
+    peer = served.peer()
+    body = peer.envelope("join", {"role": "collector", "resource": {}})
+    headers = {**peer.signed("/v1/join", body), "Host": host}
+    assert peer.send("/v1/join", body, headers)[0] == 403
+    assert peer.send("/healthz", headers={"Host": host}, method="GET")[0] == 403
+    assert served.listener.events == []
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"Origin": "http://127.0.0.1"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "same-origin"},
+        {"Sec-Fetch-Site": "none"},
+    ],
+)
+def test_whatever_a_browser_sends_is_refused(served: Any, header: dict[str, str]) -> None:
+    peer = served.peer()
+    body = peer.envelope("join", {"role": "collector", "resource": {}})
+    status, _, sent = peer.send("/v1/join", body, {**peer.signed("/v1/join", body), **header})
+    assert status == 403
+    assert not any(name.lower().startswith("access-control") for name in sent)
+
+
+def test_preflight_is_refused(served: Any) -> None:
+    headers = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization",
+    }
+    for extra, expected in (({}, 405), ({"Origin": "http://evil.example"}, 403)):
+        status, _, sent = served.peer().send(
+            "/v1/join", headers={**headers, **extra}, method="OPTIONS"
+        )
+        assert status == expected
+        assert not any(name.lower().startswith("access-control") for name in sent)
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "json"]
+)
+def test_only_json_is_taken(served: Any, kind: str) -> None:
+    peer = served.peer()
+    body = peer.envelope("join", {"role": "collector", "resource": {}})
+    headers = {**peer.signed("/v1/join", body), "Content-Type": kind}
+    assert peer.send("/v1/join", body, headers)[0] == 415
+    headers = {**peer.signed("/v1/join", body), "Content-Encoding": "gzip"}
+    assert peer.send("/v1/join", body, headers)[0] == 415
+    assert served.listener.events == []
+
+
+def test_refusals_are_logged_slowly_and_on_one_line(served: Any, caplog: Any) -> None:
+    peer = served.peer()
+    for _ in range(50):
+        peer.send("/v1/join%0d%0aforged", b"", {})
+    lines = [record.getMessage() for record in caplog.records]
+    refusals = [line for line in lines if line.startswith("refused")]
+    assert 1 <= len(refusals) <= 3
+    assert not any("\n" in line or "\r" in line for line in refusals)
+
+
+# What listens where -------------------------------------------------------------------------------
+
+
+def test_listener_is_on_loopback_and_reports_its_port(served: Any) -> None:
+    listening = served.end._server._server.socket.getsockname()
+    assert listening == ("127.0.0.1", served.port)
+    assert served.address == f"http://127.0.0.1:{served.port}"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+def test_reachable_address_needs_a_chosen_secret(tmp_path: Any, host: str) -> None:
+    from dingsdk.errors import InsecureBindError
+
+    transport = FlaskFSTransport({"host": host}, tmp_path)
+    with pytest.raises(InsecureBindError, match="DINGSDK_SECRET"):
+        transport.master_end().open(None)  # type: ignore[arg-type]
+    transport.close()
+
+
+def test_chosen_secret_opens_a_reachable_address_with_a_warning(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    from .conftest import SECRET, Listener, Peer
+
+    monkeypatch.setenv("DINGSDK_SECRET", SECRET)
+    transport = FlaskFSTransport({"host": "0.0.0.0"}, tmp_path)
+    address = transport.master_end().open(Listener())
+    port = int(address.rpartition(":")[2])
+    peer = Peer(port, SECRET)
+    assert peer.join() == 1
+    for host, expected in ((socket.gethostname(), 204), ("10.1.2.3:80", 204), ("evil.io", 403)):
+        assert peer.send("/healthz", headers={"Host": host}, method="GET")[0] == expected
+    assert "not encrypted" in caplog.text
+    transport.close()
+
+
+def test_error_bodies_carry_an_id_and_nothing_of_the_inside(served: Any) -> None:
+    peer = served.peer()
+    status, answer, _ = peer.send("/v1/join", b"{")
+    content = json.loads(answer)
+    assert status == 400
+    assert content.keys() == {"code", "message", "request_id"}
+    assert "Traceback" not in content["message"]
+    status, answer, _ = peer.send("/v1/nothing", b"{}")
+    assert status == 404
+    assert json.loads(answer).keys() == {"code", "message", "request_id"}

@@ -1,0 +1,324 @@
+"""Requests by hand: malformed ones, large ones, ones sent again, late and foreign ones."""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dingsdk.worker.comm import TaskMessage
+
+Item = Callable[..., dict[str, Any]]
+
+BODIES = {
+    "join": {"role": "collector", "resource": {}},
+    "turn": {"answers": [], "ack": 0, "want": 1, "wait_s": 0},
+    "answer": {"answers": []},
+    "renew": {"answers": [], "progress": 1},
+    "leave": {"answers": []},
+}
+
+MALFORMED = [
+    b"",
+    b"{",
+    b"null",
+    b"[]",
+    b'"text"',
+    b"\xff\xfe{}",
+    b'\xef\xbb\xbf{"v":1}',
+    b'{"v":1,"v":1}',
+    b'{"v":NaN}',
+    b'{"v":Infinity}',
+    b'{"v":1e400}',
+    b'{"v":1' + b"0" * 400 + b"}",
+    b"[" * 200_000,
+    b'{"a":' * 200_000,
+    b'{"v":"\\ud800"}',
+    b'{"v":1}trailing',
+    b'{"$array":{"dtype":"<f8","shape":[1000000000000],"data":""}}',
+    b"\x80\x04cposix\nsystem\n",
+]
+
+
+def still_serves(served: Any) -> None:
+    peer = served.peer()
+    peer.join()
+    assert peer.call("renew", BODIES["renew"])[0] == 200
+
+
+@pytest.mark.parametrize("body", MALFORMED, ids=lambda body: repr(body[:20]))
+def test_malformed_body_is_a_protocol_error(served: Any, body: bytes) -> None:
+    for kind in BODIES:
+        status, answer, _ = served.peer().send(f"/v1/{kind}", body)
+        assert status == 400
+        assert json.loads(answer)["code"] == "ProtocolError"
+    assert served.listener.events == []
+    still_serves(served)
+
+
+WRONG = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=20),
+    st.lists(st.integers(), max_size=3),
+    st.dictionaries(st.text(max_size=5), st.integers(), max_size=3),
+)
+ENVELOPE = ("v", "run", "epoch", "worker", "inc", "seq", "idem", "type", "body")
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(data=st.data())
+def test_any_json_in_any_field_is_answered_without_a_500(served: Any, data: st.DataObject) -> None:
+    peer = served.peer()
+    peer.join()
+    served.end.send("peer", TaskMessage("t1", {}))  # so that no request waits for one
+    kind = data.draw(st.sampled_from(sorted(BODIES)))
+    body: Any = dict(BODIES[kind])
+    changes: dict[str, Any] = {}
+    if data.draw(st.booleans()):
+        changes[data.draw(st.sampled_from(ENVELOPE))] = data.draw(WRONG)
+    else:
+        body[data.draw(st.sampled_from([*body, "extra"]))] = data.draw(
+            st.one_of(WRONG, st.lists(st.dictionaries(st.sampled_from(["n", "task_id"]), WRONG)))
+        )
+    status, answer = peer.call(kind, body, **changes)
+    assert status in (200, 400, 409), answer
+    if status != 200:
+        assert answer["code"] in ("ProtocolError", "StaleEpochError")
+
+
+def test_other_version_is_told_which_are_spoken(served: Any) -> None:
+    status, answer = served.peer().call("join", BODIES["join"], v=2)
+    assert (status, answer["supported"]) == (400, [1])
+
+
+def test_unknown_optional_fields_are_ignored(served: Any) -> None:
+    peer = served.peer()
+    peer.join()
+    assert peer.call("renew", {**BODIES["renew"], "later": [1]}, hint={"x": 1})[0] == 200
+    assert served.listener.of("renewed") == [("peer", 1)]
+
+
+@pytest.mark.parametrize("worker", ["../x", "/etc", "a/b", "a\0b", "%2e%2e", "x" * 300, "", "é"])
+def test_id_that_could_be_a_path_is_refused(served: Any, worker: str) -> None:
+    assert served.peer().call("join", BODIES["join"], worker=worker)[0] == 400
+    assert served.listener.events == []
+
+
+def test_address_in_a_message_is_never_dialled(served: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as trap:
+        address = f"http://127.0.0.1:{trap.getsockname()[1]}"
+        peer = served.peer()
+        peer.join()
+        peer.call("join", {**BODIES["join"], "resource": {"address": address}, "master": address})
+        served.listener.expect(lambda events: ("joined", "peer") in events)
+        trap.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            trap.accept()
+
+
+# Sizes --------------------------------------------------------------------------------------
+
+
+def raw(served: Any, data: bytes, more: bytes = b"", times: int = 0) -> bytes:
+    """Send bytes as they are; return what comes back until the server closes or rests."""
+    received = b""
+    with socket.create_connection(("127.0.0.1", served.port), 5.0) as link:
+        try:
+            link.sendall(data)
+            for _ in range(times):
+                link.sendall(more)
+        except OSError:
+            pass  # it closed the connection: the point of some tests
+        link.settimeout(1.0)
+        try:
+            while chunk := link.recv(65536):
+                received += chunk
+        except OSError:
+            pass
+    return received
+
+
+HEAD = "POST /v1/join HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+
+
+def test_declared_size_over_the_limit_is_refused_before_it_is_read(served: Any) -> None:
+    answer = raw(served, f"{HEAD}Content-Length: {300 << 20}\r\n\r\n".encode())
+    assert b" 413 " in answer.split(b"\r\n")[0]
+    still_serves(served)
+
+
+def test_largest_body_is_read_and_a_byte_more_is_not(served: Any) -> None:
+    limit = served.transport.cfg["max_message_bytes"]
+    assert served.peer().send("/v1/join", b" " * limit)[0] == 400
+    answer = raw(served, f"{HEAD}Content-Length: {limit + 1}\r\n\r\n".encode())
+    assert b" 413 " in answer.split(b"\r\n")[0]
+    still_serves(served)
+
+
+def test_endless_chunked_body_is_cut_off(served: Any) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    chunk = b"10000\r\n" + b"a" * 65536 + b"\r\n"
+    answer = raw(served, f"{HEAD}Transfer-Encoding: chunked\r\n\r\n".encode(), chunk, 1600)
+    assert answer == b"" or b" 413 " in answer.split(b"\r\n")[0]
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+    assert grown < 4 * served.transport.cfg["max_message_bytes"]
+    still_serves(served)
+
+
+@pytest.mark.parametrize("length", ["-1", "abc", "1e3", "+5", "5, 6"])
+def test_content_length_that_is_no_number_is_refused(served: Any, length: str) -> None:
+    answer = raw(served, f"{HEAD}Content-Length: {length}\r\n\r\nabcde".encode())
+    assert answer.split(b"\r\n")[0].split()[1] in (b"400", b"401")
+    still_serves(served)
+
+
+def test_body_shorter_or_longer_than_declared_harms_nobody(served: Any) -> None:
+    assert raw(served, f"{HEAD}Content-Length: 100\r\n\r\nshort".encode()) == b""
+    answer = raw(served, f"{HEAD}Content-Length: 5\r\n\r\nabcdeGARBAGE".encode())
+    assert b" 401 " in answer.split(b"\r\n")[0]
+    still_serves(served)
+
+
+def test_thousands_of_headers_are_refused(served: Any) -> None:
+    headers = "".join(f"X-{n}: {n}\r\n" for n in range(10_000))
+    answer = raw(served, (HEAD + headers + "\r\n").encode())
+    assert answer == b"" or answer.split(b"\r\n")[0].split()[1] in (b"400", b"431")
+    still_serves(served)
+
+
+# Again, late, foreign -----------------------------------------------------------------------
+
+
+def test_request_sent_again_has_the_effect_of_one(served: Any, answer_item: Item) -> None:
+    peer = served.peer()
+    peer.join()
+    for n in (1, 2):
+        served.end.send("peer", TaskMessage(f"t{n}", {"name": "x"}))
+    first = peer.turn()
+    assert [task["task_id"] for task in first[1]["tasks"]] == ["t1", "t2"]
+    assert peer.turn() == first  # its answer was lost: nothing was confirmed
+    answers = [answer_item(1, "t1", x=1), answer_item(2, "t2", x=2)]
+    for _ in range(3):
+        assert peer.turn(ack=2, answers=answers) == (200, {"answered": 2, "tasks": []})
+        assert peer.call("answer", {"answers": answers}) == (200, {"answered": 2})
+    assert served.listener.of("answered") == [("peer", "t1", {"x": 1}), ("peer", "t2", {"x": 2})]
+    assert peer.call("leave", {"answers": answers})[0] == 200
+    assert served.listener.of("left") == [("peer", "it left")]
+
+
+def test_join_sent_again_announces_once_and_gives_the_same_incarnation(served: Any) -> None:
+    peer = served.peer()
+    peer.join()
+    same = [peer.call("join", BODIES["join"], idem="again") for _ in range(3)]
+    assert same == [same[0]] * 3
+    assert served.listener.of("joined") == [("peer",), ("peer",)]
+    served.end.drop("peer", "test")
+    assert peer.call("join", BODIES["join"], idem="again")[0] == 409
+
+
+def test_requests_of_one_worker_at_the_same_time_keep_their_order(
+    served: Any, answer_item: Item
+) -> None:
+    peer = served.peer()
+    peer.join()
+    items = [answer_item(n, f"t{n}") for n in range(1, 101)]
+
+    def send(first: int) -> None:
+        other = served.peer()
+        other.run, other.epoch, other.inc = peer.run, peer.epoch, peer.inc
+        for end in range(first, 101, 4):
+            other.call("answer", {"answers": items[:end]})
+
+    threads = [threading.Thread(target=send, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20.0)
+    peer.call("answer", {"answers": items})
+    assert [event[1] for event in served.listener.of("answered")] == [
+        f"t{n}" for n in range(1, 101)
+    ]
+
+
+def test_answers_with_a_gap_are_refused(served: Any, answer_item: Item) -> None:
+    peer = served.peer()
+    peer.join()
+    assert peer.call("answer", {"answers": [answer_item(2)]})[0] == 400
+    assert peer.call("answer", {"answers": [answer_item(1), answer_item(3)]})[0] == 400
+    assert served.listener.of("answered") == []
+
+
+def test_message_of_another_run_epoch_or_incarnation_is_stale(
+    served: Any, answer_item: Item
+) -> None:
+    peer = served.peer()
+    old = peer.join()
+    answers = {"answers": [answer_item(1)]}
+    for changes in ({"run": "other"}, {"epoch": peer.epoch + 1}, {"inc": 99}, {"worker": "w9"}):
+        status, answer = peer.call("answer", answers, **changes)
+        assert (status, answer["code"]) == (409, "StaleEpochError")
+    assert peer.join() > old
+    assert peer.call("answer", answers, inc=old)[0] == 409
+    served.end.drop("peer", "silent")
+    assert peer.call("renew", BODIES["renew"])[0] == 409
+    assert served.listener.of("answered") == []
+    assert served.listener.of("renewed") == []
+
+
+def test_waiting_request_ends_when_its_sender_asks_again(served: Any) -> None:
+    peer = served.peer()
+    peer.join()
+    results: list[Any] = []
+    waiting = threading.Thread(target=lambda: results.append(peer.turn(wait_s=20.0, seq=1000)))
+    waiting.start()
+    other = served.peer()
+    other.run, other.epoch, other.inc = peer.run, peer.epoch, peer.inc
+    while not results:
+        other.seq += 2000
+        other.turn(wait_s=0.05)
+    waiting.join(5.0)
+    assert results == [(200, {"answered": 0, "tasks": []})]
+
+
+def test_more_waiting_workers_than_threads_leave_some_for_answers(served: Any) -> None:
+    peers = []
+    for n in range(20):
+        peer = served.peer()
+        peer.worker = f"p{n}"
+        peer.run, peer.epoch, peer.inc = "", 0, 0
+        peers.append(peer)
+    done = threading.Event()
+
+    def poll(n: int, peer: Any) -> None:
+        name = {"worker": f"p{n}"}
+        _, answer = peer.call("join", BODIES["join"], **name)
+        peer.run, peer.epoch = answer["run"], answer["epoch"]
+        _, answer = peer.call("join", BODIES["join"], **name)
+        peer.inc = answer["inc"]
+        while not done.is_set():
+            peer.turn(wait_s=1.0, **name)
+
+    threads = [threading.Thread(target=poll, args=each) for each in enumerate(peers)]
+    for thread in threads:
+        thread.start()
+    served.listener.expect(lambda events: len(events) == 20)
+    for _ in range(5):
+        still_serves(served)
+    done.set()
+    for thread in threads:
+        thread.join(10.0)
+        assert not thread.is_alive()

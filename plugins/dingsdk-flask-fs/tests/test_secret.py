@@ -1,0 +1,104 @@
+"""Where the secret comes from, and what is refused instead of falling back."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dingsdk_flask_fs.secret import create_secret, find_secret, named_secret
+
+from dingsdk.data import PrivateDir
+from dingsdk.errors import AuthError
+
+GOOD = "g" * 32
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[PrivateDir]:
+    with PrivateDir(tmp_path / "run") as made:
+        yield made
+
+
+def secret_file(tmp_path: Path, content: str, mode: int = 0o600) -> Path:
+    path = tmp_path / "mine"
+    path.write_text(content)
+    path.chmod(mode)
+    return path
+
+
+def test_master_makes_a_private_random_secret_that_workers_find(folder: PrivateDir) -> None:
+    assert find_secret(folder, {}) is None
+    made = create_secret(folder, {})
+    path = folder.path / "secret"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    assert len(made.reveal()) == 64
+    found = find_secret(folder, {})
+    assert found is not None
+    assert found.reveal() == made.reveal() == create_secret(folder, {}).reveal()
+    assert not made.is_explicit
+
+
+def test_named_file_comes_before_the_variable_before_the_runs_own(
+    folder: PrivateDir, tmp_path: Path
+) -> None:
+    create_secret(folder, {})
+    path = secret_file(tmp_path, GOOD + "\n")
+    both = {"DINGSDK_SECRET_FILE": str(path), "DINGSDK_SECRET": "v" * 32}
+    for source in (create_secret, find_secret):
+        by_file = source(folder, both)
+        by_variable = source(folder, {"DINGSDK_SECRET": "v" * 32})
+        assert by_file is not None
+        assert by_variable is not None
+        assert by_file.reveal() == GOOD.encode()
+        assert by_variable.reveal() == b"v" * 32
+        assert by_file.is_explicit
+
+
+@pytest.mark.parametrize("content", ["", "   \n", "short", "x" * 15])
+def test_secret_that_is_empty_or_short_ends_the_start(
+    folder: PrivateDir, tmp_path: Path, content: str
+) -> None:
+    path = secret_file(tmp_path, content)
+    for environ in ({"DINGSDK_SECRET": content}, {"DINGSDK_SECRET_FILE": str(path)}):
+        with pytest.raises(AuthError, match="at least 16"):
+            create_secret(folder, environ)
+    assert folder.names() == []
+
+
+def test_file_that_is_missing_open_to_others_or_no_file_ends_the_start(
+    folder: PrivateDir, tmp_path: Path
+) -> None:
+    good = secret_file(tmp_path, GOOD)
+    link, pipe = tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(good)
+    os.mkfifo(pipe, 0o600)
+    for path in (tmp_path / "missing", link, pipe, tmp_path):
+        with pytest.raises(AuthError):
+            create_secret(folder, {"DINGSDK_SECRET_FILE": str(path), "DINGSDK_SECRET": GOOD})
+    for mode in (0o640, 0o604, 0o620):
+        good.chmod(mode)
+        with pytest.raises(AuthError, match="chmod 600"):
+            create_secret(folder, {"DINGSDK_SECRET_FILE": str(good)})
+    with pytest.raises(AuthError):
+        create_secret(folder, {"DINGSDK_SECRET_FILE": ""})
+
+
+def test_runs_own_file_that_was_opened_to_others_is_refused(folder: PrivateDir) -> None:
+    create_secret(folder, {})
+    (folder.path / "secret").chmod(0o644)
+    with pytest.raises(AuthError, match="chmod 600"):
+        find_secret(folder, {})
+
+
+def test_secret_is_never_shown_nor_copied() -> None:
+    secret = named_secret({"DINGSDK_SECRET": GOOD})
+    assert secret is not None
+    assert GOOD not in repr(secret)
+    assert GOOD not in f"{secret}"
+    with pytest.raises(TypeError, match="not copied"):
+        pickle.dumps(secret)
