@@ -9,6 +9,7 @@ from dingsdk.data.ids import check_id
 from dingsdk.data.private_dir import PrivateDir
 from dingsdk.data.sample_batch import SampleBatch
 from dingsdk.data.seeding import derive_seed
+from dingsdk.data.tensor_file import decode_tensors, encode_tensors
 from dingsdk.data.wire import decode_message, encode_message
 
 __all__ = [
@@ -19,7 +20,9 @@ __all__ = [
     "collate",
     "decode_frame",
     "decode_message",
+    "decode_tensors",
     "derive_seed",
     "encode_frame",
     "encode_message",
+    "encode_tensors",
 ]

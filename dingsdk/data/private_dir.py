@@ -46,6 +46,10 @@ class PrivateDir:
         path: The folder; parents are created where missing.
         create: False refuses where it does not exist.
 
+    Attributes:
+        path: Where it was when it was opened.
+        identity: Device and number of the folder, another one for one made anew.
+
     Raises:
         RunFolderError: it cannot be opened or created, is a link or no folder, is not ours, or
             its group or others can write to it; ``path``.
@@ -56,7 +60,8 @@ class PrivateDir:
         self.path = Path(path)
         if create:
             ensure_dir(self.path.parent)
-        self._descriptor = SharedDescriptor(_open_folder(self.path, str(self.path), None, create))
+        number, self.identity = _open_folder(self.path, str(self.path), None, create)
+        self._descriptor = SharedDescriptor(number)
 
     def sub(self, name: str, create: bool = True) -> PrivateDir:
         """Open a folder in this one, under the same rules.
@@ -68,7 +73,8 @@ class PrivateDir:
         opened = PrivateDir.__new__(PrivateDir)
         opened.path = self.path / name
         with self._descriptor as folder:
-            opened._descriptor = SharedDescriptor(_open_folder(opened.path, name, folder, create))
+            number, opened.identity = _open_folder(opened.path, name, folder, create)
+        opened._descriptor = SharedDescriptor(number)
         return opened
 
     # Files ------------------------------------------------------------------------------------
@@ -125,38 +131,38 @@ class PrivateDir:
             as :meth:`open_checked`, which sees to it that no more than ``max_bytes`` are read.
         """
         descriptor, found = self.open_checked(name, max_bytes)
-        content = bytearray(found.st_size)
-        rest = memoryview(content)
         try:
-            while rest:
-                count = os.readv(descriptor, [rest])
-                if count == 0:
-                    self._refuse(name, "it was cut off while it was read")
-                rest = rest[count:]
+            return self._read(name, descriptor, found.st_size)
         except OSError as error:
             raise self._error("read", name, error) from error
         finally:
             close_reader(descriptor)
-        return content
 
-    def map(self, name: str, max_bytes: int) -> memoryview:
-        """Return a file's content as a read-only map, which lives as long as its views.
+    def view(self, name: str, max_bytes: int, map_above: int = 64 << 10) -> memoryview:
+        """Return a file's content, read-only: a copy if small, else a map.
 
-        A map keeps a descriptor. The file may be deleted meanwhile, on a local file system; it
-        must not be cut off.
+        A map keeps a descriptor and lives as long as its views. The file may be deleted
+        meanwhile, on a local file system; it must not be cut off.
+
+        Args:
+            name: Of the file.
+            max_bytes: The largest file to look at.
+            map_above: Size in bytes from which on a map costs less than a copy.
 
         Raises:
             as :meth:`open_checked`.
         """
         descriptor, found = self.open_checked(name, max_bytes)
         try:
-            if found.st_size == 0:
-                return memoryview(b"")
-            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-            return memoryview(mmap.mmap(descriptor, found.st_size, flags, mmap.PROT_READ))
+            if found.st_size <= map_above:
+                # bytes: numpy looks through a read-only view of a bytearray.
+                return memoryview(bytes(self._read(name, descriptor, found.st_size)))
+            # Not MAP_POPULATE: hashing what arrives page by page is quicker (0.46 to 0.75 ms
+            # for 6.7 MB, 2 cores, ext4).
+            return memoryview(mmap.mmap(descriptor, found.st_size, prot=mmap.PROT_READ))
         except OSError as error:
-            raise self._error("map", name, error) from error
-        except ValueError as error:
+            raise self._error("read", name, error) from error
+        except ValueError as error:  # from mmap: cut off since
             raise DataCorruptError(f"{self.path / name}: {error}", where=name) from error
         finally:
             close_reader(descriptor)
@@ -252,11 +258,21 @@ class PrivateDir:
     def __repr__(self) -> str:
         return f"PrivateDir({str(self.path)!r})"
 
+    def _read(self, name: str, descriptor: int, size: int) -> bytearray:
+        content = bytearray(size)
+        rest = memoryview(content)
+        while rest:
+            count = os.readv(descriptor, [rest])
+            if count == 0:
+                self._refuse(name, "it was cut off while it was read")
+            rest = rest[count:]
+        return content
+
     def _refuse(self, name: str, why: str) -> NoReturn:
         raise DataCorruptError(f"{self.path / name} is refused: {why}", where=name)
 
     def _error(self, action: str, name: str, error: OSError) -> DingError:
-        if action in {"read", "map"}:
+        if action == "read":
             if error.errno in _GONE:
                 return DataMissingError(f"no file {self.path / name}", data_id=name)
             if error.errno in _FOREIGN:
@@ -270,7 +286,9 @@ def _check_name(name: str) -> None:
         raise ProtocolError(f"{name!r:.80} is no file name of ours", where="file name")
 
 
-def _open_folder(path: Path, name: str, parent: int | None, create: bool) -> int:
+def _open_folder(
+    path: Path, name: str, parent: int | None, create: bool
+) -> tuple[int, tuple[int, int]]:
     try:
         try:
             descriptor = os.open(name, _OPEN_FOLDER, dir_fd=parent)
@@ -297,7 +315,7 @@ def _open_folder(path: Path, name: str, parent: int | None, create: bool) -> int
     if why:
         close_reader(descriptor)
         raise RunFolderError(f"{path} is refused: {why}", path=str(path), reason=why)
-    return descriptor
+    return descriptor, (found.st_dev, found.st_ino)
 
 
 def _typed(action: str, path: Path, error: OSError) -> DingError:

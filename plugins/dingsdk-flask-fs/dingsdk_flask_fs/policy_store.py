@@ -10,7 +10,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dingsdk.data import PrivateDir, check_id, decode_tensors, encode_tensors
@@ -19,10 +19,11 @@ from dingsdk.errors import (
     DataCorruptError,
     DataMissingError,
     ProtocolError,
+    RunFolderError,
     StorageFullError,
 )
 from dingsdk.worker.comm import PolicyStore
-from dingsdk_flask_fs.latest import LATEST, Latest, LatestReader, file_of, write_latest
+from dingsdk_flask_fs.latest import LATEST, Latest, LatestReader, file_of, read_latest, write_latest
 from dingsdk_flask_fs.orphans import OrphanWatch
 
 _VERSION_FILE = re.compile(r"([0-9]{12})\.safetensors")
@@ -46,9 +47,6 @@ class FilePolicyStore(PolicyStore):
         is_durable: Whether a published version survives a power cut. Not needed to resume: a
             learner publishes again what it resumes from.
         clock: Seconds, monotonic.
-
-    Attributes:
-        corrupt_count: Damaged versions and pointers met.
     """
 
     def __init__(
@@ -63,7 +61,9 @@ class FilePolicyStore(PolicyStore):
     ) -> None:
         if keep_versions < 2:
             path_of_key = "system.transport.keep_policy_versions"
-            raise ConfigError(f"{path_of_key} must be >= 2, found {keep_versions}", path=path_of_key)
+            raise ConfigError(
+                f"{path_of_key} must be >= 2, found {keep_versions}", path=path_of_key
+            )
         self._keep_versions = keep_versions
         self._max_bytes = max_policy_bytes
         self._min_free_bytes = min_free_bytes
@@ -73,7 +73,7 @@ class FilePolicyStore(PolicyStore):
         self._publishing = threading.Lock()
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[tuple[int, int], int]] = {}
-        self.corrupt_count = 0
+        self._damaged: set[tuple[str, int]] = set()
         with PrivateDir(path) as root:
             self._policies = root.sub("policy")
 
@@ -93,9 +93,7 @@ class FilePolicyStore(PolicyStore):
         with self._publishing, self._policies.sub(policy_id) as folder:
             if self._published(folder) >= version:
                 return  # a learner that resumed from a checkpoint has to catch up first
-            buffers, info = encode_tensors(
-                state, {"policy_id": policy_id, "version": str(version)}
-            )
+            buffers, info = encode_tensors(state, {"policy_id": policy_id, "version": str(version)})
             self._check_size(folder, info.size_bytes)
             folder.write_atomic(file_of(version), list(buffers), durable=self._is_durable)
             latest = Latest(version, info.size_bytes, info.digest)
@@ -107,11 +105,11 @@ class FilePolicyStore(PolicyStore):
     ) -> tuple[int, dict[str, Any]] | None:
         """Return (version, tensors of its own), or None when there is none newer.
 
-        While nothing is published, a call costs one look at the pointer's times. Where the
-        newest version is damaged, the one before it is returned and counted.
+        While nothing is published, a call costs one look at the pointer's time stamps. Where
+        the newest version is damaged, the one before it is returned and the damage counted.
 
         Raises:
-            DataCorruptError: nothing that was asked for is whole, and nothing was ever read.
+            DataCorruptError: something is published and none of it is whole.
         """
         check_id(policy_id, "policy_id")
         for _ in range(_MOVED_ON_TRIES):
@@ -131,66 +129,136 @@ class FilePolicyStore(PolicyStore):
                 folder.unlink(LATEST)  # first, so that no reader is led to what goes next
                 for name in folder.names():
                     folder.unlink(name)
+            self._policies.remove_sub(policy_id)
         except DataMissingError:
             return
-        self._policies.remove_sub(policy_id)
-        self._pointers.forget(policy_id)
-        with self._lock:
-            self._seen.pop(policy_id, None)
+        finally:
+            self._pointers.forget(policy_id)
+            with self._lock:
+                self._seen.pop(policy_id, None)
+                self._damaged -= {key for key in self._damaged if key[0] == policy_id}
 
     def close(self) -> None:
         """Give the descriptors back."""
         self._policies.close()
+
+    @property
+    def corrupt_count(self) -> int:
+        """Number of damaged versions and pointers met."""
+        return len(self._damaged) + self._pointers.corrupt_count
 
     # Reading ----------------------------------------------------------------------------------
     def _read_newest(
         self, policy_id: str, folder: PrivateDir, newer_than: int | None
     ) -> tuple[int, dict[str, Any]] | None:
         floor = -1 if newer_than is None else newer_than + 1
+        # Before the pointer is read: what another thread returns meanwhile may be newer than it.
+        seen = self._seen_version(policy_id, folder)
+        latest: Latest | None = None
         try:
-            latest = self._pointers.read(policy_id, folder, floor)
+            latest = self._pointers.read(policy_id, folder)
         except DataCorruptError as error:
-            self._count_corrupt(error)
-            latest = None
-        else:
-            if latest is None or latest.version < floor:
-                return None
-        with self._lock:
-            identity, seen = self._seen.get(policy_id, (folder.identity, -1))
-        if identity == folder.identity:  # else it was discarded, and is another one by now
-            floor = max(floor, seen)
-        failure: DataCorruptError | None = None
-        for version in self._candidates(folder, latest, floor):
-            try:
-                state = self._load(policy_id, folder, version, latest)
-            except DataCorruptError as error:
-                self._count_corrupt(error)
-                failure = error
+            _logger.warning("the versions of policy %s are looked through: %s", policy_id, error)
+        if latest is not None and latest.version < floor:
+            return None
+        floor = max(floor, seen)
+        for version in _candidates(folder, latest, floor):
+            state = self._load(policy_id, folder, version, latest)
+            if state is None:
                 continue
             with self._lock:
-                identity, seen = self._seen.get(policy_id, (folder.identity, -1))
-                if identity == folder.identity and seen > version:
-                    raise _MovedOnError
+                if self._seen_version(policy_id, folder) > version:
+                    raise _MovedOnError  # another thread was faster, with a newer one
                 self._seen[policy_id] = (folder.identity, version)
-            if failure is not None:
-                self._pointers.fell_back(policy_id, version)
             return version, state
-        if failure is not None and seen < 0 and newer_than is None:
-            raise failure
+        if newer_than is None and (latest is None or latest.version >= floor):
+            raise DataCorruptError(
+                f"policy {policy_id!r}: no version in {folder.path} is whole", where=policy_id
+            )
         return None
 
-    def _candidates(self, folder: PrivateDir, latest: Latest | None, floor: int) -> list[int]:
-        """Return versions to try, newest first; the directory is read only if it must be."""
-        if latest is not None and latest.version >= floor:
-            found = [latest.version]
-        else:
-            found = []
-        # Lazy: hardly ever does anybody look past the first.
-        return _Candidates(found, lambda: self._older(folder, latest, floor))
+    def _load(
+        self, policy_id: str, folder: PrivateDir, version: int, latest: Latest | None
+    ) -> dict[str, Any] | None:
+        """Return a version's tensors, None where it is damaged."""
+        if (policy_id, version) in self._damaged:
+            return None
+        is_announced = latest is not None and latest.version == version
+        try:
+            content = folder.read(file_of(version), self._max_bytes)
+            digest = latest.digest if latest is not None and is_announced else None
+            state, metadata = decode_tensors(content, self._max_bytes, digest)
+            if metadata.get("policy_id") != policy_id or metadata.get("version") != str(version):
+                raise DataCorruptError(f"it holds {metadata}", where="metadata")
+        except DataMissingError:
+            if not is_announced or read_latest(folder) != latest:
+                raise _MovedOnError from None  # removed as an old one since we looked
+            _logger.warning("policy %s: version %d is announced, not there", policy_id, version)
+            return None
+        except DataCorruptError as error:
+            _logger.warning("policy %s: version %d is damaged: %s", policy_id, version, error)
+            with self._lock:
+                self._damaged.add((policy_id, version))
+            return None
+        return state
 
-    def _older(self, folder: PrivateDir, latest: Latest | None, floor: int) -> list[int]:
-        versions = _versions(folder)
-        if latest is not None:
-            # A later one was never announced: its publisher died, or is about to.
-            versions = [version for version in versions if version < latest.version]
-        return [version for version in versions if version >= floor]
+    def _seen_version(self, policy_id: str, folder: PrivateDir) -> int:
+        identity, version = self._seen.get(policy_id, (folder.identity, -1))
+        # In another folder of that name it is another policy: ours was discarded.
+        return version if identity == folder.identity else -1
+
+    # Publishing -------------------------------------------------------------------------------
+    def _published(self, folder: PrivateDir) -> int:
+        try:
+            return read_latest(folder).version
+        except DataMissingError:
+            return -1
+        except DataCorruptError:
+            return max(_versions(folder), default=-1)
+
+    def _check_size(self, folder: PrivateDir, size_bytes: int) -> None:
+        if size_bytes > self._max_bytes:
+            raise ConfigError(
+                f"a policy of {size_bytes} bytes; at most {self._max_bytes} are read",
+                path="system.transport.max_policy_bytes",
+            )
+        free_bytes = folder.free_bytes()
+        if free_bytes - size_bytes < self._min_free_bytes:
+            raise StorageFullError(
+                f"{folder.path}: {free_bytes} bytes free, {size_bytes} to write and "
+                f"{self._min_free_bytes} to leave free; make room on the disk",
+                path=str(folder.path),
+                reason="low_space",
+            )
+
+    def _remove_old(self, policy_id: str, folder: PrivateDir, version: int) -> None:
+        old = [found for found in _versions(folder) if found <= version][self._keep_versions :]
+        unfinished = [name for name in folder.names() if name.startswith(".")]
+        try:
+            for found in old:
+                folder.unlink(file_of(found))
+            for name in self._watch.ripe(policy_id, unfinished, _TEMPORARY_GRACE_S):
+                folder.unlink(name)
+        except (RunFolderError, StorageFullError) as error:
+            # The version is out, and that is what was asked for; the next one tries again.
+            _logger.warning("cannot remove old versions of policy %s: %s", policy_id, error)
+
+
+class _MovedOnError(Exception):
+    """What we were reading is no longer what there is; look again."""
+
+
+def _candidates(folder: PrivateDir, latest: Latest | None, floor: int) -> Iterator[int]:
+    """Yield the versions to try, newest first; the folder is listed only past the first."""
+    if latest is not None and latest.version >= floor:
+        yield latest.version
+    for version in _versions(folder):
+        # One beyond the pointer was never announced: its publisher died, or is about to.
+        if version >= floor and (latest is None or version < latest.version):
+            yield version
+
+
+def _versions(folder: PrivateDir) -> list[int]:
+    """Return the versions that have a file, newest first."""
+    found = (_VERSION_FILE.fullmatch(name) for name in folder.names())
+    return sorted((int(match[1]) for match in found if match), reverse=True)

@@ -110,7 +110,7 @@ def test_folder_and_files_are_for_us_alone(folder: PrivateDir) -> None:
     modes = [stat.S_IMODE((folder.path / name).stat().st_mode) for name in ("", "a.bin", "inner")]
     assert modes == [0o700, 0o600, 0o700]
     assert folder.read("a.bin", 3) == b"123"
-    assert bytes(folder.map("a.bin", 3)) == b"123"
+    assert bytes(folder.view("a.bin", 3, map_above=0)) == b"123"
     assert folder.names() == ["a.bin", "inner"]
 
 
@@ -171,7 +171,7 @@ def test_only_plain_files_of_ours_are_read(tmp_path: Path, folder: PrivateDir) -
         names.append("theirs")
     before = descriptors()
     for name in names:
-        for use in (folder.read, folder.map):
+        for use in (folder.read, folder.view):
             with pytest.raises(DataCorruptError) as caught:
                 use(name, 100)
             assert caught.value.where == name
@@ -183,7 +183,7 @@ def test_only_plain_files_of_ours_are_read(tmp_path: Path, folder: PrivateDir) -
 def test_a_file_above_the_cap_is_not_read(folder: PrivateDir) -> None:
     with (folder.path / "huge").open("wb") as file:
         file.truncate(1 << 40)
-    for use in (folder.read, folder.map):
+    for use in (folder.read, folder.view):
         with pytest.raises(DataCorruptError, match="at most"):
             use("huge", 1 << 20)
 
@@ -295,7 +295,7 @@ def test_a_map_outlives_the_file_and_the_folder(tmp_path: Path) -> None:
     folder = PrivateDir(tmp_path / "ours")
     folder.write_atomic("a", [b"content"])
     folder.write_atomic("empty", [])
-    mapped, empty = folder.map("a", 10), folder.map("empty", 10)
+    mapped, empty = folder.view("a", 10, map_above=0), folder.view("empty", 10, map_above=0)
     folder.unlink("a")
     folder.close()
     assert bytes(mapped) == b"content"

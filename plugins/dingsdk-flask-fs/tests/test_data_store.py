@@ -1,0 +1,347 @@
+"""Step data as files: whole, immutable, checked, and found late or not at all."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dingsdk_flask_fs.data_store import FileDataStore
+
+from dingsdk.data import SampleBatch, encode_frame
+from dingsdk.errors import (
+    ClosedError,
+    ConfigError,
+    ConflictError,
+    DataCorruptError,
+    DataMissingError,
+    ProtocolError,
+    RunFolderError,
+    StorageFullError,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[FileDataStore]:
+    made = FileDataStore(tmp_path / "run")
+    yield made
+    made.close()
+
+
+def piece(seed: int = 0, rows: int = 8) -> SampleBatch:
+    rng = np.random.default_rng(seed)
+    return SampleBatch({"obs": rng.random((rows, 4), np.float32), "action": np.arange(rows)})
+
+
+def large() -> SampleBatch:
+    return SampleBatch({"obs": np.full((64, 84, 84), 7, np.uint8), "action": np.arange(64)})
+
+
+def file_of(store: FileDataStore, tmp_path: Path, data_id: str) -> Path:
+    (found,) = (tmp_path / "run" / "data").glob(f"*/{data_id}.ding")
+    return found
+
+
+def tree(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
+
+
+@pytest.mark.parametrize("batch", [piece(), piece(rows=0), large()])
+def test_another_store_on_the_folder_reads_what_was_put(
+    store: FileDataStore, tmp_path: Path, batch: SampleBatch
+) -> None:
+    info = store.write("c0-1", batch)
+    other = FileDataStore(tmp_path / "run")
+    found = other.get("c0-1", timeout_s=0.0, expected_digest=info.digest)
+    other.close()
+    assert found == batch
+    assert len(found) == len(batch)
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        found.columns["action"].setflags(write=True)
+
+
+def test_a_payload_outlives_its_file_and_its_store(store: FileDataStore) -> None:
+    store.put("big", large())
+    found = store.get("big")
+    store.delete(["big"])
+    store.close()
+    assert found == large()
+
+
+def test_the_same_again_is_fine_and_another_content_is_a_conflict(
+    store: FileDataStore, tmp_path: Path
+) -> None:
+    store.put("p", piece(1))
+    before = file_of(store, tmp_path, "p").stat()
+    for _ in range(3):
+        store.put("p", piece(1))
+    with pytest.raises(ConflictError) as caught:
+        store.put("p", piece(2))
+    assert caught.value.data_id == "p"
+    assert file_of(store, tmp_path, "p").stat() == before
+    assert store.get("p") == piece(1)
+    assert len(store) == 1
+
+
+def test_concurrent_repeats_store_one_payload(store: FileDataStore) -> None:
+    threads = [threading.Thread(target=store.put, args=("p", piece(1))) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5.0)
+    assert list(store.ids()) == ["p"]
+    assert store.get("p") == piece(1)
+
+
+def test_a_damaged_payload_put_again_is_whole_again(store: FileDataStore, tmp_path: Path) -> None:
+    store.put("p", piece(1))
+    file_of(store, tmp_path, "p").write_bytes(b"DING1\r\n\0 not any more")
+    store.put("p", piece(1))
+    assert store.get("p") == piece(1)
+    assert store.corrupt_count == 1
+
+
+def test_delete_takes_the_named_and_ignores_the_unknown(store: FileDataStore) -> None:
+    for name in ("a", "b", "c"):
+        store.put(name, piece())
+    store.delete(["a", "c", "never-was"])
+    store.delete([])
+    assert list(store.ids()) == ["b"]
+
+
+def test_a_payload_that_is_not_there_is_missing_at_the_deadline(store: FileDataStore) -> None:
+    store.put("other", piece())
+    started = time.monotonic()
+    with pytest.raises(DataMissingError) as caught:
+        store.get("p", timeout_s=0.2)
+    assert 0.2 <= time.monotonic() - started < 2.0
+    assert caught.value.data_id == "p"
+    assert store.missing_count == 1
+
+
+def test_a_file_that_shows_late_is_found(store: FileDataStore, tmp_path: Path) -> None:
+    """Another host's folder may be shown late, with or without its files."""
+    writer = FileDataStore(tmp_path / "run")
+    timer = threading.Timer(0.3, writer.put, args=("p", piece()))
+    timer.start()
+    try:
+        assert store.get("p", timeout_s=5.0) == piece()
+    finally:
+        timer.join()
+        writer.close()
+
+
+def test_closing_wakes_a_reader(store: FileDataStore) -> None:
+    raised: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            store.get("p", timeout_s=60.0)
+        except ClosedError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    store.close()
+    store.close()
+    thread.join(5.0)
+    assert len(raised) == 1
+    with pytest.raises(ClosedError):
+        store.put("p", piece())
+
+
+def test_every_kind_of_damage_is_noticed_and_set_aside(
+    store: FileDataStore, tmp_path: Path
+) -> None:
+    frame = b"".join(encode_frame(piece(rows=1))[0])
+    damages = [frame[:size] for size in range(0, len(frame), 7)]
+    damages += [frame[:i] + bytes([frame[i] ^ 1]) + frame[i + 1 :] for i in range(0, len(frame), 7)]
+    for number, damage in enumerate(damages):
+        store.put(f"p{number}", piece(rows=1))
+        file_of(store, tmp_path, f"p{number}").write_bytes(damage)
+        with pytest.raises(DataCorruptError) as caught:
+            store.get(f"p{number}")
+        assert caught.value.data_id == f"p{number}"
+        with pytest.raises(DataMissingError):
+            store.get(f"p{number}", timeout_s=0.0)
+    assert store.corrupt_count == len(damages)
+    assert len(list((tmp_path / "run" / "quarantine").iterdir())) == 16
+    assert list(store.ids()) == []
+
+
+def test_another_payload_under_the_name_is_noticed(store: FileDataStore, tmp_path: Path) -> None:
+    info = store.write("p", piece(1))
+    store.put("q", piece(2))
+    file_of(store, tmp_path, "q").rename(file_of(store, tmp_path, "p"))
+    with pytest.raises(DataCorruptError):
+        store.get("p", expected_digest=info.digest)
+
+
+class Canary:
+    fired = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return setattr, (Canary, "fired", True)
+
+
+def test_pickles_arrays_and_archives_are_never_opened(store: FileDataStore, tmp_path: Path) -> None:
+    npy, archive = io.BytesIO(), io.BytesIO()
+    np.save(npy, np.array([Canary()], dtype=object), allow_pickle=True)
+    torch.save({"x": Canary()}, archive)
+    for data in (pickle.dumps(Canary()), npy.getvalue(), archive.getvalue()):
+        store.put("p", piece())
+        file_of(store, tmp_path, "p").write_bytes(data)
+        with pytest.raises(DataCorruptError):
+            store.get("p")
+    assert not Canary.fired
+
+
+def test_what_is_planted_under_a_name_is_refused_at_once(
+    store: FileDataStore, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"".join(encode_frame(piece())[0]))
+    plants = [
+        lambda path: path.symlink_to(secret),
+        lambda path: path.hardlink_to(secret),
+        lambda path: os.mkfifo(path),
+        lambda path: path.mkdir(),
+    ]
+    for number, plant in enumerate(plants):
+        store.put(f"p{number}", piece())
+        path = file_of(store, tmp_path, f"p{number}")
+        path.unlink()
+        plant(path)
+        with pytest.raises(DataCorruptError):
+            store.get(f"p{number}")
+        path.unlink(missing_ok=True)
+        plant(path)
+        store.delete([f"p{number}"])
+    assert secret.read_bytes() == b"".join(encode_frame(piece())[0])
+
+
+def test_a_linked_shard_is_refused(store: FileDataStore, tmp_path: Path) -> None:
+    store.put("p", piece())
+    shard = file_of(store, tmp_path, "p").parent
+    shard.rename(tmp_path / "moved")
+    shard.symlink_to(tmp_path / "moved")
+    for use in (lambda: store.get("p"), lambda: store.put("p", piece())):
+        with pytest.raises(RunFolderError):
+            use()
+
+
+@pytest.mark.parametrize(
+    "data_id",
+    [
+        "../x",
+        "/x",
+        "a/b",
+        "a\0b",
+        "%2e%2e",
+        "..\\",
+        "a" * 300,
+        "x; touch P",
+        "\u2024\u2024",
+        "CON",
+        "",
+    ],
+)
+def test_what_is_no_id_is_refused_and_nothing_changes(
+    store: FileDataStore, tmp_path: Path, data_id: str
+) -> None:
+    store.put("p", piece())
+    before = tree(tmp_path)
+    for use in (
+        lambda: store.put(data_id, piece()),
+        lambda: store.get(data_id, timeout_s=0.0),
+        lambda: store.delete(["p", data_id]),
+    ):
+        with pytest.raises(ProtocolError):
+            use()
+    assert tree(tmp_path) == before
+
+
+def test_a_payload_above_the_cap_is_neither_written_nor_read(tmp_path: Path) -> None:
+    small = FileDataStore(tmp_path / "run", max_payload_bytes=1000)
+    with pytest.raises(ConfigError, match="n_sample"):
+        small.put("p", piece(rows=100))
+    roomy = FileDataStore(tmp_path / "run")
+    roomy.put("p", piece(rows=100))
+    with pytest.raises(DataCorruptError, match="at most 1000"):
+        small.get("p")
+    small.close()
+    roomy.close()
+
+
+def test_sweep_takes_old_orphans_and_half_written_files_only(tmp_path: Path) -> None:
+    now = [0.0]
+    store = FileDataStore(tmp_path / "run", clock=lambda: now[0])
+    for name in ("live", "orphan", "announced-late"):
+        store.put(name, piece())
+    half = file_of(store, tmp_path, "orphan").with_name(".tmp-0123456789abcdef")
+    half.write_bytes(b"half")
+    os.utime(file_of(store, tmp_path, "announced-late"), (0, 0))
+    assert store.sweep_orphans({"live"}, grace_s=60.0) == 0
+    now[0] = 59.0
+    store.put("new", piece())
+    assert store.sweep_orphans({"live", "announced-late"}, grace_s=60.0) == 0
+    now[0] = 61.0
+    # What had an owner meanwhile counts from anew.
+    assert store.sweep_orphans({"live"}, grace_s=60.0) == 2
+    assert sorted(store.ids()) == ["announced-late", "live", "new"]
+    assert not half.exists()
+    assert store.sweep_orphans(["live"], grace_s=0.0) == 2
+    assert list(store.ids()) == ["live"]
+    store.close()
+
+
+def test_writing_stops_before_the_disk_is_full(tmp_path: Path) -> None:
+    disk = os.statvfs(tmp_path)
+    store = FileDataStore(tmp_path / "run", min_free_bytes=2 * disk.f_blocks * disk.f_frsize)
+    with pytest.raises(StorageFullError) as caught:
+        store.put("p", piece())
+    assert caught.value.reason == "low_space"
+    assert caught.value.retryable
+    assert len(store) == 0
+    store.close()
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k,mode=0700", "tmpfs", str(path)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("cannot mount a tmpfs here")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@pytest.mark.parametrize(("min_free_bytes", "reason"), [(0, "low_space"), (-1 << 30, "ENOSPC")])
+def test_a_disk_that_fills_up_takes_more_once_there_is_room(
+    tiny_disk: Path, min_free_bytes: int, reason: str
+) -> None:
+    store = FileDataStore(tiny_disk, min_free_bytes=min_free_bytes)
+    found = ""
+    for stored in range(100):
+        try:
+            store.put(f"p{stored}", piece(stored, rows=1000))
+        except StorageFullError as error:
+            found = error.reason
+            break
+    assert found == reason
+    assert len(store) == stored > 3
+    assert not list(tiny_disk.rglob(".tmp-*"))
+    store.delete(["p0", "p1"])
+    store.put(f"p{stored}", piece(stored, rows=1000))
+    assert store.get(f"p{stored}") == piece(stored, rows=1000)
+    store.close()

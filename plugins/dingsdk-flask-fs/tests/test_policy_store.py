@@ -1,0 +1,425 @@
+"""Policies as files: whole versions, never older, the one before where the newest is damaged."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from dingsdk_flask_fs.policy_store import FilePolicyStore
+
+from dingsdk.errors import (
+    ConfigError,
+    DataCorruptError,
+    ProtocolError,
+    SchemaMismatchError,
+    StorageFullError,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[FilePolicyStore]:
+    made = FilePolicyStore(tmp_path / "run")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[FilePolicyStore]:
+    made = FilePolicyStore(tmp_path / "run")
+    yield made
+    made.close()
+
+
+def weights(version: int, size: int = 8) -> dict[str, Any]:
+    return {"w": torch.full((size, 2), float(version)), "b": np.full(3, version, np.int64)}
+
+
+def is_whole(found: tuple[int, dict[str, Any]] | None, version: int) -> bool:
+    if found is None or found[0] != version:
+        return False
+    return all(bool((tensor == version).all()) for tensor in found[1].values())
+
+
+def folder_of(tmp_path: Path, policy_id: str = "p") -> Path:
+    return tmp_path / "run" / "policy" / policy_id
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_tensors_and_arrays_come_back_as_tensors(
+    store: FilePolicyStore, reader: FilePolicyStore
+) -> None:
+    state = {
+        "z": torch.randn(3, 4),
+        "half": torch.randn(5).to(torch.bfloat16),
+        "flags": torch.tensor([True, False, True]),
+        "count": torch.tensor(7),
+        "empty": torch.zeros(0, 3),
+        "transposed": torch.randn(4, 2, requires_grad=True).t(),
+        "array": np.arange(6, dtype=">f8").reshape(2, 3),
+    }
+    store.publish("p", state, 3)
+    found = reader.newest("p")
+    assert found is not None
+    assert found[0] == 3
+    assert list(found[1]) == list(state)
+    for name, value in state.items():
+        expected = torch.from_numpy(value.astype("f8")) if name == "array" else value
+        assert torch.equal(found[1][name], expected)
+        assert found[1][name].dtype == expected.dtype
+    found[1]["z"].zero_()  # ours alone
+    again = reader.newest("p")
+    assert again is not None
+    assert torch.equal(again[1]["z"], state["z"])
+
+
+def test_the_state_may_change_after_it_was_published(
+    store: FilePolicyStore, reader: FilePolicyStore
+) -> None:
+    state = weights(1)
+    store.publish("p", state, 1)
+    state["w"].zero_()
+    assert is_whole(reader.newest("p"), 1)
+
+
+def test_any_reader_of_safetensors_reads_a_version(store: FilePolicyStore, tmp_path: Path) -> None:
+    store.publish("p", weights(4), 4)
+    found = safetensors.torch.load_file(folder_of(tmp_path) / "000000000004.safetensors")
+    assert is_whole((4, found), 4)
+
+
+def test_nothing_published_is_nothing_found(reader: FilePolicyStore) -> None:
+    assert reader.newest("p") is None
+    reader.discard("p")
+
+
+def test_only_newer_versions_are_returned(store: FilePolicyStore, reader: FilePolicyStore) -> None:
+    store.publish("p", weights(5), 5)
+    assert is_whole(reader.newest("p", newer_than=4), 5)
+    assert reader.newest("p", newer_than=5) is None
+    assert reader.newest("p", newer_than=6) is None
+    assert is_whole(reader.newest("p"), 5)
+
+
+def test_publishing_never_goes_back(store: FilePolicyStore, tmp_path: Path) -> None:
+    store.publish("p", weights(5), 5)
+    resumed = FilePolicyStore(tmp_path / "run")
+    for version in (3, 5):
+        resumed.publish("p", weights(-1), version)
+        assert is_whole(store.newest("p"), 5)
+    resumed.publish("p", weights(6), 6)
+    assert is_whole(store.newest("p"), 6)
+    resumed.close()
+
+
+def test_a_reader_does_not_follow_a_pointer_that_went_back(
+    store: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
+) -> None:
+    store.publish("p", weights(5), 5)
+    old = (folder_of(tmp_path) / "LATEST.json").read_bytes()
+    store.publish("p", weights(6), 6)
+    assert is_whole(reader.newest("p"), 6)
+    (folder_of(tmp_path) / "LATEST.json").write_bytes(old)
+    assert reader.newest("p") is None
+    store.publish("p", weights(7), 7)
+    assert is_whole(reader.newest("p"), 7)
+
+
+def test_old_versions_go(store: FilePolicyStore, tmp_path: Path) -> None:
+    for version in range(0, 50, 10):
+        store.publish("p", weights(version), version)
+    assert sorted(path.name for path in folder_of(tmp_path).iterdir()) == [
+        "000000000020.safetensors",
+        "000000000030.safetensors",
+        "000000000040.safetensors",
+        "LATEST.json",
+    ]
+
+
+def test_half_written_files_of_a_dead_publisher_go(tmp_path: Path) -> None:
+    now = [0.0]
+    store = FilePolicyStore(tmp_path / "run", clock=lambda: now[0])
+    store.publish("p", weights(1), 1)
+    half = folder_of(tmp_path) / ".tmp-0123456789abcdef"
+    half.write_bytes(b"half")
+    store.publish("p", weights(2), 2)
+    assert half.exists()
+    now[0] = 61.0
+    store.publish("p", weights(3), 3)
+    assert not half.exists()
+    store.close()
+
+
+def test_discard_forgets_a_policy_and_the_next_one_starts_anew(
+    store: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
+) -> None:
+    store.publish("p", weights(9), 9)
+    store.publish("other", weights(1), 1)
+    assert is_whole(reader.newest("p"), 9)
+    (folder_of(tmp_path).parent / "keep").mkdir()  # so that the folder's inode is not reused
+    store.discard("p")
+    assert not folder_of(tmp_path).exists()
+    (folder_of(tmp_path).parent / "keep2").mkdir()
+    assert reader.newest("p") is None
+    store.publish("p", weights(2), 2)
+    assert is_whole(store.newest("p"), 2)
+    assert is_whole(store.newest("other"), 1)
+    assert is_whole(reader.newest("p"), 2)
+
+
+def test_a_damaged_newest_version_falls_back_and_is_counted_once(
+    store: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
+) -> None:
+    for version in (1, 2, 3):
+        store.publish("p", weights(version), version)
+    damage(folder_of(tmp_path) / "000000000003.safetensors")
+    assert is_whole(reader.newest("p"), 2)
+    for _ in range(3):
+        assert reader.newest("p", newer_than=2) is None
+    assert reader.corrupt_count == 1
+    store.publish("p", weights(4), 4)
+    assert is_whole(reader.newest("p", newer_than=2), 4)
+
+
+def test_no_whole_version_is_an_error(
+    store: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
+) -> None:
+    for version in (1, 2):
+        store.publish("p", weights(version), version)
+        damage(folder_of(tmp_path) / f"{version:012d}.safetensors")
+    with pytest.raises(DataCorruptError, match="whole"):
+        reader.newest("p")
+    assert reader.newest("p", newer_than=0) is None
+    assert reader.corrupt_count == 2
+
+
+def test_an_announced_version_that_is_not_there_falls_back(
+    store: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
+) -> None:
+    for version in (1, 2):
+        store.publish("p", weights(version), version)
+    content = (folder_of(tmp_path) / "000000000002.safetensors").read_bytes()
+    (folder_of(tmp_path) / "000000000002.safetensors").unlink()
+    assert is_whole(reader.newest("p"), 1)
+    (folder_of(tmp_path) / "000000000002.safetensors").write_bytes(content)
+    assert is_whole(reader.newest("p", newer_than=1), 2)
+
+
+def test_a_version_that_was_never_announced_is_not_read(
+    store: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
+) -> None:
+    store.publish("p", weights(1), 1)
+    old = (folder_of(tmp_path) / "LATEST.json").read_bytes()
+    store.publish("p", weights(2), 2)
+    (folder_of(tmp_path) / "LATEST.json").write_bytes(old)
+    assert is_whole(reader.newest("p"), 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"file": "../../../secret"},
+        {"file": "000000000001.safetensors"},
+        {"version": -1},
+        {"version": "2"},
+        {"version": True},
+        {"v": 2},
+        {"digest": 5},
+        {"extra": 1},
+    ],
+)
+def test_a_damaged_pointer_is_counted_and_looked_past(
+    store: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    for version in (1, 2):
+        store.publish("p", weights(version), version)
+    pointer = folder_of(tmp_path) / "LATEST.json"
+    pointer.write_text(json.dumps(json.loads(pointer.read_text()) | change))
+    assert is_whole(reader.newest("p"), 2)
+    assert reader.corrupt_count == 1
+    store.publish("p", weights(2), 2)
+    store.publish("p", weights(3), 3)
+    assert is_whole(reader.newest("p", newer_than=2), 3)
+
+
+class Canary:
+    fired = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return setattr, (Canary, "fired", True)
+
+
+def test_pickles_and_archives_are_never_opened(
+    store: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
+) -> None:
+    archive = io.BytesIO()
+    torch.save({"w": torch.ones(2), "x": Canary()}, archive)
+    for version, data in enumerate((pickle.dumps(Canary()), archive.getvalue()), 1):
+        store.publish("p", weights(version), version)
+        (folder_of(tmp_path) / f"{version:012d}.safetensors").write_bytes(data)
+        pointer = folder_of(tmp_path) / "LATEST.json"
+        with pytest.raises(DataCorruptError):
+            reader.newest("p")
+        pointer.write_bytes(data[:4096])
+        with pytest.raises(DataCorruptError):
+            reader.newest("p")
+    assert not Canary.fired
+
+
+def test_planted_links_and_pipes_are_refused(
+    store: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
+) -> None:
+    store.publish("p", weights(1), 1)
+    version = folder_of(tmp_path) / "000000000001.safetensors"
+    (tmp_path / "theirs").write_bytes(version.read_bytes())
+    for plant in (lambda: version.symlink_to(tmp_path / "theirs"), lambda: os.mkfifo(version)):
+        version.unlink()
+        plant()
+        with pytest.raises(DataCorruptError):
+            FilePolicyStore(tmp_path / "run").newest("p")
+    assert is_whole((1, safetensors.torch.load_file(tmp_path / "theirs")), 1)
+
+
+@pytest.mark.parametrize("policy_id", ["../x", "/x", "a/b", "a\0b", "..", "a" * 65, "NUL", ""])
+def test_what_is_no_id_is_refused_and_nothing_changes(
+    store: FilePolicyStore, tmp_path: Path, policy_id: str
+) -> None:
+    store.publish("p", weights(1), 1)
+    before = sorted(tmp_path.rglob("*"))
+    for use in (
+        lambda: store.publish(policy_id, weights(1), 1),
+        lambda: store.newest(policy_id),
+        lambda: store.discard(policy_id),
+    ):
+        with pytest.raises(ProtocolError):
+            use()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_states_and_versions_that_cannot_be_stored_are_refused(
+    store: FilePolicyStore, tmp_path: Path
+) -> None:
+    for state in ({}, {"w": "text"}, {"w": {"nested": torch.ones(1)}}, {"w": np.array(["a"])},
+                  {1: torch.ones(1)}, {"w": torch.ones(1, dtype=torch.complex64)},
+                  {"w": torch.ones(2, 2).to_sparse()}):  # fmt: skip
+        with pytest.raises(SchemaMismatchError):
+            store.publish("p", state, 1)
+    for version in (-1, 10**12, 1.0, True):
+        with pytest.raises(ProtocolError):
+            store.publish("p", weights(1), version)  # type: ignore[arg-type]
+    assert store.newest("p") is None
+    tight = FilePolicyStore(tmp_path / "run", max_policy_bytes=100)
+    with pytest.raises(ConfigError):
+        tight.publish("p", weights(1), 1)
+    tight.close()
+    full = FilePolicyStore(tmp_path / "run", min_free_bytes=1 << 60)
+    with pytest.raises(StorageFullError):
+        full.publish("p", weights(1), 1)
+    full.close()
+    with pytest.raises(ConfigError, match=">= 2"):
+        FilePolicyStore(tmp_path / "run", keep_versions=1)
+
+
+def test_an_unchanged_policy_is_not_read_again(
+    store: FilePolicyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    reader = FilePolicyStore(tmp_path / "run", clock=lambda: now[0])
+    store.publish("p", weights(1), 1)
+    assert is_whole(reader.newest("p"), 1)
+    opened: list[str] = []
+    real = os.open
+
+    def noting(path: str, *args: Any, **kwargs: Any) -> int:
+        opened.append(path)
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", noting)
+    now[0] = 3.0
+    for _ in range(5):
+        assert reader.newest("p", newer_than=1) is None
+    assert opened.count("LATEST.json") == 1
+    store.publish("p", weights(2), 2)
+    assert is_whole(reader.newest("p", newer_than=1), 2)
+    reader.close()
+
+
+def test_a_swap_within_one_tick_of_the_clock_is_seen(
+    store: FilePolicyStore, tmp_path: Path
+) -> None:
+    """A pointer with the same inode, size and times as one that was read a moment ago."""
+    now = [0.0]
+    reader = FilePolicyStore(tmp_path / "run", clock=lambda: now[0])
+    store.publish("p", weights(1), 1)
+    assert is_whole(reader.newest("p"), 1)
+    known = reader._pointers._known["p"]
+    store.publish("p", weights(2), 2)
+    found = (folder_of(tmp_path) / "LATEST.json").stat()
+    stamps = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
+    object.__setattr__(known, "signature", (*known.signature[:2], *stamps))
+    now[0] = 1.0
+    assert is_whole(reader.newest("p", newer_than=1), 2)
+    reader.close()
+
+
+def test_every_read_is_whole_and_never_older_while_a_policy_is_replaced(
+    store: FilePolicyStore, tmp_path: Path
+) -> None:
+    stop = threading.Event()
+    problems: list[str] = []
+    reads = [0] * 16
+    shared = FilePolicyStore(tmp_path / "run")
+    own = [FilePolicyStore(tmp_path / "run") for _ in range(8)]
+    store.publish("p", weights(0, 2000), 0)
+
+    def read(index: int) -> None:
+        source = own[index] if index < len(own) else shared
+        last = -1
+        while not stop.is_set():
+            try:
+                found = source.newest("p", None if reads[index] % 3 else last - 1)
+            except Exception as error:
+                problems.append(repr(error))
+                return
+            if found is None:
+                problems.append(f"nothing after {last}")
+            elif not is_whole(found, found[0]) or found[0] < last:
+                problems.append(f"{found[0]} after {last}")
+            else:
+                last = found[0]
+            reads[index] += 1
+
+    threads = [threading.Thread(target=read, args=(index,)) for index in range(16)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 2.0
+    version = 0
+    while time.monotonic() < deadline:
+        version += 1
+        store.publish("p", weights(version, 2000), version)
+    stop.set()
+    for thread in threads:
+        thread.join(10.0)
+    assert not problems
+    assert min(reads) > 0
+    assert version > 10
+    assert len(list(folder_of(tmp_path).iterdir())) == 4
+    assert all(is_whole(source.newest("p"), version) for source in (*own, shared))
+    assert sum(source.corrupt_count for source in (*own, shared)) == 0
+    for source in (*own, shared):
+        source.close()
