@@ -339,3 +339,21 @@ def test_a_descriptor_in_use_is_closed_by_its_last_user() -> None:
 def test_free_space_is_that_of_the_disk(folder: PrivateDir) -> None:
     disk = os.statvfs(folder.path)
     assert abs(folder.free_bytes() - disk.f_bavail * disk.f_frsize) < 1 << 30
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_durable_write_waits_for_the_file_and_then_the_folder(
+    folder: PrivateDir, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    waited: list[tuple[bool, list[str]]] = []
+    real = os.fsync
+
+    def noting(descriptor: int) -> None:
+        waited.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), folder.names()))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    folder.write_atomic("a", [b"1"], durable=durable)
+    assert [is_folder for is_folder, _ in waited] == ([False, True] if durable else [])
+    assert not durable or "a" not in waited[0][1]
+    assert not durable or waited[1][1] == ["a"]

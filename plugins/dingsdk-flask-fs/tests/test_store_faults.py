@@ -1,0 +1,213 @@
+"""Whichever system call fails, both stores hold the old state or the new one."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dingsdk_flask_fs.data_store import FileDataStore
+from dingsdk_flask_fs.policy_store import FilePolicyStore
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import DataCorruptError, DingError, RunFolderError, StorageFullError
+
+CALLS = ("open", "writev", "write", "readv", "close", "rename", "fstat", "stat", "mkdir")
+CALLS += ("unlink", "fstatvfs", "listdir", "fsync")
+NUMBERS = [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE]
+SIZES = pytest.mark.parametrize("rows", [8, 40_000])
+
+
+@contextmanager
+def failing(at: int, number: int, persistent: bool) -> Iterator[Callable[[], int]]:
+    """Let the N-th system call of the stores fail, or all but closing from then on."""
+    count = 0
+    real = {name: getattr(os, name) for name in CALLS}
+
+    def shim(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == at or (persistent and count > at and name not in {"close", "unlink"}):
+                if name == "close":  # a failed close has closed all the same
+                    real[name](*args, **kwargs)
+                raise OSError(number, os.strerror(number))
+            return real[name](*args, **kwargs)
+
+        return call
+
+    for name in CALLS:
+        setattr(os, name, shim(name))
+    try:
+        yield lambda: count
+    finally:
+        for name, function in real.items():
+            setattr(os, name, function)
+
+
+def attempt(at: int, number: int, persistent: bool, act: Callable[[], Any]) -> tuple[Any, bool]:
+    """Return (the typed error or None, whether the fault was beyond the last call)."""
+    error: DingError | None = None
+    with failing(at, number, persistent) as calls:
+        try:
+            act()
+        except (StorageFullError, RunFolderError) as caught:
+            error = caught
+    return error, at > calls()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+def temporaries(root: Path) -> list[Path]:
+    return list(root.rglob(".tmp-*"))
+
+
+def piece(rows: int) -> SampleBatch:
+    return SampleBatch({"obs": np.ones((rows, 4), np.float32), "action": np.arange(rows)})
+
+
+def weights(version: int) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((100,), float(version))}
+
+
+@SIZES
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("number", NUMBERS)
+def test_put_stores_all_or_nothing_and_works_when_repeated(
+    tmp_path: Path, number: int, persistent: bool, rows: int
+) -> None:
+    store = FileDataStore(tmp_path, is_durable=True)
+    store.put("warm", piece(rows))
+    before = descriptors()
+    at, is_last = 0, False
+    while not is_last:
+        at += 1
+        name = f"p{at}"
+        error, is_last = attempt(
+            at, number, persistent, lambda name=name: store.put(name, piece(rows))
+        )
+        assert (error is None) or not is_last
+        assert descriptors() == before
+        assert temporaries(tmp_path) == []
+        if name in list(store.ids()):
+            assert store.get(name) == piece(rows)
+        else:
+            assert error is not None
+        store.put(name, piece(rows))  # there is room again
+        assert store.get(name) == piece(rows)
+    assert at > 8
+    store.close()
+
+
+@SIZES
+@pytest.mark.parametrize("number", NUMBERS)
+def test_get_answers_right_or_with_a_typed_error(tmp_path: Path, number: int, rows: int) -> None:
+    store = FileDataStore(tmp_path)
+    store.put("p", piece(rows))
+    before = descriptors()
+    at, is_last = 0, False
+    while not is_last:
+        at += 1
+        found: list[SampleBatch] = []
+        error, is_last = attempt(at, number, False, lambda: found.append(store.get("p")))  # noqa: B023
+        assert (error is None) == bool(found)
+        assert not found or found.pop() == piece(rows)
+        assert descriptors() == before
+    assert at > 3
+    assert store.get("p") == piece(rows)
+    assert store.corrupt_count == 0
+    store.close()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("number", NUMBERS)
+def test_readers_see_the_old_version_or_the_new_one(
+    tmp_path: Path, number: int, persistent: bool
+) -> None:
+    store = FilePolicyStore(tmp_path, is_durable=True, keep_versions=2)
+    for version in (1, 2, 3):
+        store.publish("p", weights(version), version)
+    before = descriptors()
+    at, is_last, version = 0, False, 3
+    while not is_last:
+        at += 1
+        error, is_last = attempt(
+            at, number, persistent, lambda v=version + 1: store.publish("p", weights(v), v)
+        )
+        assert (error is None) or not is_last
+        assert descriptors() == before
+        assert temporaries(tmp_path) == []
+        reader = FilePolicyStore(tmp_path)
+        found = reader.newest("p")
+        assert found is not None
+        assert found[0] in ({version, version + 1} if error else {version + 1})
+        assert torch.equal(found[1]["w"], weights(found[0])["w"])
+        assert reader.corrupt_count == 0
+        reader.close()
+        version += 1
+        store.publish("p", weights(version), version)
+    assert at > 12
+    store.publish("p", weights(version + 1), version + 1)
+    assert len(list((tmp_path / "policy" / "p").iterdir())) == 3
+    store.close()
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_newest_answers_right_or_with_a_typed_error(tmp_path: Path, number: int) -> None:
+    store = FilePolicyStore(tmp_path)
+    store.publish("p", weights(1), 1)
+    before = descriptors()
+    at, is_last = 0, False
+    while not is_last:
+        at += 1
+        found: list[Any] = []
+        error, is_last = attempt(at, number, False, lambda: found.append(store.newest("p")))  # noqa: B023
+        assert (error is None) == bool(found)
+        assert not found or found[0][0] == 1
+        assert descriptors() == before
+    assert store.newest("p") is not None
+    assert store.corrupt_count == 0
+    store.close()
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_upkeep_goes_on_where_a_file_cannot_be_deleted(tmp_path: Path, number: int) -> None:
+    store = FileDataStore(tmp_path)
+    at, is_last = 0, False
+    while not is_last:
+        at += 1
+        for name in ("a", "b"):
+            store.put(name, piece(8))
+        _, is_last = attempt(at, number, False, lambda: store.delete(["a"]))
+        attempt(at, number, False, lambda: store.sweep_orphans({"b"}, 0.0))
+        store.sweep_orphans({"b"}, 0.0)
+        assert list(store.ids()) == ["b"]
+    store.close()
+
+
+def test_a_damaged_payload_that_cannot_be_set_aside_is_still_refused(tmp_path: Path) -> None:
+    store = FileDataStore(tmp_path)
+    store.put("p", piece(8))
+    (path,) = (tmp_path / "data").glob("*/p.ding")
+    path.write_bytes(b"damage")
+    real = os.rename
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    os.rename = refuse  # type: ignore[assignment]
+    try:
+        with pytest.raises(DataCorruptError):
+            store.get("p")
+    finally:
+        os.rename = real
+    assert path.exists()
+    store.close()
