@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from dingsdk.config import Configurable
 from dingsdk.data import SampleBatch
-from dingsdk.errors import ProtocolError, TaskFail
+from dingsdk.errors import DingError, ProtocolError, TaskFail
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.comm.worker_role import ANSWER_WITHIN_S, RoleLife, WorkerRole
 from dingsdk.worker.factory import create_parallel_collector
@@ -53,13 +53,27 @@ class BaseCommCollector(Configurable, ABC):
     def close(self) -> None:
         self._is_closed = True
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will come any more: it was closed, or its master is gone for good."""
+        return self._is_closed
+
+    @property
+    def failure(self) -> DingError | None:
+        """Why it is over, unless by a close of either side."""
+        return None
+
     def _create_collector(self, task_info: Mapping[str, Any]) -> Any:
         """Build the task's parallel collector and attach the three ways out."""
-        collector = create_parallel_collector(task_info["collector_cfg"])
+        collector = create_parallel_collector(self._collector_cfg(task_info))
         collector.send_metadata = self.send_metadata
         collector.send_stepdata = self.send_stepdata
         collector.get_policy_update_info = self.get_policy_update_info
         return collector
+
+    def _collector_cfg(self, task_info: Mapping[str, Any]) -> Mapping[str, Any]:
+        cfg: Mapping[str, Any] = task_info["collector_cfg"]
+        return cfg
 
 
 class TransportCollector(RoleLife, BaseCommCollector):
@@ -156,6 +170,10 @@ class TransportCollector(RoleLife, BaseCommCollector):
             info["policy_id"] = task_id
         self._policy_model = None
         return info
+
+    def _collector_cfg(self, task_info: Mapping[str, Any]) -> Mapping[str, Any]:
+        # The path in the message is one of the master's host.
+        return {**super()._collector_cfg(task_info), "exp_name": str(self._role.run_dir)}
 
     # Ways out of the collector ------------------------------------------------------------------
     def get_policy_update_info(self, path: str) -> dict[str, Any] | None:

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dingsdk.config import Configurable
+from dingsdk.config import Configurable, deep_merge_dicts
 from dingsdk.data import SampleBatch
-from dingsdk.errors import TaskFail
+from dingsdk.errors import DingError, TaskFail
 from dingsdk.policy import create_policy
 from dingsdk.worker.comm.learner_hooks import SendLearnInfoHook, SendPolicyHook
 from dingsdk.worker.comm.row_store import RowStore
@@ -70,9 +70,19 @@ class BaseCommLearner(Configurable, ABC):
     def close(self) -> None:
         self._is_closed = True
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will come any more: it was closed, or its master is gone for good."""
+        return self._is_closed
+
+    @property
+    def failure(self) -> DingError | None:
+        """Why it is over, unless by a close of either side."""
+        return None
+
     def _create_learner(self, task_info: Mapping[str, Any]) -> Any:
         """Build the task's learner with its policy, and attach the ways in and out."""
-        learner_cfg = task_info["learner_cfg"]
+        learner_cfg = self._learner_cfg(task_info)
         learner = create_learner(learner_cfg, exp_name=learner_cfg["exp_name"])
         learner.get_data = self.get_data
         learner.send_policy = self.send_policy
@@ -84,6 +94,10 @@ class BaseCommLearner(Configurable, ABC):
             learner.register_hook(hook)
         learner.setup_dataloader()
         return learner
+
+    def _learner_cfg(self, task_info: Mapping[str, Any]) -> Mapping[str, Any]:
+        cfg: Mapping[str, Any] = task_info["learner_cfg"]
+        return cfg
 
 
 class TransportLearner(RoleLife, BaseCommLearner):
@@ -180,6 +194,19 @@ class TransportLearner(RoleLife, BaseCommLearner):
         self._learner = self._rows = None
         self._role.raise_job_error()
         return self._ids()
+
+    def _learner_cfg(self, task_info: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the learner's config with this worker's own run folder, whatever the master's is.
+
+        A task that was handed on goes on from the newest checkpoint in there.
+        """
+        cfg = deep_merge_dicts(
+            super()._learner_cfg(task_info), {"exp_name": str(self._role.run_dir)}
+        )
+        checkpoints = self._role.run_dir / "ckpt"
+        if task_info.get("resume") and (checkpoints / "latest.json").is_file():
+            cfg["hook"]["load_ckpt_before_run"] = str(checkpoints)
+        return cfg
 
     # The learner's way in and ways out -----------------------------------------------------------
     def get_data(self, batch_size: int) -> SampleBatch | None:

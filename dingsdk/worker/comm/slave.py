@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dingsdk.errors import ClosedError, ProtocolError, TaskFail, WorkerLostError
+from dingsdk.errors import ClosedError, DingError, ProtocolError, TaskFail, WorkerLostError
 from dingsdk.plugins import observe
 from dingsdk.worker.comm.scheduler import Job, Scheduler
 from dingsdk.worker.comm.transport import SlaveEnd, TaskAnswer, TaskMessage, WorkerInfo
@@ -54,6 +54,13 @@ class Slave:
         self._on_lost = on_lost
         self._job: Job | None = None
         self._is_closed = False
+        self.failure: DingError | None = None
+        """Why it serves no more, where neither side closed."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has served, and will not again."""
+        return self._job is not None and self._job.done
 
     def start(self, timeout_s: float = JOIN_TIMEOUT_S) -> None:
         """Join the master and serve from then on.
@@ -93,7 +100,7 @@ class Slave:
                 return
             except WorkerLostError as error:
                 _log.warning("%s; joining again", error)
-                if not self._join_again():
+                if not self._join_again(error):
                     return
 
     def _answer(self, answer: TaskAnswer) -> None:
@@ -104,13 +111,17 @@ class Slave:
             text = "".join(traceback.format_exception(error))
             self._end.answer(TaskAnswer(answer.task_id, False, message=str(error), traceback=text))
 
-    def _join_again(self) -> bool:
+    def _join_again(self, lost: WorkerLostError) -> bool:
         if self._on_lost is not None and not self._on_lost():
             _log.error("%s has work that does not end; it stays away", self.info.worker_id)
+            self.failure = lost
             return False
         try:
             self._end.join(self.info, JOIN_TIMEOUT_S)
-        except (ClosedError, WorkerLostError):
+        except ClosedError:
+            return False
+        except DingError as error:
+            self.failure = error
             return False
         return True
 

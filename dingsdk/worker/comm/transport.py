@@ -34,6 +34,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.worker.comm.scheduler import Scheduler
 
 Role = Literal["collector", "learner"]
+Place = Literal["threads", "processes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,14 @@ class Transport(Configurable, ABC):
         run_dir: Folder of the run, for transports that keep files.
     """
 
-    config: ClassVar[dict[str, Any]] = {"type": "", "import_names": []}
+    config: ClassVar[dict[str, Any]] = {
+        "type": "",
+        "import_names": [],
+        "workers": "",  # where they run, one of the class's ``places``; empty: the first
+    }
+    places: ClassVar[tuple[Place, ...]] = ("threads",)
+    """Where the workers of a run can be, the default first: threads of the master's process, or
+    processes, on any host."""
 
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
         self.cfg = cfg
@@ -206,3 +214,10 @@ class Transport(Configurable, ABC):
     @abstractmethod
     def close(self, timeout_s: float = 5.0) -> None:
         """Close every end and store that this object gave out."""
+
+    def remove_data(self) -> None:
+        """Remove the files of the run; called by its master's process after the last close."""
+
+    def joining_note(self) -> str:
+        """Return what workers elsewhere need besides the address, for people to read."""
+        return ""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dingsdk.errors import ClosedError, TaskFail
+from dingsdk.errors import ClosedError, DingError, TaskFail
 from dingsdk.worker.comm.scheduler import Job
 from dingsdk.worker.comm.slave import JOIN_TIMEOUT_S, Slave
 from dingsdk.worker.comm.transport import Role, Transport, WorkerInfo
@@ -51,6 +51,7 @@ class WorkerRole:
         self.policy_store = transport.policy_store()
         self.scheduler = transport.scheduler
         self.condition = self.scheduler.condition()
+        self.run_dir = transport.run_dir
         self._transport = transport
         self._tasks = tasks
         self._progress_timeout_s = progress_timeout_s
@@ -84,6 +85,16 @@ class WorkerRole:
         """Stop the job and the slave; return whether both ended in time. Idempotent."""
         stopped = self.stop_job(timeout_s)
         return (self._slave is None or self._slave.close(timeout_s)) and stopped
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the master is gone for good, so that no task will come any more."""
+        return self._slave is not None and self._slave.is_over
+
+    @property
+    def failure(self) -> DingError | None:
+        """Why it is over, unless by a close."""
+        return None if self._slave is None else self._slave.failure
 
     def renew(self) -> None:
         """Renew the lease, if the work is alive and it is time to."""
@@ -210,6 +221,14 @@ class RoleLife:
         if not self._is_closed:
             self._is_closed = True
             self._role.close()
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_closed or self._role.is_over
+
+    @property
+    def failure(self) -> DingError | None:
+        return self._role.failure
 
     def deal_with_resource(self) -> Mapping[str, Any]:
         """Return what the host offers."""

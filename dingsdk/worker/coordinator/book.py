@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from dingsdk.config import deep_merge_dicts
 from dingsdk.errors import DingError
 from dingsdk.worker.comm.transport import Role, WorkerInfo
 from dingsdk.worker.coordinator.experience import Experience
@@ -158,10 +156,6 @@ class TaskBook:
 
     # ----------------------------------------------------------------------------------------
     def _next_attempt(self, state: TaskState) -> TaskState:
-        task = dict(state.task)
-        checkpoints = Path(str(task["learner_cfg"]["exp_name"])) / "ckpt"
-        if (checkpoints / "latest.json").is_file():
-            task["learner_cfg"] = deep_merge_dicts(
-                task["learner_cfg"], {"hook": {"load_ckpt_before_run": str(checkpoints)}}
-            )
+        # The learner knows where its checkpoints are; that may be another host.
+        task = {**state.task, "resume": True}
         return TaskState(state.task_id, "learner", task, self._clock(), attempt=state.attempt)
