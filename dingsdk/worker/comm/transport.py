@@ -13,7 +13,8 @@ Numbered rules that every transport keeps (the conformance kit refers to them):
 1. A joined worker is announced once; its messages arrive in the order it sent them.
 2. A task is delivered to the worker it was sent to, at most once per incarnation.
 3. After ``drop(worker_id)`` nothing of that incarnation is delivered any more, and every
-   call of its slave end raises ``WorkerLostError`` until it joins again.
+   call of its slave end raises ``WorkerLostError`` until it joins again: from the first
+   ``next_task`` or ``renew`` on, which ask the master.
 4. ``put`` makes a payload readable before it returns; it is immutable from then on.
 5. ``newest`` never returns an older version than it returned before, and each version whole.
 6. Every call returns or raises before its deadline; ``close`` is idempotent and wakes
@@ -119,7 +120,16 @@ class SlaveEnd(ABC):
         """Wait for the next task; None when the time is over."""
 
     @abstractmethod
-    def answer(self, answer: TaskAnswer) -> None: ...
+    def answer(self, answer: TaskAnswer) -> None:
+        """Hand an answer over; it may still be on its way when this returns.
+
+        What is learned on the way, such as that the master gave the worker up, is raised by a
+        later call: where messages travel, an answer that waited for its receipt would cost a
+        round trip more than the task it belongs to.
+
+        Raises:
+            ProtocolError: the result is no plain data.
+        """
 
     @abstractmethod
     def renew(self, progress: int) -> None:
