@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from waitress import wasyncore
-from waitress.adjustments import Adjustments
-from waitress.server import TcpWSGIServer
-from waitress.task import ThreadedTaskDispatcher
+from waitress import wasyncore  # type: ignore[import-untyped]
+from waitress.adjustments import Adjustments  # type: ignore[import-untyped]
+from waitress.server import TcpWSGIServer  # type: ignore[import-untyped]
+from waitress.task import ThreadedTaskDispatcher  # type: ignore[import-untyped]
 
 from dingsdk.errors import ConfigError, PortInUseError
 
