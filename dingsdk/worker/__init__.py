@@ -16,6 +16,7 @@ _HOMES = {
     "collector.trajectory": ("CachePool", "TrajBuffer", "to_tensor_transitions"),
     "collector.zergling": ("ZerglingParallelCollector",),
     "comm": ("BaseCommCollector", "BaseCommLearner", "Master", "Slave", "Task", "TaskStatus"),
+    "comm.naive": ("NaiveCollector", "NaiveLearner"),
     "commander.base": ("BaseParallelCommander",),
     "commander.naive": ("NaiveCommander",),
     "commander.serial": ("BaseSerialCommander",),
