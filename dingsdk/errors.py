@@ -216,6 +216,13 @@ class WorkerLostError(DingError, ConnectionError):
     retryable = True
 
 
+class WorkerCrashedError(DingError, RuntimeError):
+    """A worker process that cannot start, or died too often.
+
+    Facts: ``worker_id``, ``exit_code`` (negative: the signal), ``traceback``.
+    """
+
+
 class StaleEpochError(WorkerLostError):
     """A message of a run, epoch or incarnation that is over. Facts: ``worker_id``, ``epoch``."""
 

@@ -58,12 +58,15 @@ class RunContext:
         recorder: Takes the first-step mark and every evaluation.
         stop: Set when the run shall end early: save a checkpoint and return within seconds
             with reason ``interrupted``.
+        on_address: None where the run starts its own workers. Otherwise they come by
+            themselves, and it is told the coordinator's address and what else they need.
     """
 
     cfg: Any
     run_dir: Path
     recorder: RunRecorder = field(default_factory=RunRecorder)
     stop: threading.Event = field(default_factory=threading.Event)
+    on_address: Callable[[str, str], None] | None = None
     _status_source: Callable[[], RunStatus] | None = None
 
     def set_status_source(self, source: Callable[[], RunStatus]) -> None:

@@ -1,4 +1,4 @@
-"""The parallel pipeline: coordinator, collectors and learner of one process, over a transport."""
+"""The parallel pipeline: a coordinator, and workers that a transport connects with it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ from contextlib import ExitStack
 from typing import Any
 
 from dingsdk.config import deep_merge_dicts, to_easydict
-from dingsdk.errors import DingError, TaskFailedError, TaskTimeoutError
+from dingsdk.errors import DingError, TaskFailedError
 from dingsdk.pipeline.context import Reason, RunContext, RunResult
+from dingsdk.pipeline.crew import Crew, make_crew
+from dingsdk.pipeline.roles import make_transport
 from dingsdk.pipeline.status import RunStatus
 from dingsdk.pipeline.threads import torch_threads
-from dingsdk.plugins import default_manager, observe
-from dingsdk.worker import Coordinator, create_comm_collector, create_comm_learner
+from dingsdk.plugins import observe
+from dingsdk.worker import Coordinator
+from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.learner.checkpoint import save_checkpoint
 
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.1
-STALL_LIMIT_S = 60.0
-"""How long one job may keep all others of a cooperative transport waiting."""
+CLOSE_S = 10.0
+INTERRUPTED_CLOSE_S = 5.0
+"""How long tasks may take to end, so that all of it takes 10 s even where some do not."""
 
 
 def parallel_pipeline(context: RunContext) -> RunResult:
@@ -34,9 +38,8 @@ def parallel_pipeline(context: RunContext) -> RunResult:
     cfg = worker_config(context)
     with ExitStack() as stack:
         stack.enter_context(torch_threads(cfg.system.torch_threads))
-        transport = default_manager().create(
-            "transports", cfg.system.transport, context.run_dir, config_path="system.transport"
-        )
+        transport = make_transport(cfg, context.run_dir)
+        stack.callback(_remove_data, transport)
         stack.callback(transport.close)
         evaluations = _Evaluations(context)
         coordinator = Coordinator(
@@ -47,19 +50,21 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         )
         evaluations.coordinator = coordinator
         context.set_status_source(lambda: _status(context, coordinator))
-        stack.callback(_close_coordinator, coordinator)
+        crew = make_crew(context, cfg, transport, coordinator.master.lose)
+        # Tasks are closed before their workers: a learner saves its checkpoint then.
+        stack.callback(crew.close)
+        stack.callback(_close_coordinator, coordinator, context)
         address = coordinator.start()
-        for worker in _workers(cfg, transport):
-            stack.callback(worker.close)
-            worker.start(address)
-        reason = _watch(context, coordinator, transport)
+        if context.on_address is not None:
+            context.on_address(address, transport.joining_note())
+        crew.start(address)
+        reason = _watch(context, coordinator, crew)
         fill = coordinator.status().buffer_count
-        # Before the stack unwinds: the learner saves its checkpoint when its task is closed.
-        _close_coordinator(coordinator)
+        _close_coordinator(coordinator, context)
         status = dataclasses.replace(_status(context, coordinator), buffer_fill=fill)
         context.set_status_source(lambda: status)
         if coordinator.failure is not None:
-            raise _with_trace(coordinator.failure)
+            raise _with_trace(coordinator.failure, crew)
         return context.finish(reason, "parallel", status.env_steps, status.train_iter)
 
 
@@ -90,21 +95,7 @@ def worker_config(context: RunContext) -> Any:
     return to_easydict(deep_merge_dicts(cfg, changes))
 
 
-def _workers(cfg: Any, transport: Any) -> list[Any]:
-    """Build the comm workers; their type is the transport's unless the config names another."""
-    kind = {"type": cfg.system.transport.type}
-    collector_cfg = {**kind, **cfg.system.get("collector", {})}
-    learner_cfg = {**kind, **cfg.system.get("learner", {})}
-    return [
-        create_comm_learner(learner_cfg, transport=transport, worker_id=f"learner-{index}")
-        for index in range(cfg.system.learner_num)
-    ] + [
-        create_comm_collector(collector_cfg, transport=transport, worker_id=f"collector-{index}")
-        for index in range(cfg.system.collector_num)
-    ]
-
-
-def _watch(context: RunContext, coordinator: Coordinator, transport: Any) -> Reason:
+def _watch(context: RunContext, coordinator: Coordinator, crew: Crew) -> Reason:
     """Wait for the end of the run, whatever brings it about."""
     stop_value = context.cfg.env.stop_value
     while not coordinator.wait(POLL_S):
@@ -113,14 +104,7 @@ def _watch(context: RunContext, coordinator: Coordinator, transport: Any) -> Rea
         status = coordinator.status()
         if context.is_limit_reached(status.env_steps, status.train_iter):
             return "limit"
-        stalled = transport.scheduler.stalled_job(STALL_LIMIT_S)
-        if stalled is not None:
-            raise TaskTimeoutError(
-                f"one job has kept all others waiting for over {STALL_LIMIT_S:.0f} s; find out "
-                f"why it hangs, or use a transport that runs workers as processes: {stalled}",
-                task=stalled,
-                timeout_s=STALL_LIMIT_S,
-            )
+        crew.poll()
     if coordinator.failure is not None:
         return "error"
     best = context.recorder.best_return
@@ -160,17 +144,27 @@ class _Evaluations:
             )
 
 
-def _close_coordinator(coordinator: Coordinator) -> None:
-    stuck = coordinator.close()
+def _close_coordinator(coordinator: Coordinator, context: RunContext) -> None:
+    stuck = coordinator.close(INTERRUPTED_CLOSE_S if context.stop.is_set() else CLOSE_S)
     if stuck:
         _log.warning("did not end in time: %s", ", ".join(stuck))
 
 
-def _with_trace(failure: DingError) -> DingError:
-    """Attach the worker's own traceback, so that whoever prints the error shows it."""
-    is_worth_it = isinstance(failure, TaskFailedError) and not failure.is_user_mistake
-    if is_worth_it and failure.facts.get("traceback"):
-        failure.add_note(f"raised by the worker:\n{failure.facts['traceback']}")
+def _remove_data(transport: Transport) -> None:
+    try:
+        transport.remove_data()
+    except DingError as error:
+        _log.warning("files of the run remain: %s", error)
+
+
+def _with_trace(failure: DingError, crew: Crew) -> DingError:
+    """Attach what the worker left to say, so that whoever prints the error shows it."""
+    if isinstance(failure, TaskFailedError):
+        words = "" if failure.is_user_mistake else failure.facts.get("traceback")
+    else:
+        words = crew.last_words(str(failure.facts.get("worker_id", "")))
+    if words:
+        failure.add_note(f"raised by the worker:\n{words}")
     return failure
 
 

@@ -55,6 +55,8 @@ class SystemSection(msgspec.Struct, frozen=True, kw_only=True):
         collector: Options of the comm collectors; their type is the transport's unless named.
         learner: Options of the comm learners, likewise.
         coordinator: Options of the coordinator (parallel mode).
+        restarts: How often each worker process may be started anew within ten minutes, before
+            its death ends the run (parallel mode, transports that run workers as processes).
         torch_threads: Threads that torch may use in each process. Small networks are fastest
             with one.
         max_env_steps: The run ends after this many collected env steps; None for no limit.
@@ -66,6 +68,7 @@ class SystemSection(msgspec.Struct, frozen=True, kw_only=True):
     collector: dict[str, Any] = {}
     learner: dict[str, Any] = {}
     coordinator: dict[str, Any] = {}
+    restarts: Annotated[int, msgspec.Meta(ge=0)] = 3
     torch_threads: Count = 1
     max_env_steps: Count | None = None
 

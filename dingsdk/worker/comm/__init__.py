@@ -16,6 +16,7 @@ from dingsdk.worker.comm.task import Task, TaskStatus
 from dingsdk.worker.comm.transport import (
     MasterEnd,
     MasterListener,
+    Place,
     PolicyStore,
     SlaveEnd,
     StepDataStore,
@@ -33,6 +34,7 @@ __all__ = [
     "Master",
     "MasterEnd",
     "MasterListener",
+    "Place",
     "PolicyStore",
     "Scheduler",
     "SendLearnInfoHook",

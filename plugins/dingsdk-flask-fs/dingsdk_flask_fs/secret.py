@@ -27,10 +27,11 @@ class Secret:
     """The bytes, and where they came from; never shown.
 
     Attributes:
+        source: The file or environment variable that it came from.
         is_explicit: Whether the user chose it (by environment variable).
     """
 
-    __slots__ = ("_value", "is_explicit")
+    __slots__ = ("_value", "is_explicit", "source")
 
     def __init__(self, value: bytes, *, source: str, is_explicit: bool) -> None:
         if len(value) < MIN_BYTES:
@@ -40,6 +41,7 @@ class Secret:
                 reason="short",
             )
         self._value = value
+        self.source = source
         self.is_explicit = is_explicit
 
     def reveal(self) -> bytes:

@@ -12,6 +12,7 @@ from dingsdk.data import PrivateDir
 from dingsdk.errors import ConfigError
 from dingsdk.worker.comm import (
     MasterEnd,
+    Place,
     PolicyStore,
     Scheduler,
     SlaveEnd,
@@ -19,8 +20,10 @@ from dingsdk.worker.comm import (
     ThreadScheduler,
     Transport,
 )
+from dingsdk_flask_fs.leavings import remove_leavings
 from dingsdk_flask_fs.master_end import HttpMasterEnd
-from dingsdk_flask_fs.secret import find_secret
+from dingsdk_flask_fs.secret import FILE_NAME as SECRET_NAME
+from dingsdk_flask_fs.secret import find_secret, named_secret
 from dingsdk_flask_fs.slave_end import HttpSlaveEnd
 
 TYPE_KEY = "flask_fs"
@@ -35,6 +38,7 @@ class FlaskFSTransport(Transport):
         "host": "127.0.0.1",  # address that the master listens on
         "port": 0,  # 0: any free one
         "data_dir": "",  # folder that all workers share; <run folder>/transport when empty
+        "keep_data": False,  # leave what is in it at the end of the run
         "allowed_hosts": [],  # further names that workers dial the master by
         "threads": 48,  # requests served at once; 3 in 4 may wait for tasks
         "max_connections": 512,
@@ -42,6 +46,8 @@ class FlaskFSTransport(Transport):
         "request_timeout_s": 10.0,
         "lost_after_s": 15.0,  # silence after which a worker gives its master up
     }
+
+    places: ClassVar[tuple[Place, ...]] = ("processes", "threads")
 
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
         super().__init__({**self.default_config(), **cfg}, run_dir)
@@ -115,6 +121,14 @@ class FlaskFSTransport(Transport):
             _close(store)
         if folder is not None:
             folder.close()
+
+    def remove_data(self) -> None:
+        if not self.cfg["keep_data"]:
+            remove_leavings(self.data_dir)
+
+    def joining_note(self) -> str:
+        found = named_secret()
+        return f"secret: {found.source if found else self.data_dir / SECRET_NAME}"
 
     def _own_folder(self) -> PrivateDir:
         with self._lock:

@@ -1,0 +1,107 @@
+"""A worker process of ``train``, from its first line; started by ``ProcessCrew``.
+
+It imports nothing heavy before it can report what goes wrong with that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from dingsdk.plugins import Snapshot
+
+LEAVE_S = 8.0
+"""How long a stopped worker may take to end by itself."""
+_HANDLED = {signal.SIGINT, signal.SIGTERM}
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a worker process is told. All plain data.
+
+    Attributes:
+        role: ``learner`` or ``collector``.
+        worker_id: Unique in the run.
+        cfg: The config as workers get it.
+        address: The coordinator's.
+        run_dir: The run folder.
+        crash_file: Where the interpreter writes its stacks when it crashes.
+        snapshot: The types that were registered in the parent.
+    """
+
+    role: Any
+    worker_id: str
+    cfg: Mapping[str, Any]
+    address: str
+    run_dir: Path
+    crash_file: Path
+    snapshot: Snapshot
+
+
+def child_main(order: Order, link: Connection) -> None:
+    """Run the worker until the parent says stop, or is gone.
+
+    The link brings one message, to stop, and takes ``{"event": "joined"}`` and
+    ``{"event": "failed", ...}``.
+    """
+    stop = threading.Event()
+    # Ctrl-C reaches the whole process group; the parent alone decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+    threading.Thread(target=_obey, args=(link, stop), name="parent-watch", daemon=True).start()
+    with ExitStack() as stack:
+        try:
+            order.crash_file.parent.mkdir(parents=True, exist_ok=True)
+            crash_file = stack.enter_context(order.crash_file.open("w"))
+            faulthandler.enable(crash_file)
+            stack.callback(faulthandler.disable)
+
+            from dingsdk.config import to_easydict
+            from dingsdk.pipeline.roles import run_worker
+            from dingsdk.plugins import default_manager
+
+            default_manager().restore(order.snapshot)
+            run_worker(
+                order.role,
+                to_easydict(order.cfg),
+                order.address,
+                order.worker_id,
+                order.run_dir,
+                stop,
+                lambda: _tell(link, event="joined"),
+            )
+        except BaseException as error:
+            _tell(
+                link,
+                event="failed",
+                text=f"{type(error).__name__}: {error}",
+                traceback="".join(traceback.format_exception(error)),
+                is_user_mistake=bool(getattr(error, "is_user_mistake", False)),
+            )
+            raise SystemExit(1) from None
+
+
+def _obey(link: Connection, stop: threading.Event) -> None:
+    with contextlib.suppress(EOFError, OSError):  # the parent is dead: that says stop as well
+        link.recv_bytes(64)
+    stop.set()
+    # A job that does not end must not outlive the run.
+    threading.Event().wait(LEAVE_S)
+    os._exit(1)
+
+
+def _tell(link: Connection, **message: Any) -> None:
+    with contextlib.suppress(OSError):  # nobody listens any more
+        link.send_bytes(json.dumps(message).encode())

@@ -1,0 +1,139 @@
+"""The workers of a run, wherever they are: started, looked after and ended alike."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from dingsdk.errors import ConfigError, TaskTimeoutError
+from dingsdk.pipeline.context import RunContext
+from dingsdk.pipeline.roles import make_worker
+from dingsdk.worker.comm.transport import Place, Role, Transport
+
+STALL_LIMIT_S = 60.0
+"""How long one job may keep all others of a cooperative transport waiting."""
+
+
+class Crew(ABC):
+    """The workers of one run."""
+
+    @abstractmethod
+    def start(self, address: str) -> None:
+        """Start all workers; they dial ``address``."""
+
+    @abstractmethod
+    def poll(self) -> None:
+        """Look after them; called several times a second while the run goes on.
+
+        Raises:
+            DingError: the run cannot go on with them.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all within seconds; idempotent."""
+
+    def last_words(self, worker_id: str) -> str:
+        """Return what a worker that died left to say, ``""`` for nothing."""
+        return ""
+
+
+class ThreadCrew(Crew):
+    """Workers in this process, on the transport's scheduler."""
+
+    def __init__(self, cfg: Any, transport: Transport) -> None:
+        self._cfg = cfg
+        self._transport = transport
+        self._workers: list[Any] = []
+
+    def start(self, address: str) -> None:
+        for role, worker_id in worker_ids(self._cfg):
+            worker = make_worker(role, self._cfg, self._transport, worker_id)
+            self._workers.append(worker)
+            worker.start(address)
+
+    def poll(self) -> None:
+        stalled = self._transport.scheduler.stalled_job(STALL_LIMIT_S)
+        if stalled is not None:
+            raise TaskTimeoutError(
+                f"one job has kept all others waiting for over {STALL_LIMIT_S:.0f} s; find out "
+                f"why it hangs, or use a transport that runs workers as processes: {stalled}",
+                task=stalled,
+                timeout_s=STALL_LIMIT_S,
+            )
+
+    def close(self) -> None:
+        for worker in reversed(self._workers):
+            worker.close()
+        self._workers.clear()
+
+
+class AbsentCrew(Crew):
+    """Workers that others start and look after, on this host or elsewhere."""
+
+    def start(self, address: str) -> None:
+        pass
+
+    def poll(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def make_crew(
+    context: RunContext, cfg: Any, transport: Transport, on_death: Callable[[str, str], None]
+) -> Crew:
+    """Return the crew that the context and the transport ask for.
+
+    Args:
+        context: The run.
+        cfg: The config as workers get it.
+        transport: Of this process.
+        on_death: Called with (worker id, reason) when a worker's process has died.
+
+    Raises:
+        ConfigError: the transport cannot reach workers there.
+    """
+    place = place_of(transport, elsewhere=context.on_address is not None)
+    if context.on_address is not None:
+        return AbsentCrew()
+    if place == "threads":
+        return ThreadCrew(cfg, transport)
+    from dingsdk.pipeline.supervisor import ProcessCrew
+
+    return ProcessCrew(cfg, context.run_dir, worker_ids(cfg), on_death)
+
+
+def place_of(transport: Transport, *, elsewhere: bool = False) -> Place:
+    """Return where the workers run: what the config says, else the transport's first choice.
+
+    Args:
+        transport: The run's.
+        elsewhere: Whether the user starts the workers, which makes them processes.
+
+    Raises:
+        ConfigError: the transport has no such place.
+    """
+    asked = "processes" if elsewhere else transport.cfg.get("workers") or transport.places[0]
+    for place in transport.places:
+        if place == asked:
+            return place
+    kind = transport.cfg.get("type")
+    raise ConfigError(
+        f"the transport {kind!r} runs workers as {' or '.join(transport.places)}, not as "
+        f"{asked}; for workers in processes of their own choose another one, such as "
+        "--transport flask_fs",
+        path="system.transport.type" if elsewhere else "system.transport.workers",
+    )
+
+
+def worker_ids(cfg: Any) -> list[tuple[Role, str]]:
+    """Return role and id of every worker of a run; the learner first, as all wait for it."""
+    learners: list[tuple[Role, str]] = [
+        ("learner", f"learner-{index}") for index in range(cfg.system.learner_num)
+    ]
+    return learners + [
+        ("collector", f"collector-{index}") for index in range(cfg.system.collector_num)
+    ]

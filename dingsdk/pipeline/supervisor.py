@@ -1,0 +1,246 @@
+"""Workers as processes of this host: started, started anew when they die, and ended."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from dingsdk.config import to_plain
+from dingsdk.errors import ConfigError, WorkerCrashedError
+from dingsdk.pipeline.child import Order, child_main
+from dingsdk.pipeline.crew import Crew
+from dingsdk.plugins import default_manager
+from dingsdk.worker.comm.transport import Role
+
+_log = logging.getLogger(__name__)
+
+WINDOW_S = 600.0
+"""Deaths longer ago do not count against the budget."""
+BACKOFF_S = (0.2, 5.0)
+STOP_S = 2.0
+"""How long workers may take to end once told; a learner has saved its checkpoint before."""
+KILL_S = 1.0
+CRASH_BYTES = 64 << 10
+
+
+class ProcessCrew(Crew):
+    """One process a worker, started by ``spawn``.
+
+    A worker that dies is started anew, ``system.restarts`` times within ten minutes. One that
+    cannot start ends the run: it would not the next time either.
+
+    Args:
+        cfg: The config as workers get it.
+        run_dir: The run folder.
+        workers: Role and id of each.
+        on_death: Called with (worker id, reason) when one has died.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        cfg: Any,
+        run_dir: Path,
+        workers: Sequence[tuple[Role, str]],
+        on_death: Callable[[str, str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cfg = cfg
+        self._run_dir = run_dir
+        self._budget = int(cfg.system.restarts)
+        self._on_death = on_death
+        self._clock = clock
+        self._members = [_Member(role, worker_id, run_dir) for role, worker_id in workers]
+        self._address = ""
+
+    def start(self, address: str) -> None:
+        self._address = address
+        for member in self._members:
+            self._start(member)
+
+    def poll(self) -> None:
+        for member in self._members:
+            member.listen()
+            if member.process is None:
+                if self._clock() >= member.start_at:
+                    self._start(member)
+            elif not member.process.is_alive():
+                self._bury(member)
+
+    def close(self) -> None:
+        running = [member for member in self._members if member.process is not None]
+        for member in running:
+            member.send_stop()
+        self._join(running, STOP_S)
+        for member in running:
+            member.signal(signal.SIGKILL)
+        self._join(running, KILL_S)
+        for member in running:
+            member.close()
+
+    def last_words(self, worker_id: str) -> str:
+        return next((each.words for each in self._members if each.worker_id == worker_id), "")
+
+    # ----------------------------------------------------------------------------------------
+    def _start(self, member: _Member) -> None:
+        order = Order(
+            role=member.role,
+            worker_id=member.worker_id,
+            cfg=to_plain(self._cfg),
+            address=self._address,
+            run_dir=self._run_dir,
+            crash_file=member.crash_file,
+            snapshot=default_manager().snapshot(),
+        )
+        member.start(order)
+
+    def _bury(self, member: _Member) -> None:
+        """Take note of a death; have the worker started anew, or end the run."""
+        member.listen()  # it may have spoken between the last look and its death
+        assert member.process is not None  # whoever calls has looked
+        code = member.process.exitcode or 0
+        reason = member.failure.get("text") or _how(code)
+        member.words = member.failure.get("traceback") or member.read_crash_file()
+        member.close()
+        _log.warning("worker %s died: %s", member.worker_id, reason)
+        self._on_death(member.worker_id, reason)
+        now = self._clock()
+        member.deaths = [at for at in member.deaths if now - at < WINDOW_S] + [now]
+        if not member.has_joined and code > 0:
+            raise _crashed(member, f"worker {member.worker_id} cannot start: {reason}", code)
+        if len(member.deaths) > self._budget:
+            raise _crashed(
+                member,
+                f"worker {member.worker_id} died {len(member.deaths)} times within "
+                f"{WINDOW_S:.0f} s, at last by: {reason} (system.restarts is {self._budget})",
+                code,
+            )
+        base, most = BACKOFF_S
+        member.start_at = now + min(most, base * 2 ** len(member.deaths))
+
+    def _join(self, members: Sequence[_Member], timeout_s: float) -> None:
+        deadline = self._clock() + timeout_s
+        for member in members:
+            if member.process is not None:
+                member.process.join(max(0.0, deadline - self._clock()))
+
+
+class _Member:
+    """A worker's process, the link to it, and its history."""
+
+    def __init__(self, role: Role, worker_id: str, run_dir: Path) -> None:
+        self.role = role
+        self.worker_id = worker_id
+        self.crash_file = run_dir / "log" / f"{worker_id}.crash"
+        self.process: Any = None
+        self.start_at = 0.0
+        self.deaths: list[float] = []
+        self.words = ""
+        self.has_joined = False
+        self.failure: dict[str, Any] = {}
+        self._link: Connection | None = None
+
+    def start(self, order: Order) -> None:
+        """Start the process.
+
+        Raises:
+            ConfigError: the order cannot be handed to another process.
+        """
+        spawn = multiprocessing.get_context("spawn")
+        self._link, theirs = spawn.Pipe()
+        self.has_joined, self.failure = False, {}
+        # Not a daemon: env managers may have processes of their own.
+        self.process = spawn.Process(
+            target=child_main, args=(order, theirs), name=self.worker_id, daemon=False
+        )
+        try:
+            with _signals_held_back():
+                self.process.start()
+        except (TypeError, AttributeError, ValueError) as error:  # pickle's ways to refuse
+            self.process = None
+            raise ConfigError(
+                f"the config cannot be handed to a worker process: {error}; it must be plain "
+                "data, and functions at the top level of a module",
+                path="config",
+            ) from error
+        finally:
+            theirs.close()
+
+    def listen(self) -> None:
+        """Take the messages of the process."""
+        while self._link is not None:
+            try:
+                if not self._link.poll():
+                    return
+                message = json.loads(self._link.recv_bytes())
+            except (EOFError, OSError):
+                return
+            if message["event"] == "joined":
+                self.has_joined = True
+            else:
+                self.failure = message
+
+    def send_stop(self) -> None:
+        if self._link is not None:
+            try:
+                self._link.send_bytes(b"stop")
+            except OSError:
+                return  # it ended by itself
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.process is not None and self.process.is_alive():
+            _log.warning("worker %s does not end; %s", self.worker_id, number.name)
+            self.process.kill()
+
+    def close(self) -> None:
+        """Give back what the process cost, once it has ended."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        if self.process is not None and not self.process.is_alive():
+            self.process.close()
+            self.process = None
+        if self.crash_file.is_file() and not self.read_crash_file():
+            self.crash_file.unlink()
+
+    def read_crash_file(self) -> str:
+        try:
+            with self.crash_file.open(encoding="utf-8", errors="replace") as file:
+                return file.read(CRASH_BYTES)
+        except OSError:
+            return ""
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Let a process start with Ctrl-C blocked, until it has decided what to do with it.
+
+    A signal that arrives here meanwhile is delivered afterwards.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+def _crashed(member: _Member, message: str, code: int) -> WorkerCrashedError:
+    error = WorkerCrashedError(
+        message, worker_id=member.worker_id, exit_code=code, traceback=member.words
+    )
+    error.is_user_mistake = bool(member.failure.get("is_user_mistake"))
+    return error
