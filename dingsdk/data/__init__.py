@@ -4,6 +4,7 @@ This package needs numpy; torch is imported only by the functions that hand out 
 """
 
 from dingsdk.data.collate import collate
+from dingsdk.data.files import Buffer
 from dingsdk.data.frames import FrameInfo, decode_frame, encode_frame
 from dingsdk.data.ids import check_id
 from dingsdk.data.private_dir import PrivateDir
@@ -13,6 +14,7 @@ from dingsdk.data.tensor_file import decode_tensors, encode_tensors
 from dingsdk.data.wire import decode_message, encode_message
 
 __all__ = [
+    "Buffer",
     "FrameInfo",
     "PrivateDir",
     "SampleBatch",

@@ -134,12 +134,7 @@ def _write_new(folder: int, name: str, chunks: Iterable[Buffer], durable: bool) 
     descriptor = os.open(name, flags, 0o600, dir_fd=folder)
     try:
         try:
-            if isinstance(chunks, (list, tuple)):
-                for start in range(0, len(chunks), _BUFFERS_A_CALL):
-                    _write_together(descriptor, chunks[start : start + _BUFFERS_A_CALL])
-            else:
-                for chunk in chunks:
-                    _write_all(descriptor, memoryview(chunk).cast("B"))
+            write_chunks(descriptor, chunks)
             if durable:
                 os.fsync(descriptor)
         finally:
@@ -147,6 +142,16 @@ def _write_new(folder: int, name: str, chunks: Iterable[Buffer], durable: bool) 
     except BaseException:
         _unlink_quietly(folder, name)
         raise
+
+
+def write_chunks(descriptor: int, chunks: Iterable[Buffer]) -> None:
+    """Write all of the chunks, in few calls where they are a list or tuple."""
+    if isinstance(chunks, (list, tuple)):
+        for start in range(0, len(chunks), _BUFFERS_A_CALL):
+            _write_together(descriptor, chunks[start : start + _BUFFERS_A_CALL])
+    else:
+        for chunk in chunks:
+            _write_all(descriptor, memoryview(chunk).cast("B"))
 
 
 def _write_together(descriptor: int, chunks: Sequence[Buffer]) -> None:

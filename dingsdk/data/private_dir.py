@@ -7,13 +7,21 @@ import errno
 import mmap
 import os
 import re
+import secrets
 import stat
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
 
 from dingsdk.data.descriptor import SharedDescriptor, close_reader
-from dingsdk.data.files import TEMPORARY, Buffer, ensure_dir, folder_error, replace_file
+from dingsdk.data.files import (
+    TEMPORARY,
+    Buffer,
+    ensure_dir,
+    folder_error,
+    replace_file,
+    write_chunks,
+)
 from dingsdk.data.ids import check_id
 from dingsdk.errors import (
     DataCorruptError,
@@ -93,6 +101,42 @@ class PrivateDir:
             except OSError as error:
                 raise self._error("write", name, error) from error
 
+    def write_over(self, name: str, buffers: list[Buffer], spares: PrivateDir, spare: str) -> bool:
+        """Write a file as :meth:`write_atomic` does, into one that nobody needs any more.
+
+        Creating files is the dear part of a small write: on an ext4 without a journal it passes
+        over all that were deleted in the last minutes (43 us in place of 865 us for 3 KB). No
+        reader may have the spare file mapped, or trust what it reads of it without looking
+        whether its name still stands, as :meth:`view` does.
+
+        Returns:
+            False where the spare file is gone or no plain file of ours: nothing was written.
+
+        Raises:
+            as :meth:`write_atomic`; the spare file is lost then.
+        """
+        _check_name(name)
+        temporary = f"{TEMPORARY}{secrets.token_hex(8)}"
+        with self._descriptor as folder, spares._descriptor as source:
+            try:
+                os.rename(spare, temporary, src_dir_fd=source, dst_dir_fd=folder)
+            except OSError as error:
+                if error.errno in _GONE:
+                    return False
+                raise self._error("write", name, error) from error
+            is_done = False
+            try:
+                if _overwrite(folder, temporary, buffers):
+                    os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+                    is_done = True
+            except OSError as error:
+                raise self._error("write", name, error) from error
+            finally:
+                if not is_done:
+                    with contextlib.suppress(OSError):
+                        os.unlink(temporary, dir_fd=folder)
+        return is_done
+
     def open_checked(self, name: str, max_bytes: int) -> tuple[int, os.stat_result]:
         """Open a file for reading; the caller closes the descriptor.
 
@@ -109,11 +153,9 @@ class PrivateDir:
                 raise self._error("read", name, error) from error
         try:
             found = os.fstat(descriptor)
-            # One that was replaced since has no name left, and is whole.
-            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-                self._refuse(name, "it is no plain file with one name")
-            if found.st_uid != os.geteuid():
-                self._refuse(name, f"it belongs to user {found.st_uid}")
+            why = _why_not_ours(found)
+            if why:
+                self._refuse(name, why)
             if found.st_size > max_bytes:
                 self._refuse(name, f"{found.st_size} bytes; at most {max_bytes} are read")
         except OSError as error:
@@ -155,8 +197,13 @@ class PrivateDir:
         descriptor, found = self.open_checked(name, max_bytes)
         try:
             if found.st_size <= map_above:
+                content = self._read(name, descriptor, found.st_size)
+                # A file without its name may have become a spare one, and be written over.
+                now = self.stat(name)
+                if now is None or now.st_ino != found.st_ino:
+                    raise DataMissingError(f"{self.path / name} went away", data_id=name)
                 # bytes: numpy looks through a read-only view of a bytearray.
-                return memoryview(bytes(self._read(name, descriptor, found.st_size)))
+                return memoryview(bytes(content))
             # Not MAP_POPULATE: hashing what arrives page by page is quicker (0.46 to 0.75 ms
             # for 6.7 MB, 2 cores, ext4).
             return memoryview(mmap.mmap(descriptor, found.st_size, prot=mmap.PROT_READ))
@@ -279,6 +326,34 @@ class PrivateDir:
                 text = f"{self.path / name} is no plain file: {error.strerror}"
                 return DataCorruptError(text, where=name)
         return _typed(action, self.path / name, error)
+
+
+def _why_not_ours(found: os.stat_result) -> str:
+    # One that was replaced since has no name left, and is whole.
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        return "it is no plain file with one name"
+    return "" if found.st_uid == os.geteuid() else f"it belongs to user {found.st_uid}"
+
+
+def _overwrite(folder: int, name: str, buffers: list[Buffer]) -> bool:
+    flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(name, flags, dir_fd=folder)
+    except OSError as error:
+        if error.errno in _FOREIGN:
+            return False
+        raise
+    try:
+        found = os.fstat(descriptor)
+        if _why_not_ours(found):
+            return False
+        write_chunks(descriptor, buffers)
+        size = sum(memoryview(buffer).nbytes for buffer in buffers)
+        if found.st_size > size:
+            os.ftruncate(descriptor, size)
+    finally:
+        os.close(descriptor)  # not close_reader: it may be here that a full disk is reported
+    return True
 
 
 def _check_name(name: str) -> None:

@@ -1,6 +1,7 @@
 """Step data in a shared folder: one checked frame a payload, under a name used once.
 
-``data/<2 hex digits>/<data_id>.ding``; damaged files end in ``quarantine/``.
+``data/<2 hex digits>/<data_id>.ding``; damaged files end in ``quarantine/``, small ones that
+were deleted in ``spare/``, where they wait to be written over.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from dingsdk.data import (
+    Buffer,
     FrameInfo,
     PrivateDir,
     SampleBatch,
@@ -32,6 +34,7 @@ from dingsdk.errors import (
 )
 from dingsdk.worker.comm import StepDataStore
 from dingsdk_flask_fs.orphans import OrphanWatch
+from dingsdk_flask_fs.spares import SPARE_BYTES, SparePool
 
 _SUFFIX = ".ding"
 _SHARDS = 256
@@ -48,6 +51,7 @@ class FileDataStore(StepDataStore):
         min_free_bytes: What to leave free on the disk.
         is_durable: Whether payloads survive a power cut (three times as slow).
         keep_quarantined: How many damaged files to keep for a look.
+        keep_spare: How many deleted files of up to 64 KiB to keep, to be written over.
         clock: Seconds, monotonic.
 
     Attributes:
@@ -63,6 +67,7 @@ class FileDataStore(StepDataStore):
         min_free_bytes: int = 128 << 20,
         is_durable: bool = False,
         keep_quarantined: int = 16,
+        keep_spare: int = 1024,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_bytes = max_payload_bytes
@@ -77,6 +82,9 @@ class FileDataStore(StepDataStore):
         with PrivateDir(path) as root:
             self._data = root.sub("data")
             self._quarantine = root.sub("quarantine")
+            # What is power-durable is never written over: the disk may have it half.
+            spare_limit = 0 if is_durable else keep_spare
+            self._spares = SparePool(root.sub("spare"), spare_limit, clock)
 
     # Contract ---------------------------------------------------------------------------------
     def put(self, data_id: str, batch: SampleBatch) -> None:
@@ -107,7 +115,7 @@ class FileDataStore(StepDataStore):
             if folder.stat(name) is not None and self._is_stored(folder, data_id, info):
                 return info
             self._check_free(folder, info.size_bytes)
-            folder.write_atomic(name, list(buffers), durable=self._is_durable)
+            self._write_new(folder, name, list(buffers), info.size_bytes)
         return info
 
     def get(
@@ -188,6 +196,7 @@ class FileDataStore(StepDataStore):
         self._closed.set()
         self._data.close()
         self._quarantine.close()
+        self._spares.folder.close()
 
     # ------------------------------------------------------------------------------------------
     def _load(self, data_id: str, name: str, expected_digest: str | None) -> SampleBatch:
@@ -196,11 +205,26 @@ class FileDataStore(StepDataStore):
                 content = folder.view(name, self._max_bytes)
                 return decode_frame(content, self._max_bytes, expected_digest)
             except DataCorruptError as error:
+                if folder.stat(name) is None:  # deleted while we read it
+                    raise DataMissingError(f"no payload {data_id!r}", data_id=data_id) from error
                 self.corrupt_count += 1
                 self._set_aside(folder, data_id)
                 raise DataCorruptError(
                     f"payload {data_id!r}: {error}", where=error.where, data_id=data_id
                 ) from error
+
+    def _write_new(
+        self, folder: PrivateDir, name: str, buffers: list[Buffer], size_bytes: int
+    ) -> None:
+        spare = self._spares.take() if size_bytes <= SPARE_BYTES else None
+        try:
+            if spare and folder.write_over(name, buffers, self._spares.folder, spare):
+                return
+            folder.write_atomic(name, buffers, durable=self._is_durable)
+        except StorageFullError:
+            if not self._spares.empty():
+                raise
+            folder.write_atomic(name, buffers, durable=self._is_durable)
 
     def _is_stored(self, folder: PrivateDir, data_id: str, info: FrameInfo) -> bool:
         """Whether the payload is there, whole; a damaged one is set aside."""
@@ -243,6 +267,9 @@ class FileDataStore(StepDataStore):
     def _check_free(self, folder: PrivateDir, size_bytes: int) -> None:
         free_bytes = folder.free_bytes()
         if free_bytes - size_bytes < self._min_free_bytes:
+            self._spares.empty()
+            free_bytes = folder.free_bytes()
+        if free_bytes - size_bytes < self._min_free_bytes:
             raise StorageFullError(
                 f"{folder.path}: {free_bytes} bytes free, {size_bytes} to write and "
                 f"{self._min_free_bytes} to leave free; make room on the disk",
@@ -256,7 +283,9 @@ class FileDataStore(StepDataStore):
             with self._data.sub(shard, create=False) as folder:
                 for name in names:
                     try:
-                        count += folder.unlink(name)
+                        is_whole = name.endswith(_SUFFIX)
+                        is_kept = is_whole and self._spares.give(folder, name)
+                        count += is_kept or folder.unlink(name)
                     except (RunFolderError, StorageFullError) as error:
                         # What cannot be removed now is an orphan for a later sweep.
                         _logger.warning("cannot delete a payload: %s", error)

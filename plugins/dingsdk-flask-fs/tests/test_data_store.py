@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import pickle
 import subprocess
@@ -313,6 +314,85 @@ def test_writing_stops_before_the_disk_is_full(tmp_path: Path) -> None:
     assert caught.value.retryable
     assert len(store) == 0
     store.close()
+
+
+def test_deleted_small_files_are_written_over(tmp_path: Path) -> None:
+    ticks = itertools.count()
+    store = FileDataStore(tmp_path / "run", keep_spare=3, clock=lambda: float(next(ticks)))
+    for name in "abcde":
+        store.put(name, piece(rows=100))
+    kept = store.get("a")
+    inodes = {path.stat().st_ino for path in (tmp_path / "run" / "data").rglob("*.ding")}
+    store.delete("abcde")
+    assert len(list((tmp_path / "run" / "spare").iterdir())) == 3
+    store.put("f", piece(7, rows=3))
+    assert len(list((tmp_path / "run" / "spare").iterdir())) == 2
+    assert file_of(store, tmp_path, "f").stat().st_ino in inodes
+    assert store.get("f") == piece(7, rows=3)
+    assert kept == piece(rows=100)
+    store.put("big", large())
+    store.delete(["big"])
+    assert len(list((tmp_path / "run" / "spare").iterdir())) == 2
+    store.close()
+
+
+def test_a_planted_spare_is_not_written_through(store: FileDataStore, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("keep")
+    spare = tmp_path / "run" / "spare"
+    plants = [
+        lambda path: path.symlink_to(secret),
+        lambda path: path.hardlink_to(secret),
+        lambda path: os.mkfifo(path),
+    ]
+    for number, plant in enumerate(plants):
+        plant(spare / f"spare{number}.ding")
+    for number in range(6):
+        store._spares._next_look = 0.0
+        store.put(f"p{number}", piece(number))
+    assert secret.read_text() == "keep"
+    assert list(spare.iterdir()) == []
+    assert [store.get(f"p{number}") == piece(number) for number in range(6)] == [True] * 6
+
+
+def test_a_reader_never_gets_another_payload_while_files_are_written_over(tmp_path: Path) -> None:
+    """The readers hold files open that are deleted and written over under other names."""
+    store = FileDataStore(tmp_path / "run")
+    stop = threading.Event()
+    problems: list[str] = []
+    reads = [0]
+    current = [0]
+    store.put("p0", piece(0))
+
+    def read() -> None:
+        other = FileDataStore(tmp_path / "run")
+        while not stop.is_set():
+            number = current[0]
+            try:
+                if other.get(f"p{number}", timeout_s=0.0) != piece(number):
+                    problems.append(f"p{number} was another")
+                reads[0] += 1
+            except DataMissingError:
+                continue
+            except DataCorruptError as error:
+                problems.append(str(error))
+        other.close()
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 1.5
+    while time.monotonic() < deadline:
+        number = current[0] + 1
+        store.put(f"p{number}", piece(number))
+        current[0] = number
+        store.delete([f"p{number - 1}"])
+    stop.set()
+    for thread in threads:
+        thread.join(10.0)
+    store.close()
+    assert problems == []
+    assert reads[0] > 10
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.errors import DataCorruptError, DingError, RunFolderError, StorageFullError
 
 CALLS = ("open", "writev", "write", "readv", "close", "rename", "fstat", "stat", "mkdir")
-CALLS += ("unlink", "fstatvfs", "listdir", "fsync")
+CALLS += ("unlink", "fstatvfs", "listdir", "fsync", "ftruncate")
 NUMBERS = [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE]
 SIZES = pytest.mark.parametrize("rows", [8, 40_000])
 
@@ -76,6 +77,35 @@ def piece(rows: int) -> SampleBatch:
 
 def weights(version: int) -> dict[str, torch.Tensor]:
     return {"w": torch.full((100,), float(version))}
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("number", NUMBERS)
+def test_writing_over_a_spare_file_stores_all_or_nothing(
+    tmp_path: Path, number: int, persistent: bool
+) -> None:
+    ticks = itertools.count()
+    store = FileDataStore(tmp_path, clock=lambda: float(next(ticks)))
+    store.put("warm", piece(20))
+    before = descriptors()
+    at, is_last = 0, False
+    while not is_last:
+        at += 1
+        store.put("old", piece(30))
+        store.delete(["old"])
+        assert list((tmp_path / "spare").iterdir())
+        name = f"p{at}"
+        error, is_last = attempt(
+            at, number, persistent, lambda name=name: store.put(name, piece(9))
+        )
+        assert descriptors() == before
+        assert temporaries(tmp_path) == []
+        assert (name in list(store.ids())) or error is not None
+        store.put(name, piece(9))
+        assert store.get(name) == piece(9)
+    assert error is None
+    assert at > 8
+    store.close()
 
 
 @SIZES

@@ -1,0 +1,85 @@
+"""Files that are needed no more, kept to be written over."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable
+
+from dingsdk.data import PrivateDir
+
+SPARE_BYTES = 64 << 10
+"""Largest file to keep: readers copy those up to this size, and map the others."""
+
+_LOOK_AGAIN_S = 0.01
+"""Listing the pool costs more than creating a file, so not for every file that it lacks."""
+_AT_A_LOOK = 256
+
+
+class SparePool:
+    """A folder of spare files that the processes of a run share.
+
+    Whoever deletes payloads gives their files here, and whoever writes payloads takes them.
+    Nobody owns the pool: who takes a file renames it, and one of two wins.
+
+    Args:
+        folder: Of the pool; closed with it.
+        limit: About how many files to keep.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self, folder: PrivateDir, limit: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.folder = folder
+        self._limit = limit
+        self._clock = clock
+        self._room = 0
+        self._found: list[str] = []
+        self._next_look = self._next_count = -_LOOK_AGAIN_S
+
+    def take(self) -> str | None:
+        """Return the name of a file in ``folder`` that is probably still there."""
+        try:
+            return self._found.pop()
+        except IndexError:
+            pass
+        now = self._clock()
+        if now < self._next_look:
+            return None
+        self._next_look = now + _LOOK_AGAIN_S
+        names = self.folder.names()
+        if not names:
+            return None
+        # Where each begins elsewhere, few writers reach for the same file.
+        start = secrets.randbelow(len(names))
+        self._found = (names[start:] + names[:start])[:_AT_A_LOOK]
+        return self._found.pop()
+
+    def give(self, folder: PrivateDir, name: str) -> bool:
+        """Move a file here; False where it is gone, unfit or too many are here already."""
+        if self._room <= 0:
+            now = self._clock()
+            if self._limit <= 0 or now < self._next_count:
+                return False
+            self._next_count = now + _LOOK_AGAIN_S
+            self._room = self._limit - len(self.folder.names())
+            if self._room <= 0:
+                return False
+        found = folder.stat(name)
+        if found is None or not _is_fit(found):
+            return False
+        self._room -= 1
+        return folder.move(name, self.folder, f"{secrets.token_hex(8)}.ding")
+
+    def empty(self) -> int:
+        """Delete all files here, for their room on the disk; return how many there were."""
+        self._found = []
+        return sum(self.folder.unlink(name) for name in self.folder.names())
+
+
+def _is_fit(found: os.stat_result) -> bool:
+    is_plain = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+    return is_plain and found.st_uid == os.geteuid() and found.st_size <= SPARE_BYTES
