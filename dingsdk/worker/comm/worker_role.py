@@ -192,7 +192,12 @@ class WorkerRole:
                 return predicate()
             if left <= 0:
                 return False
-            self.renew()
+            # Renewing may wait for the master, and whoever stops the job needs the condition.
+            self.condition.__exit__(None, None, None)
+            try:
+                self.renew()
+            finally:
+                self.condition.__enter__()
 
     def _noticed(self, function: Callable[[], None]) -> Callable[[], None]:
         def run() -> None:

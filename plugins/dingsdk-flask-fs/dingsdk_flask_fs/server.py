@@ -128,6 +128,12 @@ class _Dispatcher(ThreadedTaskDispatcher):  # type: ignore[misc]
         self._started.append(thread)
         thread.start()
 
+    def add_task(self, task: Any) -> None:
+        # As in the base class, but without a warning for each request that waits for a thread.
+        with self.lock:
+            self.queue.append(task)
+            self.queue_cv.notify()
+
     def end(self, deadline: float) -> bool:
         self.shutdown(timeout=max(0.1, deadline - time.monotonic()))
         for thread in self._started:

@@ -40,7 +40,7 @@ class FlaskFSTransport(Transport):
         "data_dir": "",  # folder that all workers share; <run folder>/transport when empty
         "keep_data": False,  # leave what is in it at the end of the run
         "allowed_hosts": [],  # further names that workers dial the master by
-        "threads": 48,  # requests served at once; 3 in 4 may wait for tasks
+        "threads": 96,  # requests served at once; 3 in 4 may wait for tasks
         "max_connections": 512,
         "max_message_bytes": 4 << 20,
         "request_timeout_s": 10.0,
