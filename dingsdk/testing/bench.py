@@ -1,0 +1,274 @@
+"""The bench that a rule works at: fresh transports, a listener, workers, and patience."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from dingsdk.errors import DingError
+from dingsdk.testing.rule import RuleBroken
+from dingsdk.worker.comm import (
+    Condition,
+    Job,
+    MasterEnd,
+    SlaveEnd,
+    TaskAnswer,
+    TaskMessage,
+    Transport,
+    WorkerInfo,
+)
+
+_T = TypeVar("_T")
+Event = tuple[Any, ...]
+
+
+class Recorder:
+    """A master's listener that writes everything down.
+
+    ``events`` holds ("joined", WorkerInfo), ("renewed", worker_id, progress),
+    ("left", worker_id, reason) and ("answered", worker_id, TaskAnswer), as they came.
+    """
+
+    def __init__(self, condition: Condition, patience_s: float) -> None:
+        self.events: list[Event] = []
+        self._condition = condition
+        self._patience_s = patience_s
+
+    def worker_joined(self, info: WorkerInfo) -> None:
+        self._note("joined", info)
+
+    def worker_renewed(self, worker_id: str, progress: int) -> None:
+        self._note("renewed", worker_id, progress)
+
+    def worker_left(self, worker_id: str, reason: str) -> None:
+        self._note("left", worker_id, reason)
+
+    def task_answered(self, worker_id: str, answer: TaskAnswer) -> None:
+        self._note("answered", worker_id, answer)
+
+    def of(self, kind: str, worker_id: str) -> list[Any]:
+        """Return what was reported of a worker: infos, progress counts, reasons or answers."""
+        with self._condition:
+            if kind == "joined":
+                return [e[1] for e in self.events if e[0] == kind and e[1].worker_id == worker_id]
+            return [event[2] for event in self.events if event[:2] == (kind, worker_id)]
+
+    def expect(
+        self, kind: str, worker_id: str, count: int = 1, timeout_s: float = 0.0
+    ) -> list[Any]:
+        """Wait until there are ``count`` reports of a kind; return all of that kind."""
+        with self._condition:
+            self._condition.wait_for(
+                lambda: self._count(kind, worker_id) >= count, timeout_s or self._patience_s
+            )
+        found = self.of(kind, worker_id)
+        if len(found) < count:
+            raise RuleBroken(
+                f"the master heard {len(found)} time(s) that {worker_id} {kind}, not {count}; "
+                f"all it heard: {[event[0] for event in self.events]}"
+            )
+        return found
+
+    def _count(self, kind: str, worker_id: str) -> int:
+        return sum(
+            event[0] == kind and getattr(event[1], "worker_id", event[1]) == worker_id
+            for event in self.events
+        )
+
+    def _note(self, *event: Any) -> None:
+        with self._condition:
+            self.events.append(event)
+            self._condition.notify_all()
+
+
+class Call(Generic[_T]):
+    """A call on a thread of its own, as its outcome may be that it never returns."""
+
+    def __init__(self, function: Callable[[], _T], what: str) -> None:
+        self.what = what
+        self.error: BaseException | None = None
+        self.took_s = 0.0
+        self._value: list[_T] = []
+        self._function = function
+        self._thread = threading.Thread(target=self._run, name=f"call of {what}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        started = time.monotonic()
+        try:
+            self._value.append(self._function())
+        except BaseException as error:
+            self.error = error
+        self.took_s = time.monotonic() - started
+
+    def end(self, timeout_s: float) -> None:
+        """Wait for the end of the call. Raises RuleBroken when it does not come."""
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise RuleBroken(f"{self.what} did not return within {timeout_s:.1f} s")
+
+    def value(self, timeout_s: float) -> _T:
+        """Return what the call returned, or raise what it raised."""
+        self.end(timeout_s)
+        if self.error is not None:
+            raise self.error
+        return self._value[0]
+
+
+class Bench:
+    """Everything that a rule needs; closes it all at the end.
+
+    Args:
+        make: Run folder -> fresh transport.
+        folder: Where run folders go.
+        capabilities: What the transport declares.
+        patience_s: How long something that must happen may take.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Path], Transport],
+        folder: Path,
+        capabilities: Collection[str],
+        patience_s: float,
+    ) -> None:
+        self.folder = folder
+        self.patience_s = patience_s
+        self._make = make
+        self._capabilities = frozenset(capabilities)
+        self._runs = itertools.count()
+        self._transports: list[Transport] = []
+        self._exits = contextlib.ExitStack()
+        self._master: MasterEnd | None = None
+        self.address = ""
+
+    def __enter__(self) -> Bench:
+        self.near = self.transport()
+        self.far = self.sibling(self.near)
+        self.listener = Recorder(self.near.scheduler.condition(), self.patience_s)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._exits:
+            late = []
+            for transport in reversed(self._transports):
+                call = Call(lambda each=transport: each.close(self.patience_s), "close()")
+                try:
+                    call.value(2 * self.patience_s)
+                except Exception as failure:
+                    late.append(failure)
+        if late and error is None:
+            raise late[0]
+
+    # Transports -------------------------------------------------------------------------------
+    def transport(self) -> Transport:
+        """Return a fresh transport with a run folder of its own."""
+        run_dir = self.folder / f"run{next(self._runs)}"
+        run_dir.mkdir()
+        made = self._make(run_dir)
+        self._transports.append(made)
+        return made
+
+    def sibling(self, transport: Transport) -> Transport:
+        """Return the object that another process of the run would have."""
+        if "many_processes" not in self._capabilities:
+            return transport
+        made = type(transport)(transport.cfg, transport.run_dir)
+        self._transports.append(made)
+        return made
+
+    def closed_at_exit(self, resource: contextlib.AbstractContextManager[_T]) -> _T:
+        return self._exits.enter_context(resource)
+
+    # Both ends --------------------------------------------------------------------------------
+    @property
+    def master(self) -> MasterEnd:
+        """The master end of ``near``, opened at its first use."""
+        if self._master is None:
+            self._master = self.near.master_end()
+            self.address = self._master.open(self.listener)
+        return self._master
+
+    def slave(self, address: str = "") -> SlaveEnd:
+        """Return an unjoined slave end of ``far`` for the open master."""
+        _ = self.master
+        return self.far.slave_end(address or self.address)
+
+    def join(
+        self, worker_id: str = "w0", *, address: str = "", role: Any = "collector"
+    ) -> SlaveEnd:
+        """Return the end of a worker that has joined, and is known to the master."""
+        end = self.slave(address)
+        known = len(self.listener.of("joined", worker_id))
+        end.join(WorkerInfo(worker_id, role, {"cpu": 1}), self.patience_s)
+        self.listener.expect("joined", worker_id, known + 1)
+        return end
+
+    def send(self, worker_id: str, *task_ids: str, **data: Any) -> None:
+        for task_id in task_ids:
+            self.master.send(worker_id, TaskMessage(task_id, {"name": task_id, **data}))
+
+    def receive(self, end: SlaveEnd) -> TaskMessage:
+        """Return the next task of a worker, which must come."""
+        task = end.next_task(self.patience_s)
+        if task is None:
+            raise RuleBroken(f"no task came within {self.patience_s:.1f} s")
+        return task
+
+    def receive_ids(self, end: SlaveEnd, count: int) -> list[str]:
+        return [self.receive(end).task_id for _ in range(count)]
+
+    # Waiting ----------------------------------------------------------------------------------
+    def spawn(self, function: Callable[[], None], name: str) -> Job:
+        """Run a worker's code as the transport's own scheduler runs it."""
+        return self.far.scheduler.spawn(function, name)
+
+    def ended(self, job: Job, what: str) -> BaseException | None:
+        """Wait for a job that must end; return what it raised."""
+        if not job.join(self.patience_s):
+            raise RuleBroken(f"{what} did not end within {self.patience_s:.1f} s")
+        return job.error
+
+    def done(self, *jobs: Job) -> None:
+        """Wait for jobs that must end well."""
+        for job in jobs:
+            error = self.ended(job, job.name)
+            if error is not None:
+                raise error
+
+    def timed(self, function: Callable[[], _T], what: str) -> Call[_T]:
+        return Call(function, what)
+
+
+@contextlib.contextmanager
+def raises(what: str, *kinds: type[BaseException]) -> Iterator[None]:
+    """Expect the block to raise one of ``kinds``."""
+    names = " or ".join(kind.__name__ for kind in kinds)
+    try:
+        yield
+    except kinds:
+        return
+    except DingError as error:
+        raise RuleBroken(f"{what} raised {type(error).__name__}, not {names}: {error}") from error
+    raise RuleBroken(f"{what} did not raise {names}")
+
+
+def expect(condition: bool, what: str) -> None:
+    if not condition:
+        raise RuleBroken(what)
+
+
+def expect_equal(found: Any, expected: Any, what: str) -> None:
+    if found != expected:
+        raise RuleBroken(f"{what}: found {found!r:.300}, expected {expected!r:.300}")

@@ -1,0 +1,112 @@
+"""Running rules: each on a bench of its own, within a time limit."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from dingsdk.testing.bench import Bench
+from dingsdk.testing.report import ContractError, RuleResult, TransportReport
+from dingsdk.testing.rule import CAPABILITIES, Rule, RuleBroken
+from dingsdk.testing.rules import RULES
+from dingsdk.worker.comm import Transport
+
+PATIENCE_S = 5.0
+_LIMIT = 12.0
+"""How many times the patience a whole rule may take."""
+
+
+def check_transport(
+    make: Callable[[Path], Transport],
+    *,
+    capabilities: Collection[str] = (),
+    patience_s: float = PATIENCE_S,
+) -> TransportReport:
+    """Hold a transport to every rule of the contract.
+
+    Args:
+        make: Returns a fresh transport for the run folder that it is given, e.g.
+            ``lambda run_dir: MyTransport({"port": 0}, run_dir)``.
+        capabilities: Which of ``CAPABILITIES`` the transport has; rules that need another one
+            do not apply.
+        patience_s: How long something that must happen may take.
+
+    Returns:
+        The results, where no rule is broken.
+
+    Raises:
+        ContractError: some are; ``report`` has all results, ``broken`` the numbers.
+        ValueError: an unknown capability.
+    """
+    check_capabilities(capabilities)
+    results = []
+    for rule in RULES:
+        error: BaseException | None = None
+        applies = not rule.needs or rule.needs in capabilities
+        if applies:
+            with tempfile.TemporaryDirectory(prefix="dingsdk-rule-") as folder:
+                try:
+                    check_rule(
+                        rule, make, Path(folder), capabilities=capabilities, patience_s=patience_s
+                    )
+                except Exception as found:
+                    error = found
+        results.append(RuleResult(rule, applies, error))
+    report = TransportReport(tuple(results))
+    if report.broken:
+        raise ContractError(
+            f"the transport breaks {len(report.broken)} of {len(RULES)} rules:\n{report}",
+            report=report,
+            broken=report.broken,
+        )
+    return report
+
+
+def check_rule(
+    rule: Rule,
+    make: Callable[[Path], Transport],
+    folder: Path,
+    *,
+    capabilities: Collection[str] = (),
+    patience_s: float = PATIENCE_S,
+) -> None:
+    """Hold a transport to one rule; arguments as ``check_transport``.
+
+    Args:
+        rule: One of ``RULES``.
+        make: As above.
+        folder: An empty folder for the run folders.
+        capabilities: As above.
+        patience_s: As above.
+
+    Raises:
+        RuleBroken: the rule is broken, or its check did not end.
+        Exception: what the transport raised where it should not.
+    """
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            with Bench(make, folder, capabilities, patience_s) as bench:
+                rule.check(bench)
+        except BaseException as error:
+            errors.append(error)
+
+    # A thread of its own: a transport that hangs must not take the check with it.
+    thread = threading.Thread(target=run, name=rule.name, daemon=True)
+    thread.start()
+    limit_s = _LIMIT * patience_s
+    thread.join(limit_s)
+    if thread.is_alive():
+        raise RuleBroken(f"a call hung: the check did not end within {limit_s:.0f} s")
+    if errors:
+        raise errors[0]
+
+
+def check_capabilities(capabilities: Collection[str]) -> None:
+    """Raise ValueError for a capability that does not exist."""
+    unknown = sorted(set(capabilities) - CAPABILITIES.keys())
+    if unknown:
+        raise ValueError(f"unknown capabilities {unknown}; known: {sorted(CAPABILITIES)}")

@@ -1,0 +1,283 @@
+"""A bad network to stand before an endpoint: it drops, delays, doubles, reorders and cuts.
+
+``http://`` addresses are understood as requests and replies, one after the other on each
+connection; ``tcp://`` addresses as whatever bytes come. The faults come from a list, one for
+each exchange (HTTP) or chunk (TCP) in the order of their arrival, so that a test can say, draw
+or shrink them.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+import re
+import socket
+import threading
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Final
+from urllib.parse import urlsplit
+
+DELAY_S = 0.03
+REORDER_S = 0.05
+"""How long an exchange that is to be overtaken waits for one that overtakes it."""
+DUPLICATE_S = 1.0
+_ACCEPT_S = 0.2
+_CHUNK = 65536
+_LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]{1,12})\r\n", re.IGNORECASE)
+
+
+class Fault(enum.Enum):
+    """What happens to one exchange. Raw TCP knows PASS, DROP, DELAY and SWALLOW alone."""
+
+    PASS = "pass"
+    DROP = "drop"  # the connection is cut before anything is forwarded
+    DELAY = "delay"
+    DUPLICATE = "duplicate"  # forwarded twice; the second reply is thrown away
+    REORDER = "reorder"  # held until another exchange has passed
+    CUT_REQUEST = "cut_request"  # half of it is forwarded, then both sides are cut
+    LOSE_REPLY = "lose_reply"  # forwarded and served; the connection is cut instead of a reply
+    CUT_REPLY = "cut_reply"  # half of the reply comes back
+    SWALLOW = "swallow"  # taken, and nothing ever comes back
+
+
+QUICK_FAULTS: Final = tuple(fault for fault in Fault if fault is not Fault.SWALLOW)
+"""Faults that the two ends notice by themselves, without a timeout."""
+
+
+def seeded_faults(seed: int, count: int, rate: float = 0.5) -> list[Fault]:
+    """Return faults for ``count`` exchanges, of which about ``rate`` do not pass."""
+    chance = random.Random(seed)
+    faults = [fault for fault in QUICK_FAULTS if fault is not Fault.PASS]
+    return [chance.choice(faults) if chance.random() < rate else Fault.PASS for _ in range(count)]
+
+
+class _CutError(Exception):
+    """The connection ends here."""
+
+
+class FaultProxy:
+    """Listens on a free port of the loopback interface, and forwards to ``target``.
+
+    Args:
+        target: ``http://host:port`` or ``tcp://host:port``.
+        faults: What happens to each exchange; afterwards all pass.
+
+    Attributes:
+        address: What to dial instead of ``target``.
+        exchanges: How many there were so far.
+    """
+
+    def __init__(self, target: str, faults: Iterable[Fault] = ()) -> None:
+        parts = urlsplit(target)
+        if parts.scheme not in ("http", "tcp") or not parts.hostname or not parts.port:
+            raise ValueError(f"{target!r} is no http://host:port or tcp://host:port")
+        self._target = (parts.hostname, parts.port)
+        self._is_http = parts.scheme == "http"
+        self._faults: Iterator[Fault] = iter(faults)
+        self._turn = threading.Condition()
+        self._passed = 0
+        self._is_silent = False
+        self._is_closed = False
+        self._sockets: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
+        self.exchanges = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(_ACCEPT_S)
+        self.address = f"{parts.scheme}://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._start(self._accept, "fault-proxy")
+
+    def silence(self, is_silent: bool = True) -> None:
+        """Swallow everything from now on, or no longer. What was swallowed stays so."""
+        with self._turn:
+            self._is_silent = is_silent
+        if not is_silent:
+            self._cut_all()
+
+    def close(self) -> None:
+        """Cut all connections and end. Idempotent."""
+        with self._turn:
+            self._is_closed = True
+            self._turn.notify_all()
+        self._listener.close()
+        self._cut_all()
+        for thread in list(self._threads):
+            thread.join(5.0)
+
+    def __enter__(self) -> FaultProxy:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Connections ------------------------------------------------------------------------------
+    def _accept(self) -> None:
+        while not self._is_closed:
+            try:
+                client, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError:
+                return  # closed
+            self._start(lambda client=client: self._serve(client), "fault-proxy-connection")
+
+    def _serve(self, client: socket.socket) -> None:
+        server: socket.socket | None = None
+        try:
+            self._keep(client)
+            server = self._dial()
+            if self._is_http:
+                while True:
+                    self._exchange(client, server)
+            else:
+                self._start(lambda: self._pump(server, client), "fault-proxy-replies")
+                self._pump(client, server)
+        except (_CutError, OSError):
+            pass  # both sides learn of it below
+        finally:
+            self._cut(client)
+            if server is not None:
+                self._cut(server)
+
+    def _exchange(self, client: socket.socket, server: socket.socket) -> None:
+        request = _read_message(client)
+        fault = self._next_fault()
+        if fault is Fault.SWALLOW:
+            self._hold()
+        if fault is Fault.DROP:
+            raise _CutError
+        if fault is Fault.DELAY:
+            self._pause(DELAY_S)
+        if fault is Fault.REORDER:
+            self._let_pass(REORDER_S)
+        if fault is Fault.CUT_REQUEST:
+            server.sendall(request[: len(request) // 2])
+            raise _CutError
+        server.sendall(request)
+        reply = _read_message(server)
+        if fault is Fault.DUPLICATE:
+            self._send_again(request)
+        with self._turn:
+            self._passed += 1
+            self._turn.notify_all()
+        if fault is Fault.LOSE_REPLY:
+            raise _CutError
+        if fault is Fault.CUT_REPLY:
+            client.sendall(reply[: len(reply) // 2])
+            raise _CutError
+        if self._is_silent:
+            self._hold()
+        client.sendall(reply)
+
+    def _pump(self, source: socket.socket, sink: socket.socket | None) -> None:
+        try:
+            while sink is not None and (data := source.recv(_CHUNK)):
+                fault = self._next_fault()
+                if fault is Fault.SWALLOW:
+                    self._hold()
+                if fault is Fault.DELAY:
+                    self._pause(DELAY_S)
+                if fault is Fault.DROP:
+                    break
+                sink.sendall(data)
+        except (_CutError, OSError):
+            pass  # the other direction is cut with this one
+        self._cut(source)
+        if sink is not None:
+            self._cut(sink)
+
+    def _send_again(self, request: bytes) -> None:
+        twin = self._dial()
+        try:
+            twin.settimeout(DUPLICATE_S)
+            twin.sendall(request)
+            _read_message(twin)
+        except (_CutError, OSError):
+            pass  # it was sent, which is what counts
+        finally:
+            self._cut(twin)
+
+    # What becomes of them -----------------------------------------------------------------------
+    def _next_fault(self) -> Fault:
+        with self._turn:
+            self.exchanges += 1
+            return Fault.SWALLOW if self._is_silent else next(self._faults, Fault.PASS)
+
+    def _hold(self) -> None:
+        with self._turn:
+            self._turn.wait_for(lambda: self._is_closed or not self._is_silent, 3600.0)
+        raise _CutError
+
+    def _pause(self, wait_s: float) -> None:
+        with self._turn:
+            self._turn.wait_for(lambda: self._is_closed, wait_s)
+
+    def _let_pass(self, wait_s: float) -> None:
+        with self._turn:
+            passed = self._passed
+            self._turn.wait_for(lambda: self._is_closed or self._passed != passed, wait_s)
+
+    def _dial(self) -> socket.socket:
+        return self._keep(socket.create_connection(self._target, timeout=None))
+
+    def _keep(self, link: socket.socket) -> socket.socket:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._turn:
+            self._sockets.add(link)
+            is_late = self._is_closed
+        if is_late:
+            self._cut(link)
+            raise _CutError
+        return link
+
+    def _cut(self, link: socket.socket) -> None:
+        with self._turn:
+            if link not in self._sockets:
+                return
+            self._sockets.remove(link)
+        _shut(link)
+        link.close()
+
+    def _cut_all(self) -> None:
+        # Only shut: whoever waits on one closes it itself.
+        with self._turn:
+            self._turn.notify_all()
+            links = list(self._sockets)
+        for link in links:
+            _shut(link)
+
+    def _start(self, function: object, name: str) -> None:
+        thread = threading.Thread(target=function, name=name, daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+
+def _read_message(link: socket.socket) -> bytes:
+    """Return a whole HTTP message, the length of which is given."""
+    received = bytearray()
+    while (end := received.find(b"\r\n\r\n")) < 0:
+        received += _receive(link)
+    found = _LENGTH.search(received[: end + 2])
+    size = end + 4 + (int(found[1]) if found else 0)
+    while len(received) < size:
+        received += _receive(link)
+    return bytes(received)
+
+
+def _receive(link: socket.socket) -> bytes:
+    data = link.recv(_CHUNK)
+    if not data:
+        raise _CutError
+    return data
+
+
+def _shut(link: socket.socket) -> None:
+    try:
+        link.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # the other side was faster

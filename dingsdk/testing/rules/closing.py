@@ -1,0 +1,157 @@
+"""Rules 17 to 22: deadlines, and the end."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from pathlib import Path
+
+from dingsdk.errors import ClosedError, DataMissingError, WorkerLostError
+from dingsdk.testing.bench import Bench, Call, expect, expect_equal, raises
+from dingsdk.testing.samples import batch, policy
+from dingsdk.worker.comm import SlaveEnd, TaskAnswer, Transport, WorkerInfo
+
+_WAIT_S = 0.1
+_EARLY_S = 0.02
+"""Clocks tick coarsely; a wait that ends this much early is still a wait."""
+
+
+def rule_17_next_task_ends_at_its_deadline(bench: Bench) -> None:
+    """``next_task`` without a task returns None at its deadline, not before and not long after."""
+    end = bench.join()
+    for timeout_s in (0.0, _WAIT_S):
+        call = bench.timed(lambda t=timeout_s: end.next_task(t), f"next_task({timeout_s})")
+        expect_equal(call.value(timeout_s + bench.patience_s), None, f"next_task({timeout_s})")
+        expect(
+            call.took_s >= timeout_s - _EARLY_S,
+            f"next_task({timeout_s}) gave up after {call.took_s:.3f} s",
+        )
+    bench.send("w0", "t1")
+    expect_equal(bench.receive_ids(end, 1), ["t1"], "the task after empty waits")
+
+
+def rule_18_join_ends_at_its_deadline(bench: Bench) -> None:
+    """``join`` without a master raises WorkerLostError at its deadline, and may be tried again."""
+    _ = bench.master
+    alone = bench.transport()
+    end = alone.slave_end(bench.address)
+    bench.master.close(bench.patience_s)
+    for _ in range(2):
+        call = bench.timed(lambda: end.join(WorkerInfo("w0", "collector"), _WAIT_S), "join()")
+        with raises("join() without a master", WorkerLostError):
+            call.value(_WAIT_S + bench.patience_s)
+        expect(call.took_s >= _WAIT_S - _EARLY_S, f"join() gave up after {call.took_s:.3f} s")
+
+
+def rule_19_close_of_an_end_wakes_its_waiters(bench: Bench) -> None:
+    """Closing a slave end wakes who waits on it with ClosedError; later calls raise it too."""
+    end = bench.join()
+    job = bench.spawn(lambda: _wait(end, 20 * bench.patience_s), "waits for a task")
+    bench.timed(lambda: end.renew(1), "renew() beside a wait").value(bench.patience_s)
+    bench.timed(lambda: end.close(bench.patience_s), "close()").value(2 * bench.patience_s)
+    error = bench.ended(job, "the wait on a closed end")
+    expect(isinstance(error, ClosedError), f"the wait on a closed end ended with {error!r}")
+    with raises("next_task() of a closed end", ClosedError):
+        end.next_task(_WAIT_S)
+    with raises("renew() of a closed end", ClosedError):
+        end.renew(2)
+    with raises("answer() of a closed end", ClosedError):
+        end.answer(TaskAnswer("t1", True))
+    with raises("join() of a closed end", ClosedError):
+        end.join(WorkerInfo("w0", "collector"), _WAIT_S)
+
+
+def rule_20_close_of_the_transport_wakes_everybody(bench: Bench) -> None:
+    """Closing the transport wakes all who wait, whatever for, within its deadline.
+
+    A wait for a task ends with ClosedError; one for a payload with that or DataMissingError.
+    """
+    end = bench.join()
+    long_s = 20 * bench.patience_s
+    wait = bench.timed(lambda: end.next_task(long_s), "the wait for a task")
+    store = bench.far.data_store()
+    get = bench.timed(lambda: store.get("never", long_s), "the wait for a payload")
+    end.renew(1)
+    for transport in (bench.far, bench.near):
+        call = Call(lambda t=transport: t.close(bench.patience_s), "close()")
+        call.value(2 * bench.patience_s)
+    with raises("the wait for a task", ClosedError):
+        wait.value(bench.patience_s)
+    with raises("the wait for a payload", ClosedError, DataMissingError):
+        get.value(bench.patience_s)
+    with raises("next_task() of a closed transport", ClosedError):
+        end.next_task(_WAIT_S)
+
+
+def rule_21_close_is_idempotent(bench: Bench) -> None:
+    """``close`` may be called twice, before use, and from many threads at once.
+
+    It returns within its deadline each time. A worker whose master closed learns of it with
+    ClosedError or WorkerLostError.
+    """
+    for end in (bench.transport().master_end(), bench.slave()):
+        _close_often(end, bench)
+    end = bench.join()
+    job = bench.spawn(lambda: _wait(end, 20 * bench.patience_s), "waits for a task")
+    end.renew(1)
+    _close_often(bench.master, bench)
+    error = bench.ended(job, "the wait of a worker whose master closed")
+    expect(
+        isinstance(error, (ClosedError, WorkerLostError)),
+        f"the wait of a worker whose master closed ended with {error!r}",
+    )
+    _close_often(end, bench)
+    _close_often(bench.far, bench)
+    _close_often(bench.near, bench)
+    _close_often(bench.transport(), bench)
+
+
+def rule_22_close_gives_everything_back(bench: Bench) -> None:
+    """After its close a transport leaves no thread and no open file or socket."""
+    _use(bench.transport(), bench)  # what is set up once a process is set up now
+    threads, files = set(threading.enumerate()), _open_files()
+    for _ in range(2):
+        _use(bench.transport(), bench)
+    deadline = time.monotonic() + bench.patience_s
+    left = [thread for thread in threading.enumerate() if thread not in threads]
+    for thread in left:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    names = [thread.name for thread in left if thread.is_alive()]
+    expect(not names, f"threads left: {names}")
+    gc.collect()
+    expect(_open_files() <= files, f"{_open_files() - files} open files or sockets left")
+
+
+def _wait(end: SlaveEnd, timeout_s: float) -> None:
+    end.next_task(timeout_s)
+
+
+def _close_often(closable: SlaveEnd | Transport | object, bench: Bench) -> None:
+    close = closable.close  # type: ignore[union-attr]
+    what = f"{type(closable).__name__}.close()"
+    calls = [Call(lambda: close(bench.patience_s), what) for _ in range(4)]
+    for call in calls:
+        call.value(2 * bench.patience_s)
+    Call(lambda: close(bench.patience_s), what).value(2 * bench.patience_s)
+
+
+def _use(transport: Transport, bench: Bench) -> None:
+    master = transport.master_end()
+    end = transport.slave_end(master.open(bench.listener))
+    end.join(WorkerInfo("used", "collector"), bench.patience_s)
+    end.next_task(0.0)
+    end.renew(1)
+    transport.data_store().put("p", batch())
+    transport.data_store().get("p")
+    transport.policy_store().publish("p", policy(1.0), 1)
+    transport.policy_store().newest("p")
+    job = transport.scheduler.spawn(transport.scheduler.yield_turn, "a job")
+    bench.done(job)
+    Call(lambda: transport.close(bench.patience_s), "close()").value(2 * bench.patience_s)
+
+
+def _open_files() -> int:
+    # Where the system does not list them, there is nothing to compare.
+    folder = Path("/proc/self/fd")
+    return sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0

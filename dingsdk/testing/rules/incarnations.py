@@ -1,0 +1,118 @@
+"""Rules 12 to 16: leaving, being dropped, and coming back as another."""
+
+from __future__ import annotations
+
+import contextlib
+
+from dingsdk.errors import WorkerLostError
+from dingsdk.testing.bench import Bench, expect, expect_equal, raises
+from dingsdk.worker.comm import TaskAnswer, WorkerInfo
+
+
+def rule_12_dropped_worker_is_told(bench: Bench) -> None:
+    """A dropped worker's calls raise WorkerLostError until it joins again.
+
+    A wait for a task ends at once. The master, which dropped it, hears nothing of it, and
+    tasks for it are refused.
+    """
+    end = bench.join()
+    job = bench.spawn(lambda: _discard(end.next_task(20 * bench.patience_s)), "waits for a task")
+    bench.timed(lambda: end.renew(1), "renew() beside a wait").value(bench.patience_s)
+    bench.master.drop("w0", "silent")
+    error = bench.ended(job, "the wait of a dropped worker")
+    expect(isinstance(error, WorkerLostError), f"the wait of a dropped worker ended with {error!r}")
+    with raises("next_task() of a dropped worker", WorkerLostError):
+        end.next_task(bench.patience_s)
+    with raises("renew() of a dropped worker", WorkerLostError):
+        end.renew(2)
+    with raises("answer() of a dropped worker", WorkerLostError):
+        end.answer(TaskAnswer("t1", True))
+    with raises("send() to a dropped worker", WorkerLostError):
+        bench.send("w0", "t2")
+    expect_equal(bench.listener.of("left", "w0"), [], "reports that the dropped worker left")
+
+
+def rule_13_late_messages_are_refused(bench: Bench) -> None:
+    """Nothing that a dropped worker sends is delivered, even after it has joined again."""
+    end = bench.join()
+    bench.send("w0", "old")
+    bench.receive(end)
+    bench.master.drop("w0", "silent")
+    with contextlib.suppress(WorkerLostError):
+        end.answer(TaskAnswer("old", True))
+    with contextlib.suppress(WorkerLostError):
+        end.renew(99)
+    end.join(WorkerInfo("w0", "collector"), bench.patience_s)
+    bench.send("w0", "new")
+    bench.receive(end)
+    end.renew(1)
+    end.answer(TaskAnswer("new", True))
+    answers = bench.listener.expect("answered", "w0")
+    expect_equal([answer.task_id for answer in answers], ["new"], "answers")
+    expect_equal(bench.listener.of("renewed", "w0"), [1], "renewals")
+
+
+def rule_14_worker_comes_back_without_its_work(bench: Bench) -> None:
+    """A worker that joins again gets none of the tasks of before, and serves like a new one."""
+    end = bench.join()
+    bench.send("w0", "old1", "old2", "old3")
+    expect_equal(bench.receive_ids(end, 1), ["old1"], "tasks")
+    for count in (2, 3):
+        bench.master.drop("w0", "silent")
+        end.join(WorkerInfo("w0", "collector"), bench.patience_s)
+        bench.listener.expect("joined", "w0", count)
+        bench.send("w0", f"new{count}")
+        expect_equal(bench.receive_ids(end, 1), [f"new{count}"], "tasks after the join")
+        bench.send("w0", "old1", "old2")  # ids may be used again for other tasks
+        expect_equal(bench.receive_ids(end, 2), ["old1", "old2"], "tasks sent again")
+
+
+def rule_15_second_join_replaces_the_first(bench: Bench) -> None:
+    """When an id joins a second time, the first holder has left, and can do no harm.
+
+    The master hears that it left before it hears of the new one. The old end's calls raise
+    WorkerLostError, its messages are refused, its close leaves the new one alone.
+    """
+    first = bench.join()
+    second = bench.join()
+    kinds = [event[0] for event in bench.listener.events]
+    expect_equal(kinds, ["joined", "left", "joined"], "what the master heard")
+    with contextlib.suppress(WorkerLostError):
+        first.answer(TaskAnswer("stale", True))
+    with raises("next_task() of a replaced worker", WorkerLostError):
+        first.next_task(bench.patience_s)
+    bench.send("w0", "t1")
+    first.close(bench.patience_s)
+    expect_equal(bench.receive_ids(second, 1), ["t1"], "tasks of the new one")
+    second.answer(TaskAnswer("t1", True))
+    answers = bench.listener.expect("answered", "w0")
+    expect_equal([answer.task_id for answer in answers], ["t1"], "answers")
+    expect_equal(len(bench.listener.of("left", "w0")), 1, "reports that it left")
+
+
+def rule_16_leaving_is_reported_once(bench: Bench) -> None:
+    """A joined worker that closes its end has left; the master hears it once, and the rest after.
+
+    Its answers given before arrive before that. Tasks for it are refused from then on; other
+    workers notice nothing.
+    """
+    end, other = bench.join("w0"), bench.join("w1")
+    bench.send("w0", "t1")
+    bench.receive(end)
+    end.answer(TaskAnswer("t1", True))
+    end.close(bench.patience_s)
+    end.close(bench.patience_s)
+    bench.listener.expect("left", "w0")
+    kinds = [e[0] for e in bench.listener.events if e[1] == "w0"]
+    expect_equal(kinds, ["answered", "left"], "what the master heard of it")
+    with raises("send() to a worker that left", WorkerLostError):
+        bench.send("w0", "t2")
+    bench.send("w1", "t3")
+    expect_equal(bench.receive_ids(other, 1), ["t3"], "tasks of the other worker")
+    other.close(bench.patience_s)
+    bench.listener.expect("left", "w1")
+    expect_equal(len(bench.listener.of("left", "w0")), 1, "reports that it left")
+
+
+def _discard(value: object) -> None:
+    """Give a job's function the result that it has to have: none."""

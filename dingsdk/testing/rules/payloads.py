@@ -1,0 +1,129 @@
+"""Rules 23 to 28: the step data store."""
+
+from __future__ import annotations
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import ConflictError, DataMissingError
+from dingsdk.testing.bench import Bench, expect, expect_equal, raises
+from dingsdk.testing.rule import RuleBroken
+from dingsdk.testing.samples import batch, expect_same
+
+_WAIT_S = 0.1
+
+
+def rule_23_payload_is_readable_when_put_returns(bench: Bench) -> None:
+    """A payload is readable, whole and equal, as soon as ``put`` has returned.
+
+    Names, shapes, dtypes, nesting and values of its columns are those that were put. ``len`` of
+    the store is the number of payloads.
+    """
+    writer, reader = bench.far.data_store(), bench.near.data_store()
+    expect_equal(len(reader), 0, "payloads in a fresh store")
+    for number, rows in enumerate((5, 1, 0, 300)):
+        writer.put(f"p-{number}_A", batch(rows, number))
+        found = reader.get(f"p-{number}_A", 0.0)
+        expect_equal(len(found), rows, "rows")
+        expect_same(found, batch(rows, number), f"payload of {rows} rows")
+    expect_equal(len(reader), 4, "payloads in the store")
+
+
+def rule_24_payload_is_read_only(bench: Bench) -> None:
+    """What ``get`` returns cannot be written to; a payload never changes."""
+    bench.far.data_store().put("p", batch())
+    store = bench.near.data_store()
+    for path, column in _columns(store.get("p")):
+        try:
+            column[...] = 0
+        except ValueError:
+            continue
+        raise RuleBroken(f"column {path} could be written to")
+    expect_same(store.get("p"), batch(), "the payload")
+
+
+def rule_25_repeated_put_changes_nothing(bench: Bench) -> None:
+    """To put the same payload again changes nothing; another one under its id never replaces it.
+
+    The second is dropped, or refused with ConflictError.
+    """
+    writer, reader = bench.far.data_store(), bench.near.data_store()
+    writer.put("p", batch())
+    before = reader.get("p")
+    for _ in range(3):
+        writer.put("p", batch())
+    expect_equal(len(reader), 1, "payloads in the store")
+    try:
+        writer.put("p", batch(7, seed=1))
+    except ConflictError as error:
+        expect("p" in str(error), f"the refusal does not name the payload: {error}")
+    expect_same(reader.get("p"), batch(), "the payload after another was put")
+    expect_same(before, batch(), "the payload as it was got before")
+
+
+def rule_26_missing_payload_is_reported(bench: Bench) -> None:
+    """``get`` of what is not there raises DataMissingError at its deadline, or before."""
+    store = bench.near.data_store()
+    store.put("other", batch())
+    for timeout_s in (0.0, _WAIT_S):
+        call = bench.timed(lambda t=timeout_s: store.get("missing", t), f"get({timeout_s})")
+        with raises("get() of a missing payload", DataMissingError):
+            call.value(timeout_s + bench.patience_s)
+    error = call.error
+    expect(getattr(error, "data_id", None) == "missing", "the error does not name the payload")
+
+
+def rule_27_deleted_payload_is_gone(bench: Bench) -> None:
+    """``delete`` removes what it names and nothing else; ids that are not there are ignored.
+
+    Readers that hold a deleted payload keep it whole.
+    """
+    writer, deleter = bench.far.data_store(), bench.near.data_store()
+    for number in range(6):
+        writer.put(f"p{number}", batch(seed=number))
+    held = deleter.get("p0")
+    deleter.delete(iter(["p0", "p1", "nobody", "p1"]))
+    deleter.delete([])
+    deleter.delete(["p0"])
+    expect_equal(len(writer), 4, "payloads left")
+    for name in ("p0", "p1"):
+        with raises(f"get() of the deleted {name}", DataMissingError):
+            writer.get(name, 0.0)
+    for number in range(2, 6):
+        expect_same(writer.get(f"p{number}"), batch(seed=number), f"p{number}")
+    expect_same(held, batch(), "a payload that is held")
+
+
+def rule_28_payloads_cross_side_by_side(bench: Bench) -> None:
+    """Many threads put, get and delete at the same time; every payload arrives whole.
+
+    Payloads of megabytes do, too.
+    """
+    writer, reader = bench.far.data_store(), bench.near.data_store()
+    workers, count = 4, 8
+    big = 1 << 18
+
+    def work(name: str, seed: int) -> None:
+        for number in range(count):
+            data_id, rows = f"{name}-{number}", big // 16 if number == 3 else 4
+            writer.put(data_id, batch(rows, seed + number))
+            expect_same(reader.get(data_id), batch(rows, seed + number), data_id)
+            if number % 2:
+                reader.delete([data_id])
+
+    calls = [bench.timed(lambda n=n: work(f"w{n}", 100 * n), f"writer {n}") for n in range(workers)]
+    for call in calls:
+        call.value(4 * bench.patience_s)
+    expect_equal(len(reader), workers * count // 2, "payloads left")
+
+
+def _columns(found: SampleBatch) -> list[tuple[str, object]]:
+    pairs: list[tuple[str, object]] = []
+
+    def walk(columns: object, path: str) -> None:
+        if isinstance(columns, dict):
+            for key, value in columns.items():
+                walk(value, f"{path}.{key}")
+        else:
+            pairs.append((path, columns))
+
+    walk(dict(found.columns), "")
+    return pairs

@@ -1,0 +1,92 @@
+"""Rules 29 to 32: the policy store."""
+
+from __future__ import annotations
+
+from dingsdk.testing.bench import Bench, expect, expect_equal
+from dingsdk.testing.rule import RuleBroken
+from dingsdk.testing.samples import expect_same, policy
+
+
+def rule_29_newest_policy_arrives_whole(bench: Bench) -> None:
+    """``newest`` returns the newest version with all its tensors, as they were published.
+
+    None when there is none, or none newer than the reader has. Later changes of the published
+    tensors have no effect; policies do not mix.
+    """
+    writer, reader = bench.far.policy_store(), bench.near.policy_store()
+    expect_equal(reader.newest("p"), None, "newest() before a version was published")
+    for version in (0, 3, 4):
+        state = policy(version)
+        writer.publish("p", state, version)
+        writer.publish("q", policy(version + 100), version)
+        state["layer.weight"].zero_()
+        state["count"] += 1
+        state.clear()
+        expect_policy(reader.newest("p"), version, float(version))
+        expect_policy(reader.newest("q"), version, float(version + 100))
+        expect_policy(reader.newest("p", version - 1), version, float(version))
+        expect_equal(reader.newest("p", version), None, f"newest(newer_than={version})")
+
+
+def rule_30_policy_never_goes_back(bench: Bench) -> None:
+    """After a version was returned, no older one is; to publish an older one changes nothing."""
+    writer, reader = bench.far.policy_store(), bench.near.policy_store()
+    writer.publish("p", policy(7.0), 7)
+    expect_policy(reader.newest("p"), 7, 7.0)
+    for version in (6, 0, 7):
+        writer.publish("p", policy(50.0), version)
+        expect_policy(reader.newest("p"), 7, 7.0)
+        expect_equal(reader.newest("p", 7), None, "newest(newer_than=7)")
+    writer.publish("p", policy(8.0), 8)
+    expect_policy(reader.newest("p", 7), 8, 8.0)
+
+
+def rule_31_policy_is_whole_while_others_are_published(bench: Bench) -> None:
+    """Readers beside a publisher see whole versions in rising order, and the last one."""
+    writer, reader = bench.far.policy_store(), bench.near.policy_store()
+    count = 40
+
+    def publish() -> None:
+        for version in range(1, count + 1):
+            writer.publish("p", policy(version), version)
+
+    def read() -> None:
+        last: int | None = None
+        while last != count:
+            found = reader.newest("p", last)
+            if found is None:
+                continue
+            expect(last is None or found[0] > last, f"version {found[0]} came after {last}")
+            last = found[0]
+            expect_policy(found, last, float(last))
+
+    calls = [bench.timed(publish, "the publisher")]
+    calls += [bench.timed(read, f"reader {number}") for number in range(3)]
+    for call in calls:
+        call.value(4 * bench.patience_s)
+
+
+def rule_32_discarded_policy_is_gone(bench: Bench) -> None:
+    """``discard`` forgets a policy and no other; an unknown id is ignored.
+
+    Who discarded a policy may publish and read another one under its id. Other readers may not
+    count on that: to them a lower version could be an older one.
+    """
+    writer, reader = bench.far.policy_store(), bench.near.policy_store()
+    writer.publish("p", policy(5.0), 5)
+    writer.publish("q", policy(6.0), 6)
+    expect_policy(reader.newest("p"), 5, 5.0)
+    writer.discard("p")
+    writer.discard("nobody")
+    writer.discard("p")
+    expect_equal(reader.newest("p"), None, "newest() of a discarded policy")
+    expect_policy(reader.newest("q"), 6, 6.0)
+    writer.publish("p", policy(1.0), 1)
+    expect_policy(writer.newest("p"), 1, 1.0)
+
+
+def expect_policy(found: object, version: int, value: float) -> None:
+    if not (isinstance(found, tuple) and len(found) == 2):
+        raise RuleBroken(f"newest() returned {found!r:.100}, expected version {version}")
+    expect_equal(found[0], version, "version")
+    expect_same(found[1], policy(value), f"version {version}")

@@ -1,0 +1,91 @@
+"""Messages, payloads and policies that cover what must travel, and how to compare them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dingsdk.data import SampleBatch
+from dingsdk.testing.rule import RuleBroken
+
+
+def plain_message() -> dict[str, Any]:
+    """Return a message of every kind of plain data that arrives as it was sent."""
+    return {
+        "none": None,
+        "flags": [True, False],
+        "numbers": [0, -1, 2**63 - 1, -(2**63), 0.1, -0.0, 1e308, 5e-324],
+        "special": [math.inf, -math.inf, math.nan],
+        "text": 'naïve 訓練 \U0001f3b2 "quoted" \\ \n \x00',
+        "nested": {"a": {"b": [{}, [], [[1]]]}, "": "empty key"},
+        "array": np.arange(6, dtype=np.int64).reshape(2, 3),
+        "arrays": [np.array([0.5, np.inf], np.float32), np.zeros((0, 4), np.uint8)],
+    }
+
+
+def batch(rows: int = 5, seed: int = 0) -> SampleBatch:
+    """Return a payload with columns of several dtypes and ranks, nested ones included."""
+    random = np.random.default_rng(seed)
+    return SampleBatch(
+        {
+            "obs": {
+                "image": random.integers(0, 256, (rows, 3, 4), dtype=np.uint8),
+                "state": random.normal(size=(rows, 2)).astype(np.float32),
+            },
+            "action": random.integers(0, 4, rows, dtype=np.int64),
+            "reward": random.normal(size=rows),
+            "done": random.integers(0, 2, rows).astype(np.bool_),
+            # A column that is not contiguous in memory.
+            "next": random.normal(size=(2, rows)).T,
+        }
+    )
+
+
+def policy(value: float) -> dict[str, Any]:
+    """Return a policy's tensors, the values of which all tell ``value``."""
+    import torch
+
+    return {
+        "layer.weight": torch.full((16, 8), float(value)).T,
+        "layer.bias": torch.full((3,), value, dtype=torch.float64),
+        "scale": torch.tensor(float(value), dtype=torch.bfloat16),
+        "count": torch.tensor([int(value)], dtype=torch.int64),
+        "empty": torch.zeros((0, 2)),
+    }
+
+
+def expect_same(found: Any, expected: Any, where: str) -> None:
+    """Raise RuleBroken at the first difference in type, shape, dtype or value."""
+    if isinstance(expected, SampleBatch):
+        expect_same(dict(found.columns), dict(expected.columns), where)
+    elif isinstance(expected, Mapping):
+        if not isinstance(found, Mapping) or found.keys() != expected.keys():
+            raise RuleBroken(f"{where}: found {found!r:.200}, expected keys {sorted(expected)}")
+        for key, value in expected.items():
+            expect_same(found[key], value, f"{where}.{key}")
+    elif isinstance(expected, list):
+        if not isinstance(found, list) or len(found) != len(expected):
+            raise RuleBroken(f"{where}: found {found!r:.200}, expected {expected!r:.200}")
+        for index, value in enumerate(expected):
+            expect_same(found[index], value, f"{where}[{index}]")
+    elif not _is_same_leaf(found, expected):
+        raise RuleBroken(
+            f"{where}: found {type(found).__name__} {found!r:.200}, "
+            f"expected {type(expected).__name__} {expected!r:.200}"
+        )
+
+
+def _is_same_leaf(found: Any, expected: Any) -> bool:
+    if hasattr(expected, "dtype") and hasattr(expected, "shape"):
+        if getattr(found, "dtype", None) != expected.dtype or found.shape != expected.shape:
+            return False
+        if hasattr(expected, "detach"):
+            return bool(found.equal(expected))
+        return np.array_equal(found, expected, equal_nan=found.dtype.kind == "f")
+    if type(found) is not type(expected):
+        return False
+    # repr tells -0.0 from 0.0, and NaN is NaN.
+    return repr(found) == repr(expected) if isinstance(expected, float) else found == expected

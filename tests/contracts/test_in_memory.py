@@ -1,0 +1,19 @@
+"""The in_memory transport keeps its contract, as threads and as turns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dingsdk_in_memory.transport import InMemoryTransport
+
+from dingsdk.testing import TransportContract
+
+
+class TestThreads(TransportContract):
+    def make_transport(self, run_dir: Path) -> InMemoryTransport:
+        return InMemoryTransport({"concurrency": "threads", "check_wire": True}, run_dir)
+
+
+class TestTurns(TransportContract):
+    def make_transport(self, run_dir: Path) -> InMemoryTransport:
+        return InMemoryTransport({"concurrency": "turns", "check_wire": True}, run_dir)
