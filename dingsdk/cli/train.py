@@ -13,6 +13,7 @@ import click
 
 if TYPE_CHECKING:
     from dingsdk.pipeline.context import RunContext, RunResult
+    from dingsdk.pipeline.train import ProgressFactory
 
 
 @click.command(short_help="Train a policy and leave a run folder.")
@@ -56,11 +57,27 @@ def train(
     Ends when the mean return of an evaluation reaches env.stop_value. Ctrl-C stops cleanly,
     with a checkpoint; pressed again, it exits at once.
     """
+    from dingsdk.pipeline.signals import EXIT_CODES
+    from dingsdk.pipeline.train import train as run
+
+    result = run(
+        config,
+        mode=mode,
+        transport=transport,
+        sets=sets,
+        seed=seed,
+        output=output,
+        progress=None if quiet else console_progress(mode),
+    )
+    click.echo(summary(result))
+    return EXIT_CODES[result.signal] if result.signal is not None else 0
+
+
+def console_progress(mode: str) -> ProgressFactory:
+    """Return what announces a run on the console and shows its progress there."""
     from rich.console import Console
 
     from dingsdk.pipeline.progress import ConsoleProgress
-    from dingsdk.pipeline.signals import EXIT_CODES
-    from dingsdk.pipeline.train import train as run
 
     console = Console(soft_wrap=True)
 
@@ -74,17 +91,7 @@ def train(
         )
         return ConsoleProgress(console, context.status, env.stop_value)
 
-    result = run(
-        config,
-        mode=mode,
-        transport=transport,
-        sets=sets,
-        seed=seed,
-        output=output,
-        progress=None if quiet else progress,
-    )
-    click.echo(summary(result))
-    return EXIT_CODES[result.signal] if result.signal is not None else 0
+    return progress
 
 
 def summary(result: RunResult) -> str:

@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from dingsdk.errors import ConfigError, TaskTimeoutError
+from dingsdk.errors import TaskTimeoutError
 from dingsdk.pipeline.context import RunContext
-from dingsdk.pipeline.roles import make_worker
-from dingsdk.worker.comm.transport import Place, Role, Transport
+from dingsdk.pipeline.workers import make_worker, place_of, worker_ids
+from dingsdk.worker.comm.transport import Transport
 
 STALL_LIMIT_S = 60.0
 """How long one job may keep all others of a cooperative transport waiting."""
@@ -96,44 +96,12 @@ def make_crew(
     Raises:
         ConfigError: the transport cannot reach workers there.
     """
-    place = place_of(transport, elsewhere=context.on_address is not None)
-    if context.on_address is not None:
+    is_elsewhere = context.on_address is not None
+    place = place_of(type(transport), cfg.system.transport, is_elsewhere=is_elsewhere)
+    if is_elsewhere:
         return AbsentCrew()
     if place == "threads":
         return ThreadCrew(cfg, transport)
     from dingsdk.pipeline.supervisor import ProcessCrew
 
     return ProcessCrew(cfg, context.run_dir, worker_ids(cfg), on_death)
-
-
-def place_of(transport: Transport, *, elsewhere: bool = False) -> Place:
-    """Return where the workers run: what the config says, else the transport's first choice.
-
-    Args:
-        transport: The run's.
-        elsewhere: Whether the user starts the workers, which makes them processes.
-
-    Raises:
-        ConfigError: the transport has no such place.
-    """
-    asked = "processes" if elsewhere else transport.cfg.get("workers") or transport.places[0]
-    for place in transport.places:
-        if place == asked:
-            return place
-    kind = transport.cfg.get("type")
-    raise ConfigError(
-        f"the transport {kind!r} runs workers as {' or '.join(transport.places)}, not as "
-        f"{asked}; for workers in processes of their own choose another one, such as "
-        "--transport flask_fs",
-        path="system.transport.type" if elsewhere else "system.transport.workers",
-    )
-
-
-def worker_ids(cfg: Any) -> list[tuple[Role, str]]:
-    """Return role and id of every worker of a run; the learner first, as all wait for it."""
-    learners: list[tuple[Role, str]] = [
-        ("learner", f"learner-{index}") for index in range(cfg.system.learner_num)
-    ]
-    return learners + [
-        ("collector", f"collector-{index}") for index in range(cfg.system.collector_num)
-    ]

@@ -12,9 +12,9 @@ from dingsdk.config import deep_merge_dicts, to_easydict
 from dingsdk.errors import DingError, TaskFailedError
 from dingsdk.pipeline.context import Reason, RunContext, RunResult
 from dingsdk.pipeline.crew import Crew, make_crew
-from dingsdk.pipeline.roles import make_transport
 from dingsdk.pipeline.status import RunStatus
 from dingsdk.pipeline.threads import torch_threads
+from dingsdk.pipeline.workers import make_transport
 from dingsdk.plugins import observe
 from dingsdk.worker import Coordinator
 from dingsdk.worker.comm.transport import Transport

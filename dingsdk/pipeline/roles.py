@@ -1,4 +1,4 @@
-"""The roles of a parallel run, each for itself: a worker, or the coordinator without workers."""
+"""One role of a parallel run in this process: a worker, or the coordinator without workers."""
 
 from __future__ import annotations
 
@@ -10,26 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from dingsdk.errors import ClosedError
+from dingsdk.pipeline.context import RunContext, RunResult
+from dingsdk.pipeline.run_folder import claim_run_folder
 from dingsdk.pipeline.threads import torch_threads
+from dingsdk.pipeline.train import ProgressFactory, run_pipeline
+from dingsdk.pipeline.workers import make_transport, make_worker, place_of
 from dingsdk.plugins import default_manager
-from dingsdk.worker import create_comm_collector, create_comm_learner
 from dingsdk.worker.comm.transport import Role
 
 POLL_S = 0.2
-
-
-def make_transport(cfg: Any, run_dir: Path) -> Any:
-    """Return the transport of this process, as section ``system.transport`` names it."""
-    return default_manager().create(
-        "transports", cfg.system.transport, run_dir, config_path="system.transport"
-    )
-
-
-def make_worker(role: Role, cfg: Any, transport: Any, worker_id: str) -> Any:
-    """Return an unstarted comm worker; its type is the transport's unless the config names one."""
-    create = create_comm_collector if role == "collector" else create_comm_learner
-    section = {"type": cfg.system.transport.type, **cfg.system.get(role, {})}
-    return create(section, transport=transport, worker_id=worker_id)
 
 
 def run_worker(
@@ -83,3 +72,36 @@ def run_worker(
             pass
         if worker.failure is not None and not stop.is_set():
             raise worker.failure
+
+
+def run_coordinator(
+    cfg: Any,
+    run_dir: Path,
+    on_address: Callable[[str, str], None],
+    progress: ProgressFactory | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> RunResult:
+    """Train with workers that come by themselves; returns as ``train`` does.
+
+    Args:
+        cfg: The compiled config.
+        run_dir: Folder of the run, a new one, that all workers share.
+        on_address: Called with the address that workers dial, and what else they need.
+        progress: As for ``train``.
+        announce: As for ``train``.
+
+    Raises:
+        ConfigError: the transport reaches no workers outside this process.
+        RunFolderError: the folder holds a run already, or cannot be written to.
+        DingError: a part failed during the run.
+    """
+    check_reach(cfg)
+    context = RunContext(cfg=cfg, run_dir=claim_run_folder(run_dir), on_address=on_address)
+    return run_pipeline(context, "parallel", progress, announce)
+
+
+def check_reach(cfg: Any) -> None:
+    """Raise ConfigError unless the config's transport reaches other processes."""
+    section = cfg.system.transport
+    cls = default_manager().get("transports", section.type, section.get("import_names") or ())
+    place_of(cls, section, is_elsewhere=True)

@@ -58,6 +58,20 @@ def make_run_folder(root: Path, exp_name: str, now: datetime | None = None) -> P
     raise RunFolderError(f"no free run folder name below {root}", path=str(root))
 
 
+def claim_run_folder(folder: Path) -> Path:
+    """Make ``folder`` the run folder of a new run; workers may have put files there already.
+
+    Raises:
+        RunFolderError: it holds a run, or it cannot be created or written to.
+    """
+    if (folder / CONFIG_NAME).exists():
+        raise RunFolderError(
+            f"{folder} holds a run already ({CONFIG_NAME}); name another folder", path=str(folder)
+        )
+    ensure_dir(folder / CHECKPOINT_FOLDER)
+    return folder
+
+
 def _candidates(exp_name: str, stamp: str) -> list[str]:
     stamped = f"{exp_name}-{stamp}"
     return [exp_name, stamped, *(f"{stamped}-{count}" for count in range(2, 100))]

@@ -21,11 +21,18 @@ class StopOnSignal:
         stop: Set by the first signal.
         announce: Called with a line for the user at each signal; must not take a lock that
             the main thread may hold.
+        doing: What the first signal leads to, for that line.
     """
 
-    def __init__(self, stop: threading.Event, announce: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        stop: threading.Event,
+        announce: Callable[[str], None],
+        doing: str = "stopping and saving a checkpoint",
+    ) -> None:
         self._stop = stop
         self._announce = announce
+        self._doing = doing
         self._previous: dict[int, Any] = {}
         self.received: signal.Signals | None = None
 
@@ -47,7 +54,5 @@ class StopOnSignal:
             # Not sys.exit: the point of the second signal is that nothing may hold it up.
             os._exit(EXIT_CODES[name])
         self.received = name
-        self._announce(
-            f"{name.name}: stopping and saving a checkpoint; press Ctrl-C again to exit at once"
-        )
+        self._announce(f"{name.name}: {self._doing}; press Ctrl-C again to exit at once")
         self._stop.set()

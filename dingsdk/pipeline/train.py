@@ -59,6 +59,27 @@ def train(
     """
     cfg = compile_run(config, mode, transport, sets, seed)
     context = RunContext(cfg=cfg, run_dir=make_run_folder(Path(output), cfg.exp_name))
+    return run_pipeline(context, mode, progress, announce)
+
+
+def run_pipeline(
+    context: RunContext,
+    mode: Mode,
+    progress: ProgressFactory | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> RunResult:
+    """Train in a run folder that exists, and leave config, result and curve in it.
+
+    Args:
+        context: The run; its recorder is replaced.
+        mode: As for ``train``, like the rest.
+        progress: Makes the live progress.
+        announce: Takes a line for the user when a signal arrives.
+
+    Raises:
+        DingError: as for ``train``.
+    """
+    cfg = context.cfg
     save_config(cfg, context.run_dir / CONFIG_NAME)
     default_manager().configure(cfg)
     observe().run_started(config=cfg, run_dir=context.run_dir)

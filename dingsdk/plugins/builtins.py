@@ -33,6 +33,9 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("env_managers", "base", "dingsdk.envs.in_process:InProcessEnvManager"),
     ("env_managers", "vector", "dingsdk.envs.vector:VectorEnvManager"),
     ("commands", "train", "dingsdk.cli.train:train"),
+    ("commands", "coordinator", "dingsdk.cli.roles:coordinator"),
+    ("commands", "learner", "dingsdk.cli.roles:learner"),
+    ("commands", "collector", "dingsdk.cli.roles:collector"),
     ("commands", "eval", "dingsdk.cli.eval:evaluate"),
     ("commands", "plugins", "dingsdk.cli.plugins:plugins"),
 )

@@ -1,0 +1,166 @@
+"""``dingsdk coordinator``, ``learner`` and ``collector``: one role of a run, for several hosts."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+
+def _of_the_run(command: CommandT) -> CommandT:
+    """Add the options that every role of a run has, with the same values for each."""
+    options = (
+        click.option(
+            "--config",
+            required=True,
+            metavar="CONFIG",
+            help="A .yaml, .json or .py file, or the name of a shipped example.",
+        ),
+        click.option("--transport", metavar="TYPE", help="In place of system.transport.type."),
+        click.option(
+            "--set",
+            "sets",
+            multiple=True,
+            metavar="A.B=C",
+            help="Override one config value; may be repeated.",
+        ),
+        click.option(
+            "--data",
+            type=click.Path(path_type=Path, file_okay=False),
+            required=True,
+            metavar="DIR",
+            help="The run folder, on a disk that all roles share.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _of_a_worker(command: CommandT) -> CommandT:
+    options = (
+        click.option(
+            "--coordinator",
+            "address",
+            required=True,
+            metavar="URL",
+            help="Address that the coordinator prints.",
+        ),
+        click.option(
+            "--id",
+            "worker_id",
+            metavar="NAME",
+            help="Unique in the run; from host name and process id by default.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return _of_the_run(command)
+
+
+@click.command(short_help="Run the coordinator of a run whose workers start by themselves.")
+@_of_the_run
+@click.option("--host", help="Address to listen on, in place of system.transport.host.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="In place of system.transport.port; 0 takes any free one.",
+)
+@click.option("--seed", type=int, help="Root of the seed tree, in place of the config's.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+def coordinator(
+    config: str,
+    transport: str | None,
+    sets: tuple[str, ...],
+    data: Path,
+    host: str | None,
+    port: int | None,
+    seed: int | None,
+    quiet: bool,
+) -> int:
+    """Coordinate a run, and leave its result in DIR as `dingsdk train` does.
+
+    Prints the address for `dingsdk learner` and `dingsdk collector`, and where the secret is
+    that they need. To be reached from other hosts, give --host and choose a secret
+    (DINGSDK_SECRET_FILE).
+    """
+    from dingsdk.cli.train import console_progress, summary
+    from dingsdk.pipeline.roles import run_coordinator
+    from dingsdk.pipeline.signals import EXIT_CODES
+    from dingsdk.pipeline.train import compile_run
+
+    chosen = {"host": host, "port": port}
+    own = [f"system.transport.{key}={value}" for key, value in chosen.items() if value is not None]
+    cfg = compile_run(config, "parallel", transport, [*sets, *own], seed)
+
+    def announce(address: str, note: str) -> None:
+        click.echo(f"coordinator: {address}")
+        if note:
+            click.echo(note)
+
+    result = run_coordinator(
+        cfg, data.absolute(), announce, None if quiet else console_progress("parallel")
+    )
+    click.echo(summary(result))
+    return EXIT_CODES[result.signal] if result.signal is not None else 0
+
+
+@click.command(short_help="Run one learner of a run.")
+@_of_a_worker
+def learner(**options: Any) -> int:
+    """Train for a coordinator until the run ends. Ctrl-C saves a checkpoint and leaves."""
+    return _work("learner", **options)
+
+
+@click.command(short_help="Run one collector of a run.")
+@_of_a_worker
+def collector(**options: Any) -> int:
+    """Collect for a coordinator until the run ends. Ctrl-C leaves the run."""
+    return _work("collector", **options)
+
+
+def _work(
+    role: Any,
+    config: str,
+    transport: str | None,
+    sets: tuple[str, ...],
+    data: Path,
+    address: str,
+    worker_id: str | None,
+) -> int:
+    from dingsdk.data.ids import check_id
+    from dingsdk.errors import ProtocolError
+    from dingsdk.pipeline.roles import check_reach, run_worker
+    from dingsdk.pipeline.signals import EXIT_CODES, StopOnSignal
+    from dingsdk.pipeline.train import compile_run
+
+    cfg = compile_run(config, "parallel", transport, sets)
+    check_reach(cfg)
+    name = worker_id or re.sub(
+        r"[^A-Za-z0-9_-]", "-", f"{role}-{socket.gethostname()[:40]}-{os.getpid()}"
+    )
+    try:
+        check_id(name)
+    except ProtocolError as error:
+        raise click.BadParameter(str(error), param_hint="--id") from error
+    stop = threading.Event()
+    with StopOnSignal(stop, lambda line: click.echo(line, err=True), "leaving the run") as signals:
+        run_worker(
+            role,
+            cfg,
+            address,
+            name,
+            data.absolute(),
+            stop,
+            lambda: click.echo(f"{name} joined {address}"),
+        )
+    click.echo(f"{name} left" if signals.received else f"{name}: the run is over")
+    return EXIT_CODES[signals.received] if signals.received else 0
