@@ -6,11 +6,10 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any, get_args
+from typing import Any
 
 from dingsdk.errors import ClosedError, ProtocolError, StaleEpochError, WorkerLostError
 from dingsdk.worker.comm import MasterListener, TaskAnswer, TaskMessage, WorkerInfo
-from dingsdk.worker.comm.transport import Role
 from dingsdk_flask_fs.mailbox import Mailbox
 from dingsdk_flask_fs.messages import (
     MAX_WANT,
@@ -25,6 +24,7 @@ from dingsdk_flask_fs.messages import (
 JOINS_KEPT = 1024
 """Joins that are still recognised when they are sent again."""
 BUSY_WAIT_S = 0.05
+_ROLES = ("collector", "learner")
 
 
 class Switchboard:
@@ -106,9 +106,9 @@ class Switchboard:
     # Requests ------------------------------------------------------------------------------------
     def _join(self, request: Request) -> bytes:
         role = text(request.body, "role")
-        if role not in get_args(Role):
+        if role not in _ROLES:
             raise ProtocolError(
-                f"role must be one of {get_args(Role)}, found {role!r:.40}", where="$.body.role"
+                f"role must be one of {_ROLES}, found {role!r:.40}", where="$.body.role"
             )
         resource = field(request.body, "resource", dict)
         name = request.worker, request.idem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from dingsdk_flask_fs.slaves import CollectorSlave, LearnerSlave
 from dingsdk_flask_fs.transport import FlaskFSTransport
 
-from dingsdk.errors import ConfigError, TaskFailedError
+from dingsdk.errors import ClosedError, ConfigError, TaskFailedError
 from dingsdk.worker import create_comm_collector
 from dingsdk.worker.comm import Master, WorkerInfo
 
@@ -107,7 +108,7 @@ def test_worker_closes_in_time_while_its_master_stands_still(transport: FlaskFST
     server._loop.join(5.0)
 
     def serve() -> None:
-        with role.condition:
+        with contextlib.suppress(ClosedError), role.condition:
             role.task_wait(never, 30.0)
 
     task = threading.Thread(target=serve, daemon=True)
