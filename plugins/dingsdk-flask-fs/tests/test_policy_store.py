@@ -377,6 +377,23 @@ def test_a_swap_within_one_tick_of_the_clock_is_seen(
     reader.close()
 
 
+def test_a_thread_that_was_overtaken_does_not_return_the_older_version(
+    store: FilePolicyStore, reader: FilePolicyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.publish("p", weights(1), 1)
+    real = reader._load
+
+    def overtaken(*args: Any) -> Any:
+        state = real(*args)
+        monkeypatch.undo()
+        store.publish("p", weights(2), 2)
+        assert is_whole(reader.newest("p"), 2)  # as another thread would
+        return state
+
+    monkeypatch.setattr(reader, "_load", overtaken)
+    assert is_whole(reader.newest("p"), 2)
+
+
 def test_every_read_is_whole_and_never_older_while_a_policy_is_replaced(
     store: FilePolicyStore, tmp_path: Path
 ) -> None:
