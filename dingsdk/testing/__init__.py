@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dingsdk.testing.check import check_rule, check_transport
 from dingsdk.testing.fault_proxy import Fault, FaultProxy, seeded_faults
 from dingsdk.testing.report import ContractError, RuleResult, TransportReport
-from dingsdk.testing.rule import CAPABILITIES, Rule
+from dingsdk.testing.rule import CAPABILITIES, Rule, RuleBroken
 from dingsdk.testing.rules import RULES
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ __all__ = [
     "Fault",
     "FaultProxy",
     "Rule",
+    "RuleBroken",
     "RuleResult",
     "TransportContract",
     "TransportReport",

@@ -7,6 +7,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -59,13 +60,11 @@ class Recorder:
                 return [e[1] for e in self.events if e[0] == kind and e[1].worker_id == worker_id]
             return [event[2] for event in self.events if event[:2] == (kind, worker_id)]
 
-    def expect(
-        self, kind: str, worker_id: str, count: int = 1, timeout_s: float = 0.0
-    ) -> list[Any]:
+    def expect(self, kind: str, worker_id: str, count: int = 1) -> list[Any]:
         """Wait until there are ``count`` reports of a kind; return all of that kind."""
         with self._condition:
             self._condition.wait_for(
-                lambda: self._count(kind, worker_id) >= count, timeout_s or self._patience_s
+                lambda: self._count(kind, worker_id) >= count, self._patience_s
             )
         found = self.of(kind, worker_id)
         if len(found) < count:
@@ -163,7 +162,7 @@ class Bench:
         with self._exits:
             late = []
             for transport in reversed(self._transports):
-                call = Call(lambda each=transport: each.close(self.patience_s), "close()")
+                call = Call(partial(transport.close, self.patience_s), "close()")
                 try:
                     call.value(2 * self.patience_s)
                 except Exception as failure:
@@ -205,13 +204,11 @@ class Bench:
         _ = self.master
         return self.far.slave_end(address or self.address)
 
-    def join(
-        self, worker_id: str = "w0", *, address: str = "", role: Any = "collector"
-    ) -> SlaveEnd:
+    def join(self, worker_id: str = "w0", address: str = "") -> SlaveEnd:
         """Return the end of a worker that has joined, and is known to the master."""
         end = self.slave(address)
         known = len(self.listener.of("joined", worker_id))
-        end.join(WorkerInfo(worker_id, role, {"cpu": 1}), self.patience_s)
+        end.join(WorkerInfo(worker_id, "collector", {"cpu": 1}), self.patience_s)
         self.listener.expect("joined", worker_id, known + 1)
         return end
 

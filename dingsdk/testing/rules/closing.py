@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 from dingsdk.errors import ClosedError, DataMissingError, WorkerLostError
@@ -12,7 +13,7 @@ from dingsdk.testing.bench import Bench, Call, expect, expect_equal, raises
 from dingsdk.testing.samples import batch, policy
 from dingsdk.worker.comm import SlaveEnd, TaskAnswer, Transport, WorkerInfo
 
-_WAIT_S = 0.1
+_WAIT_S = 0.06
 _EARLY_S = 0.02
 """Clocks tick coarsely; a wait that ends this much early is still a wait."""
 
@@ -21,7 +22,7 @@ def rule_17_next_task_ends_at_its_deadline(bench: Bench) -> None:
     """``next_task`` without a task returns None at its deadline, not before and not long after."""
     end = bench.join()
     for timeout_s in (0.0, _WAIT_S):
-        call = bench.timed(lambda t=timeout_s: end.next_task(t), f"next_task({timeout_s})")
+        call = bench.timed(partial(end.next_task, timeout_s), f"next_task({timeout_s})")
         expect_equal(call.value(timeout_s + bench.patience_s), None, f"next_task({timeout_s})")
         expect(
             call.took_s >= timeout_s - _EARLY_S,
@@ -74,7 +75,7 @@ def rule_20_close_of_the_transport_wakes_everybody(bench: Bench) -> None:
     get = bench.timed(lambda: store.get("never", long_s), "the wait for a payload")
     end.renew(1)
     for transport in (bench.far, bench.near):
-        call = Call(lambda t=transport: t.close(bench.patience_s), "close()")
+        call = Call(partial(transport.close, bench.patience_s), "close()")
         call.value(2 * bench.patience_s)
     with raises("the wait for a task", ClosedError):
         wait.value(bench.patience_s)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from dingsdk.errors import WorkerLostError
 from dingsdk.testing.bench import Bench, Call, expect, expect_equal
 from dingsdk.testing.fault_proxy import Fault, FaultProxy, seeded_faults
@@ -80,13 +82,13 @@ def rule_39_silence_hangs_nobody(bench: Bench) -> None:
         proxy = _proxy(bench, [])
         end = bench.join(f"w{number}", address=proxy.address)
         proxy.silence()
-        call = bench.timed(lambda end=end: end.next_task(0.1), "next_task() in silence")
+        call = bench.timed(partial(end.next_task, 0.1), "next_task() in silence")
         try:
             expect_equal(call.value(0.1 + bench.patience_s), None, "next_task() in silence")
         except WorkerLostError:
             continue
         finally:
-            Call(lambda end=end: end.close(bench.patience_s), "close()").value(2 * bench.patience_s)
+            Call(partial(end.close, bench.patience_s), "close()").value(2 * bench.patience_s)
 
 
 @needs("survives_faults")

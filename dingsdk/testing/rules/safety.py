@@ -33,12 +33,12 @@ def rule_33_nothing_received_is_executed(bench: Bench) -> None:
     known = _UNUSED_MODULE in sys.modules
     end = bench.slave()
     end.join(WorkerInfo("w0", "collector", hostile), bench.patience_s)
-    (info,) = bench.listener.expect("joined", "w0")
+    info = bench.listener.expect("joined", "w0")[0]
     expect_same(dict(info.resource), hostile, "resource")
     bench.send("w0", "t1", hostile=hostile)
     expect_same(bench.receive(end).data["hostile"], hostile, "task")
     end.answer(TaskAnswer("t1", False, hostile, hostile["yaml"], hostile["expression"]))
-    (answer,) = bench.listener.expect("answered", "w0")
+    answer = bench.listener.expect("answered", "w0")[0]
     expect_same(dict(answer.result), hostile, "result")
     expect_equal(answer.message, hostile["yaml"], "message")
     column = hostile["pickle"].copy()
@@ -56,7 +56,7 @@ def rule_33_nothing_received_is_executed(bench: Bench) -> None:
 def rule_34_no_address_is_dialled(bench: Bench) -> None:
     """No address that is read from a message is dialled."""
     with socket.create_server(("127.0.0.1", 0)) as trap:
-        trap.settimeout(0.05)
+        trap.settimeout(0.02)
         host, port = trap.getsockname()
         address = {"host": host, "port": port, "address": f"http://{host}:{port}", "ip": host}
         resource = {**address, "url": address["address"], "master": address}

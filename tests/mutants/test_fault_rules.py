@@ -1,0 +1,115 @@
+"""Each rule about faults notices the transport that does not survive them.
+
+A mutant is the flask_fs transport with one defect that shows only on a bad network.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dingsdk_flask_fs.switchboard
+import pytest
+from dingsdk_flask_fs.mailbox import Mailbox
+from dingsdk_flask_fs.slave_end import HttpSlaveEnd
+from dingsdk_flask_fs.switchboard import Switchboard
+from dingsdk_flask_fs.transport import FlaskFSTransport
+
+from dingsdk.errors import WorkerLostError
+from dingsdk.testing import RULES, RuleBroken, check_rule
+from dingsdk.worker.comm import TaskAnswer
+
+CAPABILITIES = {"many_processes", "survives_faults"}
+LOST_AFTER_S = 3.0
+SILENT_S = 1.0
+
+
+def joins_again_at_every_try(patch: pytest.MonkeyPatch) -> None:
+    class Forgetful(OrderedDict[Any, Any]):
+        def get(self, key: Any, default: Any = None) -> Any:
+            return None
+
+    made = Switchboard.__init__
+
+    def forget(self: Switchboard, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        self._joins = Forgetful()
+
+    patch.setattr(Switchboard, "__init__", forget)
+
+
+def sends_each_task_one_time(patch: pytest.MonkeyPatch) -> None:
+    class Lossy(Mailbox):
+        def fetch(self, seq: int, ack: int, want: int, wait_s: float) -> list[bytes]:
+            found = super().fetch(seq, ack, want, wait_s)
+            self._tasks.clear()
+            return found
+
+    patch.setattr(dingsdk_flask_fs.switchboard, "Mailbox", Lossy)
+
+
+def reports_repeated_answers(patch: pytest.MonkeyPatch) -> None:
+    class Believing(Mailbox):
+        def take(
+            self, answers: list[tuple[int, TaskAnswer]], report: Callable[[TaskAnswer], None]
+        ) -> None:
+            for number, answer in answers:
+                self.answered = max(self.answered, number)
+                report(answer)
+
+    patch.setattr(dingsdk_flask_fs.switchboard, "Mailbox", Believing)
+
+
+def raises_on_silence(patch: pytest.MonkeyPatch) -> None:
+    def raise_it(self: HttpSlaveEnd, error: Exception) -> None:
+        if time.monotonic() - self._heard_at > SILENT_S:
+            raise ConnectionResetError(str(error))
+
+    patch.setattr(HttpSlaveEnd, "_note_silence", raise_it)
+
+
+def gives_up_for_good_after_silence(patch: pytest.MonkeyPatch) -> None:
+    def give_up(self: HttpSlaveEnd, error: Exception) -> None:
+        if time.monotonic() - self._heard_at > SILENT_S:
+            self._asks.close()
+
+    patch.setattr(HttpSlaveEnd, "_note_silence", give_up)
+
+
+MUTANTS = {
+    36: joins_again_at_every_try,
+    37: sends_each_task_one_time,
+    38: reports_repeated_answers,
+    39: raises_on_silence,
+    40: gives_up_for_good_after_silence,
+}
+
+
+@pytest.mark.parametrize(("number", "mutate"), MUTANTS.items())
+def test_fault_rule_notices_its_mutant(
+    number: int,
+    mutate: Callable[[pytest.MonkeyPatch], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("DINGSDK_SECRET", raising=False)
+    monkeypatch.delenv("DINGSDK_SECRET_FILE", raising=False)
+    mutate(monkeypatch)
+    rule = next(rule for rule in RULES if rule.number == number)
+
+    # Whatever else comes out of a call is a finding as well.
+    with pytest.raises((RuleBroken, WorkerLostError, ConnectionResetError)):
+        check_rule(
+            rule,
+            lambda run_dir: FlaskFSTransport({"threads": 8, "lost_after_s": LOST_AFTER_S}, run_dir),
+            tmp_path,
+            capabilities=CAPABILITIES,
+            patience_s=LOST_AFTER_S + 1.0,
+        )
+
+
+def test_every_fault_rule_has_a_mutant() -> None:
+    assert sorted(MUTANTS) == [rule.number for rule in RULES if rule.needs == "survives_faults"]
