@@ -448,6 +448,19 @@ def test_port_in_use_is_reported_and_leaves_nothing(served: Served, tmp_path: Pa
     other.close()
 
 
+def test_ipv6_loopback_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this host has no IPv6")
+    transport = FlaskFSTransport({"host": "::1"}, tmp_path)
+    served = Served(transport)
+    assert served.address == f"http://[::1]:{served.port}"
+    served.slave().renew(1)
+    assert served.listener.of("renewed") == [("w0", 1)]
+    transport.close()
+
+
 def test_closed_port_can_be_had_again_at_once(served: Served, tmp_path: Path) -> None:
     served.slave().close()
     served.end.close()
