@@ -197,13 +197,16 @@ class PrivateDir:
         descriptor, found = self.open_checked(name, max_bytes)
         try:
             if found.st_size <= map_above:
-                content = self._read(name, descriptor, found.st_size)
+                # bytes: numpy looks through a read-only view of a bytearray.
+                content = os.read(descriptor, found.st_size)
+                if len(content) < found.st_size:  # above 2 GiB, or cut off
+                    os.lseek(descriptor, 0, os.SEEK_SET)
+                    content = bytes(self._read(name, descriptor, found.st_size))
                 # A file without its name may have become a spare one, and be written over.
                 now = self.stat(name)
                 if now is None or now.st_ino != found.st_ino:
                     raise DataMissingError(f"{self.path / name} went away", data_id=name)
-                # bytes: numpy looks through a read-only view of a bytearray.
-                return memoryview(bytes(content))
+                return memoryview(content)
             # Not MAP_POPULATE: hashing what arrives page by page is quicker (0.46 to 0.75 ms
             # for 6.7 MB, 2 cores, ext4).
             return memoryview(mmap.mmap(descriptor, found.st_size, prot=mmap.PROT_READ))

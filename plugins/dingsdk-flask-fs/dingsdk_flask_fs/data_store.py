@@ -1,7 +1,8 @@
 """Step data in a shared folder: one checked frame a payload, under a name used once.
 
-``data/<2 hex digits>/<data_id>.ding``; damaged files end in ``quarantine/``, small ones that
-were deleted in ``spare/``, where they wait to be written over.
+``data/<2 hex digits>/<data_id>.ding``; damaged files end in ``quarantine/``, deleted ones in
+``spare-small/`` and ``spare-large/``, where they wait to be written over: new pages of a file
+cost more than the write itself (3.8 ms and 0.5 ms for 3.6 MB, 2 cores, ext4).
 """
 
 from __future__ import annotations
@@ -34,9 +35,14 @@ from dingsdk.errors import (
 )
 from dingsdk.worker.comm import StepDataStore
 from dingsdk_flask_fs.orphans import OrphanWatch
-from dingsdk_flask_fs.spares import SPARE_BYTES, SparePool
+from dingsdk_flask_fs.spares import SparePool
 
 _SUFFIX = ".ding"
+_SMALL_BYTES = 64 << 10
+_COPIED_BYTES = 8 << 20
+"""Payloads up to this size are read into memory and their files used again. A map of a larger
+one may be in use when the payload is deleted, so that its file is not touched any more."""
+_MOST_SPARES = 1024
 _SHARDS = 256
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.001, 0.1
 _logger = logging.getLogger(__name__)
@@ -51,7 +57,7 @@ class FileDataStore(StepDataStore):
         min_free_bytes: What to leave free on the disk.
         is_durable: Whether payloads survive a power cut (three times as slow).
         keep_quarantined: How many damaged files to keep for a look.
-        keep_spare: How many deleted files of up to 64 KiB to keep, to be written over.
+        keep_spare_bytes: About how much of deleted files to keep, to be written over.
         clock: Seconds, monotonic.
 
     Attributes:
@@ -67,7 +73,7 @@ class FileDataStore(StepDataStore):
         min_free_bytes: int = 128 << 20,
         is_durable: bool = False,
         keep_quarantined: int = 16,
-        keep_spare: int = 1024,
+        keep_spare_bytes: int = 512 << 20,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_bytes = max_payload_bytes
@@ -82,9 +88,12 @@ class FileDataStore(StepDataStore):
         with PrivateDir(path) as root:
             self._data = root.sub("data")
             self._quarantine = root.sub("quarantine")
-            # What is power-durable is never written over: the disk may have it half.
-            spare_limit = 0 if is_durable else keep_spare
-            self._spares = SparePool(root.sub("spare"), spare_limit, clock)
+            # What must survive a power cut is never written over: the disk may have it half.
+            budget = 0 if is_durable else keep_spare_bytes
+            self._spares = [
+                SparePool(root.sub(name), min(budget // (2 * size), _MOST_SPARES), size, clock)
+                for name, size in (("spare-small", _SMALL_BYTES), ("spare-large", _COPIED_BYTES))
+            ]
 
     # Contract ---------------------------------------------------------------------------------
     def put(self, data_id: str, batch: SampleBatch) -> None:
@@ -121,7 +130,7 @@ class FileDataStore(StepDataStore):
     def get(
         self, data_id: str, timeout_s: float = 2.0, expected_digest: str | None = None
     ) -> SampleBatch:
-        """Return a payload as read-only views: of a map where it is large.
+        """Return a payload as read-only views, of a map where it is larger than 8 MiB.
 
         Args:
             data_id: Of the payload.
@@ -196,13 +205,14 @@ class FileDataStore(StepDataStore):
         self._closed.set()
         self._data.close()
         self._quarantine.close()
-        self._spares.folder.close()
+        for pool in self._spares:
+            pool.folder.close()
 
     # ------------------------------------------------------------------------------------------
     def _load(self, data_id: str, name: str, expected_digest: str | None) -> SampleBatch:
         with self._data.sub(_shard(data_id), create=False) as folder:
             try:
-                content = folder.view(name, self._max_bytes)
+                content = folder.view(name, self._max_bytes, map_above=_COPIED_BYTES)
                 return decode_frame(content, self._max_bytes, expected_digest)
             except DataCorruptError as error:
                 if folder.stat(name) is None:  # deleted while we read it
@@ -216,21 +226,28 @@ class FileDataStore(StepDataStore):
     def _write_new(
         self, folder: PrivateDir, name: str, buffers: list[Buffer], size_bytes: int
     ) -> None:
-        spare = self._spares.take() if size_bytes <= SPARE_BYTES else None
+        pool = self._pool_for(size_bytes)
+        spare = pool.take() if pool is not None else None
         try:
-            if spare and folder.write_over(name, buffers, self._spares.folder, spare):
+            if pool and spare and folder.write_over(name, buffers, pool.folder, spare):
                 return
             folder.write_atomic(name, buffers, durable=self._is_durable)
         except StorageFullError:
-            if not self._spares.empty():
+            if not self._empty_spares():
                 raise
             folder.write_atomic(name, buffers, durable=self._is_durable)
+
+    def _pool_for(self, size_bytes: int) -> SparePool | None:
+        return next((pool for pool in self._spares if size_bytes <= pool.max_bytes), None)
+
+    def _empty_spares(self) -> int:
+        return sum(pool.empty() for pool in self._spares)
 
     def _is_stored(self, folder: PrivateDir, data_id: str, info: FrameInfo) -> bool:
         """Whether the payload is there, whole; a damaged one is set aside."""
         name = data_id + _SUFFIX
         try:
-            content = folder.view(name, self._max_bytes)
+            content = folder.view(name, self._max_bytes, map_above=_COPIED_BYTES)
             decode_frame(content, self._max_bytes)
         except DataMissingError:
             return False
@@ -267,7 +284,7 @@ class FileDataStore(StepDataStore):
     def _check_free(self, folder: PrivateDir, size_bytes: int) -> None:
         free_bytes = folder.free_bytes()
         if free_bytes - size_bytes < self._min_free_bytes:
-            self._spares.empty()
+            self._empty_spares()
             free_bytes = folder.free_bytes()
         if free_bytes - size_bytes < self._min_free_bytes:
             raise StorageFullError(
@@ -283,15 +300,18 @@ class FileDataStore(StepDataStore):
             with self._data.sub(shard, create=False) as folder:
                 for name in names:
                     try:
-                        is_whole = name.endswith(_SUFFIX)
-                        is_kept = is_whole and self._spares.give(folder, name)
-                        count += is_kept or folder.unlink(name)
+                        count += self._give_away(folder, name) or folder.unlink(name)
                     except (RunFolderError, StorageFullError) as error:
                         # What cannot be removed now is an orphan for a later sweep.
                         _logger.warning("cannot delete a payload: %s", error)
         except DataMissingError:
             return 0
         return count
+
+    def _give_away(self, folder: PrivateDir, name: str) -> bool:
+        found = folder.stat(name) if name.endswith(_SUFFIX) else None
+        pool = self._pool_for(found.st_size) if found is not None else None
+        return found is not None and pool is not None and pool.give(folder, name, found)
 
     def _shards(self) -> Iterator[tuple[str, list[str]]]:
         for shard in self._data.names():

@@ -10,9 +10,6 @@ from collections.abc import Callable
 
 from dingsdk.data import PrivateDir
 
-SPARE_BYTES = 64 << 10
-"""Largest file to keep: readers copy those up to this size, and map the others."""
-
 _LOOK_AGAIN_S = 0.01
 """Listing the pool costs more than creating a file, so not for every file that it lacks."""
 _AT_A_LOOK = 256
@@ -25,15 +22,21 @@ class SparePool:
     Nobody owns the pool: who takes a file renames it, and one of two wins.
 
     Args:
-        folder: Of the pool; closed with it.
+        folder: Of the pool.
         limit: About how many files to keep.
+        max_bytes: Largest file to keep.
         clock: Seconds, monotonic.
     """
 
     def __init__(
-        self, folder: PrivateDir, limit: int, clock: Callable[[], float] = time.monotonic
+        self,
+        folder: PrivateDir,
+        limit: int,
+        max_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.folder = folder
+        self.max_bytes = max_bytes
         self._limit = limit
         self._clock = clock
         self._room = 0
@@ -58,8 +61,10 @@ class SparePool:
         self._found = (names[start:] + names[:start])[:_AT_A_LOOK]
         return self._found.pop()
 
-    def give(self, folder: PrivateDir, name: str) -> bool:
-        """Move a file here; False where it is gone, unfit or too many are here already."""
+    def give(self, folder: PrivateDir, name: str, found: os.stat_result) -> bool:
+        """Move a file here; False where it is gone, no plain file, or too many are here."""
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            return False
         if self._room <= 0:
             now = self._clock()
             if self._limit <= 0 or now < self._next_count:
@@ -68,9 +73,6 @@ class SparePool:
             self._room = self._limit - len(self.folder.names())
             if self._room <= 0:
                 return False
-        found = folder.stat(name)
-        if found is None or not _is_fit(found):
-            return False
         self._room -= 1
         return folder.move(name, self.folder, f"{secrets.token_hex(8)}.ding")
 
@@ -78,8 +80,3 @@ class SparePool:
         """Delete all files here, for their room on the disk; return how many there were."""
         self._found = []
         return sum(self.folder.unlink(name) for name in self.folder.names())
-
-
-def _is_fit(found: os.stat_result) -> bool:
-    is_plain = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
-    return is_plain and found.st_uid == os.geteuid() and found.st_size <= SPARE_BYTES

@@ -47,6 +47,10 @@ def large() -> SampleBatch:
     return SampleBatch({"obs": np.full((64, 84, 84), 7, np.uint8), "action": np.arange(64)})
 
 
+def mapped() -> SampleBatch:
+    return SampleBatch({"obs": np.full((1300, 84, 84), 7, np.uint8), "action": np.arange(1300)})
+
+
 def file_of(store: FileDataStore, tmp_path: Path, data_id: str) -> Path:
     (found,) = (tmp_path / "run" / "data").glob(f"*/{data_id}.ding")
     return found
@@ -56,7 +60,7 @@ def tree(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
 
 
-@pytest.mark.parametrize("batch", [piece(), piece(rows=0), large()])
+@pytest.mark.parametrize("batch", [piece(), piece(rows=0), large(), mapped()])
 def test_another_store_on_the_folder_reads_what_was_put(
     store: FileDataStore, tmp_path: Path, batch: SampleBatch
 ) -> None:
@@ -70,12 +74,17 @@ def test_another_store_on_the_folder_reads_what_was_put(
         found.columns["action"].setflags(write=True)
 
 
-def test_a_payload_outlives_its_file_and_its_store(store: FileDataStore) -> None:
-    store.put("big", large())
-    found = store.get("big")
-    store.delete(["big"])
+@pytest.mark.parametrize("batch", [piece(), large(), mapped()])
+def test_a_payload_outlives_its_file_and_its_store(
+    store: FileDataStore, tmp_path: Path, batch: SampleBatch
+) -> None:
+    store.put("p", batch)
+    found = store.get("p")
+    store.delete(["p"])
+    for path in (tmp_path / "run").glob("spare*/*"):
+        path.write_bytes(b"")
     store.close()
-    assert found == large()
+    assert found == batch
 
 
 def test_the_same_again_is_fine_and_another_content_is_a_conflict(
@@ -316,30 +325,36 @@ def test_writing_stops_before_the_disk_is_full(tmp_path: Path) -> None:
     store.close()
 
 
-def test_deleted_small_files_are_written_over(tmp_path: Path) -> None:
+def test_deleted_files_are_written_over(tmp_path: Path) -> None:
     ticks = itertools.count()
-    store = FileDataStore(tmp_path / "run", keep_spare=3, clock=lambda: float(next(ticks)))
+    store = FileDataStore(
+        tmp_path / "run", keep_spare_bytes=6 * (64 << 10), clock=lambda: float(next(ticks))
+    )
     for name in "abcde":
         store.put(name, piece(rows=100))
     kept = store.get("a")
     inodes = {path.stat().st_ino for path in (tmp_path / "run" / "data").rglob("*.ding")}
     store.delete("abcde")
-    assert len(list((tmp_path / "run" / "spare").iterdir())) == 3
+    assert len(list((tmp_path / "run" / "spare-small").iterdir())) == 3
     store.put("f", piece(7, rows=3))
-    assert len(list((tmp_path / "run" / "spare").iterdir())) == 2
+    assert len(list((tmp_path / "run" / "spare-small").iterdir())) == 2
     assert file_of(store, tmp_path, "f").stat().st_ino in inodes
     assert store.get("f") == piece(7, rows=3)
     assert kept == piece(rows=100)
-    store.put("big", large())
-    store.delete(["big"])
-    assert len(list((tmp_path / "run" / "spare").iterdir())) == 2
     store.close()
+
+
+def test_a_file_that_may_be_mapped_is_not_kept(store: FileDataStore, tmp_path: Path) -> None:
+    store.put("large", large())
+    store.put("mapped", mapped())
+    store.delete(["large", "mapped"])
+    assert len(list((tmp_path / "run").glob("spare*/*"))) == 1
 
 
 def test_a_planted_spare_is_not_written_through(store: FileDataStore, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("keep")
-    spare = tmp_path / "run" / "spare"
+    spare = tmp_path / "run" / "spare-small"
     plants = [
         lambda path: path.symlink_to(secret),
         lambda path: path.hardlink_to(secret),
@@ -348,7 +363,7 @@ def test_a_planted_spare_is_not_written_through(store: FileDataStore, tmp_path: 
     for number, plant in enumerate(plants):
         plant(spare / f"spare{number}.ding")
     for number in range(6):
-        store._spares._next_look = 0.0
+        store._spares[0]._next_look = 0.0
         store.put(f"p{number}", piece(number))
     assert secret.read_text() == "keep"
     assert list(spare.iterdir()) == []

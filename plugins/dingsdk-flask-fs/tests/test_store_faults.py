@@ -93,7 +93,7 @@ def test_writing_over_a_spare_file_stores_all_or_nothing(
         at += 1
         store.put("old", piece(30))
         store.delete(["old"])
-        assert list((tmp_path / "spare").iterdir())
+        assert list((tmp_path / "spare-small").iterdir())
         name = f"p{at}"
         error, is_last = attempt(
             at, number, persistent, lambda name=name: store.put(name, piece(9))
