@@ -1,0 +1,292 @@
+"""Random histories of workers, leases and tasks: no task is run twice, none is lost.
+
+The machine plays everything around the coordinator's book: workers that join, fall silent,
+leave and come back; drivers that report the end of their task, in any order after the worker
+was lost; and time. The commander is a real one that counts places without forgiveness.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from dingsdk.config import to_easydict
+from dingsdk.errors import DingError, WorkerLostError
+from dingsdk.worker import NaiveCommander, NaiveReplayBuffer
+from dingsdk.worker.comm import WorkerInfo
+from dingsdk.worker.coordinator import TaskPhase, TaskState
+from dingsdk.worker.coordinator.book import TaskBook
+
+LEASE_S = 15.0
+MAX_ATTEMPTS = 3
+TASK_TIMEOUT_S = {"collector": 30.0, "learner": 60.0}
+ROLES = {"c0": "collector", "c1": "collector", "c2": "collector", "l0": "learner", "l1": "learner"}
+CFG = to_easydict(
+    {
+        "exp_name": "does/not/exist",
+        "seed": 0,
+        "env": {
+            "collector_env_num": 1,
+            "evaluator_env_num": 1,
+            "n_evaluator_episode": 1,
+            "collector_episode_num": 1,
+        },
+        "env_manager": {"type": "vector"},
+        "policy": {
+            "type": "dqn",
+            "learn": {"learner": {"type": "base"}},
+            "collect": {"parallel_collector": {"type": "zergling"}},
+            "other": {
+                "replay_buffer": {"type": "naive", "replay_buffer_size": 8},
+                "commander": {"type": "naive", "collector_task_space": 3},
+            },
+        },
+    }
+)
+WORKERS = st.sampled_from(sorted(ROLES))
+SECONDS = st.sampled_from([0.0, 1.0, 5.0, 14.0, 15.0, 31.0, 61.0])
+PICK = st.integers(0, 99)
+
+
+class RecordingCommander(NaiveCommander):
+    """Remembers which tasks it issued, and how often each ended."""
+
+    def __init__(self, cfg: Mapping[str, Any]) -> None:
+        super().__init__(cfg)
+        self.issued: dict[str, str] = {}
+        self.ended: Counter[str] = Counter()
+
+    def get_collector_task(self) -> dict[str, Any] | None:
+        return self._issue("collector", super().get_collector_task())
+
+    def get_learner_task(self) -> dict[str, Any] | None:
+        return self._issue("learner", super().get_learner_task())
+
+    def finish_collector_task(self, task_id: str, finished_task: Mapping[str, Any]) -> None:
+        self.ended[task_id] += 1
+        super().finish_collector_task(task_id, finished_task)
+
+    def finish_learner_task(self, task_id: str, finished_task: Mapping[str, Any]) -> str:
+        self.ended[task_id] += 1
+        return super().finish_learner_task(task_id, finished_task)
+
+    def notify_fail_collector_task(self, task: Mapping[str, Any]) -> None:
+        self.ended[task["task_id"]] += 1
+        super().notify_fail_collector_task(task)
+
+    def notify_fail_learner_task(self, task: Mapping[str, Any]) -> None:
+        self.ended[task["task_id"]] += 1
+        super().notify_fail_learner_task(task)
+
+    def out(self, role: str) -> set[str]:
+        return {task for task, kind in self.issued.items() if kind == role} - self.ended.keys()
+
+    def places(self, role: str) -> int:
+        space = self._learner_space if role == "learner" else self._collector_space
+        return space.cur
+
+    def _issue(self, role: str, task: dict[str, Any] | None) -> dict[str, Any] | None:
+        if task is not None:
+            assert task["task_id"] not in self.issued
+            self.issued[task["task_id"]] = role
+        return task
+
+
+class LeaseMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000.0
+        self.commander = RecordingCommander(CFG)
+        self.book = TaskBook(
+            self.commander,
+            {
+                "lease_s": LEASE_S,
+                "max_attempts": MAX_ATTEMPTS,
+                **{f"{role}_task_timeout": limit for role, limit in TASK_TIMEOUT_S.items()},
+            },
+            NaiveReplayBuffer,
+            lambda: self.now,
+        )
+        self.joined: dict[str, WorkerInfo] = {}
+        self.lease_ends: dict[str, float] = {}
+        self.incarnations: Counter[str] = Counter()
+        self.assigned: list[TaskState] = []
+        """Tasks whose driver has not reported their end."""
+        self.attempts: Counter[str] = Counter()
+
+    @initialize()
+    def somebody_is_there(self) -> None:
+        self.join("c0")
+        self.join("l0")
+
+    # Workers --------------------------------------------------------------------------------
+    @rule(worker_id=WORKERS)
+    def join(self, worker_id: str) -> None:
+        """A worker joins; where its id was joined, that one has left."""
+        if worker_id in self.joined:
+            self._lose(worker_id)
+        self.incarnations[worker_id] += 1
+        info = WorkerInfo(
+            worker_id,
+            ROLES[worker_id],  # type: ignore[arg-type]
+            incarnation=self.incarnations[worker_id],
+        )
+        self.book.join(info)
+        self.joined[worker_id] = info
+        self.lease_ends[worker_id] = self.now + LEASE_S
+
+    @rule(worker_id=WORKERS)
+    def leave(self, worker_id: str) -> None:
+        self._lose(worker_id)
+
+    @rule(worker_id=WORKERS)
+    def renew(self, worker_id: str) -> None:
+        assert self.book.leases.renew(worker_id) == (worker_id in self.lease_ends)
+        if worker_id in self.lease_ends:
+            self.lease_ends[worker_id] = self.now + LEASE_S
+
+    @rule(seconds=SECONDS)
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def expire(self) -> None:
+        late = self.book.leases.expired()
+        assert sorted(late) == sorted(w for w, end in self.lease_ends.items() if end <= self.now)
+        for worker_id in late:
+            assert not self.book.leases.renew(worker_id)
+            self._lose(worker_id)
+
+    # Tasks ----------------------------------------------------------------------------------
+    @rule(role=st.sampled_from(["collector", "learner"]))
+    def dispatch(self, role: Any) -> None:
+        self.book.produce(role)
+        state = self.book.assign(role)
+        if state is None:
+            return
+        worker = state.worker
+        assert worker is not None
+        assert worker == self.joined[worker.worker_id]  # of the incarnation that is joined now
+        assert worker.role == role
+        assert not any(each.worker == worker for each in self.assigned), "it was busy"
+        assert state.task_id not in {each.task_id for each in self.assigned}
+        assert not self.commander.ended[state.task_id]
+        self.attempts[state.task_id] += 1
+        assert state.attempt == self.attempts[state.task_id] <= MAX_ATTEMPTS
+        self.assigned.append(state)
+
+    @precondition(lambda self: self.assigned)
+    @rule(pick=PICK, env_steps=st.integers(0, 100))
+    def progress(self, pick: int, env_steps: int) -> None:
+        state = self._pick(pick)
+        if state.role == "collector":
+            before = self.book.env_steps
+            state.env_steps = max(state.env_steps, env_steps)
+            assert self.book.env_steps >= before
+
+    @precondition(lambda self: self.assigned)
+    @rule(pick=PICK)
+    def finish(self, pick: int) -> None:
+        """A task's result came: from a worker that is there, or was lost right after."""
+        state = self._take(pick)
+        before = self.book.env_steps
+        if state.role == "collector":
+            self.book.finish_collector(state, {"step_count": state.env_steps})
+        else:
+            experience = self.book.finish_learner(state, {"buffer_id": state.buffer_id})
+            assert experience is not None
+            experience.close()
+        assert self.book.end(state, TaskPhase.FINISHED, None) is False
+        assert self.book.env_steps == before
+
+    @precondition(lambda self: self.assigned)
+    @rule(pick=PICK)
+    def fail(self, pick: int) -> None:
+        """A task's code raised, which ends a run."""
+        state = self._take(pick)
+        assert self.book.end(state, TaskPhase.FAILED, DingError("its code raised")) is True
+
+    @precondition(lambda self: any(self._is_orphan(state) for state in self.assigned))
+    @rule(pick=PICK)
+    def report_loss(self, pick: int) -> None:
+        """The driver of a lost worker's task says so: at once, or long after it came back."""
+        orphans = [state for state in self.assigned if self._is_orphan(state)]
+        state = orphans[pick % len(orphans)]
+        self.assigned.remove(state)
+        before = self.book.env_steps
+        is_over = self.book.end(state, TaskPhase.LOST, WorkerLostError("lost"))
+        is_given_up = state.role == "learner" and state.attempt == MAX_ATTEMPTS
+        assert is_over == is_given_up
+        assert bool(self.commander.ended[state.task_id]) == (
+            is_given_up or state.role == "collector"
+        )
+        assert self.book.env_steps == before
+
+    # What always holds ----------------------------------------------------------------------
+    @invariant()
+    def a_task_ends_at_most_once_and_gives_its_place_back(self) -> None:
+        assert all(count == 1 for count in self.commander.ended.values())
+        for role in ("collector", "learner"):
+            assert self.commander.places(role) == len(self.commander.out(role))
+
+    @invariant()
+    def every_task_is_queued_running_or_over(self) -> None:
+        assert {id(state) for state in self.book.running.values()} == {
+            id(state) for state in self.assigned
+        }
+        running = set(self.book.running)
+        assert not running & self.commander.ended.keys()
+        for role in ("collector", "learner"):
+            queued = [state.task_id for state in self.book._queues[role]]  # type: ignore[index]
+            assert len(queued) == len(set(queued))
+            assert set(queued) == self.commander.out(role) - running
+
+    @invariant()
+    def a_worker_is_idle_or_busy_once(self) -> None:
+        busy = [state.worker for state in self.assigned if not self._is_orphan(state)]
+        assert len(busy) == len({worker.worker_id for worker in busy if worker is not None})
+        idle = set(self.book.pool._idle)
+        assert idle == self.joined.keys() - {worker.worker_id for worker in busy if worker}
+
+    @invariant()
+    def workers_and_leases_are_those_who_joined(self) -> None:
+        for role in ("collector", "learner"):
+            expected = sum(info.role == role for info in self.joined.values())
+            assert self.book.pool.count(role) == expected  # type: ignore[arg-type]
+
+    def teardown(self) -> None:
+        """When everybody has left and every driver has reported, nothing is out but the queue."""
+        for worker_id in list(self.joined):
+            self._lose(worker_id)
+        while self.assigned:
+            self.report_loss(0)
+        assert not self.book.running
+        self.a_task_ends_at_most_once_and_gives_its_place_back()
+        self.every_task_is_queued_running_or_over()
+        for experience in self.book.experiences.values():
+            experience.close()
+
+    # ----------------------------------------------------------------------------------------
+    def _lose(self, worker_id: str) -> None:
+        self.book.lose(worker_id)
+        self.joined.pop(worker_id, None)
+        self.lease_ends.pop(worker_id, None)
+
+    def _is_orphan(self, state: TaskState) -> bool:
+        worker = state.worker
+        return worker is None or self.joined.get(worker.worker_id) != worker
+
+    def _pick(self, pick: int) -> TaskState:
+        return self.assigned[pick % len(self.assigned)]
+
+    def _take(self, pick: int) -> TaskState:
+        return self.assigned.pop(pick % len(self.assigned))
+
+
+TestLeases = LeaseMachine.TestCase
+TestLeases.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
