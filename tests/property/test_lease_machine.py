@@ -121,8 +121,9 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @initialize()
     def somebody_is_there(self) -> None:
-        self.join("c0")
-        self.join("l0")
+        for worker_id in ("l0", "c0", "c1"):
+            self.join(worker_id)
+            self.dispatch(ROLES[worker_id])
 
     # Workers --------------------------------------------------------------------------------
     @rule(worker_id=WORKERS)
@@ -139,6 +140,16 @@ class LeaseMachine(RuleBasedStateMachine):
         self.book.join(info)
         self.joined[worker_id] = info
         self.lease_ends[worker_id] = self.now + LEASE_S
+
+    @precondition(lambda self: self.assigned)
+    @rule(pick=PICK, is_given_work=st.booleans())
+    def come_back(self, pick: int, is_given_work: bool) -> None:
+        """A busy worker is replaced before its driver has reported the loss."""
+        worker = self._pick(pick).worker
+        assert worker is not None
+        self.join(worker.worker_id)
+        if is_given_work:
+            self.dispatch(worker.role)
 
     @rule(worker_id=WORKERS)
     def leave(self, worker_id: str) -> None:
