@@ -31,8 +31,8 @@ class Crew(ABC):
         """
 
     @abstractmethod
-    def close(self) -> None:
-        """End all within seconds; idempotent."""
+    def close(self, timeout_s: float) -> None:
+        """End all, by force those that have not ended in time; idempotent."""
 
     def last_words(self, worker_id: str) -> str:
         """Return what a worker that died left to say, ``""`` for nothing."""
@@ -63,7 +63,7 @@ class ThreadCrew(Crew):
                 timeout_s=STALL_LIMIT_S,
             )
 
-    def close(self) -> None:
+    def close(self, timeout_s: float) -> None:
         for worker in reversed(self._workers):
             worker.close()
         self._workers.clear()
@@ -78,7 +78,7 @@ class AbsentCrew(Crew):
     def poll(self) -> None:
         pass
 
-    def close(self) -> None:
+    def close(self, timeout_s: float) -> None:
         pass
 
 

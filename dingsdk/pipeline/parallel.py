@@ -23,9 +23,9 @@ from dingsdk.worker.learner.checkpoint import save_checkpoint
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.1
-CLOSE_S = 10.0
-INTERRUPTED_CLOSE_S = 5.0
-"""How long tasks may take to end, so that all of it takes 10 s even where some do not."""
+CLOSE_S = (10.0, 8.0)
+INTERRUPTED_CLOSE_S = (4.0, 4.0)
+"""How long tasks, then workers may take to end; 10 s for all where the user waits for it."""
 
 
 def parallel_pipeline(context: RunContext) -> RunResult:
@@ -52,7 +52,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         context.set_status_source(lambda: _status(context, coordinator))
         crew = make_crew(context, cfg, transport, coordinator.master.lose)
         # Tasks are closed before their workers: a learner saves its checkpoint then.
-        stack.callback(crew.close)
+        stack.callback(lambda: crew.close(_closing_times(context)[1]))
         stack.callback(_close_coordinator, coordinator, context)
         address = coordinator.start()
         if context.on_address is not None:
@@ -145,9 +145,13 @@ class _Evaluations:
 
 
 def _close_coordinator(coordinator: Coordinator, context: RunContext) -> None:
-    stuck = coordinator.close(INTERRUPTED_CLOSE_S if context.stop.is_set() else CLOSE_S)
+    stuck = coordinator.close(_closing_times(context)[0])
     if stuck:
         _log.warning("did not end in time: %s", ", ".join(stuck))
+
+
+def _closing_times(context: RunContext) -> tuple[float, float]:
+    return INTERRUPTED_CLOSE_S if context.stop.is_set() else CLOSE_S
 
 
 def _remove_data(transport: Transport) -> None:

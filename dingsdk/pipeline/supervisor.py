@@ -25,8 +25,6 @@ _log = logging.getLogger(__name__)
 WINDOW_S = 600.0
 """Deaths longer ago do not count against the budget."""
 BACKOFF_S = (0.2, 5.0)
-STOP_S = 2.0
-"""How long workers may take to end once told; a learner has saved its checkpoint before."""
 KILL_S = 1.0
 CRASH_BYTES = 64 << 10
 
@@ -75,13 +73,13 @@ class ProcessCrew(Crew):
             elif not member.process.is_alive():
                 self._bury(member)
 
-    def close(self) -> None:
+    def close(self, timeout_s: float) -> None:
         running = [member for member in self._members if member.process is not None]
         for member in running:
             member.send_stop()
-        self._join(running, STOP_S)
+        self._join(running, timeout_s)
         for member in running:
-            member.signal(signal.SIGKILL)
+            member.kill()
         self._join(running, KILL_S)
         for member in running:
             member.close()
@@ -195,9 +193,9 @@ class _Member:
             except OSError:
                 return  # it ended by itself
 
-    def signal(self, number: signal.Signals) -> None:
+    def kill(self) -> None:
         if self.process is not None and self.process.is_alive():
-            _log.warning("worker %s does not end; %s", self.worker_id, number.name)
+            _log.warning("worker %s does not end; it is killed", self.worker_id)
             self.process.kill()
 
     def close(self) -> None:

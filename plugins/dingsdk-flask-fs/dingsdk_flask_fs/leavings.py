@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 
 from dingsdk.data import PrivateDir
 from dingsdk.errors import DataMissingError
 from dingsdk_flask_fs import run_state, secret
 
-FOLDERS = ("data", "spare", "quarantine", "policy")
+FOLDERS = re.compile(r"data|quarantine|policy|spare(-[a-z]+)?")
 FILES = (run_state.FILE_NAME, secret.FILE_NAME)
 
 
@@ -25,8 +26,9 @@ def remove_leavings(path: Path) -> None:
     if not path.is_dir():
         return
     with PrivateDir(path, create=False) as root:
-        for name in FOLDERS:
-            _remove_tree(root, name)
+        for name in root.names():
+            if FOLDERS.fullmatch(name):
+                _remove_tree(root, name)
         for name in FILES:
             if not _is_named_secret(path / name):
                 root.unlink(name)

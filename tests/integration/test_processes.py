@@ -1,0 +1,355 @@
+"""Workers as processes: killed, stopped and crashing ones, signals, and what a run leaves."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dingsdk.errors import WorkerCrashedError
+from dingsdk.pipeline.context import RunContext
+from dingsdk.pipeline.parallel import worker_config
+from dingsdk.pipeline.supervisor import ProcessCrew
+from dingsdk.pipeline.threads import torch_threads
+from dingsdk.pipeline.train import compile_run
+from dingsdk.pipeline.workers import make_transport, worker_ids
+from dingsdk.worker import Coordinator
+from dingsdk.worker.learner.checkpoint import load_checkpoint
+
+PROGRAM = [sys.executable, "-c", "import sys; from dingsdk.cli import main; sys.exit(main())"]
+LEASE_S = 3.0
+SETS = (
+    "env.collector_env_num=4",
+    "env.collector_episode_num=50",
+    "env.evaluator_env_num=2",
+    "env.n_evaluator_episode=2",
+    "env.stop_value=.inf",
+    "policy.collect.n_sample=16",
+    "policy.learn.batch_size=16",
+    "policy.learn.update_per_collect=2",
+    "policy.learn.learner.hook.save_ckpt_after_iter=50",
+    "policy.other.replay_buffer.replay_buffer_size=500",
+    "policy.other.commander.eval_interval=1000",
+    f"system.coordinator.lease_s={LEASE_S}",
+)
+
+
+class Cluster:
+    """A coordinator in this process; a learner and two collectors in processes of their own."""
+
+    def __init__(self, run_dir: Path) -> None:
+        cfg = compile_run("cartpole-dqn", "parallel", "flask_fs", SETS, 3)
+        cfg = worker_config(RunContext(cfg=cfg, run_dir=run_dir))
+        self.run_dir = run_dir
+        self.transport = make_transport(cfg, run_dir)
+        self.coordinator = Coordinator(cfg, self.transport)
+        self.crew = ProcessCrew(cfg, run_dir, worker_ids(cfg), self.coordinator.master.lose)
+        self.crew.start(self.coordinator.start())
+
+    def pid(self, worker_id: str) -> int:
+        """Return the process of a worker, once it has one."""
+        found: list[int] = []
+
+        def is_there() -> bool:
+            found[:] = [
+                each.pid
+                for each in multiprocessing.active_children()
+                if each.name == worker_id and each.pid is not None
+            ]
+            return bool(found)
+
+        self.expect(is_there)
+        return found[0]
+
+    def expect(self, predicate: Callable[[], bool], timeout_s: float = 40.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        pause = threading.Event()
+        while not predicate():
+            self.crew.poll()
+            assert self.coordinator.failure is None, self.coordinator.failure
+            assert time.monotonic() < deadline, self.coordinator.status()
+            pause.wait(0.02)
+
+    def train_iter(self) -> int:
+        return self.coordinator.status().train_iter
+
+    def env_steps(self) -> int:
+        return self.coordinator.status().env_steps
+
+    def incarnation(self, worker_id: str) -> int:
+        info = self.coordinator.master.workers.get(worker_id)
+        return 0 if info is None else info.incarnation
+
+    def versions(self) -> list[int]:
+        """Return the versions of the policies that collectors read, oldest first."""
+        store = self.transport.policy_store()
+        tasks = self.coordinator.running_tasks()
+        found = [
+            store.newest(str(each.task["policy_id"])) for each in tasks if each.role == "learner"
+        ]
+        return [each[0] for each in found if each is not None]
+
+    def close(self) -> None:
+        assert self.coordinator.close() == []
+        self.crew.close(10.0)
+        self.transport.close()
+        self.transport.remove_data()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    run_dir = tmp_path_factory.mktemp("cluster")
+    with torch_threads(1):
+        made = Cluster(run_dir)
+        yield made
+        made.close()
+    assert multiprocessing.active_children() == []
+    assert not (run_dir / "transport").exists()
+    assert list((run_dir / "log").glob("*.crash")) == []
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_behind() -> None:
+    """The cluster outlives its tests; its own fixture looks after what it leaves."""
+
+
+def test_killed_collector_is_started_anew_and_its_samples_stay(cluster: Cluster) -> None:
+    cluster.expect(lambda: cluster.train_iter() > 60)
+    before, killed_at = cluster.pid("collector-0"), cluster.env_steps()
+    incarnation = cluster.incarnation("collector-0")
+    os.kill(before, signal.SIGKILL)
+
+    cluster.expect(lambda: cluster.incarnation("collector-0") > incarnation)
+    assert cluster.pid("collector-0") != before
+    cluster.expect(lambda: cluster.env_steps() > killed_at + 500)
+    cluster.coordinator.validate_state()
+
+
+def test_stopped_collector_loses_its_task_and_comes_back(cluster: Cluster) -> None:
+    pid, incarnation = cluster.pid("collector-1"), cluster.incarnation("collector-1")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        cluster.expect(lambda: cluster.incarnation("collector-1") == 0)  # given up
+        others = cluster.env_steps()
+        cluster.expect(lambda: cluster.env_steps() > others + 300)
+        deadline = time.monotonic() + 2 * LEASE_S
+        cluster.expect(lambda: time.monotonic() > deadline)
+        assert cluster.incarnation("collector-1") == 0
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+    cluster.expect(lambda: cluster.incarnation("collector-1") > incarnation)
+    assert cluster.pid("collector-1") == pid
+    cluster.coordinator.validate_state()
+
+
+def test_killed_learner_goes_on_from_its_checkpoint_and_no_policy_gets_older(
+    cluster: Cluster,
+) -> None:
+    cluster.expect(lambda: (cluster.run_dir / "ckpt" / "latest.json").is_file())
+    cluster.expect(lambda: load_checkpoint(cluster.run_dir / "ckpt").iteration >= 50)
+    before, incarnation = cluster.versions(), cluster.incarnation("learner-0")
+    os.kill(cluster.pid("learner-0"), signal.SIGKILL)
+    saved = load_checkpoint(cluster.run_dir / "ckpt").iteration
+
+    seen = list(before)
+
+    def is_training() -> bool:
+        seen.extend(cluster.versions())
+        return cluster.incarnation("learner-0") > incarnation and cluster.train_iter() > saved + 60
+
+    cluster.expect(is_training)
+    assert seen == sorted(seen)
+    text = (cluster.run_dir / "log" / "learner" / "learner_logger.txt").read_text()
+    assert f"of iteration {saved}" in text
+    cluster.coordinator.validate_state()
+
+
+# Whole runs from the command line --------------------------------------------------------------
+RUN = [
+    "train", "cartpole-dqn", "--mode", "parallel", "--transport", "flask_fs",
+    "--set", "env.evaluator_env_num=2", "--set", "env.n_evaluator_episode=2",
+    "--set", "policy.learn.batch_size=32", "--set", "policy.collect.n_sample=32",
+    "--set", "system.collector_num=1",
+]  # fmt: skip
+ENDLESS = ["--set", "env.stop_value=.inf"]
+
+
+def children_of(pid: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def start_run(cwd: Path, *extra: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*PROGRAM, *RUN, *extra],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+
+
+def start_training(cwd: Path) -> tuple[subprocess.Popen[str], list[int]]:
+    """Start a run without end; return it with its processes once it trains."""
+    process = start_run(cwd, *ENDLESS)
+    assert process.stdout is not None
+    for line in process.stdout:
+        found = re.search(r"([\d,]+) iterations", line)
+        if found is not None and int(found[1].replace(",", "")) > 0:
+            return process, children_of(process.pid)
+    pytest.fail(f"the run ended by itself: {process.communicate()[1]}")
+
+
+def expect_gone(pids: list[int], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    pause = threading.Event()
+    while any(is_running(pid) for pid in pids):
+        assert time.monotonic() < deadline, [pid for pid in pids if is_running(pid)]
+        pause.wait(0.05)
+
+
+def test_run_leaves_its_folder_and_nothing_else(tmp_path: Path) -> None:
+    process = start_run(tmp_path, "--set", "system.max_env_steps=600")
+    pids: set[int] = set()
+    while process.poll() is None:
+        pids.update(children_of(process.pid))
+        threading.Event().wait(0.05)
+    out, err = process.communicate()
+
+    assert process.returncode == 0, err
+    assert "Limit reached" in out
+    assert err == ""
+    run_dir = tmp_path / "runs" / "cartpole-dqn"
+    assert load_checkpoint(run_dir / "ckpt").iteration >= 0
+    assert {path.name for path in run_dir.iterdir()} == {
+        "ckpt", "config.yaml", "curve.png", "log", "result.json",
+    }  # fmt: skip
+    assert len(pids) >= 2
+    expect_gone(list(pids), 1.0)
+
+
+def test_ctrl_c_of_the_whole_group_ends_it_within_10_s_with_a_checkpoint(tmp_path: Path) -> None:
+    process, children = start_training(tmp_path)
+    sent_at = time.monotonic()
+    # As a terminal does it: every process of the group gets the signal.
+    for pid in (process.pid, *children):
+        os.kill(pid, signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+
+    assert time.monotonic() - sent_at < 10
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert "Interrupted after" in out
+    expect_gone(children, 1.0)
+    assert load_checkpoint(tmp_path / "runs" / "cartpole-dqn" / "ckpt").iteration > 0
+    assert not (tmp_path / "runs" / "cartpole-dqn" / "transport").exists()
+
+
+def test_second_ctrl_c_exits_at_once_and_so_do_the_workers(tmp_path: Path) -> None:
+    process, children = start_training(tmp_path)
+    process.send_signal(signal.SIGSTOP)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGCONT)
+    _, err = process.communicate(timeout=30)
+
+    assert process.returncode in (130, 143)
+    assert "exiting at once" in err
+    expect_gone(children, 10.0)
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    process, children = start_training(tmp_path)
+    process.kill()
+    process.wait(10)
+
+    expect_gone(children, 10.0)
+    process.communicate()
+
+
+CRASHING_ENV = """
+import os
+import gymnasium
+
+class CrashingEnv(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, **kwargs):
+        os.abort()
+
+    def step(self, action):
+        raise NotImplementedError
+
+gymnasium.register("Crashing-v0", CrashingEnv)
+"""
+
+
+def test_worker_that_crashes_every_time_ends_the_run_with_its_stack(tmp_path: Path) -> None:
+    (tmp_path / "crashing.py").write_text(CRASHING_ENV)
+    process = subprocess.run(
+        [*PROGRAM, *RUN, "--set", "env.env_id=crashing:Crashing-v0", "--set", "system.restarts=1",
+         "--set", "env_manager.type=in_process"],
+        capture_output=True, text=True, cwd=tmp_path, timeout=90, check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+
+    assert process.returncode == 1, process.stderr
+    assert "SIGABRT" in process.stderr
+    assert "crashing.py" in process.stderr
+    assert "died 2 times" in process.stderr
+    result = json.loads((tmp_path / "runs" / "cartpole-dqn" / "result.json").read_text())
+    assert result["reason"] == "error"
+
+
+def poll_for(crew: ProcessCrew, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        crew.poll()
+        threading.Event().wait(0.02)
+
+
+def test_worker_that_cannot_start_ends_the_run_at_once(
+    tmp_path: Path,
+) -> None:
+    cfg = compile_run("cartpole-dqn", "parallel", "flask_fs", SETS, 3)
+    cfg.system.transport.import_names = ["no_such_module"]
+    lost: list[Any] = []
+    crew = ProcessCrew(
+        cfg, tmp_path, [("collector", "collector-0")], lambda *args: lost.append(args)
+    )
+    crew.start("http://127.0.0.1:9")
+    try:
+        with pytest.raises(WorkerCrashedError, match="collector-0 cannot start") as caught:
+            poll_for(crew, 60.0)
+    finally:
+        crew.close(5.0)
+
+    assert "no_such_module" in caught.value.facts["traceback"]
+    assert caught.value.is_user_mistake
+    assert [worker_id for worker_id, _ in lost] == ["collector-0"]
