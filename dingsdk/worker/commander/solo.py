@@ -74,6 +74,7 @@ class SoloCommander(BaseParallelCommander):
         self._learner_info: dict[str, Any] = {}
         self._ended_env_steps = 0
         self._last_eval: float | None = None
+        self._has_collected = True  # since the last evaluation was issued
         self._has_reached_goal = False
         self.eval_history: list[EvalRecord] = []
         self.best_eval: EvalRecord | None = None
@@ -107,6 +108,7 @@ class SoloCommander(BaseParallelCommander):
         number, self._collector_count = self._collector_count, self._collector_count + 1
         is_evaluation = self._is_eval_due()
         setting: dict[str, Any] = {}
+        self._has_collected = not is_evaluation
         if is_evaluation:
             self._last_eval = self._clock()
         else:
@@ -160,7 +162,12 @@ class SoloCommander(BaseParallelCommander):
     def _is_eval_due(self) -> bool:
         if any(task.is_evaluation for task in self._collector_tasks.values()):
             return False
-        return self._last_eval is None or (self._clock() - self._last_eval > self._eval_interval_s)
+        if self._last_eval is None:
+            return True
+        if not (self._collector_tasks or self._has_collected):
+            # With one place, evaluations that last longer than their interval would take it all.
+            return False
+        return self._clock() - self._last_eval > self._eval_interval_s
 
     def _record(self, result: Mapping[str, Any]) -> None:
         record = EvalRecord(

@@ -55,6 +55,23 @@ def test_the_first_collector_task_is_an_evaluation_and_others_follow_by_the_cloc
     assert flags == [True, False, True, False, True]
 
 
+def test_evaluations_longer_than_their_interval_leave_a_single_place_to_collecting(
+    main_config, clock
+):
+    commander = SoloCommander(main_config(collector_task_space=1, eval_interval=10.0), clock)
+    commander.get_learner_task()
+    flags = []
+    for _ in range(5):
+        task = commander.get_collector_task()
+        is_evaluation = task["collector_cfg"]["eval_flag"]
+        flags.append(is_evaluation)
+        clock.now += 11
+        result = eval_result() if is_evaluation else collect_result(0)
+        commander.finish_collector_task(task["task_id"], result)
+
+    assert flags == [True, False, True, False, True]
+
+
 def test_one_evaluation_at_a_time(commander, clock):
     commander.get_learner_task()
     first = commander.get_collector_task()
