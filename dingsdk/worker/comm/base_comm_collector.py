@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
@@ -9,10 +10,13 @@ from typing import Any, ClassVar
 
 from dingsdk.config import Configurable
 from dingsdk.data import SampleBatch
-from dingsdk.errors import DingError, ProtocolError, TaskFail
+from dingsdk.errors import DingError, ProtocolError, StorageFullError, TaskFail
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.comm.worker_role import ANSWER_WITHIN_S, RoleLife, WorkerRole
 from dingsdk.worker.factory import create_parallel_collector
+
+STORAGE_PAUSE_S = 1.0
+_log = logging.getLogger(__name__)
 
 _SAMPLE_KEYS = {"data_id", "policy_iter"}
 _PROGRESS_KEYS = {"collector_done", "cur_episode", "cur_sample", "cur_step"}
@@ -186,8 +190,15 @@ class TransportCollector(RoleLife, BaseCommCollector):
         return {"model": model, "iter": self._policy_version}
 
     def send_stepdata(self, path: str, stepdata: SampleBatch) -> None:
-        if not self._role.is_stopping:
-            self._role.data_store.put(path, stepdata)
+        while not self._role.is_stopping:
+            try:
+                self._role.data_store.put(path, stepdata)
+            except StorageFullError as error:
+                # Nothing is acknowledged meanwhile; it goes on where it stood once there is room.
+                _log.warning("%s; trying again in %.0f s", error, STORAGE_PAUSE_S)
+                self._role.pause(STORAGE_PAUSE_S)
+            else:
+                return
 
     def send_metadata(self, metadata: Mapping[str, Any]) -> None:
         if not (metadata.keys() >= _SAMPLE_KEYS or metadata.keys() >= _PROGRESS_KEYS):

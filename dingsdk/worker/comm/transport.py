@@ -25,7 +25,7 @@ Numbered rules that every transport keeps (the conformance kit refers to them):
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -159,6 +159,18 @@ class StepDataStore(ABC):
     @abstractmethod
     def delete(self, data_ids: Iterable[str]) -> None:
         """Delete payloads; ids that are not there are ignored."""
+
+    def sweep_orphans(self, live_ids: Collection[str], grace_s: float) -> int:
+        """Delete payloads that nobody announced, once they are ``grace_s`` old.
+
+        A worker that dies between ``put`` and its report leaves one. Called by the coordinator
+        alone, now and then, with the ids that it knows. A store that cannot lose a worker so
+        need not override it.
+
+        Returns:
+            Number of payloads deleted.
+        """
+        return 0
 
     @abstractmethod
     def __len__(self) -> int: ...

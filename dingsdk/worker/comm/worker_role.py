@@ -176,6 +176,16 @@ class WorkerRole:
             self.advance()
         return not self.is_stopping
 
+    def pause(self, seconds: float) -> None:
+        """Wait within the job, condition not held, until ``seconds`` are over or it shall stop."""
+        with self.condition:
+            self._waiting += 1
+            try:
+                self.condition.wait_for(lambda: self.is_stopping, seconds)
+            finally:
+                self._waiting -= 1
+        self.advance()
+
     def task_wait(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
         """Wait within a task, condition held, for the job to bring ``predicate()`` about.
 

@@ -142,6 +142,12 @@ class TaskBook:
         )
 
     @property
+    def live_payloads(self) -> set[str]:
+        """Data ids that the buffers or a learner may still need."""
+        ledgers = [experience.ledger for experience in self.experiences.values()]
+        return {name for ledger in ledgers for name in ledger.names}
+
+    @property
     def env_steps(self) -> int:
         """Env steps collected for training, running tasks included."""
         return self._ended_env_steps + sum(state.env_steps for state in self.running.values())

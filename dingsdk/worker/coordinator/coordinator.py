@@ -63,6 +63,7 @@ class Coordinator(Configurable):
         "learn_timeout_s": 600.0,  # for the batches leased at once
         "lease_s": 15.0,  # silence after which a worker is lost
         "max_attempts": 3,  # workers that may be lost over one learner task
+        "orphan_grace_s": 120.0,  # age at which an unannounced payload is deleted
         "max_learner_tasks": 1,  # the run ends when this many have trained to their end
     }
 
@@ -100,6 +101,7 @@ class Coordinator(Configurable):
         self._jobs: list[Job] = []
         self._train_iter = 0
         self._learner_tasks = 0
+        self._swept_at = clock()
         self._has_news = False
         self._is_started = False
         self._is_closed = False
@@ -340,6 +342,7 @@ class Coordinator(Configurable):
             silent = self._book.leases.expired()
         for worker_id in silent:
             self.master.lose(worker_id, f"silent for {self.cfg['lease_s']} s")
+        self._sweep()
         for role, drive in DRIVERS.items():
             with self.condition:
                 if self.is_ending:
@@ -348,6 +351,18 @@ class Coordinator(Configurable):
                 state = self._book.assign(role)
             if state is not None:
                 self._start(state, drive)
+
+    def _sweep(self) -> None:
+        """Delete what dead workers left in the store, twice per grace."""
+        grace_s = float(self.cfg["orphan_grace_s"])
+        if self.clock() - self._swept_at < grace_s / 2:
+            return
+        self._swept_at = self.clock()
+        with self.condition:
+            live = self._book.live_payloads
+        count = self.data_store.sweep_orphans(live, grace_s)
+        if count:
+            _log.info("deleted %d payloads that nobody announced", count)
 
     def _start(self, state: TaskState, drive: Callable[..., None]) -> None:
         worker = state.worker

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,11 @@ class PayloadLedger:
         self._rows[number] = rows
         self.acked_rows += rows
         return number
+
+    @property
+    def names(self) -> Collection[str]:
+        """Data ids of the payloads that somebody may still read."""
+        return self._numbers.keys()
 
     def name(self, number: int) -> str:
         return self._names[number]

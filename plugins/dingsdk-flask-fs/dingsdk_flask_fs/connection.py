@@ -1,24 +1,28 @@
 """One kept-alive connection to the master, on which every wait ends at a deadline.
 
-It speaks as much of HTTP as our own server does, and nothing that would make it read more or
-go elsewhere: no redirects, no proxies, no encodings, no answers without a length. That is also
-what lets one deadline hold over connecting, sending and reading, byte by byte.
+urllib3 speaks HTTP; it follows no redirects here, uses no proxies and decodes nothing. Its
+timeouts are per read, which a peer that drips bytes can stretch without end, so the socket
+below it is given the deadline of the whole request.
 """
 
 from __future__ import annotations
 
+import http.client
 import re
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from urllib3.connection import HTTPConnection
+from urllib3.exceptions import HTTPError
 
 from dingsdk_flask_fs.auth import MAC_HEADER, SKEW_S, Signer
 
 CONNECT_TIMEOUT_S = 2.0
-HEAD_BYTES = 16 << 10
-_STATUS = re.compile(rb"HTTP/1\.1 ([1-5][0-9]{2})(?: [^\r\n]*)?")
-_LENGTH = re.compile(rb"[0-9]{1,12}")
+_LENGTH = re.compile(r"[0-9]{1,12}")
 
 
 class LinkError(Exception):
@@ -48,11 +52,10 @@ class Connection:
 
     def __init__(self, host: str, port: int, max_bytes: int) -> None:
         self._address = (host, port)
-        self._host_header = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._state = threading.Lock()
-        self._socket: socket.socket | None = None
+        self._link: _Link | None = None
         self._is_closed = False
 
     def post(self, target: str, body: bytes, signer: Signer, deadline: float) -> Reply:
@@ -71,33 +74,19 @@ class Connection:
         if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise LinkError("the connection is busy")
         try:
-            link = self._socket
-            if link is not None and not _is_quiet(link):
-                # The server closed it while it was idle, as servers do.
-                self._hang_up()
-                link = None
             authorization, nonce = signer.sign("POST", target, body)
-            head = (
-                f"POST {target} HTTP/1.1\r\nHost: {self._host_header}\r\n"
-                f"Authorization: {authorization}\r\nContent-Type: application/json\r\n"
-                f"Content-Length: {len(body)}\r\n\r\n"
-            )
             try:
-                if link is None:
-                    link = self._dial(deadline)
-                link.settimeout(_left(deadline))
-                link.sendall(head.encode("ascii") + body)
-                status, headers, answer, is_last = self._read(link, deadline)
-            except (OSError, LinkError) as error:
+                link = self._linked(deadline)
+                status, headers, answer = self._exchange(link, target, body, authorization)
+            except (OSError, HTTPError, http.client.HTTPException, LinkError) as error:
                 self._hang_up()
                 raise LinkError(str(error) or type(error).__name__) from error
             except BaseException:
                 self._hang_up()
                 raise
-            if is_last:
+            if headers.get("connection", "").lower() == "close":
                 self._hang_up()
-            mac = headers.get(MAC_HEADER.lower().encode(), b"").decode("latin-1")
-            if not signer.is_answer(mac, nonce, status, answer):
+            if not signer.is_answer(headers.get(MAC_HEADER, ""), nonce, status, answer):
                 self._hang_up()
                 raise _foreign(status, headers)
             return Reply(status, answer)
@@ -108,8 +97,8 @@ class Connection:
         """End the request that is under way, and every later one, with LinkError."""
         with self._state:
             self._is_closed = True
-            if self._socket is not None:
-                _shut(self._socket)
+            if self._link is not None:
+                self._link.shut()
         # Whoever is in a request closes the descriptor itself; it may not be reused before.
         if self._lock.acquire(timeout=1.0):
             try:
@@ -118,107 +107,94 @@ class Connection:
                 self._lock.release()
 
     # -----------------------------------------------------------------------------------------
-    def _dial(self, deadline: float) -> socket.socket:
-        link = socket.create_connection(
-            self._address, timeout=min(CONNECT_TIMEOUT_S, _left(deadline))
-        )
-        try:
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # A dial to a free port of this host may find itself at the other end.
-            is_own = link.getsockname() == link.getpeername()
-        except OSError:
-            is_own = True
-        with self._state:
-            if self._is_closed or is_own:
-                link.close()
-                raise LinkError("the connection is closed")
-            self._socket = link
+    def _linked(self, deadline: float) -> _Link:
+        """Return a connection whose waits end at the deadline, dialled anew where needed."""
+        link = self._link
+        if link is not None and not link.is_connected:
+            # The server closed it while it was idle, as servers do.
+            self._hang_up()
+            link = None
+        if link is None:
+            link = _Link(*self._address, timeout=min(CONNECT_TIMEOUT_S, _left(deadline)))
+            link.connect()
+            with self._state:
+                if self._is_closed or link.is_own_echo:
+                    link.close()
+                    raise LinkError("the connection is closed")
+                self._link = link
+        link.hold_to(deadline)
         return link
 
     def _hang_up(self) -> None:
         with self._state:
-            link, self._socket = self._socket, None
+            link, self._link = self._link, None
         if link is not None:
             link.close()
 
-    def _read(
-        self, link: socket.socket, deadline: float
-    ) -> tuple[int, dict[bytes, bytes], bytes, bool]:
-        received = bytearray()
-        while (end := received.find(b"\r\n\r\n")) < 0:
-            if len(received) > HEAD_BYTES:
-                raise LinkError("the head of the answer is too long")
-            received += _receive(link, deadline)
-        status, headers = _parse_head(bytes(received[:end]))
-        length = headers.get(b"content-length", b"")
-        if b"transfer-encoding" in headers or not _LENGTH.fullmatch(length):
+    def _exchange(
+        self, link: _Link, target: str, body: bytes, authorization: str
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        headers = {"Authorization": authorization, "Content-Type": "application/json"}
+        link.request("POST", target, body, headers, preload_content=False, decode_content=False)
+        answer = link.getresponse()
+        length = answer.headers.get("content-length", "")
+        if "transfer-encoding" in answer.headers or not _LENGTH.fullmatch(length):
             raise LinkError("an answer without a length")
-        size = int(length)
-        if size > self._max_bytes:
-            raise LinkError(f"an answer of {size} bytes; at most {self._max_bytes} are read")
-        del received[: end + 4]
-        while len(received) < size:
-            received += _receive(link, deadline)
-        if len(received) > size:
-            raise LinkError("more was sent than asked for")
-        is_last = headers.get(b"connection", b"").lower() == b"close"
-        return status, headers, bytes(received), is_last
+        if int(length) > self._max_bytes:
+            raise LinkError(f"an answer of {length} bytes; at most {self._max_bytes} are read")
+        return answer.status, answer.headers, answer.read()
 
 
-def _parse_head(head: bytes) -> tuple[int, dict[bytes, bytes]]:
-    first, *lines = head.split(b"\r\n")
-    found = _STATUS.fullmatch(first)
-    if found is None:
-        raise LinkError(f"no HTTP/1.1 answer: {first[:40]!r}")
-    headers: dict[bytes, bytes] = {}
-    for line in lines:
-        name, colon, value = line.partition(b":")
-        key = name.lower()
-        if not colon or key in headers:
-            raise LinkError(f"a malformed or repeated header: {line[:40]!r}")
-        headers[key] = value.strip()
-    return int(found[1]), headers
+class _Link(HTTPConnection):
+    """urllib3's connection on a socket with one deadline for all that it does."""
+
+    sock: Any
+
+    def _new_conn(self) -> socket.socket:
+        return _DeadlineSocket(fileno=super()._new_conn().detach())
+
+    def hold_to(self, deadline: float) -> None:
+        self.sock.deadline = deadline
+
+    @property
+    def is_own_echo(self) -> bool:
+        """Whether a dial to a free port of this host found itself at the other end."""
+        try:
+            return bool(self.sock.getsockname() == self.sock.getpeername())
+        except OSError:
+            return True
+
+    def shut(self) -> None:
+        """End whatever waits on the socket, from another thread; it is closed by its user."""
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # it ended by itself
 
 
-def _receive(link: socket.socket, deadline: float) -> bytes:
-    link.settimeout(_left(deadline))
-    data = link.recv(65536)
-    if not data:
-        raise LinkError("the connection ended within an answer")
-    return data
+class _DeadlineSocket(socket.socket):
+    deadline = float("inf")
 
+    def recv_into(self, *args: Any, **kwargs: Any) -> int:
+        self.settimeout(_left(self.deadline))
+        return super().recv_into(*args, **kwargs)
 
-def _is_quiet(link: socket.socket) -> bool:
-    """Whether nothing waits to be read on an idle connection, not even its end."""
-    link.setblocking(False)
-    try:
-        link.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
+    def sendall(self, *args: Any, **kwargs: Any) -> None:
+        self.settimeout(_left(self.deadline))
+        super().sendall(*args, **kwargs)
 
 
 def _left(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
-        raise LinkError("no answer in time")
-    return left
+        raise TimeoutError("no answer in time")
+    return min(left, 3600.0)
 
 
-def _shut(link: socket.socket) -> None:
-    try:
-        link.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return  # it ended by itself
-
-
-def _foreign(status: int, headers: dict[bytes, bytes]) -> ForeignAnswerError:
+def _foreign(status: int, headers: Mapping[str, str]) -> ForeignAnswerError:
     if status != 401:
         return ForeignAnswerError(f"an answer (status {status}) that the master did not sign")
-    clock = headers.get(b"date", b"").decode("latin-1")
     return ForeignAnswerError(
         "the master does not accept our signature: its secret is another one, or the clocks "
-        f"differ by over {SKEW_S} s (its clock says {clock or 'nothing'})"
+        f"differ by over {SKEW_S} s (its clock says {headers.get('date', 'nothing')})"
     )

@@ -42,6 +42,11 @@ class FlaskFSTransport(Transport):
         "allowed_hosts": [],  # further names that workers dial the master by
         "threads": 96,  # requests served at once; 3 in 4 may wait for tasks
         "max_connections": 512,
+        "max_payload_bytes": 256 << 20,
+        "max_policy_bytes": 2 << 30,
+        "min_free_bytes": 128 << 20,  # of the shared folder's disk; below it nothing is written
+        "keep_policy_versions": 3,
+        "durability": "process",  # or power: payloads and policies survive a power cut
         "max_message_bytes": 4 << 20,
         "request_timeout_s": 10.0,
         "lost_after_s": 15.0,  # silence after which a worker gives its master up
@@ -91,7 +96,12 @@ class FlaskFSTransport(Transport):
 
         with self._lock:
             if self._data_store is None:
-                self._data_store = FileDataStore(self.data_dir)
+                self._data_store = FileDataStore(
+                    self.data_dir,
+                    max_payload_bytes=int(self.cfg["max_payload_bytes"]),
+                    min_free_bytes=int(self.cfg["min_free_bytes"]),
+                    is_durable=self.cfg["durability"] == "power",
+                )
             return self._data_store
 
     def policy_store(self) -> PolicyStore:
@@ -99,7 +109,13 @@ class FlaskFSTransport(Transport):
 
         with self._lock:
             if self._policy_store is None:
-                self._policy_store = FilePolicyStore(self.data_dir)
+                self._policy_store = FilePolicyStore(
+                    self.data_dir,
+                    keep_versions=int(self.cfg["keep_policy_versions"]),
+                    max_policy_bytes=int(self.cfg["max_policy_bytes"]),
+                    min_free_bytes=int(self.cfg["min_free_bytes"]),
+                    is_durable=self.cfg["durability"] == "power",
+                )
             return self._policy_store
 
     def abandon_worker(self, worker_id: str) -> None:
@@ -156,6 +172,11 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "port": (lambda value: type(value) is int and 0 <= value < 65536, "in [0, 65535]"),
     "threads": (lambda value: type(value) is int and 5 <= value <= 4096, "in [5, 4096]"),
     "max_connections": (lambda value: type(value) is int and value >= 8, ">= 8"),
+    "max_payload_bytes": (lambda value: type(value) is int and value >= 1 << 20, ">= 2**20"),
+    "max_policy_bytes": (lambda value: type(value) is int and value >= 1 << 20, ">= 2**20"),
+    "min_free_bytes": (lambda value: type(value) is int and value >= 0, ">= 0"),
+    "keep_policy_versions": (lambda value: type(value) is int and value >= 2, ">= 2"),
+    "durability": (lambda value: value in ("process", "power"), "process or power"),
     "max_message_bytes": (
         lambda value: type(value) is int and (64 << 10) <= value <= (1 << 30),
         "in [65536, 2**30]",

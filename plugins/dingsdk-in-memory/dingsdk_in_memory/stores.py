@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from dingsdk import SampleBatch
@@ -14,6 +15,7 @@ from dingsdk.worker.comm import PolicyStore, StepDataStore
 class MemoryDataStore(StepDataStore):
     def __init__(self) -> None:
         self._payloads: dict[str, SampleBatch] = {}
+        self._ownerless: dict[str, float] = {}
 
     def put(self, data_id: str, batch: SampleBatch) -> None:
         # setdefault: a repeated put changes nothing, a payload never changes.
@@ -31,6 +33,15 @@ class MemoryDataStore(StepDataStore):
     def delete(self, data_ids: Iterable[str]) -> None:
         for data_id in data_ids:
             self._payloads.pop(data_id, None)
+
+    def sweep_orphans(self, live_ids: Collection[str], grace_s: float) -> int:
+        now = time.monotonic()
+        ownerless = self._payloads.keys() - frozenset(live_ids)
+        # Its age counts from the first sweep that found it without an owner.
+        self._ownerless = {name: self._ownerless.get(name, now) for name in ownerless}
+        ripe = [name for name, since in self._ownerless.items() if now - since >= grace_s]
+        self.delete(ripe)
+        return len(ripe)
 
     def __len__(self) -> int:
         return len(self._payloads)
