@@ -139,6 +139,10 @@ class StorageFullError(DingError, OSError):
     retryable = True
 
 
+class PayloadsLostError(DataMissingError):
+    """Payloads that cannot be read any more. Facts: ``reasons`` (number -> missing, corrupt)."""
+
+
 class ClosedError(DingError, RuntimeError):
     """A part that was used after, or woken by, its ``close()``. Facts: ``what``."""
 

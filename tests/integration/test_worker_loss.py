@@ -124,3 +124,18 @@ def test_every_acknowledged_sample_stays_accounted_for(cluster: Cluster) -> None
     cluster.coordinator.validate_state()
     live = len(cluster.transport.data_store())
     assert 0 < live < 200  # payloads of overwritten rows were deleted
+
+
+def test_payloads_that_vanish_are_replaced_and_counted(cluster: Cluster) -> None:
+    store, book = cluster.transport.data_store(), cluster.coordinator._book
+
+    def lose_some() -> bool:
+        with cluster.coordinator.condition:
+            live = book.live_payloads
+        store.delete([data_id for data_id in live if data_id.endswith(("3", "7"))])
+        return cluster.coordinator.status().evicted.get("missing", 0) > 0
+
+    cluster.expect(lose_some, 40.0)
+    cluster.coordinator.validate_state()
+    before = cluster.train_iter()
+    cluster.expect(lambda: cluster.train_iter() > before + 20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ import numpy as np
 
 from dingsdk.config import Configurable, deep_merge_dicts
 from dingsdk.data import SampleBatch
-from dingsdk.errors import DingError, TaskFail
+from dingsdk.errors import DingError, PayloadsLostError, TaskFail
 from dingsdk.policy import create_policy
 from dingsdk.worker.comm.learner_hooks import SendLearnInfoHook, SendPolicyHook
 from dingsdk.worker.comm.row_store import RowStore
@@ -20,6 +21,10 @@ from dingsdk.worker.comm.worker_role import ANSWER_WITHIN_S, RoleLife, WorkerRol
 from dingsdk.worker.factory import create_learner
 from dingsdk.worker.learner.hook import LearnerHook
 
+_log = logging.getLogger(__name__)
+
+LOAD_TIMEOUT_S = 0.5
+"""How long to look for a payload that was announced; then its rows are replaced by others."""
 LEARN_TIMEOUT_S = 3600.0
 """Bound on one learn task; its master has a shorter deadline, and the lease a shorter one still."""
 
@@ -136,6 +141,7 @@ class TransportLearner(RoleLife, BaseCommLearner):
         self._demand: dict[str, Any] | None = None
         self._info: dict[str, Any] | None = None
         self._priorities: list[Mapping[str, Any]] = []
+        self._lost_payloads: dict[int, str] = {}
 
     # Tasks ------------------------------------------------------------------------------------
     def deal_with_learner_start(self, task_info: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -150,7 +156,7 @@ class TransportLearner(RoleLife, BaseCommLearner):
         self._rows = RowStore(
             2 * int(buffer_cfg["replay_buffer_size"]) + int(task_info.get("payload_rows", 0)),
             buffer_cfg.get("storage", {}),
-            self._role.data_store.get,
+            lambda data_id: self._role.data_store.get(data_id, LOAD_TIMEOUT_S),
         )
         self._learner = self._create_learner(task_info)
         self._role.start_job(
@@ -210,6 +216,23 @@ class TransportLearner(RoleLife, BaseCommLearner):
 
     # The learner's way in and ways out -----------------------------------------------------------
     def get_data(self, batch_size: int) -> SampleBatch | None:
+        while True:
+            columns = self._next_lease(batch_size)
+            if columns is None:
+                return None
+            assert self._rows is not None  # made when the task started
+            payload, row = columns.pop("payload"), columns.pop("row")
+            try:
+                batch = self._rows.gather(payload, row)
+            except PayloadsLostError as error:
+                # The coordinator never leases them again; this batch is another's now.
+                _log.warning("%s", error)
+                self._lost_payloads.update(error.facts["reasons"])
+                continue
+            return batch.with_columns(**columns) if columns else batch
+
+    def _next_lease(self, batch_size: int) -> dict[str, Any] | None:
+        """Return the columns of the next leased batch, asking for more; None: stop."""
         role = self._role
         role.advance()
         if not self._leased:
@@ -224,13 +247,7 @@ class TransportLearner(RoleLife, BaseCommLearner):
                 if not role.job_wait(lambda: bool(self._leased)):
                     return None
         role.scheduler.yield_turn()
-        if role.is_stopping:
-            return None
-        columns = dict(self._leased.popleft())
-        assert self._rows is not None  # made when the task started
-        payload, row = columns.pop("payload"), columns.pop("row")
-        batch = self._rows.gather(payload, row)
-        return batch.with_columns(**columns) if columns else batch
+        return None if role.is_stopping else dict(self._leased.popleft())
 
     def send_policy(self, state: Mapping[str, Any]) -> None:
         self._role.policy_store.publish(
@@ -250,6 +267,8 @@ class TransportLearner(RoleLife, BaseCommLearner):
     def _learn_info(self) -> dict[str, Any]:
         """The learner's info, with the priorities of every batch since the last one."""
         info = dict(self._learner.learn_info)
+        lost, self._lost_payloads = self._lost_payloads, {}
+        info["lost_payloads"] = [[number, reason] for number, reason in lost.items()]
         parts, self._priorities = self._priorities, []
         info["priority_info"] = (
             {key: np.concatenate([np.asarray(part[key]) for part in parts]) for key in parts[0]}

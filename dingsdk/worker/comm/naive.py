@@ -150,6 +150,7 @@ class NaiveLearner(_NaiveWorker):
         info = {
             "learner_step": self._count,
             "priority_info": {},
+            "lost_payloads": [],
             "learner_done": self._count >= BATCHES,
         }
         return {"info": info, **self._ids()}

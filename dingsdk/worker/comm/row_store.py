@@ -10,7 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import ConfigError, ProtocolError
+from dingsdk.errors import (
+    ConfigError,
+    DataCorruptError,
+    DataMissingError,
+    PayloadsLostError,
+    ProtocolError,
+)
 from dingsdk.plugins import default_manager
 
 
@@ -68,12 +74,14 @@ class RowStore:
         Args:
             payloads: int64[n], payload numbers.
             rows: int64[n], row within the payload.
+
+        Raises:
+            PayloadsLostError: payloads of the batch are missing or damaged; the others are held.
         """
         self._reserve(int(payloads.max()))
         offsets = self._offsets[payloads]
         if offsets.min() < 0:
-            for number in np.unique(payloads[offsets < 0]):
-                self._add(int(number))
+            self._load_all(np.unique(payloads[offsets < 0]).tolist())
             offsets = self._offsets[payloads]
         return self._storage.take(offsets + rows)  # type: ignore[no-any-return]
 
@@ -82,6 +90,20 @@ class RowStore:
             grown = np.full(2 * (number + 1), -1, dtype=np.int64)
             grown[: len(self._offsets)] = self._offsets
             self._offsets = grown
+
+    def _load_all(self, numbers: list[int]) -> None:
+        reasons: dict[int, str] = {}
+        for number in numbers:
+            try:
+                self._add(number)
+            except DataMissingError:
+                reasons[number] = "missing"
+            except DataCorruptError:
+                reasons[number] = "corrupt"
+        if reasons:
+            raise PayloadsLostError(
+                f"payloads cannot be read: {reasons}", data_id=None, reasons=reasons
+            )
 
     def _add(self, number: int) -> None:
         name = self._names.get(number)

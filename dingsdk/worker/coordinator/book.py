@@ -5,7 +5,7 @@ It is all state and no waiting: the coordinator calls it with its lock held.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -146,6 +146,14 @@ class TaskBook:
         """Data ids that the buffers or a learner may still need."""
         ledgers = [experience.ledger for experience in self.experiences.values()]
         return {name for ledger in ledgers for name in ledger.names}
+
+    @property
+    def evicted(self) -> dict[str, int]:
+        """Samples that left the buffers, by reason."""
+        total: Counter[str] = Counter()
+        for experience in self.experiences.values():
+            total.update(experience.ledger.evicted_rows)
+        return dict(total)
 
     @property
     def env_steps(self) -> int:

@@ -39,6 +39,8 @@ class CoordinatorStatus:
     collectors: int
     learners: int
     running_tasks: int
+    evicted: Mapping[str, int]
+    """Samples that left the buffer, by reason."""
 
 
 class Coordinator(Configurable):
@@ -158,6 +160,7 @@ class Coordinator(Configurable):
                 collectors=book.pool.count("collector"),
                 learners=book.pool.count("learner"),
                 running_tasks=len(book.running),
+                evicted=book.evicted,
             )
 
     def running_tasks(self) -> list[TaskState]:

@@ -11,6 +11,9 @@ from dingsdk.data import SampleBatch
 from dingsdk.worker.coordinator.payloads import PayloadLedger
 from dingsdk.worker.coordinator.tasks import TaskState
 
+REDRAWS = 8
+"""Times that rows of lost payloads are drawn again before the demand has to wait."""
+
 
 class Experience:
     """A replay buffer of (payload, row) pairs, in columns. The caller locks.
@@ -23,6 +26,9 @@ class Experience:
         self.buffer = buffer
         self.ledger = PayloadLedger()
         self._leases: dict[str, list[set[int]]] = {}
+        self._lost: dict[int, str] = {}
+        """Payloads that cannot be read, and why. Their rows are never leased again; they leave
+        the buffer, and count as evicted for that reason, when they are overwritten."""
         buffer.add_remove_listener(self._on_removed)
 
     def push(self, meta: Mapping[str, Any], envstep: int) -> bool:
@@ -55,11 +61,11 @@ class Experience:
         for _ in range(batches):
             if not self.buffer.can_sample(batch_size):
                 break
-            sample = self.buffer.sample(batch_size, train_iter)
-            if sample is None:
+            columns = self._draw(batch_size, train_iter)
+            if columns is None:
                 break
-            drawn.append(dict(sample.columns))
-            pins.append(set(sample.columns["payload"].tolist()))
+            drawn.append(columns)
+            pins.append(set(columns["payload"].tolist()))
         if not drawn:
             return None
         for pinned in pins:
@@ -78,7 +84,10 @@ class Experience:
         """End the leases of a learner; with its info, take the priorities over."""
         for pinned in self._leases.pop(state.task_id, []):
             self.ledger.unpin(pinned)
-        if info is not None and info.get("priority_info"):
+        if info is None:
+            return
+        self._lost.update((int(number), str(reason)) for number, reason in info["lost_payloads"])
+        if info.get("priority_info"):
             self.buffer.update(info["priority_info"])
 
     def take_garbage(self, states: list[TaskState]) -> list[str]:
@@ -99,5 +108,27 @@ class Experience:
     def close(self) -> None:
         self.buffer.close()
 
+    def _draw(self, batch_size: int, train_iter: int) -> dict[str, Any] | None:
+        """Sample a batch without lost payloads: their rows are drawn again, a few times."""
+        sample = self.buffer.sample(batch_size, train_iter)
+        if sample is None or not self._lost:
+            return None if sample is None else dict(sample.columns)
+        lost = np.fromiter(self._lost, dtype=np.int64)
+        kept = sample.take(np.flatnonzero(~np.isin(sample.columns["payload"], lost)))
+        for _ in range(REDRAWS):
+            if len(kept) >= batch_size:
+                return dict(kept[:batch_size].columns)
+            more = self.buffer.sample(batch_size, train_iter)
+            if more is None:
+                return None
+            good = np.flatnonzero(~np.isin(more.columns["payload"], lost))
+            kept = SampleBatch.concat([kept, more.take(good)])
+        return None
+
     def _on_removed(self, removed: Any, reason: str) -> None:
-        self.ledger.evict(removed.columns["payload"], reason)
+        payloads = removed.columns["payload"]
+        if self._lost:
+            for number in self._lost.keys() & set(payloads.tolist()):
+                self.ledger.evict(payloads[payloads == number], self._lost[number])
+            payloads = payloads[~np.isin(payloads, np.fromiter(self._lost, dtype=np.int64))]
+        self.ledger.evict(payloads, reason)
