@@ -1,0 +1,1 @@
+"""A transport for the workers of one host, over a Unix socket."""

@@ -1,0 +1,61 @@
+"""Messages over a connected socket: four bytes of length, then the message."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from dingsdk.data import decode_message, encode_message
+from dingsdk.errors import ProtocolError
+
+MAX_BYTES = 4 << 20
+SEND_TIMEOUT_S = 5.0
+
+
+class Link:
+    """Thread safe for sending; one thread receives."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        # Without it, a peer that reads nothing could keep a sender waiting for ever.
+        connected.settimeout(SEND_TIMEOUT_S)
+        self._socket = connected
+        self._sending = threading.Lock()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Raises ProtocolError for what is no plain data, OSError when the link is cut."""
+        data = encode_message(message)
+        if len(data) > MAX_BYTES:
+            raise ProtocolError(f"a message of {len(data)} bytes", where="$")
+        with self._sending:
+            self._socket.sendall(len(data).to_bytes(4, "big") + data)
+
+    def receive(self) -> Any:
+        """Return the next message. Raises EOFError, OSError or ProtocolError at the end."""
+        size = int.from_bytes(self._read(4), "big")
+        if size > MAX_BYTES:
+            raise ProtocolError(f"a message of {size} bytes", where="$")
+        return decode_message(self._read(size), MAX_BYTES)
+
+    def cut(self) -> None:
+        """End the link; whoever receives on it learns of it."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Give the socket back; called by the thread that receives, at its end."""
+        self._socket.close()
+
+    def _read(self, size: int) -> bytes:
+        received = bytearray()
+        while len(received) < size:
+            try:
+                data = self._socket.recv(min(size - len(received), 65536))
+            except TimeoutError:
+                continue  # nobody has to send
+            if not data:
+                raise EOFError("the other side is gone")
+            received += data
+        return bytes(received)

@@ -1,0 +1,159 @@
+"""A worker's end: one link to the master, and a thread that takes what comes over it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dingsdk.errors import ClosedError, ConfigError, ProtocolError, WorkerLostError
+from dingsdk.worker.comm import SlaveEnd, TaskAnswer, TaskMessage, WorkerInfo
+from dingsdk_example_transport.link import Link
+from dingsdk_example_transport.master import SCHEME
+
+RETRY_S = 0.02
+
+
+@dataclass(eq=False)
+class Incarnation:
+    """What belongs to one join and ends with it."""
+
+    link: Link
+    is_welcome: bool = False
+    is_over: bool = False
+    tasks: deque[TaskMessage] = field(default_factory=deque)
+
+
+class SocketSlaveEnd(SlaveEnd):
+    def __init__(self, address: str) -> None:
+        if not address.startswith(SCHEME):
+            raise ConfigError(f"{address!r} is no address like unix:/tmp/..", path="system")
+        self._path = address.removeprefix(SCHEME)
+        self._news = threading.Condition()
+        self._worker_id = ""
+        self._current: Incarnation | None = None
+        self._threads: list[threading.Thread] = []
+        self._is_closed = False
+
+    def join(self, info: WorkerInfo, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        self._worker_id = info.worker_id
+        hello = {"worker_id": info.worker_id, "role": info.role, "resource": info.resource}
+        while True:
+            made = self._try_join(hello, deadline)
+            with self._news:
+                if self._is_closed:
+                    raise self._closed()
+                if made is not None and made.is_welcome:
+                    self._current = made
+                    return
+                if time.monotonic() >= deadline:
+                    raise WorkerLostError(
+                        f"no master at {self._path} within {timeout_s:.1f} s",
+                        worker_id=info.worker_id,
+                    )
+                self._news.wait_for(lambda: self._is_closed, RETRY_S)
+
+    def next_task(self, timeout_s: float) -> TaskMessage | None:
+        with self._news:
+            current = self._check()
+            self._news.wait_for(
+                lambda: current.tasks or current.is_over or self._is_closed, timeout_s
+            )
+            self._check()
+            return current.tasks.popleft() if current.tasks else None
+
+    def answer(self, answer: TaskAnswer) -> None:
+        names = ("task_id", "completed", "result", "message", "traceback")
+        self._send({"kind": "answer", **{name: getattr(answer, name) for name in names}})
+
+    def renew(self, progress: int) -> None:
+        self._send({"kind": "renew", "progress": progress})
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        with self._news:
+            self._is_closed = True
+            self._news.notify_all()
+            current, threads = self._current, list(self._threads)
+        if current is not None:
+            current.link.cut()
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout_s)
+
+    # -------------------------------------------------------------------------------------------
+    def _try_join(self, hello: Mapping[str, Any], deadline: float) -> Incarnation | None:
+        """Return the incarnation that the master welcomed; None where there is none to ask."""
+        connected = socket.socket(socket.AF_UNIX)
+        try:
+            connected.connect(self._path)
+        except OSError:
+            connected.close()
+            return None
+        made = Incarnation(Link(connected))
+        thread = threading.Thread(
+            target=self._take, args=(made,), name=f"{self._worker_id}-link", daemon=True
+        )
+        with self._news:
+            if self._current is not None:
+                self._current.link.cut()
+            self._threads = [*(each for each in self._threads if each.is_alive()), thread]
+            thread.start()
+        try:
+            made.link.send(hello)
+        except OSError:
+            return None
+        except ProtocolError:
+            made.link.cut()
+            raise
+        with self._news:
+            self._news.wait_for(
+                lambda: made.is_welcome or made.is_over or self._is_closed,
+                max(0.0, deadline - time.monotonic()),
+            )
+            if not made.is_welcome or self._is_closed:
+                made.link.cut()
+        return made
+
+    def _take(self, made: Incarnation) -> None:
+        try:
+            while True:
+                message = made.link.receive()
+                with self._news:
+                    if message["kind"] == "task":
+                        made.tasks.append(TaskMessage(message["task_id"], message["data"]))
+                    made.is_welcome = made.is_welcome or message["kind"] == "welcome"
+                    self._news.notify_all()
+        except (EOFError, OSError, ProtocolError, KeyError, TypeError):
+            pass  # the end of this incarnation, whatever ended it
+        finally:
+            with self._news:
+                made.is_over = True
+                self._news.notify_all()
+            made.link.close()
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        with self._news:
+            current = self._check()
+        try:
+            current.link.send(message)
+        except OSError as error:
+            with self._news:
+                self._check()
+            raise WorkerLostError(f"the master is gone: {error}") from error
+
+    def _check(self) -> Incarnation:
+        if self._is_closed:
+            raise self._closed()
+        if self._current is None or self._current.is_over:
+            raise WorkerLostError(
+                f"the master gave {self._worker_id!r} up", worker_id=self._worker_id
+            )
+        return self._current
+
+    def _closed(self) -> ClosedError:
+        return ClosedError(f"the connection of {self._worker_id!r} is closed", what="slave end")

@@ -1,0 +1,77 @@
+"""Payloads and policies as checked files in the run folder, each written in one step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dingsdk import SampleBatch
+from dingsdk.data import (
+    PrivateDir,
+    check_id,
+    decode_frame,
+    decode_tensors,
+    encode_frame,
+    encode_tensors,
+)
+from dingsdk.errors import DataMissingError
+from dingsdk.worker.comm import PolicyStore, StepDataStore
+
+MAX_BYTES = 256 << 20
+SUFFIX = ".data"
+
+
+class FileDataStore(StepDataStore):
+    def __init__(self, folder: PrivateDir) -> None:
+        self._folder = folder
+
+    def put(self, data_id: str, batch: SampleBatch) -> None:
+        name = check_id(data_id, "data_id") + SUFFIX
+        if self._folder.stat(name) is None:
+            self._folder.write_atomic(name, list(encode_frame(batch)[0]))
+
+    def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
+        # On one host a file is there as soon as it was written: there is nothing to wait for.
+        name = check_id(data_id, "data_id") + SUFFIX
+        try:
+            content = self._folder.view(name, MAX_BYTES)
+        except DataMissingError as error:
+            raise DataMissingError(f"no payload {data_id!r}", data_id=data_id) from error
+        return decode_frame(content, MAX_BYTES)
+
+    def delete(self, data_ids: Iterable[str]) -> None:
+        for data_id in data_ids:
+            self._folder.unlink(check_id(data_id, "data_id") + SUFFIX)
+
+    def __len__(self) -> int:
+        return sum(name.endswith(SUFFIX) for name in self._folder.names())
+
+
+class FilePolicyStore(PolicyStore):
+    """One file a policy: the newest version, with its number inside."""
+
+    def __init__(self, folder: PrivateDir) -> None:
+        self._folder = folder
+        self._publishing = threading.Lock()
+
+    def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
+        name = check_id(policy_id, "policy_id") + SUFFIX
+        with self._publishing:
+            if self.newest(policy_id, newer_than=version - 1) is None:
+                buffers, _ = encode_tensors(state, {"version": str(version)})
+                self._folder.write_atomic(name, list(buffers))
+
+    def newest(
+        self, policy_id: str, newer_than: int | None = None
+    ) -> tuple[int, dict[str, Any]] | None:
+        try:
+            content = self._folder.read(check_id(policy_id, "policy_id") + SUFFIX, MAX_BYTES)
+        except DataMissingError:
+            return None
+        state, metadata = decode_tensors(content, MAX_BYTES)
+        version = int(metadata["version"])
+        return None if newer_than is not None and version <= newer_than else (version, state)
+
+    def discard(self, policy_id: str) -> None:
+        self._folder.unlink(check_id(policy_id, "policy_id") + SUFFIX)
