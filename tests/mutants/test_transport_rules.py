@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import shutil
 import socket
 import sys
 import threading
@@ -350,6 +351,12 @@ class LeavesAFile(Mutant):
     def close(self, timeout_s: float = 5.0) -> None:
         super().close(timeout_s)
         self.left.append(Path("/dev/null").open())  # noqa: SIM115
+
+
+@mutant(41)
+class RemovesTheRun(Mutant):
+    def remove_data(self) -> None:
+        shutil.rmtree(self.run_dir, ignore_errors=True)
 
 
 # --- stores --------------------------------------------------------------------------------------

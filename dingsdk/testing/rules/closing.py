@@ -1,4 +1,4 @@
-"""Rules 17 to 22: deadlines, and the end."""
+"""Rules 17 to 22 and 41: deadlines, and the end."""
 
 from __future__ import annotations
 
@@ -122,6 +122,29 @@ def rule_22_close_gives_everything_back(bench: Bench) -> None:
     expect(not names, f"threads left: {names}")
     gc.collect()
     expect(_open_files() <= files, f"{_open_files() - files} open files or sockets left")
+
+
+def rule_41_remove_data_removes_its_own(bench: Bench) -> None:
+    """``remove_data``, after the close, removes the transport's files, and no others.
+
+    It may be called twice, and where nothing was ever stored.
+    """
+    kept = bench.near.run_dir / "result.json"
+    kept.write_text("{}", encoding="utf-8")
+    bench.transport().remove_data()
+    bench.far.data_store().put("p", batch())
+    bench.far.policy_store().publish("p", policy(1.0), 1)
+    bench.far.close(bench.patience_s)
+    bench.near.close(bench.patience_s)
+    for _ in range(2):
+        bench.near.remove_data()
+    left = _files(bench.near.run_dir)
+    expect(kept in left, "a file that is not the transport's was removed")
+    expect_equal(sorted(path.name for path in left - {kept}), [], "files left")
+
+
+def _files(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_file()}
 
 
 def _wait(end: SlaveEnd, timeout_s: float) -> None:

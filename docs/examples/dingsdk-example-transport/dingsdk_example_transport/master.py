@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import tempfile
@@ -62,9 +63,12 @@ class SocketMasterEnd(MasterEnd):
             self._links.clear()
             links, threads = list(self._open), list(self._threads)
         if self._server is not None:
-            # Only a shutdown wakes the thread that accepts.
-            for each in (self._server, *links):
-                _end(each)
+            with contextlib.suppress(OSError):
+                self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+            for link in links:
+                with contextlib.suppress(OSError):
+                    link.send({"kind": "closed"})
+                link.cut()
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(timeout_s)
@@ -150,13 +154,3 @@ class SocketMasterEnd(MasterEnd):
             thread = threading.Thread(target=function, name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
-
-
-def _end(each: socket.socket | Link) -> None:
-    if isinstance(each, Link):
-        each.cut()
-        return
-    try:
-        each.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return  # it ended before

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dingsdk.errors import ClosedError, ConfigError, ProtocolError, WorkerLostError
+from dingsdk.errors import ClosedError, ConfigError, DingError, ProtocolError, WorkerLostError
 from dingsdk.worker.comm import SlaveEnd, TaskAnswer, TaskMessage, WorkerInfo
 from dingsdk_example_transport.link import Link
 from dingsdk_example_transport.master import SCHEME
@@ -24,7 +24,7 @@ class Incarnation:
 
     link: Link
     is_welcome: bool = False
-    is_over: bool = False
+    end: DingError | None = None
     tasks: deque[TaskMessage] = field(default_factory=deque)
 
 
@@ -62,7 +62,7 @@ class SocketSlaveEnd(SlaveEnd):
         with self._news:
             current = self._check()
             self._news.wait_for(
-                lambda: current.tasks or current.is_over or self._is_closed, timeout_s
+                lambda: bool(current.tasks or current.end) or self._is_closed, timeout_s
             )
             self._check()
             return current.tasks.popleft() if current.tasks else None
@@ -112,7 +112,7 @@ class SocketSlaveEnd(SlaveEnd):
             raise
         with self._news:
             self._news.wait_for(
-                lambda: made.is_welcome or made.is_over or self._is_closed,
+                lambda: made.is_welcome or made.end is not None or self._is_closed,
                 max(0.0, deadline - time.monotonic()),
             )
             if not made.is_welcome or self._is_closed:
@@ -120,19 +120,24 @@ class SocketSlaveEnd(SlaveEnd):
         return made
 
     def _take(self, made: Incarnation) -> None:
+        name = self._worker_id
+        end: DingError = WorkerLostError(f"the master gave {name!r} up", worker_id=name)
         try:
             while True:
                 message = made.link.receive()
+                if message["kind"] == "closed":
+                    end = ClosedError("the master closed", what="master")
+                    break
                 with self._news:
                     if message["kind"] == "task":
                         made.tasks.append(TaskMessage(message["task_id"], message["data"]))
                     made.is_welcome = made.is_welcome or message["kind"] == "welcome"
                     self._news.notify_all()
-        except (EOFError, OSError, ProtocolError, KeyError, TypeError):
-            pass  # the end of this incarnation, whatever ended it
+        except (EOFError, OSError, ProtocolError, KeyError, TypeError) as error:
+            end.__cause__ = error  # the end of this incarnation, whatever ended it
         finally:
             with self._news:
-                made.is_over = True
+                made.end = end
                 self._news.notify_all()
             made.link.close()
 
@@ -149,10 +154,10 @@ class SocketSlaveEnd(SlaveEnd):
     def _check(self) -> Incarnation:
         if self._is_closed:
             raise self._closed()
-        if self._current is None or self._current.is_over:
-            raise WorkerLostError(
-                f"the master gave {self._worker_id!r} up", worker_id=self._worker_id
-            )
+        if self._current is None:
+            raise WorkerLostError("not joined", worker_id=self._worker_id)
+        if self._current.end is not None:
+            raise self._current.end
         return self._current
 
     def _closed(self) -> ClosedError:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import threading
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from dingsdk.data import PrivateDir
-from dingsdk.worker.comm import MasterEnd, Scheduler, SlaveEnd, ThreadScheduler, Transport
+from dingsdk.worker.comm import (
+    MasterEnd,
+    Place,
+    Scheduler,
+    SlaveEnd,
+    ThreadScheduler,
+    Transport,
+)
 from dingsdk_example_transport.master import SocketMasterEnd
 from dingsdk_example_transport.slave import SocketSlaveEnd
 from dingsdk_example_transport.stores import FileDataStore, FilePolicyStore
@@ -18,11 +25,11 @@ class UnixSocketTransport(Transport):
     """Workers of one host over a Unix socket; payloads in the run folder."""
 
     config: ClassVar[dict[str, Any]] = {"type": "unix_socket"}
+    places: ClassVar[tuple[Place, ...]] = ("threads", "processes")
 
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
         super().__init__({**self.default_config(), **cfg}, run_dir)
         self._scheduler = ThreadScheduler()
-        self._lock = threading.Lock()
         self._ends: list[SocketMasterEnd | SocketSlaveEnd] = []
         with PrivateDir(Path(run_dir) / "transport") as folder:
             self._data, self._policies = folder.sub("data"), folder.sub("policies")
@@ -32,10 +39,14 @@ class UnixSocketTransport(Transport):
         return self._scheduler
 
     def master_end(self) -> MasterEnd:
-        return self._kept(SocketMasterEnd())
+        end = SocketMasterEnd()
+        self._ends.append(end)
+        return end
 
     def slave_end(self, address: str) -> SlaveEnd:
-        return self._kept(SocketSlaveEnd(address))
+        end = SocketSlaveEnd(address)
+        self._ends.append(end)
+        return end
 
     def data_store(self) -> FileDataStore:
         return FileDataStore(self._data)
@@ -44,15 +55,11 @@ class UnixSocketTransport(Transport):
         return FilePolicyStore(self._policies)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        with self._lock:
-            ends = list(self._ends)
-        for end in reversed(ends):  # workers leave before their master does
+        for end in reversed(self._ends):  # workers leave before their master does
             end.close(timeout_s)
         self._scheduler.close(timeout_s)
         self._data.close()
         self._policies.close()
 
-    def _kept(self, end: Any) -> Any:
-        with self._lock:
-            self._ends.append(end)
-        return end
+    def remove_data(self) -> None:
+        shutil.rmtree(Path(self.run_dir) / "transport", ignore_errors=True)
