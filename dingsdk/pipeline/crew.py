@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 from dingsdk.errors import TaskTimeoutError
 from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.workers import make_worker, place_of, worker_ids
+from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.transport import Transport
 
 STALL_LIMIT_S = 60.0
@@ -82,16 +82,14 @@ class AbsentCrew(Crew):
         pass
 
 
-def make_crew(
-    context: RunContext, cfg: Any, transport: Transport, on_death: Callable[[str, str], None]
-) -> Crew:
+def make_crew(context: RunContext, cfg: Any, transport: Transport, master: Master) -> Crew:
     """Return the crew that the context and the transport ask for.
 
     Args:
         context: The run.
         cfg: The config as workers get it.
         transport: Of this process.
-        on_death: Called with (worker id, reason) when a worker's process has died.
+        master: Of the run.
 
     Raises:
         ConfigError: the transport cannot reach workers there.
@@ -104,4 +102,4 @@ def make_crew(
         return ThreadCrew(cfg, transport)
     from dingsdk.pipeline.supervisor import ProcessCrew
 
-    return ProcessCrew(cfg, context.run_dir, worker_ids(cfg), on_death)
+    return ProcessCrew(cfg, context.run_dir, worker_ids(cfg), master)

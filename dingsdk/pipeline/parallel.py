@@ -50,7 +50,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         )
         evaluations.coordinator = coordinator
         context.set_status_source(lambda: _status(context, coordinator))
-        crew = make_crew(context, cfg, transport, coordinator.master.lose)
+        crew = make_crew(context, cfg, transport, coordinator.master)
         # Tasks are closed before their workers: a learner saves its checkpoint then.
         stack.callback(lambda: crew.close(_closing_times(context)[1]))
         stack.callback(_close_coordinator, coordinator, context)

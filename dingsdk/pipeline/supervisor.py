@@ -18,6 +18,7 @@ from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.pipeline.child import Order, child_main
 from dingsdk.pipeline.crew import Crew
 from dingsdk.plugins import default_manager
+from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.transport import Role
 
 _log = logging.getLogger(__name__)
@@ -39,8 +40,12 @@ class ProcessCrew(Crew):
         cfg: The config as workers get it.
         run_dir: The run folder.
         workers: Role and id of each.
-        on_death: Called with (worker id, reason) when one has died.
+        master: The run's; it is told of deaths, so that no lease has to run out.
         clock: Monotonic seconds.
+
+    Attributes:
+        lost_limit_s: A process that the master gave up, and that has not come back after this
+            time, hangs: it is killed and started anew.
     """
 
     def __init__(
@@ -48,16 +53,17 @@ class ProcessCrew(Crew):
         cfg: Any,
         run_dir: Path,
         workers: Sequence[tuple[Role, str]],
-        on_death: Callable[[str, str], None],
+        master: Master,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cfg = cfg
         self._run_dir = run_dir
         self._budget = int(cfg.system.restarts)
-        self._on_death = on_death
+        self._master = master
         self._clock = clock
         self._members = [_Member(role, worker_id, run_dir) for role, worker_id in workers]
         self._address = ""
+        self.lost_limit_s = 30.0
 
     def start(self, address: str) -> None:
         self._address = address
@@ -72,6 +78,8 @@ class ProcessCrew(Crew):
                     self._start(member)
             elif not member.process.is_alive():
                 self._bury(member)
+            elif member.has_joined:
+                self._check(member)
 
     def close(self, timeout_s: float) -> None:
         running = [member for member in self._members if member.process is not None]
@@ -79,7 +87,7 @@ class ProcessCrew(Crew):
             member.send_stop()
         self._join(running, timeout_s)
         for member in running:
-            member.kill()
+            member.kill("does not end")
         self._join(running, KILL_S)
         for member in running:
             member.close()
@@ -100,6 +108,13 @@ class ProcessCrew(Crew):
         )
         member.start(order)
 
+    def _check(self, member: _Member) -> None:
+        now = self._clock()
+        if member.heard_at is None or member.worker_id in self._master.workers:
+            member.heard_at = now
+        elif now - member.heard_at > self.lost_limit_s:
+            member.kill(f"has not been heard of for {self.lost_limit_s:.0f} s")
+
     def _bury(self, member: _Member) -> None:
         """Take note of a death; have the worker started anew, or end the run."""
         member.listen()  # it may have spoken between the last look and its death
@@ -109,7 +124,7 @@ class ProcessCrew(Crew):
         member.words = member.failure.get("traceback") or member.read_crash_file()
         member.close()
         _log.warning("worker %s died: %s", member.worker_id, reason)
-        self._on_death(member.worker_id, reason)
+        self._master.lose(member.worker_id, reason)
         now = self._clock()
         member.deaths = [at for at in member.deaths if now - at < WINDOW_S] + [now]
         if not member.has_joined and code > 0:
@@ -143,6 +158,7 @@ class _Member:
         self.deaths: list[float] = []
         self.words = ""
         self.has_joined = False
+        self.heard_at: float | None = None
         self.failure: dict[str, Any] = {}
         self._link: Connection | None = None
 
@@ -154,7 +170,7 @@ class _Member:
         """
         spawn = multiprocessing.get_context("spawn")
         self._link, theirs = spawn.Pipe()
-        self.has_joined, self.failure = False, {}
+        self.has_joined, self.heard_at, self.failure = False, None, {}
         # Not a daemon: env managers may have processes of their own.
         self.process = spawn.Process(
             target=child_main, args=(order, theirs), name=self.worker_id, daemon=False
@@ -193,9 +209,9 @@ class _Member:
             except OSError:
                 return  # it ended by itself
 
-    def kill(self) -> None:
+    def kill(self, why: str) -> None:
         if self.process is not None and self.process.is_alive():
-            _log.warning("worker %s does not end; it is killed", self.worker_id)
+            _log.warning("worker %s %s; its process is killed", self.worker_id, why)
             self.process.kill()
 
     def close(self) -> None:

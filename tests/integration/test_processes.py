@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -54,7 +53,7 @@ class Cluster:
         self.run_dir = run_dir
         self.transport = make_transport(cfg, run_dir)
         self.coordinator = Coordinator(cfg, self.transport)
-        self.crew = ProcessCrew(cfg, run_dir, worker_ids(cfg), self.coordinator.master.lose)
+        self.crew = ProcessCrew(cfg, run_dir, worker_ids(cfg), self.coordinator.master)
         self.crew.start(self.coordinator.start())
 
     def pid(self, worker_id: str) -> int:
@@ -101,7 +100,7 @@ class Cluster:
         return [each[0] for each in found if each is not None]
 
     def close(self) -> None:
-        assert self.coordinator.close() == []
+        self.coordinator.close()
         self.crew.close(10.0)
         self.transport.close()
         self.transport.remove_data()
@@ -174,6 +173,28 @@ def test_killed_learner_goes_on_from_its_checkpoint_and_no_policy_gets_older(
     text = (cluster.run_dir / "log" / "learner" / "learner_logger.txt").read_text()
     assert f"of iteration {saved}" in text
     cluster.coordinator.validate_state()
+
+
+def test_process_that_does_not_come_back_is_replaced(cluster: Cluster) -> None:
+    pid, incarnation = cluster.pid("collector-1"), cluster.incarnation("collector-1")
+    cluster.crew.lost_limit_s = 1.0
+    os.kill(pid, signal.SIGSTOP)
+
+    cluster.expect(lambda: cluster.incarnation("collector-1") > incarnation)
+    assert cluster.pid("collector-1") != pid
+    assert not is_running(pid)
+
+
+def test_stopped_process_does_not_hold_up_the_end(cluster: Cluster) -> None:
+    pid = cluster.pid("collector-0")
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    cluster.coordinator.close(4.0)
+    cluster.crew.close(4.0)
+
+    assert time.monotonic() - began < 10
+    assert multiprocessing.active_children() == []
+    assert not is_running(pid)
 
 
 # Whole runs from the command line --------------------------------------------------------------
@@ -338,18 +359,19 @@ def test_worker_that_cannot_start_ends_the_run_at_once(
     tmp_path: Path,
 ) -> None:
     cfg = compile_run("cartpole-dqn", "parallel", "flask_fs", SETS, 3)
+    cfg = worker_config(RunContext(cfg=cfg, run_dir=tmp_path))
+    transport = make_transport(cfg, tmp_path)
+    coordinator = Coordinator(cfg, transport)
     cfg.system.transport.import_names = ["no_such_module"]
-    lost: list[Any] = []
-    crew = ProcessCrew(
-        cfg, tmp_path, [("collector", "collector-0")], lambda *args: lost.append(args)
-    )
-    crew.start("http://127.0.0.1:9")
+    crew = ProcessCrew(cfg, tmp_path, [("collector", "collector-0")], coordinator.master)
+    crew.start(coordinator.start())
     try:
         with pytest.raises(WorkerCrashedError, match="collector-0 cannot start") as caught:
             poll_for(crew, 60.0)
     finally:
+        coordinator.close()
         crew.close(5.0)
+        transport.close()
 
     assert "no_such_module" in caught.value.facts["traceback"]
     assert caught.value.is_user_mistake
-    assert [worker_id for worker_id, _ in lost] == ["collector-0"]
