@@ -22,6 +22,7 @@ from dingsdk.pipeline.components import COMPONENTS, defaults_of_class
 from dingsdk.pipeline.records import EnvSection, RunConfig, SystemSection
 from dingsdk.plugins import KINDS, default_manager, hookspecs
 from dingsdk.plugins.builtins import BUILTINS
+from dingsdk.testing import CAPABILITIES, RULES
 
 REFERENCE = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by docs/generate.py; change the code's docstrings instead. -->"
@@ -34,6 +35,7 @@ def pages() -> dict[str, str]:
         "config.md": config_page(),
         "errors.md": errors_page(),
         "hooks.md": hooks_page(),
+        "transport-rules.md": transport_rules_page(),
     }
 
 
@@ -116,6 +118,24 @@ def hooks_page() -> str:
         signature = ", ".join(inspect.signature(spec).parameters)
         parts.append(f"## `{name}({signature})`\n\n{inspect.getdoc(spec)}")
     return _page("Hooks", "\n\n".join(parts))
+
+
+def transport_rules_page() -> str:
+    """Return the rules of the transport contract."""
+    parts = [
+        "What every transport does, and `dingsdk.testing` checks: `check_transport` all of it, a "
+        "subclass of `TransportContract` as one test a rule. [Write a "
+        "transport](../tutorial/write-a-transport.md) shows both.",
+        "A transport declares what it can do beyond the rules for all; some rules are for those "
+        "that declare it:",
+        "\n".join(f"- `{name}`: {text}" for name, text in CAPABILITIES.items()),
+    ]
+    for rule in RULES:
+        _, _, rest = rule.text.partition("\n\n")
+        only = f"Only with `{rule.needs}`." if rule.needs else ""
+        lines = [f"## {rule.number}. {rule.title}", " ".join(rest.split()), only]
+        parts.append("\n\n".join(line for line in lines if line))
+    return _page("Rules of a transport", "\n\n".join(parts))
 
 
 def _page(title: str, body: str) -> str:

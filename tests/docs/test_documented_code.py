@@ -8,6 +8,7 @@ after it need. ``text`` is output and is not run.
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import shlex
 import subprocess
@@ -93,10 +94,25 @@ class Reader:
         elif program == "make":
             # Running it would set up an environment inside the tests that it runs.
             subprocess.run(["make", "-n", *arguments], cwd=ROOT, check=True, capture_output=True)
+        elif program == "pytest":
+            self.run_tests(arguments)
         elif command[:2] == ["pip", "install"]:
             self.install(arguments[1:])
         else:
             pytest.fail(f"the test does not know how to run {command}")
+
+    def run_tests(self, arguments: list[str]) -> None:
+        options = ["-q", "-c", os.devnull, "-p", "no:cacheprovider", "--rootdir", "."]
+        environment = {**os.environ, "PYTHONPATH": str(self.site)}
+        ran = subprocess.run(
+            [sys.executable, "-m", "pytest", *options, *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
 
     def install(self, sources: list[str]) -> None:
         options = ["--no-deps", "--no-build-isolation", "--quiet", "--target", str(self.site)]

@@ -8,18 +8,19 @@ Words: the *master* end stands in the coordinator, a *slave* end in each worker.
 dial out; the master never dials. A *message* is plain data that survives
 ``dingsdk.data.wire``; a *payload* is a SampleBatch or a set of tensors.
 
-Numbered rules that every transport keeps (the conformance kit refers to them):
+What every transport promises, in short; ``dingsdk.testing.RULES`` has it rule by rule, with a
+number and a check for each:
 
-1. A joined worker is announced once; its messages arrive in the order it sent them.
-2. A task is delivered to the worker it was sent to, at most once per incarnation.
-3. After ``drop(worker_id)`` nothing of that incarnation is delivered any more, and every
-   call of its slave end raises ``WorkerLostError`` until it joins again: from the first
-   ``next_task`` or ``renew`` on, which ask the master.
-4. ``put`` makes a payload readable before it returns; it is immutable from then on.
-5. ``newest`` never returns an older version than it returned before, and each version whole.
-6. Every call returns or raises before its deadline; ``close`` is idempotent and wakes
-   whoever waits with ``ClosedError``.
-7. Nothing received is executed: no pickles, no names to import, no addresses to dial.
+- A joined worker is announced once; its messages arrive in the order it sent them.
+- A task is delivered to the worker it was sent to, at most once per incarnation.
+- After ``drop(worker_id)`` nothing of that incarnation is delivered any more, and every
+  call of its slave end raises ``WorkerLostError`` until it joins again: from the first
+  ``next_task`` or ``renew`` on, which ask the master.
+- ``put`` makes a payload readable before it returns; it is immutable from then on.
+- ``newest`` never returns an older version than it returned before, and each version whole.
+- Every call returns or raises before its deadline; ``close`` is idempotent and wakes
+  whoever waits with ``ClosedError``.
+- Nothing received is executed: no pickles, no names to import, no addresses to dial.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class MasterEnd(ABC):
 
     @abstractmethod
     def drop(self, worker_id: str, reason: str) -> None:
-        """Forget a worker: its late messages are refused (rule 3). Unknown ids are ignored."""
+        """Forget a worker: its late messages are refused. Unknown ids are ignored."""
 
     @abstractmethod
     def close(self, timeout_s: float = 5.0) -> None: ...
