@@ -1,0 +1,169 @@
+"""One role a process, started by hand as on several hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dingsdk.cli import main
+from dingsdk.worker.learner.checkpoint import load_checkpoint
+
+PROGRAM = [sys.executable, "-c", "import sys; from dingsdk.cli import main; sys.exit(main())"]
+SETS = [
+    "--set", "env.evaluator_env_num=2", "--set", "env.n_evaluator_episode=2",
+    "--set", "policy.learn.batch_size=32", "--set", "policy.collect.n_sample=32",
+    "--set", "env.stop_value=.inf",
+]  # fmt: skip
+
+
+class Site:
+    """Starts roles that share a folder, and ends what is left of them."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.cwd = tmp_path
+        self.data = tmp_path / "run"
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def start(self, role: str, *extra: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*PROGRAM, role, "--config", "cartpole-dqn", "--transport", "flask_fs",
+             "--data", str(self.data), *SETS, *extra],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.cwd,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+        self._processes.append(process)
+        return process
+
+    def start_worker(self, role: str, address: str, *extra: str) -> subprocess.Popen[str]:
+        return self.start(role, "--coordinator", address, *extra)
+
+    def close(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path)
+    yield made
+    made.close()
+
+
+def read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        found = re.search(pattern, line)
+        if found is not None:
+            return found
+    pytest.fail(f"it never printed {pattern!r}: {process.communicate()[1]}")
+
+
+def test_three_processes_train_together_and_end_together(site: Site) -> None:
+    coordinator = site.start("coordinator", "--port", "0", "--set", "system.max_env_steps=600")
+    address = read_until(coordinator, r"^coordinator: (http://127\.0\.0\.1:\d+)$")[1]
+    secret = Path(read_until(coordinator, r"^secret: (.+)$")[1])
+    assert secret.stat().st_mode & 0o777 == 0o600
+    learner = site.start_worker("learner", address, "--id", "the-learner")
+    collector = site.start_worker("collector", address)
+
+    out, err = coordinator.communicate(timeout=90)
+    assert coordinator.returncode == 0, err
+    assert "Limit reached" in out
+    for process, name in ((learner, "the-learner"), (collector, "collector-")):
+        out, err = process.communicate(timeout=30)
+        assert (process.returncode, err) == (0, "")
+        assert f"{name}" in out
+        assert "joined" in out
+        assert "the run is over" in out
+    result = json.loads((site.data / "result.json").read_text())
+    assert result["env_steps"] >= 600
+    assert load_checkpoint(site.data / "ckpt").iteration == result["train_iter"]
+    assert not (site.data / "transport").exists()
+
+
+def test_workers_leave_and_others_take_over(site: Site) -> None:
+    coordinator = site.start("coordinator")
+    address = read_until(coordinator, r"^coordinator: (\S+)$")[1]
+    first = site.start_worker("learner", address, "--id", "first")
+    collector = site.start_worker("collector", address)
+    read_until(coordinator, r"[1-9]\d* iterations")
+
+    left_at = time.monotonic()
+    first.send_signal(signal.SIGINT)
+    out, err = first.communicate(timeout=20)
+    assert time.monotonic() - left_at < 10
+    assert (first.returncode, "Traceback" in err) == (130, False)
+    assert "first left" in out
+    saved = load_checkpoint(site.data / "ckpt").iteration
+    assert saved > 0
+
+    second = site.start_worker("learner", address, "--id", "second")
+    read_until(second, "joined")
+    found = read_until(coordinator, r"([\d,]+) iterations")
+    while int(found[1].replace(",", "")) <= saved:
+        found = read_until(coordinator, r"([\d,]+) iterations")
+
+    collector.send_signal(signal.SIGTERM)
+    assert collector.wait(20) == 143
+    coordinator.send_signal(signal.SIGINT)
+    assert coordinator.wait(20) == 130
+    assert second.wait(20) == 0
+    assert load_checkpoint(site.data / "ckpt").iteration > saved
+
+
+def test_worker_without_a_coordinator_gives_up_on_ctrl_c(site: Site) -> None:
+    learner = site.start_worker("learner", "http://127.0.0.1:9")
+    while not (site.data / "transport").exists():
+        assert learner.poll() is None
+        threading.Event().wait(0.05)
+    learner.send_signal(signal.SIGINT)
+
+    assert learner.wait(10) == 130
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["collector", "--coordinator", "http://127.0.0.1:9"], "in_memory"),
+        (["coordinator", "--port", "70000"], "70000"),
+        (["coordinator", "--transport", "flask_fs", "--host", "0.0.0.0"], "secret"),
+        (["learner", "--coordinator", "nonsense", "--transport", "flask_fs"], "nonsense"),
+        (
+            ["learner", "--transport", "flask_fs", "--coordinator", "http://h:1", "--id", "a/b"],
+            "--id",
+        ),
+    ],
+)
+def test_mistake_is_told_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    role, *rest = arguments
+    code = main([role, "--config", "cartpole-dqn", "--data", str(tmp_path / "run"), *rest])
+
+    err = capsys.readouterr().err
+    assert code == 2, err
+    assert told in err
+    assert "Traceback" not in err
+
+
+def test_folder_that_holds_a_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 1\n")
+    options = ["--config", "cartpole-dqn", "--transport", "flask_fs", "--data", str(tmp_path)]
+
+    assert main(["coordinator", *options]) == 2
+    assert "holds a run already" in capsys.readouterr().err
+    assert (tmp_path / "config.yaml").read_text() == "seed: 1\n"
