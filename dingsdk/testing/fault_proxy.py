@@ -24,6 +24,8 @@ REORDER_S = 0.05
 DUPLICATE_S = 1.0
 _ACCEPT_S = 0.2
 _CHUNK = 65536
+_GOLDEN = 0.6180339887
+"""Multiples of it, without their whole part, are spread evenly over [0, 1)."""
 _LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]{1,12})\r\n", re.IGNORECASE)
 
 
@@ -35,9 +37,9 @@ class Fault(enum.Enum):
     DELAY = "delay"
     DUPLICATE = "duplicate"  # forwarded twice; the second reply is thrown away
     REORDER = "reorder"  # held until another exchange has passed
-    CUT_REQUEST = "cut_request"  # half of it is forwarded, then both sides are cut
+    CUT_REQUEST = "cut_request"  # a part of it is forwarded, then both sides are cut
     LOSE_REPLY = "lose_reply"  # forwarded and served; the connection is cut instead of a reply
-    CUT_REPLY = "cut_reply"  # half of the reply comes back
+    CUT_REPLY = "cut_reply"  # a part of the reply comes back
     SWALLOW = "swallow"  # taken, and nothing ever comes back
 
 
@@ -77,6 +79,7 @@ class FaultProxy:
         self._faults: Iterator[Fault] = iter(faults)
         self._turn = threading.Condition()
         self._passed = 0
+        self._cuts = 0
         self._is_silent = False
         self._is_closed = False
         self._sockets: set[socket.socket] = set()
@@ -156,7 +159,7 @@ class FaultProxy:
         if fault is Fault.REORDER:
             self._let_pass(REORDER_S)
         if fault is Fault.CUT_REQUEST:
-            server.sendall(request[: len(request) // 2])
+            server.sendall(self._part(request))
             raise _CutError
         server.sendall(request)
         reply = _read_message(server)
@@ -168,7 +171,7 @@ class FaultProxy:
         if fault is Fault.LOSE_REPLY:
             raise _CutError
         if fault is Fault.CUT_REPLY:
-            client.sendall(reply[: len(reply) // 2])
+            client.sendall(self._part(reply))
             raise _CutError
         if self._is_silent:
             self._hold()
@@ -207,6 +210,13 @@ class FaultProxy:
         with self._turn:
             self.exchanges += 1
             return Fault.SWALLOW if self._is_silent else next(self._faults, Fault.PASS)
+
+    def _part(self, message: bytes) -> bytes:
+        """Return the beginning of a message, cut at another place from one time to the next."""
+        with self._turn:
+            self._cuts += 1
+            share = self._cuts * _GOLDEN % 1.0
+        return message[: max(1, int(share * len(message)))]
 
     def _hold(self) -> None:
         with self._turn:

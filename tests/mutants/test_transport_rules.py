@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -448,6 +448,14 @@ class PublishesInTwoSteps(MemoryPolicyStore):
 class ForgetsNothing(MemoryPolicyStore):
     def discard(self, policy_id: str) -> None:
         pass
+
+
+@mutant(42)
+class SweepsAll(MemoryDataStore):
+    def sweep_orphans(self, live_ids: Collection[str], grace_s: float) -> int:
+        count = len(self)
+        self._payloads.clear()
+        return count
 
 
 # --- safety --------------------------------------------------------------------------------------

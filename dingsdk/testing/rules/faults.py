@@ -22,6 +22,7 @@ def rule_36_join_survives_faults(bench: Bench) -> None:
         [Fault.LOSE_REPLY] * 4,
         [Fault.DROP, Fault.CUT_REQUEST, Fault.PASS, Fault.CUT_REPLY, Fault.LOSE_REPLY],
         [Fault.PASS, Fault.LOSE_REPLY, Fault.DUPLICATE, Fault.CUT_REPLY],
+        [Fault.CUT_REPLY] * 5,
     ]
     for number, schedule in enumerate(schedules):
         proxy = _proxy(bench, schedule)

@@ -1,4 +1,4 @@
-"""Rules 23 to 28: the step data store."""
+"""Rules 23 to 28 and 42: the step data store."""
 
 from __future__ import annotations
 
@@ -117,6 +117,22 @@ def rule_28_payloads_cross_side_by_side(bench: Bench) -> None:
     for call in calls:
         call.value(4 * bench.patience_s)
     expect_equal(len(reader), workers * count // 2, "payloads left")
+
+
+def rule_42_sweep_spares_what_is_live(bench: Bench) -> None:
+    """``sweep_orphans`` deletes no payload that is live or younger than the grace.
+
+    It returns how many it deleted of the others, which may be none.
+    """
+    writer, sweeper = bench.far.data_store(), bench.near.data_store()
+    for number in range(4):
+        writer.put(f"p{number}", batch(seed=number))
+    expect_equal(sweeper.sweep_orphans(["p0", "p1"], 3600.0), 0, "payloads swept too early")
+    expect_equal(len(writer), 4, "payloads after a sweep within the grace")
+    swept = sum(sweeper.sweep_orphans(["p0", "p1", "nobody"], 0.0) for _ in range(3))
+    expect_equal(len(writer), 4 - swept, f"payloads after {swept} were swept")
+    for number in range(2):
+        expect_same(writer.get(f"p{number}"), batch(seed=number), f"the live p{number}")
 
 
 def _columns(found: SampleBatch) -> list[tuple[str, Any]]:

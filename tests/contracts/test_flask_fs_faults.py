@@ -1,0 +1,90 @@
+"""flask_fs through networks that Hypothesis makes up, and a lost reply to each kind of request."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dingsdk_flask_fs.transport import FlaskFSTransport
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dingsdk.testing import Fault, FaultProxy
+from dingsdk.testing.bench import Bench
+from dingsdk.testing.fault_proxy import QUICK_FAULTS
+from dingsdk.worker.comm import TaskAnswer, WorkerInfo
+
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    def make(run_dir: Path) -> FlaskFSTransport:
+        return FlaskFSTransport({"threads": 8}, run_dir)
+
+    monkeypatch.delenv("DINGSDK_SECRET", raising=False)
+    monkeypatch.delenv("DINGSDK_SECRET_FILE", raising=False)
+    with Bench(make, tmp_path, {"many_processes"}, 5.0) as made:
+        yield made
+
+
+@settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(faults=st.lists(st.sampled_from(QUICK_FAULTS), max_size=20))
+def test_every_network_delivers_once_and_in_order(bench: Bench, faults: list[Fault]) -> None:
+    worker_id, count = f"h{next(_NUMBERS)}", 4
+    sent = [f"t{index}" for index in range(count)]
+    _ = bench.master
+    with FaultProxy(bench.address, faults) as proxy:
+        end = bench.far.slave_end(proxy.address)
+        try:
+            end.join(WorkerInfo(worker_id, "collector"), 20.0)
+            for task_id in sent:
+                bench.send(worker_id, task_id)
+                assert bench.receive_ids(end, 1) == [task_id]
+                end.answer(TaskAnswer(task_id, True, {"of": task_id}))
+                end.renew(1)
+            answers = bench.listener.expect("answered", worker_id, count)
+        finally:
+            end.close(5.0)
+
+    assert [(answer.task_id, dict(answer.result)) for answer in answers] == [
+        (task_id, {"of": task_id}) for task_id in sent
+    ]
+    assert len(bench.listener.of("joined", worker_id)) == 1
+    assert len(bench.listener.of("renewed", worker_id)) >= count
+    assert len(bench.listener.of("left", worker_id)) <= 1
+
+
+@pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.CUT_REPLY])
+def test_leaving_with_a_lost_reply_is_leaving_once(bench: Bench, fault: Fault) -> None:
+    worker_id = f"l{next(_NUMBERS)}"
+    with FaultProxy(_address(bench), [Fault.PASS, Fault.PASS, fault]) as proxy:
+        end = bench.join(worker_id, proxy.address)
+        started = time.monotonic()
+        end.close(5.0)
+        assert time.monotonic() - started < 5.0
+
+    bench.listener.expect("left", worker_id)
+    assert len(bench.listener.of("left", worker_id)) == 1
+
+
+@pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.CUT_REPLY, Fault.DROP])
+def test_renewal_is_repeated_until_it_is_known_to_have_come(bench: Bench, fault: Fault) -> None:
+    worker_id = f"r{next(_NUMBERS)}"
+    with FaultProxy(_address(bench), [Fault.PASS, Fault.PASS, fault, fault]) as proxy:
+        end = bench.join(worker_id, proxy.address)
+        end.renew(7)
+        assert set(bench.listener.expect("renewed", worker_id)) == {7}
+        end.close(5.0)
+
+
+def _address(bench: Bench) -> str:
+    _ = bench.master
+    return bench.address

@@ -1,0 +1,65 @@
+"""The kit itself: its table, its reports, and what it does when a transport hangs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from dingsdk_in_memory.transport import InMemoryTransport
+
+from dingsdk.testing import CAPABILITIES, RULES, RuleBroken, TransportContract, check_rule
+from dingsdk.testing import check_transport as check
+from dingsdk.worker.comm import SlaveEnd
+
+
+def make(run_dir: Path) -> InMemoryTransport:
+    return InMemoryTransport({"concurrency": "threads", "check_wire": True}, run_dir)
+
+
+def test_rules_are_numbered_without_gaps_and_described() -> None:
+    assert [rule.number for rule in RULES] == list(range(1, len(RULES) + 1))
+    for rule in RULES:
+        assert 0 < len(rule.title) <= 100, rule.name
+        assert rule.needs in {"", *CAPABILITIES}
+
+
+def test_kit_needs_no_pytest() -> None:
+    code = "import sys, dingsdk.testing; sys.exit('pytest' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_report_lists_every_rule_and_those_that_do_not_apply() -> None:
+    report = check(make, patience_s=1.0)
+
+    lines = str(report).splitlines()
+    assert [line.split()[0] for line in lines] == [str(rule.number) for rule in RULES]
+    assert report.broken == ()
+    assert {each.rule.needs for each in report.results if not each.applies} == {"survives_faults"}
+
+
+def test_unknown_capability_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"flies.*survives_faults"):
+        check(make, capabilities={"flies"})
+
+
+def test_contract_without_a_transport_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(NotImplementedError, match="make_transport"):
+        TransportContract().make_transport(tmp_path)
+
+
+def test_transport_that_hangs_breaks_the_rule_and_not_the_kit(tmp_path: Path) -> None:
+    free = threading.Event()
+
+    class Hanging(InMemoryTransport):
+        def slave_end(self, address: str) -> SlaveEnd:
+            free.wait(10.0)
+            return super().slave_end(address)
+
+    try:
+        with pytest.raises(RuleBroken, match="hung"):
+            check_rule(RULES[0], lambda run_dir: Hanging({}, run_dir), tmp_path, patience_s=0.05)
+    finally:
+        free.set()
