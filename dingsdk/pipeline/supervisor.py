@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,11 @@ class ProcessCrew(Crew):
     def close(self, timeout_s: float) -> None:
         running = [member for member in self._members if member.process is not None]
         for member in running:
-            member.send_stop()
+            member.listen()
+            if member.has_joined:
+                member.send_stop()
+            else:
+                member.kill()  # it has done nothing yet that could be lost
         self._join(running, timeout_s)
         for member in running:
             member.kill("does not end")
@@ -209,9 +214,10 @@ class _Member:
             except OSError:
                 return  # it ended by itself
 
-    def kill(self, why: str) -> None:
+    def kill(self, why: str = "") -> None:
         if self.process is not None and self.process.is_alive():
-            _log.warning("worker %s %s; its process is killed", self.worker_id, why)
+            if why:
+                _log.warning("worker %s %s; its process is killed", self.worker_id, why)
             self.process.kill()
 
     def close(self) -> None:
@@ -239,6 +245,8 @@ def _signals_held_back() -> Iterator[None]:
 
     A signal that arrives here meanwhile is delivered afterwards.
     """
+    # It has a process of its own, and unblocks the signals once that has started.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield

@@ -291,6 +291,24 @@ def test_ctrl_c_of_the_whole_group_ends_it_within_10_s_with_a_checkpoint(tmp_pat
     assert not (tmp_path / "runs" / "cartpole-dqn" / "transport").exists()
 
 
+def test_ctrl_c_while_workers_start_ends_at_once(tmp_path: Path) -> None:
+    process = start_run(tmp_path, *ENDLESS)
+    children: list[int] = []
+    while len(children) < 3:  # the resource tracker of multiprocessing is one
+        assert process.poll() is None, process.communicate()[1]
+        children = children_of(process.pid)
+        threading.Event().wait(0.02)
+    for pid in (process.pid, *children):
+        os.kill(pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+
+    assert process.returncode == 130
+    assert err.splitlines() == [
+        "SIGINT: stopping and saving a checkpoint; press Ctrl-C again to exit at once"
+    ]
+    expect_gone(children, 1.0)
+
+
 def test_second_ctrl_c_exits_at_once_and_so_do_the_workers(tmp_path: Path) -> None:
     process, children = start_training(tmp_path)
     process.send_signal(signal.SIGSTOP)
