@@ -404,7 +404,7 @@ class NamesNoPayload(MemoryDataStore):
             raise DataMissingError(str(error)) from error
 
 
-@mutant(27)
+@mutant(27, 42)
 class DeletesTheLastOfMany(MemoryDataStore):
     def delete(self, data_ids: Iterable[str]) -> None:
         super().delete(list(data_ids)[-1:])
