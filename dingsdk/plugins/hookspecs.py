@@ -168,8 +168,8 @@ def dingsdk_plugin_registered(plugin: object, name: str, manager: PluginManager)
 def dingsdk_configure(config: Mapping[str, Any]) -> None:
     """Prepare for a run whose compiled config is ``config``; read it, never change it.
 
-    Fires before the run starts, in the process that started it, in its main thread; for a
-    plugin that is loaded later, right after its load.
+    Fires before the run starts, in the process that started it and in each worker process, in
+    the main thread; for a plugin that is loaded later, right after its load.
     """
 
 

@@ -24,6 +24,7 @@ QUICK = (
     "policy.learn.learner.train_iterations=200",
     "policy.other.replay_buffer.replay_buffer_size=500",
     "policy.other.commander.eval_interval=0.2",
+    "system.transport.workers=threads",
 )
 
 
