@@ -7,7 +7,9 @@ Sections:
     trajectories  64-step pieces from a collector process to a learner process: payloads through
                   files with checksums verified, metadata through the coordinator. CartPole
                   (2.9 KB) and Atari (3.6 MB). Floor: one process writes and reads bare files.
+                  Then once more at half that rate, for the delay from written to trainable.
     control       tasks a second to one worker process.
+    fanin         8 collector processes report metadata, 1 and 64 samples a message.
     policy        6.7 MB published and read by 4 readers. Floor: bare safetensors, same folder.
     memory        in_memory: pieces moved a second against pieces collected a second.
 
@@ -74,9 +76,14 @@ def collector(address: str, folder: str, kind: str) -> None:
     numbers = itertools.count()
     reports: queue.Queue[dict[str, Any]] = queue.Queue(maxsize=2 * REPORTS[kind])
     is_over = threading.Event()
+    pace = {"rate": float("inf")}
 
     def produce() -> None:
-        while not is_over.is_set():
+        started = time.perf_counter()
+        for count in itertools.count():
+            is_over.wait(max(0.0, started + count / pace["rate"] - time.perf_counter()))
+            if is_over.is_set():
+                return
             data_id = f"bench-{next(numbers)}"
             store.put(data_id, batch)
             meta = {"data_id": data_id, "rows": STEPS, "written": time.time()}
@@ -94,7 +101,12 @@ def collector(address: str, folder: str, kind: str) -> None:
         return {"reports": found}
 
     thread = threading.Thread(target=produce, daemon=True)
-    _serve(transport, address, "collector", {"data": data, "start": lambda task: thread.start()})
+
+    def start(task: Mapping[str, Any]) -> None:
+        pace["rate"] = task["rate"]
+        thread.start()
+
+    _serve(transport, address, "collector", {"data": data, "start": start})
     is_over.set()
     transport.close()
 
@@ -117,12 +129,25 @@ def learner(address: str, folder: str, kind: str) -> None:
     transport.close()
 
 
+def reporter(address: str, folder: str, worker_id: str) -> None:
+    """Report metadata alone, as much as is asked for."""
+    transport = flask_fs(Path(folder))
+
+    def data(task: Mapping[str, Any]) -> dict[str, Any]:
+        meta = {"data_id": f"{worker_id}-0123456789abcdef", "rows": STEPS, "policy_iter": 12345}
+        meta |= {"cur_episode": 12, "cur_step": 123456, "cur_sample": 123456, "eval_flag": False}
+        return {"reports": [meta] * task["samples"]}
+
+    _serve(transport, address, worker_id, {"data": data})
+    transport.close()
+
+
 def _serve(transport: Any, address: str, role: Any, tasks: Mapping[str, Any]) -> None:
     is_over = threading.Event()
     slave = Slave(
         transport.slave_end(address),
         transport.scheduler,
-        WorkerInfo(f"{role}-0", role),
+        WorkerInfo(f"{role}-0", "learner" if role == "learner" else "collector"),
         callback_fn={**tasks, "stop": lambda task: is_over.set(), "null": lambda task: {}},
     )
     slave.start()
@@ -146,8 +171,8 @@ class Cluster:
         )
         address = self.master.start()
         self._processes = [
-            SPAWN.Process(target=target, args=(address, str(folder), kind), daemon=True)
-            for target in workers.values()
+            SPAWN.Process(target=target, args=(address, str(folder), kind or name), daemon=True)
+            for name, target in workers.items()
         ]
         self._names = list(workers)
         for process in self._processes:
@@ -172,9 +197,10 @@ class Cluster:
 def trajectories(seconds: float) -> None:
     for kind in ROWS:
         size = piece(kind).nbytes
-        rates, delays = _ours(kind, seconds)
+        fastest, _ = _ours(kind, seconds)
+        _, delays = _ours(kind, seconds, fastest / 2)
         rows = [
-            ("flask_fs, verified", rates, delays),
+            ("flask_fs, verified", fastest, delays),
             ("bare file write + read", _bare_files(kind, seconds / 4), []),
             ("multiprocessing.Queue", _mp_queue(kind, seconds / 2), []),
         ]
@@ -188,16 +214,16 @@ def trajectories(seconds: float) -> None:
             line += f"   ours is {ours / rate:6.2f} x"
             if waits:
                 p50, p99 = np.percentile(waits, [50, 99]) * 1e3
-                line += f"   written to trainable p50 {p50:.1f} ms, p99 {p99:.1f} ms at full load"
+                line += f"   written to trainable p50 {p50:.1f} ms, p99 {p99:.1f} ms at half load"
             say(line)
         if ray_rate is None:
             say("  Ray is not installed: pip install -r benchmarks/requirements-peers.txt")
 
 
-def _ours(kind: str, seconds: float) -> tuple[float, list[float]]:
+def _ours(kind: str, seconds: float, rate: float = float("inf")) -> tuple[float, list[float]]:
     with tempfile.TemporaryDirectory(dir=FOLDER, prefix="bench-") as folder:
         cluster = Cluster(Path(folder) / "run", {"learner": learner, "collector": collector}, kind)
-        cluster.ask("collector", {"name": "start"})
+        cluster.ask("collector", {"name": "start", "rate": rate})
         store = cluster.transport.data_store()
         waiting: queue.Queue[list[Any]] = queue.Queue(maxsize=2)
         is_over = threading.Event()
@@ -334,6 +360,36 @@ def control(seconds: float) -> None:
     say(f"  one after the other        {np.median(delays) * 1e3:10.2f} ms a task")
 
 
+def fanin(seconds: float, workers: int = 8) -> None:
+    with tempfile.TemporaryDirectory(dir=FOLDER, prefix="bench-") as folder:
+        names = [f"collector{index}" for index in range(workers)]
+        cluster = Cluster(Path(folder) / "run", dict.fromkeys(names, reporter), "")
+        say(f"fanin: metadata of {workers} collector processes")
+        for samples in (1, 64):
+            delays: dict[str, list[float]] = {name: [] for name in names}
+            until = time.perf_counter() + seconds
+
+            def follow(name: str, samples: int = samples, until: float = until) -> None:
+                while (began := time.perf_counter()) < until:
+                    cluster.ask(name, {"name": "data", "samples": samples})
+                    delays[name].append(time.perf_counter() - began)  # noqa: B023 - joined below
+
+            threads = [threading.Thread(target=follow, args=(name,)) for name in names]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            counts = [len(each) for each in delays.values()]
+            rate = sum(counts) / seconds
+            p99 = np.percentile(np.concatenate(list(delays.values())), 99) * 1e3
+            say(
+                f"  {samples:>2} samples a message: {rate:8,.0f} messages/s, "
+                f"{rate * samples:10,.0f} samples/s, p99 {p99:.1f} ms, "
+                f"slowest worker {min(counts) / np.mean(counts):.2f} of the mean"
+            )
+        cluster.close()
+
+
 def policy(seconds: float) -> None:
     import torch
     from safetensors.torch import load, save
@@ -403,6 +459,7 @@ def say(line: str) -> None:
 SECTIONS = {
     "trajectories": trajectories,
     "control": control,
+    "fanin": fanin,
     "policy": policy,
     "memory": memory,
 }
