@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dingsdk.config import Configurable
 from dingsdk.data import SampleBatch
-from dingsdk.errors import DingError, ProtocolError, StorageFullError, TaskFail
+from dingsdk.errors import ProtocolError, StorageFullError, TaskFail
+from dingsdk.worker.comm.comm_worker import CommWorker
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.comm.worker_role import ANSWER_WITHIN_S, RoleLife, WorkerRole
 from dingsdk.worker.factory import create_parallel_collector
@@ -22,7 +22,7 @@ _SAMPLE_KEYS = {"data_id", "policy_iter"}
 _PROGRESS_KEYS = {"collector_done", "cur_episode", "cur_sample", "cur_step"}
 
 
-class BaseCommCollector(Configurable, ABC):
+class BaseCommCollector(CommWorker):
     """Builds the parallel collector of a task and gives it its three ways out.
 
     Subclass it to connect collectors by other means; subclass ``TransportCollector`` to do
@@ -30,10 +30,6 @@ class BaseCommCollector(Configurable, ABC):
     """
 
     config: ClassVar[dict[str, Any]] = {"type": "", "import_names": []}
-
-    def __init__(self, cfg: Mapping[str, Any]) -> None:
-        self._cfg = {**self.default_config(), **cfg}
-        self._is_closed = True
 
     @abstractmethod
     def get_policy_update_info(self, path: str) -> dict[str, Any] | None:
@@ -50,22 +46,6 @@ class BaseCommCollector(Configurable, ABC):
     @property
     @abstractmethod
     def collector_uid(self) -> str: ...
-
-    def start(self, *args: Any, **kwargs: Any) -> None:
-        self._is_closed = False
-
-    def close(self) -> None:
-        self._is_closed = True
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing will come any more: it was closed, or its master is gone for good."""
-        return self._is_closed
-
-    @property
-    def failure(self) -> DingError | None:
-        """Why it is over, unless by a close of either side."""
-        return None
 
     def _create_collector(self, task_info: Mapping[str, Any]) -> Any:
         """Build the task's parallel collector and attach the three ways out."""

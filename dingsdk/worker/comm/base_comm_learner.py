@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
-from dingsdk.config import Configurable, deep_merge_dicts
+from dingsdk.config import deep_merge_dicts
 from dingsdk.data import SampleBatch
-from dingsdk.errors import DingError, PayloadsLostError, TaskFail
+from dingsdk.errors import PayloadsLostError, TaskFail
 from dingsdk.policy import create_policy
+from dingsdk.worker.comm.comm_worker import CommWorker
 from dingsdk.worker.comm.learner_hooks import SendLearnInfoHook, SendPolicyHook
 from dingsdk.worker.comm.row_store import RowStore
 from dingsdk.worker.comm.transport import Transport
@@ -29,7 +30,7 @@ LEARN_TIMEOUT_S = 3600.0
 """Bound on one learn task; its master has a shorter deadline, and the lease a shorter one still."""
 
 
-class BaseCommLearner(Configurable, ABC):
+class BaseCommLearner(CommWorker):
     """Builds the learner of a task and gives it its way in and its two ways out."""
 
     config: ClassVar[dict[str, Any]] = {
@@ -37,10 +38,6 @@ class BaseCommLearner(Configurable, ABC):
         "import_names": [],
         "send_policy_freq": 10,  # train iterations from one published policy to the next
     }
-
-    def __init__(self, cfg: Mapping[str, Any]) -> None:
-        self._cfg = {**self.default_config(), **cfg}
-        self._is_closed = True
 
     @abstractmethod
     def send_policy(self, state: Mapping[str, Any]) -> None:
@@ -68,22 +65,6 @@ class BaseCommLearner(Configurable, ABC):
             SendLearnInfoHook("send_learn_info", 100, position="after_iter"),
             SendLearnInfoHook("send_learn_info", 100, position="after_run"),
         ]
-
-    def start(self, *args: Any, **kwargs: Any) -> None:
-        self._is_closed = False
-
-    def close(self) -> None:
-        self._is_closed = True
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing will come any more: it was closed, or its master is gone for good."""
-        return self._is_closed
-
-    @property
-    def failure(self) -> DingError | None:
-        """Why it is over, unless by a close of either side."""
-        return None
 
     def _create_learner(self, task_info: Mapping[str, Any]) -> Any:
         """Build the task's learner with its policy, and attach the ways in and out."""

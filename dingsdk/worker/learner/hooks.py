@@ -60,15 +60,8 @@ class LoadCkptHook(LearnerHook):
         engine.info(f"loaded checkpoint {checkpoint.path} of iteration {checkpoint.iteration}")
 
 
-class SaveCkptHook(LearnerHook):
-    """Saves a checkpoint every ``freq`` iterations, from rank 0 alone.
-
-    It is named ``engine.ckpt_name``, or ``iteration_<n>`` where that is None; of the latter
-    the ``engine.keep_last_ckpt`` written last are kept.
-
-    Args:
-        ext_args: ``freq`` (default 1): save when the iteration is divisible by it.
-    """
+class _PeriodicHook(LearnerHook):
+    """Acts every ``freq`` iterations (of ``ext_args``, default 1)."""
 
     def __init__(
         self,
@@ -80,6 +73,17 @@ class SaveCkptHook(LearnerHook):
     ) -> None:
         super().__init__(name, priority, **kwargs)
         self._freq = _freq(name, ext_args, 1)
+
+
+class SaveCkptHook(_PeriodicHook):
+    """Saves a checkpoint every ``freq`` iterations, from rank 0 alone.
+
+    It is named ``engine.ckpt_name``, or ``iteration_<n>`` where that is None; of the latter
+    the ``engine.keep_last_ckpt`` written last are kept.
+
+    Args:
+        ext_args: ``freq`` (default 1): save when the iteration is divisible by it.
+    """
 
     def __call__(self, engine: BaseLearner) -> None:
         iteration = engine.last_iter.val
@@ -98,7 +102,7 @@ class SaveCkptHook(LearnerHook):
             prune_checkpoints(engine.checkpoint_dir, engine.keep_last_ckpt)
 
 
-class LogShowHook(LearnerHook):
+class LogShowHook(_PeriodicHook):
     """Follows the logged variables, and shows their moving averages every ``freq`` iterations.
 
     Shown are the variables that the policy's ``monitor_vars()`` names, as a text table and as
@@ -111,17 +115,6 @@ class LogShowHook(LearnerHook):
 
     Difference from the reference: it collects ``[scalars]`` and never writes them.
     """
-
-    def __init__(
-        self,
-        name: str,
-        priority: float,
-        *,
-        ext_args: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(name, priority, **kwargs)
-        self._freq = _freq(name, ext_args, 1)
 
     def __call__(self, engine: BaseLearner) -> None:
         if engine.is_logging:
