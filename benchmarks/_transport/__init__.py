@@ -1,0 +1,1 @@
+"""What the sections of ``benchmarks/transport.py`` are made of."""

@@ -1,0 +1,128 @@
+"""A master in this process, worker processes that it talks to, and the pieces they move."""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dingsdk import SampleBatch
+from dingsdk.plugins import default_manager
+from dingsdk.worker.comm import Master, Slave, WorkerInfo
+
+STEPS = 64
+SPAWN = multiprocessing.get_context("spawn")
+ROWS: dict[str, dict[str, tuple[tuple[int, ...], Any]]] = {
+    "cartpole": {"obs": ((4,), np.float32), "next_obs": ((4,), np.float32)},
+    "atari": {"obs": ((4, 84, 84), np.uint8), "next_obs": ((4, 84, 84), np.uint8)},
+}
+Tasks = Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any] | None]]
+Start = tuple[Callable[..., None], Any]
+"""Main function of a process, called with (address, folder, argument), and the argument."""
+
+
+def piece(kind: str) -> SampleBatch:
+    rng = np.random.default_rng(0)
+    columns: dict[str, Any] = {
+        name: rng.integers(0, 255, (STEPS, *shape)).astype(dtype)
+        for name, (shape, dtype) in ROWS[kind].items()
+    }
+    columns["action"] = np.zeros(STEPS, np.int64)
+    columns["reward"] = np.ones(STEPS, np.float32)
+    columns["done"] = np.zeros(STEPS, np.bool_)
+    return SampleBatch(columns)
+
+
+def flask_fs(folder: Path) -> Any:
+    cfg = {"type": "flask_fs", "data_dir": str(folder)}
+    return default_manager().create("transports", cfg, folder)
+
+
+def scratch(disk: Path) -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(dir=disk, prefix="bench-")
+
+
+def serve(transport: Any, address: str, workers: Mapping[str, Tasks]) -> None:
+    """Serve the tasks of each worker on threads of this process, until each is told to stop."""
+    slaves, ends = [], []
+    for name, tasks in workers.items():
+        is_over = threading.Event()
+        slave = Slave(
+            transport.slave_end(address),
+            transport.scheduler,
+            WorkerInfo(name, "learner" if name == "learner" else "collector"),
+            callback_fn={**tasks, "stop": lambda task, end=is_over: end.set()},
+        )
+        slave.start()
+        slaves.append(slave)
+        ends.append(is_over)
+    for is_over in ends:
+        is_over.wait(600.0)
+    time.sleep(0.2)  # let the answers to "stop" leave
+    for slave in slaves:
+        slave.close()
+
+
+class Cluster:
+    """A master in this process and the worker processes it talks to."""
+
+    def __init__(self, folder: Path, processes: Sequence[Start], workers: Iterable[str]) -> None:
+        self.workers = list(workers)
+        self.transport = flask_fs(folder)
+        self.lost = 0
+        self._joined = threading.Semaphore(0)
+        self.master = Master(
+            self.transport.master_end(),
+            self.transport.scheduler,
+            on_join=lambda info: self._joined.release(),
+            on_renew=lambda worker_id: None,
+            on_lost=self._on_lost,
+        )
+        address = self.master.start()
+        self._processes = [
+            SPAWN.Process(target=target, args=(address, str(folder), argument), daemon=True)
+            for target, argument in processes
+        ]
+        for process in self._processes:
+            process.start()
+        for _ in self.workers:
+            if not self._joined.acquire(timeout=60.0):
+                raise SystemExit("a worker did not join within 60 s")
+
+    def ask(self, worker: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self.master.ask(worker, data, 60.0)
+
+    def close(self) -> None:
+        for name in self.workers:
+            self.ask(name, {"name": "stop"})
+        for process in self._processes:
+            process.join(10.0)
+        self.master.close()
+        self.transport.close()
+
+    def _on_lost(self, worker_id: str, reason: str) -> None:
+        self.lost += 1
+
+
+def median_rate(counts: list[tuple[float, int]], slices: int = 5) -> float:
+    """Median over slices of time, the first half second left out."""
+    begin, end = 0.5, counts[-1][0]
+    width = (end - begin) / slices
+    rates = []
+    for index in range(slices):
+        low, high = begin + index * width, begin + (index + 1) * width
+        rates.append(sum(n for at, n in counts if low < at <= high) / width)
+    return statistics.median(rates)
+
+
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()

@@ -1,0 +1,104 @@
+"""Many collectors that report metadata to one master, alone: no payloads, no envs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from _transport.cluster import STEPS, Cluster, flask_fs, say, scratch, serve
+from dingsdk.errors import DingError
+
+
+def fanin(seconds: float, disk: Path) -> None:
+    """8 workers with a process each, then 64 as threads of 4 processes."""
+    _measure("8 collector processes", 8, 8, (1, 64), seconds, disk)
+    _measure("64 collectors, threads of 4 processes", 64, 4, (1,), seconds, disk)
+
+
+def reporters(address: str, folder: str, worker_ids: Sequence[str]) -> None:
+    """Report metadata, as much as is asked for, as each of these workers."""
+    transport = flask_fs(Path(folder))
+    serve(transport, address, {name: {"data": _reporter(name)} for name in worker_ids})
+    transport.close()
+
+
+def _reporter(worker_id: str) -> Any:
+    meta = {"data_id": f"{worker_id}-0123456789abcdef", "rows": STEPS, "policy_iter": 12345}
+    meta |= {"cur_episode": 12, "cur_step": 123456, "cur_sample": 123456, "eval_flag": False}
+
+    def data(task: Mapping[str, Any]) -> dict[str, Any]:
+        # One clock for all processes of a host (CLOCK_MONOTONIC).
+        return {"began": time.monotonic(), "reports": [meta] * task["samples"]}
+
+    return data
+
+
+class _Tally:
+    """What one worker was seen to do."""
+
+    def __init__(self) -> None:
+        self.delays: list[float] = []
+        self.assigned: list[float] = []
+        self.errors = 0
+
+    def follow(self, cluster: Cluster, worker: str, samples: int, until: float) -> None:
+        """Ask the worker over and over; an answer of another's or another size is an error."""
+        while (sent := time.monotonic()) < until:
+            try:
+                answer = cluster.ask(worker, {"name": "data", "samples": samples})
+            except DingError:
+                self.errors += 1
+                continue
+            self.delays.append(time.monotonic() - sent)
+            self.assigned.append(answer["began"] - sent)
+            reports = answer["reports"]
+            is_right = len(reports) == samples and reports[0]["data_id"].startswith(f"{worker}-")
+            self.errors += not is_right
+
+
+def _measure(
+    what: str, workers: int, processes: int, sizes: Sequence[int], seconds: float, disk: Path
+) -> None:
+    names = [f"collector{index}" for index in range(workers)]
+    with scratch(disk) as folder:
+        starts = [(reporters, names[index::processes]) for index in range(processes)]
+        cluster = Cluster(Path(folder) / "run", starts, names)
+        say(f"fanin: metadata of {what}, {seconds:.0f} s each")
+        for samples in sizes:
+            tallies = [_Tally() for _ in names]
+            until = time.monotonic() + seconds
+            threads = [
+                threading.Thread(target=tally.follow, args=(cluster, name, samples, until))
+                for tally, name in zip(tallies, names, strict=True)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            _tell(tallies, samples, seconds)
+        if cluster.lost:
+            say(f"  {cluster.lost} workers were lost")
+        cluster.close()
+
+
+def _tell(tallies: Sequence[_Tally], samples: int, seconds: float) -> None:
+    counts = np.array([len(tally.delays) for tally in tallies])
+    rate = counts.sum() / seconds
+    p99, assigned = (
+        np.percentile(np.concatenate(waits), 99) * 1e3
+        for waits in ([tally.delays for tally in tallies], [tally.assigned for tally in tallies])
+    )
+    shares = counts / counts.mean()
+    say(
+        f"  {samples:>2} samples a message: {rate:8,.0f} messages/s, "
+        f"{rate * samples:10,.0f} samples/s, {sum(tally.errors for tally in tallies)} errors"
+    )
+    say(f"     round trip p99 {p99:.1f} ms, sent to begun p99 {assigned:.1f} ms")
+    say(
+        f"     slowest worker {shares.min():.2f} of the mean (goal 0.5), fastest {shares.max():.2f}"
+    )
