@@ -60,6 +60,8 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         crew.start(address)
         reason = _watch(context, coordinator, crew)
         fill = coordinator.status().buffer_count
+        if reason == "limit":
+            reason = _finish_evaluations(context, coordinator)
         _close_coordinator(coordinator, context)
         status = dataclasses.replace(_status(context, coordinator), buffer_fill=fill)
         context.set_status_source(lambda: status)
@@ -97,7 +99,6 @@ def worker_config(context: RunContext) -> Any:
 
 def _watch(context: RunContext, coordinator: Coordinator, crew: Crew) -> Reason:
     """Wait for the end of the run, whatever brings it about."""
-    stop_value = context.cfg.env.stop_value
     while not coordinator.wait(POLL_S):
         if context.stop.is_set():
             return "interrupted"
@@ -107,8 +108,18 @@ def _watch(context: RunContext, coordinator: Coordinator, crew: Crew) -> Reason:
         crew.poll()
     if coordinator.failure is not None:
         return "error"
-    best = context.recorder.best_return
-    return "stop_value" if best is not None and best >= stop_value else "limit"
+    return "stop_value" if coordinator.has_reached_goal else "limit"
+
+
+def _finish_evaluations(context: RunContext, coordinator: Coordinator) -> Reason:
+    """Wait for the evaluation that still runs: it may be the best, or reach the stop value."""
+    left_s = float(coordinator.cfg["last_evaluation_s"])
+    while not coordinator.finish_evaluations(min(POLL_S, left_s)):
+        left_s -= POLL_S
+        if left_s <= 0 or context.stop.is_set():
+            _log.warning("the last evaluation was cut off; it does not count")
+            break
+    return "stop_value" if coordinator.has_reached_goal else "limit"
 
 
 class _Evaluations:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import pytest
 
+from dingsdk import hookimpl
 from dingsdk.errors import TaskFailedError
 from dingsdk.pipeline.context import RunContext, RunResult
 from dingsdk.pipeline.parallel import parallel_pipeline
 from dingsdk.pipeline.train import compile_run
+from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 QUICK = (
@@ -52,6 +55,53 @@ def test_run_trains_evaluates_and_leaves_both_checkpoints(tmp_path: Path, concur
     assert best.state["model"].keys() == latest.state["model"].keys()
     best_evaluation = max(result.evaluations, key=lambda each: each.mean)
     assert best.iteration == best_evaluation.train_iter
+
+
+class EvaluatorHeldBack:
+    """Keeps the first evaluation from starting until the learner has ended its task."""
+
+    def __init__(self) -> None:
+        self.learner_ended = threading.Event()
+
+    @hookimpl
+    def dingsdk_before_task(self, task: Mapping[str, Any]) -> None:
+        if (
+            task["name"] == "collector_start_task"
+            and task["task_info"]["collector_cfg"]["eval_flag"]
+        ):
+            assert self.learner_ended.wait(30.0)
+
+    @hookimpl
+    def dingsdk_after_task(self, task: Mapping[str, Any]) -> None:
+        if task["name"] == "learner_close_task":
+            self.learner_ended.set()
+
+
+@pytest.mark.parametrize("stop_value", [1000.0, 1.0])
+def test_evaluation_that_outlives_the_training_counts(tmp_path: Path, stop_value: float) -> None:
+    manager = PluginManager()
+    manager.register_plugin(EvaluatorHeldBack(), "held-back")
+    with use_manager(manager):
+        result = run(
+            tmp_path,
+            f"env.stop_value={stop_value}",
+            concurrency="threads",
+        )
+
+    assert [each.train_iter for each in result.evaluations] == [200]
+    assert result.reason == ("limit" if stop_value == 1000.0 else "stop_value")
+    assert load_checkpoint(result.checkpoints["best"]).iteration == 200
+
+
+def test_evaluation_that_goes_on_for_too_long_is_cut_off_and_does_not_count(
+    tmp_path: Path,
+) -> None:
+    result = run(
+        tmp_path, "env.n_evaluator_episode=1000000", "system.coordinator.last_evaluation_s=0.1"
+    )
+    assert (result.reason, result.train_iter) == ("limit", 200)
+    assert result.evaluations == ()
+    assert "best" not in result.checkpoints
 
 
 def test_run_ends_at_the_stop_value(tmp_path: Path) -> None:

@@ -142,6 +142,10 @@ class TaskBook:
         )
 
     @property
+    def is_evaluating(self) -> bool:
+        return any(state.is_evaluation for state in self.running.values())
+
+    @property
     def live_payloads(self) -> set[str]:
         """Data ids that the buffers or a learner may still need."""
         ledgers = [experience.ledger for experience in self.experiences.values()]

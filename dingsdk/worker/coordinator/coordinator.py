@@ -67,6 +67,7 @@ class Coordinator(Configurable):
         "max_attempts": 3,  # workers that may be lost over one learner task
         "orphan_grace_s": 120.0,  # age at which an unannounced payload is deleted
         "max_learner_tasks": 1,  # the run ends when this many have trained to their end
+        "last_evaluation_s": 30.0,  # time for an evaluation that runs when the training ends
     }
 
     def __init__(
@@ -109,6 +110,8 @@ class Coordinator(Configurable):
         self._is_closed = False
         self.system_shutdown_flag = False
         """True once the run is over by its own rules: the stop value, or no more to train."""
+        self.has_reached_goal = False
+        """Whether an evaluation reached the stop value."""
         self.failure: DingError | None = None
         """What ended the run, if an error did."""
 
@@ -140,10 +143,31 @@ class Coordinator(Configurable):
             experience.close()
         return stuck
 
+    def finish_evaluations(self, timeout_s: float) -> bool:
+        """End the training; let evaluations that run play to their end, and take their results.
+
+        Returns:
+            Whether none is left; those that are, ``close`` cuts off and they do not count.
+        """
+        self.system_shutdown_flag = True
+        self.notify()
+        with self.condition:
+            return self.condition.wait_for(
+                lambda: self._is_halted or not self._book.is_evaluating, timeout_s
+            )
+
     @property
     def is_ending(self) -> bool:
-        """Whether tasks are to be brought to their end now."""
-        return self._is_closed or self.system_shutdown_flag or self.failure is not None
+        """Whether no task is to be started any more, and training ones end now."""
+        return self._is_halted or self.system_shutdown_flag
+
+    def must_end(self, state: TaskState) -> bool:
+        """Whether a task is to be brought to its end now; an evaluation may outlive training."""
+        return self._is_halted if state.is_evaluation else self.is_ending
+
+    @property
+    def _is_halted(self) -> bool:
+        return self._is_closed or self.failure is not None
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the end of the run by its own rules or by an error; return whether it came."""
@@ -236,16 +260,22 @@ class Coordinator(Configurable):
     def deal_with_collector_finish_task(
         self, state: TaskState, finished: Mapping[str, Any]
     ) -> None:
-        """Tell the commander; an evaluation's result goes to ``on_evaluated`` first."""
+        """Tell the commander; an evaluation's result goes to ``on_evaluated`` first.
+
+        An evaluation that was cut off has no result: its short episodes came first.
+        """
         policy_id = finished.get("policy_id")
-        if state.is_evaluation and self._on_evaluated is not None and not self._is_closed:
+        is_cut_off = state.is_evaluation and not finished.get("collector_done", True)
+        if state.is_evaluation and self._on_evaluated is not None and not is_cut_off:
             newest = self.policy_store.newest(policy_id) if policy_id else None
             self._on_evaluated(finished, newest[1] if newest else None)
         if policy_id:
             self.policy_store.discard(policy_id)
         with self.condition:
-            is_over = self._book.finish_collector(state, finished)
-            self.system_shutdown_flag = self.system_shutdown_flag or is_over
+            if is_cut_off:
+                self._book.notify_fail(state)
+            elif self._book.finish_collector(state, finished):
+                self.has_reached_goal = self.system_shutdown_flag = True
 
     def deal_with_learner_get_data(
         self, state: TaskState, demand: Mapping[str, Any]
@@ -330,7 +360,8 @@ class Coordinator(Configurable):
     # The dispatcher ------------------------------------------------------------------------------
     def _dispatch(self) -> None:
         try:
-            while not self.is_ending:
+            # Beyond the end of training: the worker of a last evaluation may fall silent too.
+            while not self._is_halted:
                 self._dispatch_once()
         except Exception as error:
             # Without a dispatcher nothing would ever happen again, in silence.
@@ -340,7 +371,7 @@ class Coordinator(Configurable):
 
     def _dispatch_once(self) -> None:
         with self.condition:
-            self.condition.wait_for(lambda: self.is_ending or self._has_news, TICK_S)
+            self.condition.wait_for(lambda: self._is_halted or self._has_news, TICK_S)
             self._has_news = False
             silent = self._book.leases.expired()
         for worker_id in silent:

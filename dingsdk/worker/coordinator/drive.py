@@ -24,7 +24,7 @@ def drive_collector(coordinator: Coordinator, state: TaskState, task: Mapping[st
         coordinator.deal_with_collector_started()
         state.phase = TaskPhase.RUNNING
         is_done, answers_left = False, LAST_ANSWERS
-        while answers_left and not coordinator.is_ending:
+        while answers_left and not coordinator.must_end(state):
             answer = _ask(coordinator, state, {"name": "collector_data_task"})
             for report in answer["reports"]:
                 if "data_id" in report:
