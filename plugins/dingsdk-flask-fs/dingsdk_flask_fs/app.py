@@ -68,7 +68,10 @@ def _health() -> flask.Response:
 
 
 def _refused(refusal: Refusal) -> flask.Response:
-    return _response(refusal.status, refusal.body)
+    response = _response(refusal.status, refusal.body)
+    if refusal.retry_after_s:
+        response.headers["Retry-After"] = str(refusal.retry_after_s)
+    return response
 
 
 def _failed(error: DingError) -> flask.Response:

@@ -19,6 +19,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from typing import Literal
 
 from dingsdk.errors import AuthError
 from dingsdk_flask_fs.secret import Secret
@@ -27,6 +28,8 @@ SKEW_S = 60
 WINDOW = 1024
 SWEEP_S = 60.0
 MAC_HEADER = "X-Ding-Mac"
+
+Standing = Literal["stranger", "claimant", "known"]
 
 _HEADER = re.compile(
     r"DING-HMAC keyid=([0-9a-f]{16}),ts=([0-9]{1,12}),"
@@ -78,6 +81,18 @@ class Verifier:
         self._sessions: dict[str, _Session] = {}
         self._sweep_at = 0.0
 
+    def standing(self, header: str) -> Standing:
+        """Return what a request claims, at no cost.
+
+        A *stranger* does not even name our key, a *claimant* does, and the session of one that
+        is *known* has sent genuine requests lately. Only ``verify`` tells whether it is true.
+        """
+        found = _HEADER.fullmatch(header)
+        if found is None or found[1] != self._keyid:
+            return "stranger"
+        with self._lock:
+            return "known" if found[3] in self._sessions else "claimant"
+
     def verify(self, header: str, method: str, target: str, body: bytes) -> str:
         """Return the nonce of a request that is genuine, timely and new.
 
@@ -88,10 +103,11 @@ class Verifier:
         if found is None:
             raise _refused("malformed" if header else "missing")
         keyid, ts, session, number, mac = found.groups()
+        if keyid != self._keyid:  # no secret: every genuine request shows it
+            raise _refused("key")
         expected = _request_mac(self._key, method, target, ts, f"{session}-{number}", body)
-        # The key id tells two runs apart in a log; the MAC alone decides.
         if not hmac.compare_digest(mac.encode(), expected.encode()):
-            raise _refused("key" if keyid != self._keyid else "mac")
+            raise _refused("mac")
         now = self._clock()
         if abs(now - int(ts)) > SKEW_S:
             raise _refused("time")

@@ -191,7 +191,9 @@ def _left(deadline: float) -> float:
     return min(left, 3600.0)
 
 
-def _foreign(status: int, headers: Mapping[str, str]) -> ForeignAnswerError:
+def _foreign(status: int, headers: Mapping[str, str]) -> LinkError:
+    if status == 429:
+        return LinkError("the master is busy refusing others from this host's address")
     if status != 401:
         return ForeignAnswerError(f"an answer (status {status}) that the master did not sign")
     return ForeignAnswerError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -12,6 +13,7 @@ from urllib.parse import urlsplit
 
 from dingsdk.errors import AuthError
 from dingsdk_flask_fs.auth import Verifier
+from dingsdk_flask_fs.throttle import Throttle
 
 _log = logging.getLogger(__name__)
 
@@ -20,11 +22,12 @@ LOG_EVERY_S = 1.0
 
 
 class Refusal(Exception):  # noqa: N818 - an outcome, not an error
-    """Why a request goes no further: an HTTP status and a constant body."""
+    """Why a request goes no further: an HTTP status, a constant body, and when to come back."""
 
-    def __init__(self, status: int, code: str, message: str) -> None:
+    def __init__(self, status: int, code: str, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
         self.status = status
+        self.retry_after_s = math.ceil(retry_after_s)
         self.body = f'{{"code":"{code}","message":"{message}"}}'.encode()
 
 
@@ -34,8 +37,17 @@ class Guard:
     The order is: whom it was sent to (Host), who made it send (a browser never may), how
     much, of which type, and whether the sender holds the secret.
 
+    Whoever fails to prove that too often is answered 429 unheard. All workers of a host share
+    an address, on loopback with everybody else there, so an address alone must never lock a
+    worker out. What a request claims decides which allowance it draws on: requests that do not
+    name our key cost those that do nothing; and sessions that have sent genuine requests are
+    always checked, as nobody knows the name of one (64 random bits) but who can read the
+    requests of its worker. That one, with the key's id from the same place, can hold up *new*
+    sessions from that address, until it stops; it could cut the connections just as well.
+
     Args:
         verifier: Checks the signature.
+        throttle: Counts the failures.
         hosts: Names that this server goes by, lower case, without the port.
         any_address: Whether any literal IP address is one of its names too. A page that
             rebinds its own domain to this host sends that domain as Host, never an address.
@@ -46,6 +58,7 @@ class Guard:
     def __init__(
         self,
         verifier: Verifier,
+        throttle: Throttle,
         hosts: Collection[str],
         *,
         any_address: bool,
@@ -53,6 +66,7 @@ class Guard:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._verifier = verifier
+        self._throttle = throttle
         self._hosts = frozenset(host.lower() for host in hosts)
         self._any_address = any_address
         self._max_bytes = max_bytes
@@ -91,16 +105,27 @@ class Guard:
         kind = environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower()
         if kind != "application/json" or "HTTP_CONTENT_ENCODING" in environ:
             raise Refusal(415, "UnsupportedMediaError", "messages are application/json")
-        body = environ["wsgi.input"].read(int(length))
-        try:
-            nonce = self._verifier.verify(
-                environ.get("HTTP_AUTHORIZATION", ""), method, target, body
-            )
-        except AuthError as error:
-            refusal = Refusal(401, "AuthError", "not authorized")
-            raise refusal from error
+        body, nonce = self._authenticate(environ, method, target, int(length))
         environ["dingsdk.body"] = body  # type: ignore[index]
         return nonce
+
+    def _authenticate(
+        self, environ: Mapping[str, Any], method: str, target: str, length: int
+    ) -> tuple[bytes, str]:
+        address = str(environ.get("REMOTE_ADDR", ""))
+        header = environ.get("HTTP_AUTHORIZATION", "")
+        standing = self._verifier.standing(header)
+        if standing != "known":
+            wait_s = self._throttle.wait_s(address, standing)
+            if wait_s > 0:
+                raise Refusal(429, "AuthError", "too many failures from this address", wait_s)
+        body = environ["wsgi.input"].read(length)
+        try:
+            return body, self._verifier.verify(header, method, target, body)
+        except AuthError as error:
+            if standing != "known":
+                self._throttle.note_failure(address, standing)
+            raise Refusal(401, "AuthError", "not authorized") from error
 
     def _is_ours(self, host: str) -> bool:
         try:

@@ -19,6 +19,7 @@ from dingsdk_flask_fs.run_state import begin_epoch
 from dingsdk_flask_fs.secret import FILE_VARIABLE, VARIABLE, Secret, create_secret
 from dingsdk_flask_fs.server import HttpServer
 from dingsdk_flask_fs.switchboard import Switchboard
+from dingsdk_flask_fs.throttle import Throttle
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ class HttpMasterEnd(MasterEnd):
                 verifier = Verifier(secret)
                 guard = Guard(
                     verifier,
+                    Throttle(),
                     _own_names(host) | set(self._cfg["allowed_hosts"]),
                     any_address=_is_wildcard(host),
                     max_bytes=max_bytes,

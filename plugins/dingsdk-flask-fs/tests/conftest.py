@@ -95,9 +95,12 @@ class Peer:
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
         method: str = "POST",
+        source: str = "127.0.0.1",
     ) -> tuple[int, bytes, Mapping[str, str]]:
-        """Send a request as it is given, signed unless headers are given."""
-        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10.0)
+        """Send a request as it is given, signed unless headers are given, from ``source``."""
+        link = http.client.HTTPConnection(
+            "127.0.0.1", self.port, timeout=10.0, source_address=(source, 0)
+        )
         try:
             headers = self.signed(target, body, method) if headers is None else headers
             link.request(method, target, body, dict(headers))

@@ -1,0 +1,175 @@
+"""Who fails too often is not heard, and nobody who holds the secret suffers for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+from dingsdk_flask_fs.auth import MAC_HEADER, Signer, Verifier
+from dingsdk_flask_fs.secret import Secret
+from dingsdk_flask_fs.throttle import BURST, Throttle, network_of
+
+from dingsdk.worker.comm import TaskMessage
+
+OTHER = "another secret of good length"
+JOIN = {"role": "collector", "resource": {}}
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def spend(served: Any, headers: Any, source: str = "127.0.0.1") -> list[int]:
+    """Send bad requests until they are not heard any more; return the statuses."""
+    statuses = [0]
+    while statuses[-1] != 429 and len(statuses) <= 2 * BURST:
+        status, _, _ = served.peer().send("/v1/join", b"{}", headers(), source=source)
+        statuses.append(status)
+    return statuses[1:]
+
+
+def strange(served: Any) -> dict[str, str]:
+    return served.peer(OTHER).signed("/v1/join", b"{}")
+
+
+def forged(served: Any) -> dict[str, str]:
+    """What somebody sends who saw our key's id, and does not know the key."""
+    headers = served.peer().signed("/v1/join", b"{}")
+    return {**headers, "Authorization": headers["Authorization"][:-4] + "0000"}
+
+
+@pytest.mark.parametrize("kind", [strange, forged])
+def test_failures_are_counted_and_then_answered_unheard(served: Any, kind: Any) -> None:
+    statuses = spend(served, lambda: kind(served))
+    assert set(statuses[:-1]) == {401}
+    assert BURST <= len(statuses) - 1 <= BURST + 5  # some come back meanwhile
+    answers = set()
+    for _ in range(3):
+        # What is said of its size or content does not matter: it is not looked at.
+        status, body, headers = served.peer().send("/v1/join", b"x" * 9999, kind(served))
+        if status == 429:
+            answers.add(body)
+            assert 1 <= int(headers["Retry-After"]) <= 2
+            assert MAC_HEADER not in headers
+    assert len(answers) == 1
+    assert served.listener.events == []
+
+
+def test_worker_joins_and_works_while_its_address_is_throttled(served: Any) -> None:
+    assert spend(served, lambda: strange(served))[-1] == 429
+    end = served.slave()
+    served.end.send("w0", TaskMessage("t1", {}))
+    assert end.next_task(5.0).task_id == "t1"
+    end.close()
+
+
+def test_joined_worker_works_on_while_somebody_forges_its_key_id(served: Any) -> None:
+    end = served.slave()
+    peer = served.peer()
+    peer.join()
+    assert spend(served, lambda: forged(served))[-1] == 429
+    served.end.send("w0", TaskMessage("t1", {}))
+    assert end.next_task(5.0).task_id == "t1"
+    assert peer.call("renew", {"answers": [], "progress": 1})[0] == 200
+    # A new session is not looked at, signed well or not; elsewhere nobody noticed anything.
+    newcomer = served.peer()
+    body = newcomer.envelope("join", JOIN)
+    assert newcomer.send("/v1/join", body)[0] == 429
+    assert newcomer.send("/v1/join", body, source="127.0.0.2")[0] == 409
+    end.close()
+
+
+def test_new_worker_gets_in_once_the_forger_rests(served: Any) -> None:
+    assert spend(served, lambda: forged(served))[-1] == 429
+    started = time.monotonic()
+    end = served.slave()
+    assert time.monotonic() - started < 4.0
+    end.close()
+
+
+def test_flood_from_one_address_does_not_slow_a_worker_there(served: Any) -> None:
+    end = served.slave()
+    over = threading.Event()
+
+    def flood() -> None:
+        while not over.is_set():
+            served.peer().send("/v1/join", b"{}", strange(served))
+
+    threads = [threading.Thread(target=flood) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    started = time.monotonic()
+    for n in range(20):
+        end.renew(n)
+    waited_s = time.monotonic() - started
+    over.set()
+    for thread in threads:
+        thread.join(5.0)
+    assert waited_s < 5.0
+    assert len(served.listener.of("renewed")) == 20
+    end.close()
+
+
+def test_success_costs_nothing() -> None:
+    clock = Clock()
+    throttle = Throttle(burst=2, per_s=0.5, clock=clock)
+    assert [throttle.wait_s("10.0.0.1", "claimant") for _ in range(5)] == [0.0] * 5
+    throttle.note_failure("10.0.0.1", "claimant")
+    assert throttle.wait_s("10.0.0.1", "claimant") == 0.0
+    throttle.note_failure("10.0.0.1", "claimant")
+    assert throttle.wait_s("10.0.0.1", "claimant") == pytest.approx(2.0)
+    assert throttle.wait_s("10.0.0.1", "stranger") == 0.0
+    assert throttle.wait_s("10.0.0.2", "claimant") == 0.0
+    clock.now += 1.0
+    assert throttle.wait_s("10.0.0.1", "claimant") == pytest.approx(1.0)
+    clock.now += 1.0
+    assert throttle.wait_s("10.0.0.1", "claimant") == 0.0
+
+
+def test_allowance_is_never_overdrawn_for_long() -> None:
+    clock = Clock()
+    throttle = Throttle(burst=2, per_s=1.0, clock=clock)
+    for _ in range(100):  # as many threads may be checking when it runs out
+        throttle.note_failure("10.0.0.1", "stranger")
+    assert throttle.wait_s("10.0.0.1", "stranger") <= 2.0
+
+
+def test_memory_is_bounded_and_the_oldest_is_forgotten() -> None:
+    throttle = Throttle(burst=1, max_entries=8, clock=Clock())
+    for n in range(100):
+        throttle.note_failure(f"10.0.0.{n}", "stranger")
+    assert len(throttle) == 8
+    assert throttle.wait_s("10.0.0.1", "stranger") == 0.0
+    assert throttle.wait_s("10.0.0.99", "stranger") > 0.0
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("2001:db8::1", "2001:db8::/64"),
+        ("2001:db8::ffff:1", "2001:db8::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("", ""),
+    ],
+)
+def test_addresses_that_one_sender_can_vary_count_as_one(address: str, network: str) -> None:
+    assert network_of(address) == network
+
+
+def test_standing_is_what_a_request_claims() -> None:
+    secret = Secret(b"s" * 32, source="test", is_explicit=True)
+    signer, verifier = Signer(secret), Verifier(secret)
+    header, _ = signer.sign("POST", "/v1/turn", b"")
+    stranger, _ = Signer(Secret(b"o" * 32, source="test", is_explicit=True)).sign("POST", "/", b"")
+    assert verifier.standing("") == verifier.standing(stranger) == "stranger"
+    assert verifier.standing(header) == "claimant"
+    verifier.verify(header, "POST", "/v1/turn", b"")
+    assert verifier.standing(signer.sign("POST", "/v1/other", b"")[0]) == "known"
+    assert verifier.standing(Signer(secret).sign("POST", "/v1/turn", b"")[0]) == "claimant"
