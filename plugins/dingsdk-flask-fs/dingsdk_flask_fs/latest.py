@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,15 +17,21 @@ _MAX_BYTES = 4096
 _FORMAT = 1
 _SETTLED_S = 2.0
 """Coarsest time stamp that a file system gives, with a margin. See LatestReader."""
+_LIFE = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """What the pointer says: version, and size and digest of its file."""
+    """What the pointer says: version, and size and digest of its file.
+
+    ``life`` is drawn when a policy is first published, and again after it was discarded. The
+    folder does not tell: a new one can have the name and the inode of the one before.
+    """
 
     version: int
     size_bytes: int
     digest: str
+    life: str
 
 
 def file_of(version: int) -> str:
@@ -40,6 +47,7 @@ def write_latest(folder: PrivateDir, latest: Latest, *, durable: bool) -> None:
         "file": file_of(latest.version),
         "size_bytes": latest.size_bytes,
         "digest": latest.digest,
+        "life": latest.life,
     }
     folder.write_atomic(LATEST, [encode_message(fields)], durable=durable)
 
@@ -59,7 +67,7 @@ def read_latest(folder: PrivateDir) -> Latest:
 
 
 def _parse(found: Any) -> Latest:
-    fields = {"v": int, "version": int, "file": str, "size_bytes": int, "digest": str}
+    fields = {"v": int, "version": int, "file": str, "size_bytes": int, "digest": str, "life": str}
     if not isinstance(found, dict) or found.keys() != fields.keys():
         raise ProtocolError(f"not the fields {', '.join(fields)}", where=LATEST)
     for name, kind in fields.items():
@@ -68,7 +76,9 @@ def _parse(found: Any) -> Latest:
     version = found["version"]
     if found["v"] != _FORMAT or not 0 <= version < 10**12 or found["file"] != file_of(version):
         raise ProtocolError("format, version and file do not fit", where=LATEST)
-    return Latest(version, found["size_bytes"], found["digest"])
+    if not _LIFE.fullmatch(found["life"]):
+        raise ProtocolError("life is none", where=LATEST)
+    return Latest(version, found["size_bytes"], found["digest"], found["life"])
 
 
 @dataclass(frozen=True, slots=True)

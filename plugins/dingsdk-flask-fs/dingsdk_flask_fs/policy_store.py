@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -72,8 +73,8 @@ class FilePolicyStore(PolicyStore):
         self._pointers = LatestReader(clock)
         self._publishing = threading.Lock()
         self._lock = threading.Lock()
-        self._seen: dict[str, tuple[tuple[int, int], int]] = {}
-        self._damaged: set[tuple[str, int]] = set()
+        self._seen: dict[str, tuple[str | None, int]] = {}
+        self._damaged: set[tuple[str, str | None, int]] = set()
         with PrivateDir(path) as root:
             self._policies = root.sub("policy")
 
@@ -91,12 +92,13 @@ class FilePolicyStore(PolicyStore):
         if not isinstance(version, int) or isinstance(version, bool) or not 0 <= version < 10**12:
             raise ProtocolError(f"policy version {version!r:.40}", where="version")
         with self._publishing, self._policies.sub(policy_id) as folder:
-            if self._published(folder) >= version:
+            newest, life = self._published(folder)
+            if newest >= version:
                 return  # a learner that resumed from a checkpoint has to catch up first
             buffers, info = encode_tensors(state, {"policy_id": policy_id, "version": str(version)})
             self._check_size(folder, info.size_bytes)
             folder.write_atomic(file_of(version), list(buffers), durable=self._is_durable)
-            latest = Latest(version, info.size_bytes, info.digest)
+            latest = Latest(version, info.size_bytes, info.digest, life)
             write_latest(folder, latest, durable=self._is_durable)
             self._remove_old(policy_id, folder, version)
 
@@ -153,7 +155,7 @@ class FilePolicyStore(PolicyStore):
     ) -> tuple[int, dict[str, Any]] | None:
         floor = -1 if newer_than is None else newer_than + 1
         # Before the pointer is read: what another thread returns meanwhile may be newer than it.
-        seen = self._seen_version(policy_id, folder)
+        seen = self._seen.get(policy_id)
         latest: Latest | None = None
         try:
             latest = self._pointers.read(policy_id, folder)
@@ -161,15 +163,19 @@ class FilePolicyStore(PolicyStore):
             _logger.warning("the versions of policy %s are looked through: %s", policy_id, error)
         if latest is not None and latest.version < floor:
             return None
-        floor = max(floor, seen)
+        seen_life, seen_version = seen or (None, -1)
+        life = seen_life if latest is None else latest.life
+        if seen_life in (None, life):
+            floor = max(floor, seen_version)
         for version in _candidates(folder, latest, floor):
-            state = self._load(policy_id, folder, version, latest)
+            state = self._load(folder, (policy_id, life, version), latest)
             if state is None:
                 continue
             with self._lock:
-                if self._seen_version(policy_id, folder) > version:
+                found = self._seen.get(policy_id)
+                if found != seen and (found is None or found[0] != life or found[1] > version):
                     raise _MovedOnError  # another thread was faster, with a newer one
-                self._seen[policy_id] = (folder.identity, version)
+                self._seen[policy_id] = (life, version)
             return version, state
         if newer_than is None and (latest is None or latest.version >= floor):
             raise DataCorruptError(
@@ -178,11 +184,12 @@ class FilePolicyStore(PolicyStore):
         return None
 
     def _load(
-        self, policy_id: str, folder: PrivateDir, version: int, latest: Latest | None
+        self, folder: PrivateDir, key: tuple[str, str | None, int], latest: Latest | None
     ) -> dict[str, Any] | None:
-        """Return a version's tensors, None where it is damaged."""
-        if (policy_id, version) in self._damaged:
+        """Return the tensors of a version (policy, life, version), None where it is damaged."""
+        if key in self._damaged:
             return None
+        policy_id, _, version = key
         is_announced = latest is not None and latest.version == version
         try:
             content = folder.read(file_of(version), self._max_bytes)
@@ -198,23 +205,20 @@ class FilePolicyStore(PolicyStore):
         except DataCorruptError as error:
             _logger.warning("policy %s: version %d is damaged: %s", policy_id, version, error)
             with self._lock:
-                self._damaged.add((policy_id, version))
+                self._damaged.add(key)
             return None
         return state
 
-    def _seen_version(self, policy_id: str, folder: PrivateDir) -> int:
-        identity, version = self._seen.get(policy_id, (folder.identity, -1))
-        # In another folder of that name it is another policy: ours was discarded.
-        return version if identity == folder.identity else -1
-
     # Publishing -------------------------------------------------------------------------------
-    def _published(self, folder: PrivateDir) -> int:
+    def _published(self, folder: PrivateDir) -> tuple[int, str]:
+        """Return the newest version, -1 for none, and the life that the next one belongs to."""
         try:
-            return read_latest(folder).version
+            latest = read_latest(folder)
         except DataMissingError:
-            return -1
+            return -1, secrets.token_hex(8)
         except DataCorruptError:
-            return max(_versions(folder), default=-1)
+            return max(_versions(folder), default=-1), secrets.token_hex(8)
+        return latest.version, latest.life
 
     def _check_size(self, folder: PrivateDir, size_bytes: int) -> None:
         if size_bytes > self._max_bytes:

@@ -171,15 +171,40 @@ def test_discard_forgets_a_policy_and_the_next_one_starts_anew(
     store.publish("p", weights(9), 9)
     store.publish("other", weights(1), 1)
     assert is_whole(reader.newest("p"), 9)
-    (folder_of(tmp_path).parent / "keep").mkdir()  # so that the folder's inode is not reused
     store.discard("p")
     assert not folder_of(tmp_path).exists()
-    (folder_of(tmp_path).parent / "keep2").mkdir()
     assert reader.newest("p") is None
     store.publish("p", weights(2), 2)
     assert is_whole(store.newest("p"), 2)
     assert is_whole(store.newest("other"), 1)
     assert is_whole(reader.newest("p"), 2)
+
+
+def test_a_policy_that_begins_anew_in_the_same_folder_is_followed(
+    store: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
+) -> None:
+    """A file system gives the folder's inode out again; so does this, for certain."""
+    for version in (8, 9):
+        store.publish("p", weights(version), version)
+    damage(folder_of(tmp_path) / "000000000009.safetensors")
+    assert is_whole(reader.newest("p"), 8)
+    inode = folder_of(tmp_path).stat().st_ino
+    for path in folder_of(tmp_path).iterdir():
+        path.unlink()
+    store.publish("p", weights(2), 2)
+    assert folder_of(tmp_path).stat().st_ino == inode
+    assert is_whole(reader.newest("p"), 2)
+    store.publish("p", weights(9), 9)  # not the damaged one
+    assert is_whole(reader.newest("p", newer_than=2), 9)
+
+
+def test_a_policy_discarded_and_published_again_is_followed_every_time(
+    store: FilePolicyStore, reader: FilePolicyStore
+) -> None:
+    for version in range(30, 0, -1):
+        store.publish("p", weights(version), version)
+        assert is_whole(reader.newest("p"), version)
+        store.discard("p")
 
 
 def test_a_damaged_newest_version_falls_back_and_is_counted_once(
@@ -241,6 +266,8 @@ def test_a_version_that_was_never_announced_is_not_read(
         {"v": 2},
         {"digest": 5},
         {"extra": 1},
+        {"life": 5},
+        {"life": ""},
     ],
 )
 def test_a_damaged_pointer_is_counted_and_looked_past(
