@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,95 +22,20 @@ from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.supervisor import ProcessCrew
 from dingsdk.pipeline.threads import torch_threads
 from dingsdk.pipeline.train import compile_run
-from dingsdk.pipeline.workers import make_transport, worker_ids
+from dingsdk.pipeline.workers import make_transport
 from dingsdk.worker import Coordinator
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
+from .process_cluster import LEASE_S, PATIENCE_S, SETS, ProcessCluster, is_running
+
 PROGRAM = [sys.executable, "-c", "import sys; from dingsdk.cli import main; sys.exit(main())"]
-LEASE_S = 3.0
-SETS = (
-    "env.collector_env_num=4",
-    "env.collector_episode_num=50",
-    "env.evaluator_env_num=2",
-    "env.n_evaluator_episode=2",
-    "env.stop_value=.inf",
-    "policy.collect.n_sample=16",
-    "policy.learn.batch_size=16",
-    "policy.learn.update_per_collect=2",
-    "policy.learn.learner.hook.save_ckpt_after_iter=50",
-    "policy.other.replay_buffer.replay_buffer_size=500",
-    "policy.other.commander.eval_interval=1000",
-    f"system.coordinator.lease_s={LEASE_S}",
-)
-
-
-class Cluster:
-    """A coordinator in this process; a learner and two collectors in processes of their own."""
-
-    def __init__(self, run_dir: Path) -> None:
-        cfg = compile_run("cartpole-dqn", "parallel", "flask_fs", SETS, 3)
-        cfg = worker_config(RunContext(cfg=cfg, run_dir=run_dir))
-        self.run_dir = run_dir
-        self.transport = make_transport(cfg, run_dir)
-        self.coordinator = Coordinator(cfg, self.transport)
-        self.crew = ProcessCrew(cfg, run_dir, worker_ids(cfg), self.coordinator.master)
-        self.crew.start(self.coordinator.start())
-
-    def pid(self, worker_id: str) -> int:
-        """Return the process of a worker, once it has one."""
-        found: list[int] = []
-
-        def is_there() -> bool:
-            found[:] = [
-                each.pid
-                for each in multiprocessing.active_children()
-                if each.name == worker_id and each.pid is not None
-            ]
-            return bool(found)
-
-        self.expect(is_there)
-        return found[0]
-
-    def expect(self, predicate: Callable[[], bool], timeout_s: float = 40.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        pause = threading.Event()
-        while not predicate():
-            self.crew.poll()
-            assert self.coordinator.failure is None, self.coordinator.failure
-            assert time.monotonic() < deadline, self.coordinator.status()
-            pause.wait(0.02)
-
-    def train_iter(self) -> int:
-        return self.coordinator.status().train_iter
-
-    def env_steps(self) -> int:
-        return self.coordinator.status().env_steps
-
-    def incarnation(self, worker_id: str) -> int:
-        info = self.coordinator.master.workers.get(worker_id)
-        return 0 if info is None else info.incarnation
-
-    def versions(self) -> list[int]:
-        """Return the versions of the policies that collectors read, oldest first."""
-        store = self.transport.policy_store()
-        tasks = self.coordinator.running_tasks()
-        found = [
-            store.newest(str(each.task["policy_id"])) for each in tasks if each.role == "learner"
-        ]
-        return [each[0] for each in found if each is not None]
-
-    def close(self) -> None:
-        self.coordinator.close()
-        self.crew.close(10.0)
-        self.transport.close()
-        self.transport.remove_data()
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
     run_dir = tmp_path_factory.mktemp("cluster")
     with torch_threads(1):
-        made = Cluster(run_dir)
+        made = ProcessCluster(run_dir)
         yield made
         made.close()
     assert multiprocessing.active_children() == []
@@ -123,7 +48,7 @@ def _leaves_nothing_behind() -> None:
     """The cluster outlives its tests; its own fixture looks after what it leaves."""
 
 
-def test_killed_collector_is_started_anew_and_its_samples_stay(cluster: Cluster) -> None:
+def test_killed_collector_is_started_anew_and_its_samples_stay(cluster: ProcessCluster) -> None:
     cluster.expect(lambda: cluster.train_iter() > 60)
     before, killed_at = cluster.pid("collector-0"), cluster.env_steps()
     incarnation = cluster.incarnation("collector-0")
@@ -135,7 +60,7 @@ def test_killed_collector_is_started_anew_and_its_samples_stay(cluster: Cluster)
     cluster.coordinator.validate_state()
 
 
-def test_stopped_collector_loses_its_task_and_comes_back(cluster: Cluster) -> None:
+def test_stopped_collector_loses_its_task_and_comes_back(cluster: ProcessCluster) -> None:
     pid, incarnation = cluster.pid("collector-1"), cluster.incarnation("collector-1")
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -154,7 +79,7 @@ def test_stopped_collector_loses_its_task_and_comes_back(cluster: Cluster) -> No
 
 
 def test_killed_learner_goes_on_from_its_checkpoint_and_no_policy_gets_older(
-    cluster: Cluster,
+    cluster: ProcessCluster,
 ) -> None:
     cluster.expect(lambda: (cluster.run_dir / "ckpt" / "latest.json").is_file())
     cluster.expect(lambda: load_checkpoint(cluster.run_dir / "ckpt").iteration >= 50)
@@ -175,7 +100,7 @@ def test_killed_learner_goes_on_from_its_checkpoint_and_no_policy_gets_older(
     cluster.coordinator.validate_state()
 
 
-def test_process_that_does_not_come_back_is_replaced(cluster: Cluster) -> None:
+def test_process_that_does_not_come_back_is_replaced(cluster: ProcessCluster) -> None:
     pid, incarnation = cluster.pid("collector-1"), cluster.incarnation("collector-1")
     cluster.crew.lost_limit_s = 1.0
     os.kill(pid, signal.SIGSTOP)
@@ -185,14 +110,14 @@ def test_process_that_does_not_come_back_is_replaced(cluster: Cluster) -> None:
     assert not is_running(pid)
 
 
-def test_stopped_process_does_not_hold_up_the_end(cluster: Cluster) -> None:
+def test_stopped_process_does_not_hold_up_the_end(cluster: ProcessCluster) -> None:
     pid = cluster.pid("collector-0")
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
     cluster.coordinator.close(4.0)
     cluster.crew.close(4.0)
 
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 20
     assert multiprocessing.active_children() == []
     assert not is_running(pid)
 
@@ -219,14 +144,6 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
 def start_run(cwd: Path, *extra: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*PROGRAM, *RUN, *extra],
@@ -246,8 +163,8 @@ def start_training(cwd: Path) -> tuple[subprocess.Popen[str], list[int]]:
     pytest.fail(f"the run ended by itself: {process.communicate()[1]}")
 
 
-def expect_gone(pids: list[int], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
+def expect_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
     pause = threading.Event()
     while any(is_running(pid) for pid in pids):
         assert time.monotonic() < deadline, [pid for pid in pids if is_running(pid)]
@@ -271,7 +188,7 @@ def test_run_leaves_its_folder_and_nothing_else(tmp_path: Path) -> None:
         "ckpt", "config.yaml", "curve.png", "log", "result.json",
     }  # fmt: skip
     assert len(pids) >= 2
-    expect_gone(list(pids), 1.0)
+    expect_gone(list(pids))
 
 
 def test_ctrl_c_of_the_whole_group_ends_it_within_10_s_with_a_checkpoint(tmp_path: Path) -> None:
@@ -280,13 +197,13 @@ def test_ctrl_c_of_the_whole_group_ends_it_within_10_s_with_a_checkpoint(tmp_pat
     # As a terminal does it: every process of the group gets the signal.
     for pid in (process.pid, *children):
         os.kill(pid, signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=PATIENCE_S)
 
     assert time.monotonic() - sent_at < 10
     assert process.returncode == 130
     assert "Traceback" not in err
     assert "Interrupted after" in out
-    expect_gone(children, 1.0)
+    expect_gone(children)
     assert load_checkpoint(tmp_path / "runs" / "cartpole-dqn" / "ckpt").iteration > 0
     assert not (tmp_path / "runs" / "cartpole-dqn" / "transport").exists()
 
@@ -300,13 +217,13 @@ def test_ctrl_c_while_workers_start_ends_at_once(tmp_path: Path) -> None:
         threading.Event().wait(0.02)
     for pid in (process.pid, *children):
         os.kill(pid, signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=PATIENCE_S)
 
     assert process.returncode == 130
     assert err.splitlines() == [
         "SIGINT: stopping and saving a checkpoint; press Ctrl-C again to exit at once"
     ]
-    expect_gone(children, 1.0)
+    expect_gone(children)
 
 
 def test_second_ctrl_c_exits_at_once_and_so_do_the_workers(tmp_path: Path) -> None:
@@ -315,19 +232,19 @@ def test_second_ctrl_c_exits_at_once_and_so_do_the_workers(tmp_path: Path) -> No
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGCONT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=PATIENCE_S)
 
     assert process.returncode in (130, 143)
     assert "exiting at once" in err
-    expect_gone(children, 10.0)
+    expect_gone(children)
 
 
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     process, children = start_training(tmp_path)
     process.kill()
-    process.wait(10)
+    process.wait(PATIENCE_S)
 
-    expect_gone(children, 10.0)
+    expect_gone(children)
     process.communicate()
 
 
@@ -385,7 +302,7 @@ def test_worker_that_cannot_start_ends_the_run_at_once(
     crew.start(coordinator.start())
     try:
         with pytest.raises(WorkerCrashedError, match="collector-0 cannot start") as caught:
-            poll_for(crew, 60.0)
+            poll_for(crew, PATIENCE_S)
     finally:
         coordinator.close()
         crew.close(5.0)

@@ -55,7 +55,7 @@ class Cluster:
         for worker in (self.learner, *self.collectors):
             worker.start(address)
 
-    def expect(self, predicate: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    def expect(self, predicate: Callable[[], bool], timeout_s: float = 40.0) -> None:
         deadline = time.monotonic() + timeout_s
         pause = threading.Event()
         while not predicate():
@@ -114,13 +114,13 @@ def test_learner_lost_over_and_over_ends_the_run(cluster: Cluster) -> None:
         cluster.expect(lambda attempt=attempt: cluster.learner_attempts() == attempt)
         cluster.transport.abandon_worker("learner-0")
 
-    assert cluster.coordinator.wait(20.0)
+    assert cluster.coordinator.wait(40.0)
     assert isinstance(cluster.coordinator.failure, WorkerLostError)
 
 
 def test_every_acknowledged_sample_stays_accounted_for(cluster: Cluster) -> None:
     # Long enough for the buffer to overwrite its rows several times.
-    cluster.expect(lambda: cluster.coordinator.status().env_steps > 3000, 40.0)
+    cluster.expect(lambda: cluster.coordinator.status().env_steps > 3000)
     cluster.coordinator.validate_state()
     live = len(cluster.transport.data_store())
     assert 0 < live < 200  # payloads of overwritten rows were deleted
@@ -135,7 +135,7 @@ def test_payloads_that_vanish_are_replaced_and_counted(cluster: Cluster) -> None
         store.delete([data_id for data_id in live if data_id.endswith(("3", "7"))])
         return cluster.coordinator.status().evicted.get("missing", 0) > 0
 
-    cluster.expect(lose_some, 40.0)
+    cluster.expect(lose_some)
     cluster.coordinator.validate_state()
     before = cluster.train_iter()
     cluster.expect(lambda: cluster.train_iter() > before + 20)

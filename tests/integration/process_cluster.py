@@ -1,0 +1,124 @@
+"""A coordinator in the test's process, its workers in processes of their own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from dingsdk.pipeline.context import RunContext
+from dingsdk.pipeline.parallel import worker_config
+from dingsdk.pipeline.supervisor import ProcessCrew
+from dingsdk.pipeline.train import compile_run
+from dingsdk.pipeline.workers import make_transport, worker_ids
+from dingsdk.worker import Coordinator
+
+LEASE_S = 3.0
+PATIENCE_S = 60.0
+"""Head room of what is promised without a figure: processes start in seconds, in many where the
+machine is busy."""
+SETS = (
+    "env.collector_env_num=4",
+    "env.collector_episode_num=50",
+    "env.evaluator_env_num=2",
+    "env.n_evaluator_episode=2",
+    "env.stop_value=.inf",
+    "policy.collect.n_sample=16",
+    "policy.learn.batch_size=16",
+    "policy.learn.update_per_collect=2",
+    "policy.learn.learner.hook.save_ckpt_after_iter=50",
+    "policy.other.replay_buffer.replay_buffer_size=500",
+    "policy.other.commander.eval_interval=1000",
+    f"system.coordinator.lease_s={LEASE_S}",
+)
+
+
+class ProcessCluster:
+    """One coordinator here; a learner and two collectors in processes, over flask_fs."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        sets: Iterable[str] = (),
+        coordinator_cls: type[Coordinator] = Coordinator,
+    ) -> None:
+        cfg = compile_run("cartpole-dqn", "parallel", "flask_fs", (*SETS, *sets), 3)
+        cfg = worker_config(RunContext(cfg=cfg, run_dir=run_dir))
+        self.run_dir = run_dir
+        self.transport = make_transport(cfg, run_dir)
+        self.coordinator = coordinator_cls(cfg, self.transport)
+        self.crew = ProcessCrew(cfg, run_dir, worker_ids(cfg), self.coordinator.master)
+        self.crew.start(self.coordinator.start())
+
+    def pid(self, worker_id: str) -> int:
+        """Return the process of a worker, once it has one."""
+        found: list[int] = []
+
+        def is_there() -> bool:
+            found[:] = [
+                each.pid
+                for each in multiprocessing.active_children()
+                if each.name == worker_id and each.pid is not None
+            ]
+            return bool(found)
+
+        self.expect(is_there)
+        return found[0]
+
+    def expect(
+        self,
+        predicate: Callable[[], bool],
+        timeout_s: float = PATIENCE_S,
+        *,
+        with_crew: bool = True,
+    ) -> None:
+        """Wait for something to come true; without the crew nobody looks after the processes."""
+        deadline = time.monotonic() + timeout_s
+        pause = threading.Event()
+        while not predicate():
+            if with_crew:
+                self.crew.poll()
+            assert self.coordinator.failure is None, self.coordinator.failure
+            assert time.monotonic() < deadline, self.coordinator.status()
+            pause.wait(0.02)
+
+    def expect_training(self, iterations: int = 20) -> None:
+        """Wait until the learner has done some more iterations, and check all samples."""
+        until = self.train_iter() + iterations
+        self.expect(lambda: self.train_iter() > until)
+        self.coordinator.validate_state()
+
+    def train_iter(self) -> int:
+        return self.coordinator.status().train_iter
+
+    def env_steps(self) -> int:
+        return self.coordinator.status().env_steps
+
+    def incarnation(self, worker_id: str) -> int:
+        info = self.coordinator.master.workers.get(worker_id)
+        return 0 if info is None else info.incarnation
+
+    def versions(self) -> list[int]:
+        """Return the versions of the policies that collectors read, oldest first."""
+        store = self.transport.policy_store()
+        tasks = self.coordinator.running_tasks()
+        found = [
+            store.newest(str(each.task["policy_id"])) for each in tasks if each.role == "learner"
+        ]
+        return [each[0] for each in found if each is not None]
+
+    def close(self) -> None:
+        self.coordinator.close()
+        self.crew.close(10.0)
+        self.transport.close()
+        self.transport.remove_data()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
