@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dingsdk.testing.check import check_rule, check_transport
 from dingsdk.testing.fault_proxy import Fault, FaultProxy, seeded_faults
-from dingsdk.testing.report import ContractError, RuleResult, TransportReport
+from dingsdk.testing.report import ContractError, ContractReport, RuleResult
 from dingsdk.testing.rule import CAPABILITIES, Rule, RuleBroken
 from dingsdk.testing.rules import RULES
 
@@ -22,13 +22,13 @@ __all__ = [
     "CAPABILITIES",
     "RULES",
     "ContractError",
+    "ContractReport",
     "Fault",
     "FaultProxy",
     "Rule",
     "RuleBroken",
     "RuleResult",
     "TransportContract",
-    "TransportReport",
     "check_rule",
     "check_transport",
     "seeded_faults",

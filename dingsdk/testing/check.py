@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from dingsdk.testing.bench import Bench
-from dingsdk.testing.report import ContractError, RuleResult, TransportReport
+from dingsdk.testing.report import ContractError, ContractReport, RuleResult
 from dingsdk.testing.rule import CAPABILITIES, Rule, RuleBroken
 from dingsdk.testing.rules import RULES
 from dingsdk.worker.comm import Transport
@@ -23,7 +25,7 @@ def check_transport(
     *,
     capabilities: Collection[str] = (),
     patience_s: float = PATIENCE_S,
-) -> TransportReport:
+) -> ContractReport:
     """Hold a transport to every rule of the contract.
 
     Args:
@@ -41,27 +43,13 @@ def check_transport(
         ValueError: an unknown capability.
     """
     check_capabilities(capabilities)
-    results = []
-    for rule in RULES:
-        error: BaseException | None = None
-        applies = not rule.needs or rule.needs in capabilities
-        if applies:
-            with tempfile.TemporaryDirectory(prefix="dingsdk-rule-") as folder:
-                try:
-                    check_rule(
-                        rule, make, Path(folder), capabilities=capabilities, patience_s=patience_s
-                    )
-                except Exception as found:
-                    error = found
-        results.append(RuleResult(rule, applies, error))
-    report = TransportReport(tuple(results))
-    if report.broken:
-        raise ContractError(
-            f"the transport breaks {len(report.broken)} of {len(RULES)} rules:\n{report}",
-            report=report,
-            broken=report.broken,
-        )
-    return report
+    return check_all(
+        RULES,
+        capabilities,
+        lambda rule, folder: check_rule(
+            rule, make, folder, capabilities=capabilities, patience_s=patience_s
+        ),
+    )
 
 
 def check_rule(
@@ -85,16 +73,59 @@ def check_rule(
         RuleBroken: the rule is broken, or its check did not end.
         Exception: what the transport raised where it should not.
     """
+    run_rule(rule, lambda: Bench(make, folder, capabilities, patience_s), patience_s)
+
+
+def check_all(
+    rules: Iterable[Rule],
+    capabilities: Collection[str],
+    check: Callable[[Rule, Path], None],
+) -> ContractReport:
+    """Check the rules that apply, each with an empty folder, and report on all.
+
+    Raises:
+        ContractError: some are broken; ``report`` has all results, ``broken`` the numbers.
+    """
+    results = []
+    for rule in rules:
+        error: BaseException | None = None
+        applies = not rule.needs or rule.needs in capabilities
+        if applies:
+            with tempfile.TemporaryDirectory(prefix="dingsdk-rule-") as folder:
+                try:
+                    check(rule, Path(folder))
+                except Exception as found:
+                    error = found
+        results.append(RuleResult(rule, applies, error))
+    report = ContractReport(tuple(results))
+    if report.broken:
+        raise ContractError(
+            f"{len(report.broken)} of {len(results)} rules are broken:\n{report}",
+            report=report,
+            broken=report.broken,
+        )
+    return report
+
+
+def run_rule(
+    rule: Rule, make_bench: Callable[[], AbstractContextManager[Any]], patience_s: float
+) -> None:
+    """Check a rule on a fresh bench.
+
+    Raises:
+        RuleBroken: the rule is broken, or its check did not end.
+        Exception: what the part raised where it should not.
+    """
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            with Bench(make, folder, capabilities, patience_s) as bench:
+            with make_bench() as bench:
                 rule.check(bench)
         except BaseException as error:
             errors.append(error)
 
-    # A thread of its own: a transport that hangs must not take the check with it.
+    # A thread of its own: a part that hangs must not take the check with it.
     thread = threading.Thread(target=run, name=rule.name, daemon=True)
     thread.start()
     limit_s = _LIMIT * patience_s
@@ -105,8 +136,10 @@ def check_rule(
         raise errors[0]
 
 
-def check_capabilities(capabilities: Collection[str]) -> None:
+def check_capabilities(
+    capabilities: Collection[str], known: Mapping[str, str] = CAPABILITIES
+) -> None:
     """Raise ValueError for a capability that does not exist."""
-    unknown = sorted(set(capabilities) - CAPABILITIES.keys())
+    unknown = sorted(set(capabilities) - known.keys())
     if unknown:
-        raise ValueError(f"unknown capabilities {unknown}; known: {sorted(CAPABILITIES)}")
+        raise ValueError(f"unknown capabilities {unknown}; known: {sorted(known)}")

@@ -14,7 +14,7 @@ class RuleResult:
 
     Attributes:
         rule: The rule.
-        applies: Whether the transport declares what the rule needs.
+        applies: Whether the part declares what the rule needs.
         error: What the check raised; None where the rule is kept, or does not apply.
     """
 
@@ -31,7 +31,7 @@ class RuleResult:
 
 
 @dataclass(frozen=True, slots=True)
-class TransportReport:
+class ContractReport:
     """The results of all rules, in the order of the table. ``str`` of it is for people."""
 
     results: tuple[RuleResult, ...]
@@ -46,4 +46,4 @@ class TransportReport:
 
 
 class ContractError(DingError, AssertionError):
-    """A transport that breaks rules of its contract. Facts: ``report``, ``broken`` (numbers)."""
+    """A part that breaks rules of its contract. Facts: ``report``, ``broken`` (numbers)."""

@@ -1,4 +1,4 @@
-"""What a rule is: a function that holds a transport to one promise."""
+"""What a rule is: a function that holds a part, such as a transport, to one promise."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Final, TypeVar
-
-if TYPE_CHECKING:
-    from dingsdk.testing.bench import Bench
+from typing import Any, Final, TypeVar
 
 CAPABILITIES: Final[Mapping[str, str]] = {
     "many_processes": (
@@ -25,16 +22,16 @@ CAPABILITIES: Final[Mapping[str, str]] = {
 """What a transport may declare that it can do beyond the contract, and what follows."""
 
 _NAME = re.compile(r"rule_([0-9]{2})_([a-z0-9_]+)")
-_Check = TypeVar("_Check", bound="Callable[[Bench], None]")
+_Check = TypeVar("_Check", bound=Callable[[Any], None])
 
 
 class RuleBroken(AssertionError):  # noqa: N818 - a finding, not an error of the kit
-    """A transport did not do what the rule says."""
+    """A part did not do what the rule says."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One numbered promise of every transport.
+    """One numbered promise of every part of a kind.
 
     Attributes:
         number: Its place in the table, from 1.
@@ -42,7 +39,7 @@ class Rule:
         title: The promise in one line.
         text: The promise in full.
         needs: The capability without which the rule does not apply; empty: it always does.
-        check: Raises where the transport on the bench breaks the rule.
+        check: Raises where the part on the bench that it is given breaks the rule.
     """
 
     number: int
@@ -50,11 +47,11 @@ class Rule:
     title: str
     text: str
     needs: str
-    check: Callable[[Bench], None]
+    check: Callable[[Any], None]
 
 
 def needs(capability: str) -> Callable[[_Check], _Check]:
-    """Mark a rule as one for transports that declare ``capability``."""
+    """Mark a rule as one for parts that declare ``capability``."""
 
     def mark(check: _Check) -> _Check:
         check.needs = capability  # type: ignore[attr-defined]
