@@ -11,12 +11,14 @@ _BUFFER = f"{_WORKER}.replay_buffer"
 
 BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("buffers", "naive", f"{_BUFFER}.naive:NaiveReplayBuffer"),
+    ("buffers", "elastic", f"{_BUFFER}.elastic:ElasticReplayBuffer"),
     ("storages", "array", f"{_BUFFER}.storage:ArrayStorage"),
     ("storages", "object", f"{_BUFFER}.storage:ObjectStorage"),
     ("samplers", "uniform", f"{_BUFFER}.sampler:UniformSampler"),
     ("removers", "fifo", f"{_BUFFER}.remover:FifoRemover"),
     ("limiters", "min_size", f"{_BUFFER}.limiter:MinSizeLimiter"),
     ("limiters", "samples_per_insert", f"{_BUFFER}.limiter:SamplesPerInsertLimiter"),
+    ("limiters", "push_sample_rate", f"{_BUFFER}.rate_window:PushSampleRateLimiter"),
     ("collectors", "sample", f"{_WORKER}.collector.sample:SampleSerialCollector"),
     ("parallel_collectors", "zergling", f"{_WORKER}.collector.zergling:ZerglingParallelCollector"),
     ("evaluators", "interaction", f"{_WORKER}.evaluator.interaction:InteractionSerialEvaluator"),

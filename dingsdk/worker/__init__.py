@@ -50,6 +50,7 @@ _HOMES = {
     ),
     "replay_buffer.base": ("IBuffer",),
     "replay_buffer.naive": ("NaiveReplayBuffer",),
+    "replay_buffer.elastic": ("ElasticReplayBuffer",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -60,7 +60,8 @@ class IBuffer(Configurable, ABC):
 class BufferStats:
     """Rows that went through a buffer since it was made (``clear`` does not reset them).
 
-    ``pushed`` is always ``overwritten + cleared + count``.
+    ``pushed`` is always ``count`` and the rows that left: ``overwritten + cleared + stale +
+    used_up``.
     """
 
     pushed: int
@@ -69,3 +70,10 @@ class BufferStats:
     cleared: int
     count: int
     capacity: int
+    stale: int = 0
+    used_up: int = 0
+
+    @property
+    def left(self) -> int:
+        """Rows that left, for whatever reason."""
+        return self.overwritten + self.cleared + self.stale + self.used_up

@@ -45,6 +45,13 @@ class Limiter(Configurable, ABC):
     def can_sample(self, n: int) -> bool:
         """Whether ``n`` rows may be sampled now, all at once."""
 
+    def retry_after_s(self) -> float | None:
+        """Return in how many seconds time alone may admit what was refused last.
+
+        None, the default: never; only a push, a sample or a removal can.
+        """
+        return None
+
     def check_sizes(self, push_rows: int, batch_size: int) -> None:
         """Refuse settings under which pushes and samples of these sizes block each other.
 
@@ -73,7 +80,10 @@ class Limiter(Configurable, ABC):
         return {"inserts": self.inserts, "samples": self.samples, "removes": self.removes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over counters; changes nothing when they are wrong.
+        """Take over counters, also those of another type; changes nothing when they are wrong.
+
+        Entries beyond the three counters are a type's own, so it goes without where they are
+        missing: a run may be resumed, or go on, under another limiter.
 
         Raises:
             CheckpointCorruptError: a counter is missing or no number >= 0.

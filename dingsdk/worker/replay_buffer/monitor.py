@@ -47,7 +47,7 @@ class ThroughputMonitor:
         facts = {
             "pushed_in": stats.pushed - before.pushed,
             "sampled_out": stats.sampled - before.sampled,
-            "removed": stats.overwritten + stats.cleared - before.overwritten - before.cleared,
+            "removed": stats.left - before.left,
             "current_have": stats.count,
         }
         told = ", ".join(f"{name} {value}" for name, value in facts.items())

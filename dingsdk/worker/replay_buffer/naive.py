@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, ClassVar
-
-import numpy as np
+from typing import Any, ClassVar, cast
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import ConfigError, ConfigTypeError
 from dingsdk.worker.replay_buffer.base import ReplayBuffer
+from dingsdk.worker.replay_buffer.requests import check_range, checked_size
+from dingsdk.worker.replay_buffer.sampler import RowSampler, Sampler
 
 _log = logging.getLogger(__name__)
 
@@ -20,7 +19,7 @@ class NaiveReplayBuffer(ReplayBuffer):
 
     Config:
         replay_buffer_size: Capacity in rows.
-        storage: ``{type: auto | array | object}``; auto lets the first push decide.
+        storage: ``{type: auto | array | object | memmap}``; auto lets the first push decide.
         sampler: ``{type: uniform}``.
         remover: ``{type: fifo}``.
         limiter: ``{type: min_size, min_size}`` or ``{type: samples_per_insert, ...}``.
@@ -41,6 +40,7 @@ class NaiveReplayBuffer(ReplayBuffer):
     """
 
     config: ClassVar[dict[str, Any]] = {"type": "naive"}
+    sampler_family: ClassVar[type[Sampler]] = RowSampler
 
     _warned_of_update = False
 
@@ -70,53 +70,33 @@ class NaiveReplayBuffer(ReplayBuffer):
             ConfigTypeError: the size is no integer, or the range no slice.
             BufferClosedError: the buffer is closed, or was while waiting.
         """
-        size = _checked_size(size)
-        if sample_range is not None and not isinstance(sample_range, slice):
-            raise ConfigTypeError(
-                f"sample_range must be a slice over ages, found {sample_range!r}",
-                path="sample_range",
-                expected="slice",
-                found=type(sample_range).__name__,
-            )
-        with self._lock:
-            self._check_open()
-            if size == 0:
-                return []
+        size = checked_size(size)
+        check_range(sample_range)
+        if size == 0:
+            with self._lock:
+                self._check_open()
+            return []
 
-            def can_serve() -> bool:
-                rows = self._remover.count
-                if sample_range is not None:
-                    rows = len(range(*sample_range.indices(rows)))
-                enough = rows > 0 if replace else rows >= size
-                return enough and self._limiter.can_sample(size)
+        def can_serve() -> bool:
+            ages = self._ages(sample_range)
+            rows = self._remover.count if ages is None else len(ages)
+            return rows > 0 if replace else rows >= size
 
-            if not can_serve() and not self._wait_for(can_serve, timeout_s):
-                _log.debug(
-                    "%s cannot give %d of %d rows", self.instance_name, size, self._remover.count
-                )
-                return None
-            batch = self._draw(size, sample_range, replace)
-            self._limiter.on_sample(size)
-            self._sampled += size
-            if self._waiting:
-                self._changed.notify_all()
-        if self._monitor.is_due():
-            self._monitor.report(self.stats())
-        return batch
+        def draw() -> SampleBatch | list[Any]:
+            sampler, ages = cast(RowSampler, self._sampler), self._ages(sample_range)
+            if ages is None:
+                ranks = sampler.draw(self._remover.count, size, replace)
+                where = self._remover.positions(ranks)
+            else:
+                ranks = sampler.draw(len(ages), size, replace)
+                where = self._remover.by_age(ages.start + ages.step * ranks)
+            return cast("SampleBatch | list[Any]", self._take(where))
 
-    def _draw(
-        self, size: int, sample_range: slice | None, replace: bool
-    ) -> SampleBatch | list[Any]:
-        count = self._remover.count
-        if sample_range is None:
-            ranks = self._sampler.draw(count, size, replace)
-            where = self._remover.positions(ranks)
-        else:
-            ages = range(*sample_range.indices(count))
-            ranks = self._sampler.draw(len(ages), size, replace)
-            where = self._remover.by_age(ages.start + ages.step * ranks)
-        assert self._storage is not None
-        return self._storage.take(where)
+        return self._serve(size, timeout_s, can_serve, draw)
+
+    def _ages(self, sample_range: slice | None) -> range | None:
+        """Return the ages of the rows to draw among, None for all."""
+        return None if sample_range is None else range(*sample_range.indices(self._remover.count))
 
     def update(self, info: Mapping[str, Any]) -> None:
         """Do nothing but warn once: uniform sampling has no use for priorities."""
@@ -126,16 +106,3 @@ class NaiveReplayBuffer(ReplayBuffer):
                 "%s samples uniformly and ignores update(); use another buffer type for priorities",
                 self.instance_name,
             )
-
-
-def _checked_size(size: Any) -> int:
-    if isinstance(size, (bool, np.bool_)) or not isinstance(size, (int, np.integer)):
-        raise ConfigTypeError(
-            f"a sample size is an integer >= 0, found {size!r}",
-            path="size",
-            expected="int",
-            found=type(size).__name__,
-        )
-    if size < 0:
-        raise ConfigError(f"a sample size is an integer >= 0, found {size}", path="size")
-    return int(size)

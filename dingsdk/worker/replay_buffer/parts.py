@@ -29,14 +29,22 @@ class Parts:
     Args:
         defaults: The whole default config of the buffer class.
         cfg: What the user gives over it.
+        sampler_family: The class that the sampler has to be of.
 
     Raises:
         UnknownKeyError: a key that nothing reads.
         ConfigError, ConfigTypeError: a value that cannot work.
     """
 
-    def __init__(self, defaults: Mapping[str, Any], cfg: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        defaults: Mapping[str, Any],
+        cfg: Mapping[str, Any],
+        sampler_family: type[Sampler] = Sampler,
+    ) -> None:
+        self._defaults = defaults
         self._cfg = _complete(defaults, cfg)
+        self._sampler_family = sampler_family
         self.capacity = read_count(self._cfg, "replay_buffer_size", {}, "")
         self.deepcopy = read_flag(self._cfg, "deepcopy")
         self.seed = read_seed(self._cfg)
@@ -53,11 +61,29 @@ class Parts:
     def remover(self) -> Remover:
         return cast(Remover, self._create("removers", self._cfg["remover"], self.capacity))
 
-    def limiter(self) -> Limiter:
-        return cast(Limiter, self._create("limiters", self._cfg["limiter"]))
+    def limiter(self, section: Mapping[str, Any] | None = None) -> Limiter:
+        """Create the limiter of the config, or of another ``limiter`` section."""
+        if section is None:
+            section = self._cfg["limiter"]
+        else:
+            section = _complete(self._defaults, {"limiter": section})["limiter"]
+        return cast(Limiter, self._create("limiters", section))
 
     def sampler(self) -> Sampler:
-        return cast(Sampler, self._create("samplers", self._cfg["sampler"], self.seed))
+        """Create the sampler.
+
+        Raises:
+            ConfigError: it is none that this kind of buffer can draw with.
+        """
+        sampler = self._create("samplers", self._cfg["sampler"], self.capacity, self.seed)
+        family = self._sampler_family
+        if not isinstance(sampler, family):
+            raise ConfigError(
+                f"sampler.type {self._cfg['sampler']['type']!r} is no {family.__name__}, which "
+                "this type of buffer draws with; choose another sampler or buffer type",
+                path=f"{_PATH}.sampler.type",
+            )
+        return sampler
 
     def storage(self, kind: str | None = None) -> Storage:
         """Create a storage of the type ``kind``, or of the one that the config names."""

@@ -1,4 +1,9 @@
-"""Samplers: which rows of a buffer a batch is made of."""
+"""Samplers: which rows of a buffer a batch is made of.
+
+Three families, by what they draw: a :class:`RowSampler` draws single rows alike, a
+``PrioritySampler`` (``priority_sampler.py``) single rows by their priority, a
+``SequenceSampler`` (``sequence_sampler.py``) stretches of rows that follow each other.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +15,60 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.config import Configurable
-from dingsdk.errors import CheckpointCorruptError
+from dingsdk.worker.replay_buffer.remover import Where
+from dingsdk.worker.replay_buffer.rng_state import load_rng_state, new_rng, rng_state
+from dingsdk.worker.replay_buffer.storage import Rows
 
 
 class Sampler(Configurable, ABC):
-    """Draws ranks of rows; called under the buffer's lock.
+    """What all samplers share; called under the buffer's lock.
 
     Args:
         cfg: The ``sampler`` section of the buffer's config.
+        capacity: Positions of the storage, >= 1.
         seed: Of the random stream, >= 0; None takes one from the operating system.
     """
 
     config: ClassVar[dict[str, Any]] = {"type": ""}
 
-    def __init__(self, cfg: Mapping[str, Any], seed: int | None = None) -> None:
-        self.seed = seed
+    def __init__(self, cfg: Mapping[str, Any], capacity: int, seed: int | None = None) -> None:
+        self.capacity = capacity
+        self._rng = new_rng(seed)
+
+    def on_insert(self, where: Where, rows: Rows) -> None:
+        """Hear of rows that were put at positions, in the order of their ages."""
+
+    def on_remove(self, where: Where) -> None:
+        """Hear of positions whose rows leave, oldest first, before others take them."""
+
+    def check_rows(self, rows: Rows) -> None:
+        """Refuse rows that this sampler could not serve, before anything is stored.
+
+        Raises:
+            SchemaMismatchError: names the key.
+        """
+
+    def clear(self) -> None:
+        """Forget all rows."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the random state, as plain numbers and strings.
+
+        What :meth:`on_insert` builds up needs no saving: it hears the rows of a loaded state.
+        """
+        return rng_state(self._rng)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a random state; changes nothing when it is wrong.
+
+        Raises:
+            CheckpointCorruptError: it is none of this sampler's.
+        """
+        self._rng = load_rng_state(state)
+
+
+class RowSampler(Sampler):
+    """Draws single rows, knowing nothing about them but how many there are."""
 
     @abstractmethod
     def draw(self, population: int, size: int, replace: bool = False) -> NDArray[np.int64]:
@@ -39,27 +83,11 @@ class Sampler(Configurable, ABC):
             int64[size], ascending: neighbours share cache lines when they are gathered.
         """
 
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """Return the random state, as plain numbers and strings."""
 
-    @abstractmethod
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a random state; changes nothing when it is wrong.
-
-        Raises:
-            CheckpointCorruptError: it is none of this sampler's.
-        """
-
-
-class UniformSampler(Sampler):
+class UniformSampler(RowSampler):
     """Every row alike, and every set of distinct rows alike (type ``uniform``)."""
 
     config: ClassVar[dict[str, Any]] = {"type": "uniform"}
-
-    def __init__(self, cfg: Mapping[str, Any], seed: int | None = None) -> None:
-        super().__init__(cfg, seed)
-        self._rng = np.random.Generator(np.random.PCG64(seed))
 
     def draw(self, population: int, size: int, replace: bool = False) -> NDArray[np.int64]:
         if replace or size == 1:
@@ -91,29 +119,3 @@ class UniformSampler(Sampler):
         # Half the time of Generator.integers (3.4 and 7.2 us for 256). Doubles have 53 random
         # bits, so ranks differ in probability by population / 2**53 at most.
         return (self._rng.random(size) * population).astype(np.int64)
-
-    def state_dict(self) -> dict[str, Any]:
-        state = self._rng.bit_generator.state
-        # The generator's words have 128 bits, more than messages and checkpoints carry.
-        return {
-            "bit_generator": "PCG64",
-            "state": hex(state["state"]["state"]),
-            "inc": hex(state["state"]["inc"]),
-            "has_uint32": int(state["has_uint32"]),
-            "uinteger": int(state["uinteger"]),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        generator = np.random.PCG64(0)
-        try:
-            if state["bit_generator"] != "PCG64":
-                raise ValueError(f"bit generator {state['bit_generator']!r}")
-            generator.state = {
-                "bit_generator": "PCG64",
-                "state": {"state": int(state["state"], 16), "inc": int(state["inc"], 16)},
-                "has_uint32": int(state["has_uint32"]),
-                "uinteger": int(state["uinteger"]),
-            }
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise CheckpointCorruptError(f"the sampler's random state is wrong: {error}") from error
-        self._rng = np.random.Generator(generator)

@@ -12,7 +12,7 @@ from dingsdk.worker.replay_buffer.sampler import UniformSampler
 
 @pytest.mark.parametrize(("population", "size"), [(1, 1), (5, 2), (5, 3), (5, 5), (40, 7)])
 def test_draws_are_ascending_distinct_and_uniform(population: int, size: int) -> None:
-    sampler, rounds = UniformSampler({}, seed=0), 4000
+    sampler, rounds = UniformSampler({}, 1, seed=0), 4000
     hits = np.zeros(population)
     for _ in range(rounds):
         drawn = sampler.draw(population, size)
@@ -26,7 +26,7 @@ def test_draws_are_ascending_distinct_and_uniform(population: int, size: int) ->
 
 
 def test_every_pair_is_drawn_alike() -> None:
-    sampler = UniformSampler({}, seed=1)
+    sampler = UniformSampler({}, 1, seed=1)
     pairs = np.zeros((5, 5))
     for _ in range(5000):
         first, second = sampler.draw(5, 2)
@@ -36,20 +36,20 @@ def test_every_pair_is_drawn_alike() -> None:
 
 
 def test_draws_with_replacement_are_uniform_and_repeat() -> None:
-    drawn = UniformSampler({}, seed=0).draw(10, 10_000, replace=True)
+    drawn = UniformSampler({}, 1, seed=0).draw(10, 10_000, replace=True)
     counts = np.bincount(drawn, minlength=10)
     assert (np.abs(counts - 1000) <= 5 * np.sqrt(900)).all()
 
 
 def test_a_large_population_is_not_permuted() -> None:
     # A permutation of 2**50 ranks could not even be allocated.
-    drawn = UniformSampler({}, seed=0).draw(2**50, 256)
+    drawn = UniformSampler({}, 1, seed=0).draw(2**50, 256)
     assert drawn.max() > 2**49
     assert len(np.unique(drawn)) == 256
 
 
 def test_a_restored_sampler_draws_on_alike() -> None:
-    sampler, other = UniformSampler({}, seed=0), UniformSampler({}, seed=5)
+    sampler, other = UniformSampler({}, 1, seed=0), UniformSampler({}, 1, seed=5)
     sampler.draw(100, 3)
     other.load_state_dict(sampler.state_dict())
     for size in (1, 3, 60, 99):
@@ -70,7 +70,7 @@ def test_a_restored_sampler_draws_on_alike() -> None:
     ids=str,
 )
 def test_a_wrong_random_state_is_refused_and_changes_nothing(change: dict[str, object]) -> None:
-    sampler, twin = UniformSampler({}, seed=0), UniformSampler({}, seed=0)
+    sampler, twin = UniformSampler({}, 1, seed=0), UniformSampler({}, 1, seed=0)
     with pytest.raises(CheckpointCorruptError):
         sampler.load_state_dict({**sampler.state_dict(), **change})
     with pytest.raises(CheckpointCorruptError):
