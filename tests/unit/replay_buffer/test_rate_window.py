@@ -1,0 +1,250 @@
+"""The limiter on the recent rate of pushes to samples, alone and in a buffer."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dingsdk.errors import BufferFullError, CheckpointCorruptError, ConfigError, ConfigTypeError
+from dingsdk.worker.replay_buffer import NaiveReplayBuffer
+from dingsdk.worker.replay_buffer.limiter import MinSizeLimiter
+from dingsdk.worker.replay_buffer.rate_window import PushSampleRateLimiter
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def make(clock: Clock | None = None, **cfg: Any) -> PushSampleRateLimiter:
+    return PushSampleRateLimiter(cfg, clock=clock or Clock())
+
+
+def rows(n: int) -> list[dict[str, Any]]:
+    return [{"x": np.float32(i)} for i in range(n)]
+
+
+def test_pushes_are_bounded_by_what_was_sampled() -> None:
+    limiter = make(max=2.0)
+    assert limiter.can_insert(10**6)
+    limiter.on_insert(100)
+    assert limiter.can_insert(10**6)
+    assert limiter.can_sample(64)
+    limiter.on_sample(64)
+    assert limiter.can_insert(28)
+    assert not limiter.can_insert(29)
+
+
+def test_samples_are_bounded_by_what_was_pushed() -> None:
+    limiter = make(min=0.5)
+    limiter.on_insert(100)
+    assert limiter.can_sample(100)
+    limiter.on_sample(150)
+    assert limiter.can_sample(50)
+    assert not limiter.can_sample(51)
+
+
+def test_a_sample_needs_its_share_of_rows_in_the_buffer() -> None:
+    limiter = make(sample_min_limit_ratio=2.0)
+    limiter.on_insert(19)
+    assert limiter.can_sample(9)
+    assert not limiter.can_sample(10)
+    limiter.on_remove(2)
+    assert not limiter.can_sample(9)
+
+
+def test_one_percent_is_left_after_one_window() -> None:
+    clock = Clock()
+    limiter = make(clock, min=1.0, window_seconds=7.0)
+    limiter.on_insert(1000)
+    clock.now_s += 7.0
+    assert limiter.state_dict()["recent_inserts"] == pytest.approx(10.0)
+    limiter.on_sample(4)
+    assert limiter.can_sample(5)
+    assert not limiter.can_sample(7)
+
+
+@pytest.mark.parametrize("samples", [1, 64, 5000])
+def test_what_is_refused_by_time_is_admitted_when_the_hint_says(samples: int) -> None:
+    clock = Clock()
+    limiter = make(clock, max=1.0)
+    assert limiter.retry_after_s() is None
+    limiter.on_insert(10_000)
+    limiter.on_sample(samples)
+    limiter.can_sample(1)
+    assert not limiter.can_insert(10_000)
+    wait_s = limiter.retry_after_s()
+    assert wait_s is not None
+    clock.now_s += wait_s - 0.01
+    assert not limiter.can_insert(10_000)
+    clock.now_s += 0.01
+    assert limiter.can_insert(10_000)
+    clock.now_s += 1000.0
+    assert limiter.retry_after_s() is None
+
+
+def test_a_push_larger_than_a_window_remembers_keeps_the_ratio() -> None:
+    clock = Clock()
+    limiter = make(clock, max=1.0, window_seconds=1.0)
+    for _ in range(1000):
+        if limiter.can_insert(64):
+            limiter.on_insert(64)
+        if limiter.can_sample(1):
+            limiter.on_sample(1)
+        clock.now_s += 0.1
+    # No more than 3 samples are remembered at a time, so a push of 64 never fits the window.
+    assert limiter.samples == 1000
+    assert 900 <= limiter.inserts <= 1000 + 64
+
+
+def test_a_sample_larger_than_a_window_remembers_keeps_the_ratio() -> None:
+    clock = Clock()
+    limiter = make(clock, min=1.0, window_seconds=1.0)
+    for _ in range(1000):
+        limiter.on_insert(1)
+        if limiter.can_sample(64):
+            limiter.on_sample(64)
+        clock.now_s += 0.1
+    assert limiter.samples == 64 * (1000 // 64)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 0.5), (1.0, 1.0), (0.9, 1.1), (4.0, 5.0)])
+@pytest.mark.parametrize(("push", "batch"), [(1, 64), (64, 1), (100, 100)])
+def test_both_sides_never_wait_for_each_other(
+    low: float, high: float, push: int, batch: int
+) -> None:
+    clock, rng = Clock(), np.random.default_rng(0)
+    limiter = make(clock, min=low, max=high)
+    for _ in range(2000):
+        clock.now_s += rng.exponential(0.5)
+        can_sample, can_insert = limiter.can_sample(batch), limiter.can_insert(push)
+        assert can_sample or can_insert
+        if can_insert and (not can_sample or rng.random() < 0.5):
+            limiter.on_insert(push)
+        else:
+            limiter.on_sample(batch)
+    assert limiter.samples
+    assert limiter.inserts
+
+
+def test_clearing_a_buffer_admits_pushes_at_once() -> None:
+    limiter = make(max=1.0)
+    limiter.on_insert(64)
+    limiter.on_sample(64)
+    limiter.can_sample(1)
+    assert not limiter.can_insert(64)
+    limiter.reset()
+    assert limiter.can_insert(64)
+
+
+def test_state_is_restored_and_counts_of_another_type_are_taken_over() -> None:
+    limiter, other = make(max=2.0), make(max=2.0)
+    limiter.on_insert(20)
+    limiter.on_sample(10)
+    other.load_state_dict(limiter.state_dict())
+    assert other.state_dict() == limiter.state_dict()
+    other.can_sample(1)
+    assert not other.can_insert(1)
+    plain = MinSizeLimiter({})
+    plain.load_state_dict(other.state_dict())
+    other.load_state_dict(plain.state_dict())
+    assert other.state_dict() == {
+        **plain.state_dict(),
+        "recent_inserts": 0.0,
+        "recent_samples": 0.0,
+    }
+    for wrong in (-1.0, math.nan, math.inf, "1", None, True):
+        with pytest.raises(CheckpointCorruptError):
+            other.load_state_dict({**limiter.state_dict(), "recent_samples": wrong})
+    assert other.state_dict()["recent_samples"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("cfg", "error"),
+    [
+        ({"max": 0}, ConfigError),
+        ({"max": -1}, ConfigError),
+        ({"max": math.nan}, ConfigError),
+        ({"min": math.inf}, ConfigError),
+        ({"min": 2, "max": 1}, ConfigError),
+        ({"min": "1"}, ConfigTypeError),
+        ({"max": True}, ConfigTypeError),
+        ({"window_seconds": 0}, ConfigError),
+        ({"sample_min_limit_ratio": 0.5}, ConfigError),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_work_are_refused(cfg: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error) as caught:
+        make(**cfg)
+    assert caught.value.path.startswith("limiter.")  # type: ignore[attr-defined]
+
+
+# In a buffer ----------------------------------------------------------------------------------
+
+
+def make_buffer(size: int = 1000, **cfg: Any) -> NaiveReplayBuffer:
+    limiter = {"type": "push_sample_rate", **cfg}
+    return NaiveReplayBuffer({"replay_buffer_size": size, "seed": 0, "limiter": limiter})
+
+
+def test_a_waiting_push_wakes_when_time_alone_admits_it() -> None:
+    # Nobody samples or pushes in the meantime: what was sampled is forgotten in 0.2 s.
+    with make_buffer(max=1.0, window_seconds=0.1) as buffer:
+        buffer.push(rows(100), 0)
+        assert buffer.sample(100, 0) is not None
+        with pytest.raises(BufferFullError) as caught:
+            buffer.push(rows(50), 0)
+        assert caught.value.retryable
+        assert buffer.count() == 100
+        began_s = time.monotonic()
+        buffer.push(rows(50), 0, timeout_s=20.0)
+        assert time.monotonic() - began_s < 10.0
+        assert buffer.count() == 150
+
+
+def test_a_producer_ten_times_the_consumer_is_slowed_and_loses_nothing() -> None:
+    """Every row that a push took is there: pushed and not yet overwritten, within the ratio."""
+    rounds, batch, ratio = 100, 32, 2.0
+    with make_buffer(10_000, max=ratio, window_seconds=1000.0) as buffer:
+        done, taken, refused = threading.Event(), [0], [0]
+        most = [0.0]
+
+        def produce() -> None:
+            while not done.is_set():
+                for _ in range(10):
+                    try:
+                        buffer.push(rows(batch), 0, timeout_s=0.01)
+                    except BufferFullError:
+                        refused[0] += 1
+                    else:
+                        taken[0] += batch
+                        stats = buffer.stats()
+                        if stats.sampled:
+                            most[0] = max(most[0], stats.pushed / stats.sampled)
+
+        producer = threading.Thread(target=produce)
+        producer.start()
+        try:
+            assert buffer.sample(batch, 0, timeout_s=10.0) is not None
+            before = buffer.stats().pushed
+            for _ in range(rounds):
+                assert buffer.sample(batch, 0, timeout_s=10.0) is not None
+                time.sleep(0.001)
+        finally:
+            done.set()
+            producer.join(20.0)
+        stats = buffer.stats()
+        assert stats.pushed == taken[0] == buffer.count()
+        assert refused[0] > 0
+        # What was pushed before the first sample was free; from then on the ratio holds.
+        assert stats.pushed <= max(before + batch, ratio * stats.sampled * 1.01)
+        assert stats.pushed > batch * rounds / 2
