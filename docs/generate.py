@@ -22,7 +22,7 @@ from dingsdk.pipeline.components import COMPONENTS, defaults_of_class
 from dingsdk.pipeline.records import EnvSection, RunConfig, SystemSection
 from dingsdk.plugins import KINDS, default_manager, hookspecs
 from dingsdk.plugins.builtins import BUILTINS
-from dingsdk.testing import CAPABILITIES, RULES
+from dingsdk.testing import BUFFER_CAPABILITIES, BUFFER_RULES, CAPABILITIES, RULES, Rule
 
 REFERENCE = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by docs/generate.py; change the code's docstrings instead. -->"
@@ -31,6 +31,7 @@ NOTE = "<!-- Written by docs/generate.py; change the code's docstrings instead. 
 def pages() -> dict[str, str]:
     """Return every reference page by file name."""
     return {
+        "buffer-rules.md": buffer_rules_page(),
         "cli.md": cli_page(),
         "config.md": config_page(),
         "errors.md": errors_page(),
@@ -122,20 +123,40 @@ def hooks_page() -> str:
 
 def transport_rules_page() -> str:
     """Return the rules of the transport contract."""
-    parts = [
+    intro = (
         "What every transport does, and `dingsdk.testing` checks: `check_transport` all of it, a "
         "subclass of `TransportContract` as one test a rule. [Write a "
-        "transport](../tutorial/write-a-transport.md) shows both.",
-        "A transport declares what it can do beyond the rules for all; some rules are for those "
+        "transport](../tutorial/write-a-transport.md) shows both."
+    )
+    return _rules_page("transport", intro, CAPABILITIES, RULES)
+
+
+def buffer_rules_page() -> str:
+    """Return the rules of the buffer contract."""
+    intro = (
+        "What every replay buffer does, whatever storage, sampler, remover and limiter it is made "
+        "of, and `dingsdk.testing` checks: `check_buffer` all of it, a subclass of "
+        "`BufferContract` as one test a rule, and `BufferMachine` against a plain model. [Extend "
+        "the buffer](../how-to/extend-the-buffer.md) shows all three."
+    )
+    return _rules_page("replay buffer", intro, BUFFER_CAPABILITIES, BUFFER_RULES)
+
+
+def _rules_page(
+    part: str, intro: str, capabilities: Mapping[str, str], rules: tuple[Rule, ...]
+) -> str:
+    parts = [
+        intro,
+        f"A {part} declares what it can do beyond the rules for all; some rules are for those "
         "that declare it:",
-        "\n".join(f"- `{name}`: {text}" for name, text in CAPABILITIES.items()),
+        "\n".join(f"- `{name}`: {text}" for name, text in capabilities.items()),
     ]
-    for rule in RULES:
+    for rule in rules:
         _, _, rest = rule.text.partition("\n\n")
         only = f"Only with `{rule.needs}`." if rule.needs else ""
         lines = [f"## {rule.number}. {rule.title}", " ".join(rest.split()), only]
         parts.append("\n\n".join(line for line in lines if line))
-    return _page("Rules of a transport", "\n\n".join(parts))
+    return _page(f"Rules of a {part}", "\n\n".join(parts))
 
 
 def _page(title: str, body: str) -> str:

@@ -1,14 +1,19 @@
-"""The conformance kit: what a transport must do, as rules that any transport can be held to.
+"""The conformance kit: what a part must do, as rules that any part of its kind can be held to.
 
-``check_transport`` runs every rule and needs no test framework; ``TransportContract`` makes a
-pytest test of each. The rules are listed in ``docs/reference/transport-rules.md``. ``FaultProxy``
-puts a bad network before an endpoint.
+``check_transport`` runs every rule of the transports and needs no test framework;
+``TransportContract`` makes a pytest test of each. ``check_buffer`` and ``BufferContract`` do that
+for replay buffers and the storages, samplers, removers and limiters that they are made of;
+``BufferMachine`` compares one with a plain model, through any sequence of calls. The rules are
+listed in ``docs/reference``. ``FaultProxy`` puts a bad network before an endpoint.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
+from dingsdk.testing.buffer_check import check_buffer, check_buffer_rule
+from dingsdk.testing.buffer_rules import BUFFER_CAPABILITIES, BUFFER_RULES
 from dingsdk.testing.check import check_rule, check_transport
 from dingsdk.testing.fault_proxy import Fault, FaultProxy, seeded_faults
 from dingsdk.testing.report import ContractError, ContractReport, RuleResult
@@ -16,11 +21,14 @@ from dingsdk.testing.rule import CAPABILITIES, Rule, RuleBroken
 from dingsdk.testing.rules import RULES
 
 if TYPE_CHECKING:
-    from dingsdk.testing.contract import TransportContract
+    from dingsdk.testing.contract import BufferContract, TransportContract
 
 __all__ = [
+    "BUFFER_CAPABILITIES",
+    "BUFFER_RULES",
     "CAPABILITIES",
     "RULES",
+    "BufferContract",
     "ContractError",
     "ContractReport",
     "Fault",
@@ -29,16 +37,22 @@ __all__ = [
     "RuleBroken",
     "RuleResult",
     "TransportContract",
+    "check_buffer",
+    "check_buffer_rule",
     "check_rule",
     "check_transport",
     "seeded_faults",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # Only this class needs pytest, which the others do without.
-    if name == "TransportContract":
-        from dingsdk.testing.contract import TransportContract
+# Modules that need a test framework, which the others do without.
+_LAZY = {
+    "BufferContract": "dingsdk.testing.contract",
+    "TransportContract": "dingsdk.testing.contract",
+}
 
-        return TransportContract
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -108,9 +108,13 @@ class Call(Generic[_T]):
 
     def end(self, timeout_s: float) -> None:
         """Wait for the end of the call. Raises RuleBroken when it does not come."""
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        if not self.has_ended(timeout_s):
             raise RuleBroken(f"{self.what} did not return within {timeout_s:.1f} s")
+
+    def has_ended(self, timeout_s: float) -> bool:
+        """Wait for the end of the call; return whether it came."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def value(self, timeout_s: float) -> _T:
         """Return what the call returned, or raise what it raised."""

@@ -1,0 +1,132 @@
+"""The bench that a rule of the buffers works at: fresh buffers, numbered rows, and patience."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from dingsdk.data import SampleBatch
+from dingsdk.testing.bench import Call, expect, expect_equal, raises
+from dingsdk.testing.buffer_rows import flat, make_episode, make_row, numbers_of
+from dingsdk.worker.replay_buffer import IBuffer
+
+__all__ = ["BufferBench", "Call", "expect", "expect_equal", "raises"]
+
+CAPACITY = 6
+"""Of the buffers of most rules: small, so that a few rows wrap around."""
+
+
+class BufferBench:
+    """Everything that a rule needs; closes it all at the end.
+
+    Args:
+        make: Settings -> fresh buffer with them, over those that the buffer is tested with.
+        folder: An empty folder.
+        capabilities: What the buffer declares.
+        patience_s: How long something that must happen may take.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Mapping[str, Any]], IBuffer],
+        folder: Path,
+        capabilities: Collection[str],
+        patience_s: float,
+    ) -> None:
+        self.folder = folder
+        self.patience_s = patience_s
+        self._make = make
+        self._capabilities = frozenset(capabilities)
+        self._buffers: list[Any] = []
+
+    def __enter__(self) -> BufferBench:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for buffer in self._buffers:
+            Call(buffer.close, "close()").value(self.patience_s)
+
+    def has(self, capability: str) -> bool:
+        return capability in self._capabilities
+
+    # Buffers ----------------------------------------------------------------------------------
+    def buffer(self, *numbers: int, **cfg: Any) -> Any:
+        """Return a fresh buffer of ``CAPACITY`` rows and seed 0, holding rows of these numbers.
+
+        What it is typed as has the members beyond ``IBuffer`` that the capabilities promise.
+        """
+        buffer = self._make({"replay_buffer_size": CAPACITY, "seed": 0, **cfg})
+        self._buffers.append(buffer)
+        self.push(buffer, *numbers)
+        return buffer
+
+    def rows(self, *numbers: int) -> list[Any]:
+        """Return fresh rows of these numbers, as a list to push."""
+        return [make_episode(n) if self.has("episodes") else make_row(n) for n in numbers]
+
+    def batch(self, *numbers: int) -> Any:
+        """Return fresh rows of these numbers, as columns where rows are no episodes."""
+        rows = self.rows(*numbers)
+        return rows if self.has("episodes") else SampleBatch.from_rows(rows)
+
+    def push(self, buffer: Any, *numbers: int) -> None:
+        if numbers:
+            buffer.push(self.batch(*numbers), 0)
+
+    # Reading ----------------------------------------------------------------------------------
+    def sample(self, buffer: Any, size: int, **options: Any) -> Any:
+        """Return a batch of ``size`` rows; of sequences, ``size`` of one step each."""
+        if self.has("sequences"):
+            return flat(buffer.sample(size, 1, 0, **options))
+        return buffer.sample(size, 0, **options)
+
+    def draw(self, buffer: Any, size: int, **options: Any) -> list[int]:
+        """Return the numbers of a batch that must come, whole and of the right size."""
+        numbers = numbers_of(self.sample(buffer, size, **options))
+        expect_equal(len(numbers), size, f"rows of a batch of {size}")
+        return numbers
+
+    def draws(self, buffer: Any, size: int = 2, times: int = 8) -> list[list[int]]:
+        return [self.draw(buffer, size) for _ in range(times)]
+
+    def contents(self, buffer: Any) -> list[int]:
+        """Return the numbers of the rows that a buffer's state holds, oldest first."""
+        return self.numbers_in(buffer.state_dict())
+
+    @staticmethod
+    def numbers_in(state: Mapping[str, Any]) -> list[int]:
+        data = state["data"]
+        return numbers_of(SampleBatch(data) if isinstance(data, Mapping) else data)
+
+    def expect_contents(self, buffer: Any, numbers: Collection[int], what: str) -> None:
+        """Expect exactly these rows, oldest first, in the state, the count and the draws."""
+        expected = list(numbers)
+        expect_equal(self.contents(buffer), expected, f"rows {what}, oldest first")
+        expect_equal(buffer.count(), len(expected), f"count() {what}")
+        if expected:
+            strange = set(self.draw(buffer, len(expected))) - set(expected)
+            expect(not strange, f"rows {sorted(strange)} were drawn {what}")
+
+    # Threads ----------------------------------------------------------------------------------
+    def together(self, *jobs: Callable[[], Any]) -> list[Any]:
+        """Run calls at the same time, each in a thread; return what they returned.
+
+        Raises what one of them raised, and RuleBroken where one does not end.
+        """
+        start = threading.Barrier(len(jobs))
+
+        def begin(job: Callable[[], Any]) -> Any:
+            start.wait(self.patience_s)
+            return job()
+
+        calls = [Call(partial(begin, job), f"thread {n}") for n, job in enumerate(jobs)]
+        return [call.value(4 * self.patience_s) for call in calls]

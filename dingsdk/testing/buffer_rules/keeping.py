@@ -1,0 +1,166 @@
+"""Rules 21 to 28: seeds, states and saved rows."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import (
+    CheckpointCorruptError,
+    CheckpointMissingError,
+    CheckpointVersionError,
+)
+from dingsdk.testing.buffer_bench import CAPACITY, BufferBench, expect, expect_equal, raises
+from dingsdk.testing.buffer_rows import spoil
+from dingsdk.testing.rule import needs
+from dingsdk.testing.samples import expect_same
+
+
+def rule_21_same_seed_same_samples(bench: BufferBench) -> None:
+    """Two buffers with one seed and the same calls return the same batches; other seeds differ."""
+    one, two, other = (bench.buffer(*range(CAPACITY), seed=seed) for seed in (5, 5, 6))
+    found = bench.draws(one)
+    expect_equal(bench.draws(two), found, "batches of another buffer with the seed")
+    expect(bench.draws(other) != found, "another seed gave the same batches")
+
+
+def rule_22_state_gives_the_same_future(bench: BufferBench) -> None:
+    """A buffer that loads a state has its rows and counts, and samples on as its source does.
+
+    What it held before is gone. Later pushes leave both the same.
+    """
+    for held in (0, 3, CAPACITY, CAPACITY + 3):
+        old = bench.buffer(*range(held))
+        if held:
+            bench.draw(old, 1)
+        new = bench.buffer(40, 41, seed=9)
+        new.load_state_dict(old.state_dict())
+        expect_equal(new.push_count, old.push_count, "push_count of the loaded state")
+        if held == 0:
+            expect_equal(new.count(), 0, "count() of the loaded state")
+        for buffer in (old, new):
+            bench.push(buffer, 50, 51)
+        expect_equal(bench.contents(new), bench.contents(old), "rows of the loaded state")
+        expect_equal(bench.draws(new), bench.draws(old), "batches after the state was loaded")
+        expect_same(new.state_dict(), old.state_dict(), "the state of the loaded state")
+
+
+def rule_23_state_is_a_copy(bench: BufferBench) -> None:
+    """A state stays what it was when the buffer goes on, and changing one changes no buffer.
+
+    Neither does changing it after it was loaded.
+    """
+    buffer = bench.buffer(*range(CAPACITY))
+    state = buffer.state_dict()
+    before = copy.deepcopy(state)
+    bench.push(buffer, 20, 21)
+    bench.draws(buffer, times=2)
+    expect_same(state, before, "a state after the buffer went on")
+    other = bench.buffer(seed=9)
+    other.load_state_dict(state)
+    spoil(_as_batch(state["data"]))
+    bench.expect_contents(buffer, [*range(2, CAPACITY), 20, 21], "after a state was changed")
+    bench.expect_contents(other, range(CAPACITY), "after the loaded state was changed")
+
+
+def rule_24_wrong_state_is_refused(bench: BufferBench) -> None:
+    """A state of another capacity or version, or one that lacks a part, changes nothing.
+
+    The first two raise CheckpointVersionError, the last that or CheckpointCorruptError.
+    """
+    state = bench.buffer(*range(CAPACITY)).state_dict()
+    larger = bench.buffer(1, 2, replay_buffer_size=2 * CAPACITY).state_dict()
+    buffer, twin = bench.buffer(1, 2, 3), bench.buffer(1, 2, 3)
+    for wrong in (larger, {**state, "version": -1}):
+        with raises("load_state_dict() of another buffer", CheckpointVersionError):
+            buffer.load_state_dict(wrong)
+    for key in state:
+        lacking = {name: value for name, value in state.items() if name != key}
+        with raises(f"a state without {key!r}", CheckpointVersionError, CheckpointCorruptError):
+            buffer.load_state_dict(lacking)
+    shorter = _as_batch(state["data"])[1:]
+    with raises("a state with a row too few", CheckpointCorruptError):
+        buffer.load_state_dict({**state, "data": getattr(shorter, "columns", shorter)})
+    bench.expect_contents(buffer, [1, 2, 3], "after refused states")
+    bench.draw(twin, 3)
+    expect_equal(bench.draws(buffer), bench.draws(twin), "batches after refused states")
+
+
+def rule_25_state_of_data_alone_is_pushed(bench: BufferBench) -> None:
+    """A state of nothing but ``data`` (demonstrations) is pushed onto what there is."""
+    data = bench.buffer(8, 9).state_dict()["data"]
+    buffer = bench.buffer(1)
+    buffer.load_state_dict({"data": data})
+    bench.expect_contents(buffer, [1, 8, 9], "after a state of data alone")
+    expect_equal(buffer.push_count, 3, "push_count")
+
+
+@needs("saves")
+def rule_26_saved_rows_are_pushed_back(bench: BufferBench) -> None:
+    """``save_data`` makes its folder with its parents; ``load_data`` pushes the rows, oldest first.
+
+    Saving leaves the buffer as it is, and saving again replaces what was there.
+    """
+    folder = str(bench.folder / "new" / "rows")
+    for held in (3, CAPACITY + 2, CAPACITY + 3, 2):
+        buffer = bench.buffer(*range(held))
+        buffer.save_data(folder)
+        rows = range(held)[-CAPACITY:]
+        bench.expect_contents(buffer, rows, "after save_data()")
+        new = bench.buffer()
+        new.load_data(folder)
+        bench.expect_contents(new, rows, "after load_data()")
+        expect_equal(new.push_count, len(rows), "push_count after load_data()")
+    some = bench.buffer(30)
+    some.load_data(folder)
+    bench.expect_contents(some, [30, 0, 1], "after load_data() onto a row")
+
+
+@needs("saves")
+def rule_27_altered_save_is_refused(bench: BufferBench) -> None:
+    """Rows whose files were altered, cut or removed are refused, and nothing is pushed.
+
+    That raises CheckpointCorruptError; a folder without saved rows CheckpointMissingError.
+    """
+    source, buffer = bench.buffer(*range(CAPACITY)), bench.buffer(1, 2)
+    folder = bench.folder / "rows"
+    source.save_data(str(folder))
+    for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+        content = path.read_bytes()
+        middle = len(content) // 2
+        flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+        # What else a list of files tells, nobody but its writer can check.
+        for damaged in (None if _is_json(content) else flipped, content[:middle], b""):
+            if damaged is None:
+                continue
+            path.write_bytes(damaged)
+            _expect_refused(buffer, folder, path.name)
+        path.unlink()
+        _expect_refused(buffer, folder, path.name)
+        path.write_bytes(content)
+    with raises("load_data() of an empty folder", CheckpointMissingError):
+        buffer.load_data(str(bench.folder / "absent"))
+    bench.expect_contents(buffer, [1, 2], "after refused files")
+    buffer.load_data(str(folder))
+    bench.expect_contents(buffer, range(CAPACITY), "after the files were put back")
+
+
+def _expect_refused(buffer: Any, folder: Path, name: str) -> None:
+    kinds = (CheckpointCorruptError, CheckpointMissingError, CheckpointVersionError)
+    with raises(f"load_data() with a damaged {name}", *kinds):
+        buffer.load_data(str(folder))
+
+
+def _as_batch(data: Any) -> Any:
+    return data if isinstance(data, list) else SampleBatch(data)
+
+
+def _is_json(content: bytes) -> bool:
+    try:
+        json.loads(content)
+    except ValueError:
+        return False
+    return True
