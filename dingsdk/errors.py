@@ -227,6 +227,13 @@ class WorkerCrashedError(DingError, RuntimeError):
     """
 
 
+class PoisonTaskError(DingError, RuntimeError):
+    """A task that was given up because it cost too many workers.
+
+    Facts: ``task_id``, ``attempts``, ``worker_id`` (the last one lost; the cause says how).
+    """
+
+
 class StaleEpochError(WorkerLostError):
     """A message of a run, epoch or incarnation that is over. Facts: ``worker_id``, ``epoch``."""
 

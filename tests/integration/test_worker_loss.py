@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from dingsdk.errors import WorkerLostError
+from dingsdk.errors import PoisonTaskError, WorkerLostError
 from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.threads import torch_threads
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
 from dingsdk.worker import Coordinator, create_comm_collector, create_comm_learner
+from dingsdk.worker.coordinator import TaskPhase, TaskState
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 SETS = (
@@ -38,8 +39,8 @@ SETS = (
 class Cluster:
     """One coordinator, a learner and two collectors over in_memory, driven by hand."""
 
-    def __init__(self, tmp_path: Path, concurrency: str) -> None:
-        sets = (*SETS, f"system.transport.concurrency={concurrency}")
+    def __init__(self, tmp_path: Path, concurrency: str, *sets: str) -> None:
+        sets = (*SETS, f"system.transport.concurrency={concurrency}", *sets)
         cfg = compile_run("cartpole-dqn", "parallel", "in_memory", sets, 3)
         cfg = worker_config(RunContext(cfg=cfg, run_dir=tmp_path))
         self.run_dir = tmp_path
@@ -66,9 +67,31 @@ class Cluster:
     def train_iter(self) -> int:
         return self.coordinator.status().train_iter
 
-    def learner_attempts(self) -> int:
-        states = self.coordinator.running_tasks()
-        return max((state.attempt for state in states if state.role == "learner"), default=0)
+    def running(self, kind: str, *, attempt: int = 1) -> TaskState:
+        """Wait until a task of a kind runs for that attempt; return its state."""
+        found: list[TaskState] = []
+
+        def is_there() -> bool:
+            found[:] = [
+                state
+                for state in self.coordinator.running_tasks()
+                if (state.kind, state.attempt, state.phase) == (kind, attempt, TaskPhase.RUNNING)
+            ]
+            return bool(found)
+
+        self.expect(is_there)
+        return found[0]
+
+    def lose_over_and_over(self, kind: str) -> str:
+        """Abandon the workers of a task until it is given up; return the task's id."""
+        ids = set()
+        for attempt in (1, 2, 3):
+            state = self.running(kind, attempt=attempt)
+            assert state.worker is not None
+            ids.add(state.task_id)
+            self.transport.abandon_worker(state.worker.worker_id)
+        assert len(ids) == 1
+        return ids.pop()
 
     def close(self) -> None:
         assert self.coordinator.close() == []
@@ -110,12 +133,32 @@ def test_lost_learner_resumes_from_its_checkpoint_with_the_same_experience(
 
 
 def test_learner_lost_over_and_over_ends_the_run(cluster: Cluster) -> None:
-    for attempt in (1, 2, 3):
-        cluster.expect(lambda attempt=attempt: cluster.learner_attempts() == attempt)
-        cluster.transport.abandon_worker("learner-0")
+    task_id = cluster.lose_over_and_over("learner")
 
     assert cluster.coordinator.wait(40.0)
-    assert isinstance(cluster.coordinator.failure, WorkerLostError)
+    failure = cluster.coordinator.failure
+    assert isinstance(failure, PoisonTaskError)
+    assert (failure.task_id, failure.attempts, failure.worker_id) == (task_id, 3, "learner-0")
+    assert isinstance(failure.__cause__, WorkerLostError)
+
+
+@pytest.mark.parametrize("concurrency", ["turns", "threads"])
+def test_evaluation_that_loses_every_worker_is_given_up_and_the_others_go_on(
+    tmp_path: Path, concurrency: str
+) -> None:
+    with torch_threads(1):
+        cluster = Cluster(tmp_path, concurrency, "env.n_evaluator_episode=1000000")
+        first = cluster.lose_over_and_over("evaluator")
+        before = cluster.train_iter()
+        cluster.expect(lambda: cluster.train_iter() > before + 20)
+        # An evaluation that never succeeds would hide for ever that the run has no results.
+        others = [cluster.lose_over_and_over("evaluator") for _ in range(2)]
+
+        assert cluster.coordinator.wait(40.0)
+        assert isinstance(cluster.coordinator.failure, PoisonTaskError)
+        assert cluster.coordinator.failure.task_id == others[-1] != first
+        cluster.coordinator.validate_state()
+        cluster.close()
 
 
 def test_every_acknowledged_sample_stays_accounted_for(cluster: Cluster) -> None:

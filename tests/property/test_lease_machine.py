@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dingsdk.config import to_easydict
-from dingsdk.errors import DingError, WorkerLostError
+from dingsdk.errors import DingError, PoisonTaskError, WorkerLostError
 from dingsdk.worker import NaiveCommander, NaiveReplayBuffer
-from dingsdk.worker.comm import WorkerInfo
+from dingsdk.worker.comm import LEFT, WorkerInfo
 from dingsdk.worker.coordinator import TaskPhase, TaskState
 from dingsdk.worker.coordinator.book import TaskBook
 
@@ -118,6 +118,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.assigned: list[TaskState] = []
         """Tasks whose driver has not reported their end."""
         self.attempts: Counter[str] = Counter()
+        self.given_up: Counter[str] = Counter()
 
     @initialize()
     def somebody_is_there(self) -> None:
@@ -212,7 +213,8 @@ class LeaseMachine(RuleBasedStateMachine):
             experience = self.book.finish_learner(state, {"buffer_id": state.buffer_id})
             assert experience is not None
             experience.close()
-        assert self.book.end(state, TaskPhase.FINISHED, None) is False
+        assert self.book.end(state, TaskPhase.FINISHED, None) == (None, False)
+        self.given_up[state.role] = 0
         assert self.book.env_steps == before
 
     @precondition(lambda self: self.assigned)
@@ -220,21 +222,30 @@ class LeaseMachine(RuleBasedStateMachine):
     def fail(self, pick: int) -> None:
         """A task's code raised, which ends a run."""
         state = self._take(pick)
-        assert self.book.end(state, TaskPhase.FAILED, DingError("its code raised")) is True
+        error = DingError("its code raised")
+        assert self.book.end(state, TaskPhase.FAILED, error) == (error, True)
 
     @precondition(lambda self: any(self._is_orphan(state) for state in self.assigned))
-    @rule(pick=PICK)
-    def report_loss(self, pick: int) -> None:
-        """The driver of a lost worker's task says so: at once, or long after it came back."""
+    @rule(pick=PICK, reason=st.sampled_from([LEFT, "silent"]))
+    def report_loss(self, pick: int, reason: str) -> None:
+        """The driver of a lost worker's task says so: at once, or long after it came back.
+
+        The task is handed on; it is given up after so many workers that did not just leave.
+        """
         orphans = [state for state in self.assigned if self._is_orphan(state)]
         state = orphans[pick % len(orphans)]
         self.assigned.remove(state)
         before = self.book.env_steps
-        is_over = self.book.end(state, TaskPhase.LOST, WorkerLostError("lost"))
-        is_given_up = state.role == "learner" and state.attempt == MAX_ATTEMPTS
-        assert is_over == is_given_up
-        assert bool(self.commander.ended[state.task_id]) == (
-            is_given_up or state.role == "collector"
+        cause = WorkerLostError("lost", reason=reason)
+        outcome, is_over = self.book.end(state, TaskPhase.LOST, cause)
+        is_needed = state.buffer_id in self.book.experiences
+        self.attempts[state.task_id] -= reason == LEFT
+        is_given_up = is_needed and self.attempts[state.task_id] == MAX_ATTEMPTS
+        assert isinstance(outcome, PoisonTaskError) == is_given_up
+        assert bool(self.commander.ended[state.task_id]) == (is_given_up or not is_needed)
+        self.given_up[state.role] += is_given_up
+        assert is_over == (
+            is_given_up and (state.role == "learner" or self.given_up[state.role] >= MAX_ATTEMPTS)
         )
         assert self.book.env_steps == before
 
@@ -275,7 +286,7 @@ class LeaseMachine(RuleBasedStateMachine):
         for worker_id in list(self.joined):
             self._lose(worker_id)
         while self.assigned:
-            self.report_loss(0)
+            self.report_loss(0, "silent")
         assert not self.book.running
         self.a_task_ends_at_most_once_and_gives_its_place_back()
         self.every_task_is_queued_running_or_over()

@@ -14,6 +14,7 @@ from dingsdk.worker.comm.scheduler import (
 from dingsdk.worker.comm.slave import Slave
 from dingsdk.worker.comm.task import Task, TaskStatus
 from dingsdk.worker.comm.transport import (
+    LEFT,
     MasterEnd,
     MasterListener,
     Place,
@@ -27,6 +28,7 @@ from dingsdk.worker.comm.transport import (
 )
 
 __all__ = [
+    "LEFT",
     "BaseCommCollector",
     "BaseCommLearner",
     "Condition",

@@ -46,6 +46,7 @@ class Master:
         self._on_join, self._on_renew, self._on_lost = on_join, on_renew, on_lost
         self._workers: dict[str, WorkerInfo] = {}
         self._incarnations: Counter[str] = Counter()
+        self._lost_for: dict[str, str] = {}  # why each id was lost the last time
         self._open: dict[str, Task] = {}
         self._numbers = itertools.count(1)
         self.address = ""
@@ -126,13 +127,15 @@ class Master:
     def _send(self, task: Task, incarnation: int | None) -> None:
         with self._condition:
             worker = self._workers.get(task.worker_id)
-            if worker is None:
-                raise _lost(task.worker_id, "it is not joined")
-            if incarnation not in (None, worker.incarnation):
-                raise _lost(task.worker_id, "it came back without its work")
+            if worker is None or incarnation not in (None, worker.incarnation):
+                # One that came back did so without its old work.
+                raise _lost(task.worker_id, self._lost_for.get(task.worker_id, "it never joined"))
             self._open[task.task_id] = task
         try:
             self._end.send(task.worker_id, TaskMessage(task.task_id, task.task))
+        except WorkerLostError:
+            # The end noticed first; the report that is on its way fails the task, and says why.
+            _log.debug("worker %s left before task %s", task.worker_id, task.task_id)
         except DingError:
             with self._condition:
                 self._open.pop(task.task_id, None)
@@ -145,6 +148,7 @@ class Master:
             orphans = [task for task in self._open.values() if task.worker_id == worker_id]
             for task in orphans:
                 del self._open[task.task_id]
+            self._lost_for[worker_id] = reason
         for task in orphans:
             task.fail(_lost(worker_id, reason))
         if announce:

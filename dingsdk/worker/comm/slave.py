@@ -71,9 +71,13 @@ class Slave:
         self._end.join(self.info, timeout_s)
         self._job = self._scheduler.spawn(self._serve, f"{self.info.worker_id}-tasks")
 
+    def retire(self) -> None:
+        """Take no more tasks and answer none; the master hears that it left by ``close``."""
+        self._is_closed = True
+
     def close(self, timeout_s: float = 5.0) -> bool:
         """Stop serving and leave; return whether the serving loop ended in time. Idempotent."""
-        self._is_closed = True
+        self.retire()
         self._end.close(timeout_s)
         return self._job is None or self._job.join(timeout_s)
 
@@ -104,6 +108,8 @@ class Slave:
                     return
 
     def _answer(self, answer: TaskAnswer) -> None:
+        if self._is_closed:
+            return
         try:
             self._end.answer(answer)
         except ProtocolError as error:

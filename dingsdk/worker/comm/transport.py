@@ -37,6 +37,8 @@ from dingsdk.worker.comm.scheduler import Scheduler
 
 Role = Literal["collector", "learner"]
 Place = Literal["threads", "processes"]
+LEFT = "it left"
+"""The reason of a worker that left of its own will, by closing its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,10 @@ class TaskAnswer:
 
 
 class MasterListener(Protocol):
-    """What a master end reports, from whichever thread it runs on. No method may block."""
+    """What a master end reports, from whichever thread it runs on. No method may block.
+
+    The ``reason`` of ``worker_left`` is for people, but for ``LEFT``: a task is not blamed for it.
+    """
 
     def worker_joined(self, info: WorkerInfo) -> None: ...
     def worker_renewed(self, worker_id: str, progress: int) -> None: ...

@@ -84,9 +84,14 @@ class WorkerRole:
         self._slave.start(timeout_s)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
-        """Stop the job and the slave; return whether both ended in time. Idempotent."""
-        stopped = self.stop_job(timeout_s)
-        return (self._slave is None or self._slave.close(timeout_s)) and stopped
+        """Stop the job, then leave; return whether both ended in time. Idempotent."""
+        if self._slave is None:
+            return True
+        # What the job leaves half done is for the task's next worker, no result of the task.
+        self._slave.retire()
+        self.stop_job(timeout_s)
+        # The last task may have started a job meanwhile.
+        return self._slave.close(timeout_s) and self.stop_job(timeout_s)
 
     @property
     def is_over(self) -> bool:

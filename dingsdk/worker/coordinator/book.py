@@ -9,8 +9,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dingsdk.errors import DingError
-from dingsdk.worker.comm.transport import Role, WorkerInfo
+from dingsdk.data import derive_seed
+from dingsdk.errors import DingError, PoisonTaskError
+from dingsdk.worker.comm.transport import LEFT, Role, WorkerInfo
 from dingsdk.worker.coordinator.experience import Experience
 from dingsdk.worker.coordinator.leases import LeaseTable
 from dingsdk.worker.coordinator.resources import WorkerPool
@@ -44,6 +45,8 @@ class TaskBook:
         self._new_buffer = new_buffer
         self._clock = clock
         self._ended_env_steps = 0
+        self._given_up: Counter[str] = Counter()
+        """Tasks of each kind that were given up since one of them finished."""
 
     # Tasks on their way out -------------------------------------------------------------------
     def produce(self, role: Role) -> None:
@@ -87,11 +90,15 @@ class TaskBook:
         return state
 
     # Tasks that ended ---------------------------------------------------------------------------
-    def end(self, state: TaskState, phase: TaskPhase, error: DingError | None) -> bool:
-        """Close the entry of a task; return whether its end is the end of the run.
+    def end(
+        self, state: TaskState, phase: TaskPhase, error: DingError | None
+    ) -> tuple[DingError | None, bool]:
+        """Close the entry of a task; return what it ended with, and whether that ends the run.
 
-        A lost collector's task goes back to the commander. A lost learner's is handed on, from
-        its newest checkpoint and with the same experience, ``max_attempts`` times.
+        A lost worker's task is handed on: a learner's goes on from its newest checkpoint, with
+        the same experience, a collector's begins anew. One that has cost ``max_attempts``
+        workers is given up. The run goes on without a collector's task, unless as many of its
+        kind in a row come to that.
         """
         state.phase = phase
         self.running.pop(state.task_id, None)
@@ -101,16 +108,24 @@ class TaskBook:
         if phase is not TaskPhase.LOST and state.worker is not None:
             self.pool.give_back(state.worker)
         if phase is TaskPhase.FINISHED or error is None:
-            return False
-        if phase is TaskPhase.LOST and state.role == "collector":
-            self._ended_env_steps += state.env_steps
+            return None, False
+        if phase is not TaskPhase.LOST:
             self.notify_fail(state)
-            return False
-        if phase is TaskPhase.LOST and state.attempt < int(self._cfg["max_attempts"]):
-            self._queues["learner"].append(self._next_attempt(state))
-            return False
+            return error, True
+        self._ended_env_steps += state.env_steps
+        if experience is None:  # its learner is done: nobody needs what it would collect
+            self.notify_fail(state)
+            return None, False
+        state.attempt -= error.facts.get("reason") == LEFT
+        if state.attempt < int(self._cfg["max_attempts"]):
+            self._queues[state.role].append(self._next_attempt(state))
+            return None, False
         self.notify_fail(state)
-        return True
+        self._given_up[state.kind] += 1
+        is_fatal = state.role == "learner" or self._given_up[state.kind] >= int(
+            self._cfg["max_attempts"]
+        )
+        return _poison(state, error), is_fatal
 
     def notify_fail(self, state: TaskState) -> None:
         """Tell the commander that a task ended without a result."""
@@ -121,10 +136,22 @@ class TaskBook:
 
     def finish_collector(self, state: TaskState, finished: Mapping[str, Any]) -> bool:
         """Tell the commander a collector's result; return whether the run has reached its goal."""
+        self._given_up[state.kind] = 0
         if not state.is_evaluation:
-            self._ended_env_steps += int(finished["step_count"])
-            state.env_steps = 0
+            steps, state.env_steps = int(finished["step_count"]), 0
+            self._ended_env_steps += steps
+            finished = {**finished, "step_count": steps + state.lost_env_steps}
         return bool(self.commander.finish_collector_task(state.task_id, finished))
+
+    def progress(self, state: TaskState, report: Mapping[str, Any]) -> bool:
+        """Tell the commander a collector's progress; return whether the collector is done."""
+        if not state.is_evaluation:
+            state.env_steps = max(state.env_steps, int(report["cur_step"]))
+            report = {**report, "cur_step": state.env_steps + state.lost_env_steps}
+        self.commander.update_collector_info(state.task_id, report)
+        return "collector_done" in report and bool(
+            self.commander.judge_collector_finish(state.task_id, report)
+        )
 
     def finish_learner(self, state: TaskState, finished: Mapping[str, Any]) -> Experience | None:
         """Tell the commander a learner's result; return its experience, to be closed."""
@@ -174,6 +201,34 @@ class TaskBook:
 
     # ----------------------------------------------------------------------------------------
     def _next_attempt(self, state: TaskState) -> TaskState:
-        # The learner knows where its checkpoints are; that may be another host.
-        task = {**state.task, "resume": True}
-        return TaskState(state.task_id, "learner", task, self._clock(), attempt=state.attempt)
+        if state.role == "learner":
+            # The learner knows where its checkpoints are; that may be another host.
+            task = {**state.task, "resume": True}
+        else:
+            task = dict(state.task)
+            cfg = task["collector_cfg"]
+            if cfg.get("seed") is not None and not state.is_evaluation:
+                # Other episodes than the ones whose samples came before the loss.
+                seed = derive_seed(int(cfg["seed"]), "attempt", state.attempt)
+                task["collector_cfg"] = {**cfg, "seed": seed}
+        return TaskState(
+            state.task_id,
+            state.role,
+            task,
+            self._clock(),
+            attempt=state.attempt,
+            lost_env_steps=state.lost_env_steps + state.env_steps,
+        )
+
+
+def _poison(state: TaskState, cause: DingError) -> PoisonTaskError:
+    worker_id = "" if state.worker is None else state.worker.worker_id
+    error = PoisonTaskError(
+        f"{state.kind} task {state.task_id} is given up: {state.attempt} workers were lost over "
+        f"it, at last {worker_id!r} ({cause})",
+        task_id=state.task_id,
+        attempts=state.attempt,
+        worker_id=worker_id,
+    )
+    error.__cause__ = cause
+    return error

@@ -64,7 +64,7 @@ class Coordinator(Configurable):
         "answer_timeout_s": 60.0,  # for a start, a demand or a close
         "learn_timeout_s": 600.0,  # for the batches leased at once
         "lease_s": 15.0,  # silence after which a worker is lost
-        "max_attempts": 3,  # workers that may be lost over one learner task
+        "max_attempts": 3,  # workers that may be lost over one task
         "orphan_grace_s": 120.0,  # age at which an unannounced payload is deleted
         "max_learner_tasks": 1,  # the run ends when this many have trained to their end
         "last_evaluation_s": 30.0,  # time for an evaluation that runs when the training ends
@@ -250,12 +250,7 @@ class Coordinator(Configurable):
     def deal_with_collector_progress(self, state: TaskState, report: Mapping[str, Any]) -> bool:
         """Take a progress report; return whether the collector is done."""
         with self.condition:
-            if not state.is_evaluation:
-                state.env_steps = max(state.env_steps, int(report["cur_step"]))
-            self._book.commander.update_collector_info(state.task_id, report)
-            return "collector_done" in report and bool(
-                self._book.commander.judge_collector_finish(state.task_id, report)
-            )
+            return self._book.progress(state, report)
 
     def deal_with_collector_finish_task(
         self, state: TaskState, finished: Mapping[str, Any]
@@ -335,9 +330,12 @@ class Coordinator(Configurable):
     def task_ended(self, state: TaskState, phase: TaskPhase, error: DingError | None) -> None:
         """Take a driver's report that its task is over, and how."""
         with self.condition:
-            is_fatal = self._book.end(state, phase, error)
-        if is_fatal and error is not None and not self._is_closed:
-            self._fail(error)
+            outcome, is_fatal = self._book.end(state, phase, error)
+        if outcome is not None and not self._is_closed:
+            if is_fatal:
+                self._fail(outcome)
+            else:
+                _log.error("%s", outcome)
         self.notify()
 
     # Reports of the master ----------------------------------------------------------------------

@@ -34,8 +34,9 @@ class TaskState:
         role: Which workers can take it.
         task: The task as the commander gave it.
         start_time: Monotonic seconds when it was produced.
-        attempt: How many workers have tried it.
-        env_steps: Env steps reported so far (collector tasks).
+        attempt: How many workers have tried it; without those that left of their own will.
+        env_steps: Env steps reported by this attempt (collector tasks).
+        lost_env_steps: Env steps of the attempts before, whose workers were lost.
     """
 
     task_id: str
@@ -46,6 +47,7 @@ class TaskState:
     worker: WorkerInfo | None = None
     attempt: int = 0
     env_steps: int = 0
+    lost_env_steps: int = 0
     announced: set[int] = field(default_factory=set)
     """Payload numbers that the learner of this attempt has been told of."""
     dropped: list[int] = field(default_factory=list)
@@ -54,6 +56,11 @@ class TaskState:
     @property
     def buffer_id(self) -> str:
         return str(self.task["buffer_id"])
+
+    @property
+    def kind(self) -> str:
+        """What it does, in a word: ``learner``, ``collector`` or ``evaluator``."""
+        return "evaluator" if self.is_evaluation else self.role
 
     @property
     def is_evaluation(self) -> bool:

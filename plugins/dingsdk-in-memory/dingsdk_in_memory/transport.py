@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from dingsdk.data import decode_message, encode_message
 from dingsdk.errors import ClosedError, ConfigError, WorkerLostError
 from dingsdk.worker.comm import (
+    LEFT,
     MasterEnd,
     MasterListener,
     PolicyStore,
@@ -187,7 +188,7 @@ class MemorySlaveEnd(SlaveEnd):
             return
         self._is_closed = True
         if not self._is_dropped:
-            self._board.leave(self._worker_id, "it left")
+            self._board.leave(self._worker_id, LEFT)
 
     # ---------------------------------------------------------------------------------------
     @property

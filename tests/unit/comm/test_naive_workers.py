@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,29 +14,78 @@ from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
 from dingsdk.worker import Coordinator
 from dingsdk.worker.comm.naive import PAYLOADS, NaiveCollector, NaiveLearner
+from dingsdk.worker.coordinator import TaskState
 
 
-@pytest.mark.parametrize("concurrency", ["turns", "threads"])
-def test_coordinator_finishes_the_tasks_of_naive_workers(tmp_path: Path, concurrency: str) -> None:
-    sets = (
-        f"system.transport.concurrency={concurrency}",
-        "system.transport.check_wire=true",
-        "policy.other.commander.type=naive",
-    )
-    cfg = compile_run("cartpole-dqn", "parallel", "in_memory", sets, 0)
-    transport = default_manager().create("transports", cfg.system.transport, tmp_path)
-    coordinator = Coordinator(cfg, transport)
-    address = coordinator.start()
-    collector, learner = NaiveCollector(transport), NaiveLearner(transport)
+class Cluster:
+    """A coordinator and its transport, for workers to join by hand."""
 
-    learner.start(address)
-    collector.start(address)
+    def __init__(self, tmp_path: Path, concurrency: str) -> None:
+        sets = (
+            f"system.transport.concurrency={concurrency}",
+            "system.transport.check_wire=true",
+            "policy.other.commander.type=naive",
+        )
+        cfg = compile_run("cartpole-dqn", "parallel", "in_memory", sets, 0)
+        self.transport = default_manager().create("transports", cfg.system.transport, tmp_path)
+        self.coordinator = Coordinator(cfg, self.transport)
+        self.address = self.coordinator.start()
 
-    assert coordinator.wait(20.0)
-    assert coordinator.failure is None
-    assert coordinator.status().train_iter == 5
+    def collector_task(self) -> TaskState | None:
+        tasks = self.coordinator.running_tasks()
+        return next((task for task in tasks if task.role == "collector"), None)
+
+    def expect(self, predicate: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 20.0
+        pause = threading.Event()
+        while not predicate():
+            assert time.monotonic() < deadline
+            pause.wait(0.005)
+
+
+@pytest.fixture(params=["turns", "threads"])
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path, request.param)
+    yield made
+    assert made.coordinator.close() == []
+    made.transport.close()
+
+
+def test_coordinator_finishes_the_tasks_of_naive_workers(cluster: Cluster) -> None:
+    collector, learner = NaiveCollector(cluster.transport), NaiveLearner(cluster.transport)
+
+    learner.start(cluster.address)
+    collector.start(cluster.address)
+
+    assert cluster.coordinator.wait(20.0)
+    assert cluster.coordinator.failure is None
+    assert cluster.coordinator.status().train_iter == 5
     assert 2 <= len(learner.seen) <= PAYLOADS
-    assert coordinator.close() == []
+    assert cluster.coordinator.close() == []
     for worker in (collector, learner):
         worker.close()
-    transport.close()
+
+
+class EndlessCollector(NaiveCollector):
+    """Never has anything to report."""
+
+    def _data(self) -> dict[str, Any]:
+        return {"reports": [], "has_ended": False, **self._ids()}
+
+
+def test_task_is_not_blamed_for_workers_that_leave(cluster: Cluster) -> None:
+    collector, learner = EndlessCollector(cluster.transport), NaiveLearner(cluster.transport)
+    learner.start(cluster.address)
+    seen = []
+    for _ in range(5):
+        collector.start(cluster.address)
+        cluster.expect(lambda: cluster.collector_task() is not None)
+        task = cluster.collector_task()
+        assert task is not None
+        seen.append((task.task_id, task.attempt))
+        collector.close()
+        cluster.expect(lambda: cluster.collector_task() is None)
+
+    assert set(seen) == {(seen[0][0], 1)}
+    assert cluster.coordinator.failure is None
+    learner.close()

@@ -1,0 +1,102 @@
+"""A worker's one job, and what its master hears, whenever it is closed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dingsdk.errors import WorkerLostError
+from dingsdk.plugins import default_manager
+from dingsdk.worker.comm import LEFT, Master
+from dingsdk.worker.comm.worker_role import WorkerRole
+
+PATIENCE_S = 20.0
+
+
+class Bench:
+    """A master, and one worker whose tasks are the test's functions."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        cfg = {"type": "in_memory", "concurrency": "threads"}
+        self.transport = default_manager().create("transports", cfg, tmp_path)
+        self.master = Master(
+            self.transport.master_end(),
+            self.transport.scheduler,
+            on_join=lambda info: None,
+            on_renew=lambda worker_id: None,
+            on_lost=lambda worker_id, reason: None,
+        )
+        self.address = self.master.start()
+        self.roles: list[WorkerRole] = []
+
+    def role(self, **tasks: Callable[[Mapping[str, Any]], Mapping[str, Any] | None]) -> WorkerRole:
+        made = WorkerRole(self.transport, "w0", "collector", tasks)
+        made.start(self.address)
+        self.roles.append(made)
+        return made
+
+    def close(self) -> None:
+        for role in self.roles:
+            role.close()
+        self.master.close()
+        self.transport.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.close()
+
+
+def test_job_that_a_task_starts_during_the_close_is_stopped_too(bench: Bench) -> None:
+    is_building, go_on, stop = threading.Event(), threading.Event(), threading.Event()
+    ended = threading.Event()
+
+    def run() -> None:
+        stop.wait(PATIENCE_S)
+        ended.set()
+
+    def start(task: Mapping[str, Any]) -> None:
+        is_building.set()
+        assert go_on.wait(PATIENCE_S)
+        role.start_job(run, stop.set, "job")
+
+    role = bench.role(start=start)
+    task = bench.master.new_task("w0", {"name": "start"}).start()
+    assert is_building.wait(PATIENCE_S)
+    closing = threading.Thread(target=role.close)
+    closing.start()
+    with pytest.raises(WorkerLostError) as caught:
+        task.value(PATIENCE_S)
+    go_on.set()
+    closing.join(PATIENCE_S)
+
+    assert caught.value.reason == LEFT
+    assert ended.is_set()
+    assert not role.has_job
+
+
+def test_close_cuts_a_task_off_instead_of_answering_that_its_job_ended(bench: Bench) -> None:
+    stop = threading.Event()
+
+    def report(task: Mapping[str, Any]) -> Mapping[str, Any]:
+        with role.condition:
+            role.task_wait(lambda: False, PATIENCE_S)
+        return {"has_ended": True}
+
+    role = bench.role(
+        start=lambda task: role.start_job(lambda: (stop.wait(PATIENCE_S), None)[1], stop.set, "j"),
+        report=report,
+    )
+    bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
+    task = bench.master.new_task("w0", {"name": "report"}).start()
+    role.close()
+
+    with pytest.raises(WorkerLostError) as caught:
+        task.value(PATIENCE_S)
+    assert caught.value.reason == LEFT
