@@ -12,9 +12,11 @@ _BUFFER = f"{_WORKER}.replay_buffer"
 BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("buffers", "naive", f"{_BUFFER}.naive:NaiveReplayBuffer"),
     ("buffers", "elastic", f"{_BUFFER}.elastic:ElasticReplayBuffer"),
-    ("storages", "array", f"{_BUFFER}.storage:ArrayStorage"),
+    ("buffers", "sequence", f"{_BUFFER}.sequence:SequenceReplayBuffer"),
+    ("storages", "array", f"{_BUFFER}.array_storage:ArrayStorage"),
     ("storages", "object", f"{_BUFFER}.storage:ObjectStorage"),
     ("samplers", "uniform", f"{_BUFFER}.sampler:UniformSampler"),
+    ("samplers", "sequence", f"{_BUFFER}.sequence_sampler:SequenceSampler"),
     ("removers", "fifo", f"{_BUFFER}.remover:FifoRemover"),
     ("limiters", "min_size", f"{_BUFFER}.limiter:MinSizeLimiter"),
     ("limiters", "samples_per_insert", f"{_BUFFER}.limiter:SamplesPerInsertLimiter"),

@@ -1,71 +1,193 @@
-"""What the columns of a buffer look like, and how new rows are compared with them."""
+"""What the columns of a buffer look like, how new rows are compared with them and copied in."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dingsdk.data.columns import join_key
 from dingsdk.data.sample_batch import take_rows
 from dingsdk.errors import SchemaMismatchError
 from dingsdk.worker.replay_buffer.remover import Where
 
+_VIEWED_FORMATS = frozenset("?bBhHiIlLqQfd")
+"""Formats that a memoryview can assign numbers to."""
+
 
 class Level:
     """The columns of one dict, laid out so that a push looks at each as briefly as it can.
 
-    Copying a chunk of 64 small rows takes 2 us; comparing its five columns one by one took as
-    long again, in one list comparison (identical dtypes are equal at once) it takes half.
+    A push of 64 small rows, or of one, takes 1 to 2 us in all: looking attributes up costs more
+    than copying. One loop over tuples was the quickest form of comparison, and assigning to a
+    memoryview of one dimension takes half the time of assigning to an array (0.13 and 0.25 us on
+    2 cores, Python 3.11, numpy 2.4).
     """
 
-    __slots__ = ("_children", "_forms", "_leaves", "_names", "_rows")
+    __slots__ = (
+        "_arrays",
+        "_children",
+        "_deep",
+        "_fields",
+        "_flat",
+        "_number_targets",
+        "_numbers",
+        "_takes_rows",
+        "_targets",
+        "_value_targets",
+        "_values",
+    )
 
     def __init__(self, columns: dict[str, Any]) -> None:
-        self._leaves = [(k, v) for k, v in columns.items() if type(v) is not dict]
-        self._children = [(k, Level(v)) for k, v in columns.items() if type(v) is dict]
-        self._names = [key for key, _ in self._leaves]
-        self._rows = -1
-        self._forms: list[tuple[tuple[int, ...], Any]] = []
+        self._fields = len(columns)
+        self._arrays = [(key, v) for key, v in columns.items() if type(v) is not dict]
+        self._children = [(key, Level(v)) for key, v in columns.items() if type(v) is dict]
+        flat = [(key, array) for key, array in self._arrays if array.ndim == 1]
+        deep = [(key, array) for key, array in self._arrays if array.ndim > 1]
+        # What batches and single rows are compared with.
+        self._deep = [(key, array.dtype, array.shape) for key, array in deep]
+        self._flat = [(key, array.dtype) for key, array in flat]
+        self._values = [(key, array.dtype, array.shape[1:]) for key, array in deep]
+        self._numbers = [(key, *_number_check(array.dtype)) for key, array in flat]
+        self._takes_rows = all(isinstance(_flat_view(array), memoryview) for _, array in flat)
+        # Where they go; small values have a width, that of their row in a flat view.
+        self._targets = [(key, _flat_view(v) if v.ndim == 1 else v) for key, v in self._arrays]
+        self._number_targets = [(key, _flat_view(array)) for key, array in flat]
+        self._value_targets = [(key, *_value_target(array)) for key, array in deep]
 
-    def fits(self, new: dict[str, Any], rows: int) -> bool:
-        """Whether ``rows`` new rows have the same names, shapes and dtypes."""
-        if rows != self._rows:
-            self._forms = [((rows, *array.shape[1:]), array.dtype) for _, array in self._leaves]
-            self._rows = rows
-        if not self._children and [*new] == self._names:
-            try:
-                return [(column.shape, column.dtype) for column in new.values()] == self._forms
-            except AttributeError:
-                return False  # a dict where an array belongs
-        return self._fits_in_any_order(new, rows)
-
-    def _fits_in_any_order(self, new: dict[str, Any], rows: int) -> bool:
-        if len(new) != len(self._leaves) + len(self._children):
+    # Batches ------------------------------------------------------------------------------
+    def fits(self, new: dict[str, Any]) -> bool:
+        """Whether columns of equal length have the same names, shapes and dtypes as ours."""
+        if len(new) != self._fields:
             return False
-        for key, form in zip(self._names, self._forms, strict=True):
-            column = new.get(key)
-            if column is None or type(column) is dict or (column.shape, column.dtype) != form:
-                return False
-        for key, level in self._children:
-            column = new.get(key)
-            if type(column) is not dict or not level.fits(column, rows):
-                return False
+        try:
+            # A dtype that was pickled is equal to ours, but not the same object.
+            for key, dtype, shape in self._deep:
+                column = new[key]
+                if column.dtype is not dtype and column.dtype != dtype:
+                    return False
+                if column.shape != shape and not self._fits_in_length(key, column.shape):
+                    return False
+            for key, dtype in self._flat:
+                column = new[key]
+                if column.dtype is not dtype and column.dtype != dtype:
+                    return False
+                if column.ndim != 1:
+                    return False
+            for key, level in self._children:
+                column = new[key]
+                if type(column) is not dict or not level.fits(column):
+                    return False
+        except (KeyError, AttributeError):  # a dict, where an array belongs, has no dtype
+            return False
+        return True
+
+    def _fits_in_length(self, key: str, shape: tuple[int, ...]) -> bool:
+        """Whether a shape differs from ours in its length alone; batches like it come next."""
+        if shape[1:] != dict(self._arrays)[key].shape[1:]:
+            return False
+        self._deep = [
+            (name, array.dtype, (shape[0], *array.shape[1:]))
+            for name, array in self._arrays
+            if array.ndim > 1
+        ]
         return True
 
     def put(self, where: Where, new: dict[str, Any]) -> None:
         """Write rows that fit to positions."""
-        for key, array in self._leaves:
-            array[where] = new[key]
+        if type(where) is slice:
+            try:
+                for key, target in self._targets:
+                    target[where] = new[key]
+            except ValueError:
+                self._assign(where, new)
+        else:
+            self._assign(where, new)
         for key, level in self._children:
             level.put(where, new[key])
 
-    def take(self, where: np.ndarray[Any, Any]) -> dict[str, Any]:
-        """Gather rows into new columns."""
-        columns: dict[str, Any] = {key: take_rows(array, where) for key, array in self._leaves}
+    def take(self, where: NDArray[np.int64]) -> dict[str, Any]:
+        """Gather rows into new columns; positions ``[B, T]`` give columns ``[B, T, ...]``."""
+        columns: dict[str, Any] = {key: take_rows(array, where) for key, array in self._arrays}
         for key, level in self._children:
             columns[key] = level.take(where)
         return columns
+
+    # Single rows --------------------------------------------------------------------------
+    def fits_row(self, row: dict[str, Any]) -> bool:
+        """Whether a row can be written as it is: same arrays, and numbers that fit.
+
+        False may also mean that it needs a closer look, as for tensors, NaN and infinities.
+        """
+        if len(row) != self._fields or not self._takes_rows:
+            return False
+        try:
+            for key, dtype, shape in self._values:
+                value = row[key]
+                if type(value) is not np.ndarray or value.shape != shape:
+                    return False
+                if value.dtype is not dtype and value.dtype != dtype:
+                    return False
+            for key, types, low, high in self._numbers:
+                value = row[key]
+                if type(value) not in types or not low <= value <= high:
+                    return False
+            for key, level in self._children:
+                value = row[key]
+                if type(value) is not dict or not level.fits_row(value):
+                    return False
+        except KeyError:
+            return False
+        return True
+
+    def put_row(self, position: int, row: dict[str, Any]) -> None:
+        """Write a row that fits to a position."""
+        try:
+            for key, target, width in self._value_targets:
+                if width:
+                    start = position * width
+                    target[start : start + width] = row[key]
+                else:
+                    target[position] = row[key]
+            for key, target in self._number_targets:
+                target[position] = row[key]
+        except ValueError:
+            self._assign(position, row)
+        for key, level in self._children:
+            level.put_row(position, row[key])
+
+    def _assign(self, where: Where | int, new: dict[str, Any]) -> None:
+        # The way of arrays, which takes everything: memoryviews refuse the same dtype by
+        # another name (int64 is both long and long long).
+        for key, array in self._arrays:
+            array[where] = new[key]
+
+
+def _flat_view(array: NDArray[Any]) -> Any:
+    """Return the array as a memoryview of one dimension, or itself if it has no such form."""
+    if array.flags.c_contiguous and array.size and array.dtype.isnative:
+        view = memoryview(array.reshape(-1))  # type: ignore[arg-type]
+        if view.format in _VIEWED_FORMATS:
+            return view
+    return array
+
+
+def _value_target(array: NDArray[Any]) -> tuple[Any, int]:
+    """Return where the values of single rows go, and their width if that is a memoryview."""
+    view = _flat_view(array) if array.ndim == 2 else array
+    return view, array.shape[1] if isinstance(view, memoryview) else 0
+
+
+def _number_check(dtype: np.dtype[Any]) -> tuple[frozenset[type], Any, Any]:
+    """Return the types, and the range, of the numbers that a column takes unconverted."""
+    if dtype.kind in "iu":
+        whole = np.iinfo(dtype)
+        return frozenset({int, np.int64, dtype.type}), int(whole.min), int(whole.max)
+    if dtype.kind == "f":
+        widest = float(np.finfo(dtype).max)
+        return frozenset({int, float, np.float64, dtype.type}), -widest, widest
+    return frozenset({bool, np.bool_}), False, True
 
 
 def convert(
@@ -103,8 +225,22 @@ def convert(
         elif strict or not np.can_cast(other.dtype, column.dtype, casting="same_kind"):
             raise _mismatch(name, "changed its dtype", str(column.dtype), str(other.dtype))
         else:
-            columns[key] = other.astype(column.dtype)
+            columns[key] = _cast(name, other, column.dtype)
     return columns
+
+
+def _cast(name: str, new: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Convert numbers to a dtype of their kind, refusing those outside its range."""
+    if dtype.kind in "iu" and new.dtype.kind in "iu" and new.size:
+        low, high, limits = int(new.min()), int(new.max()), np.iinfo(dtype)
+        if low < limits.min or high > limits.max:
+            range_ = f"{dtype} ({limits.min} to {limits.max})"
+            raise _mismatch(name, "left its range", range_, low if low < limits.min else high)
+    try:
+        with np.errstate(over="raise"):
+            return new.astype(dtype)
+    except FloatingPointError as error:
+        raise _mismatch(name, "left its range", f"numbers of {dtype}", "larger ones") from error
 
 
 def _mismatch(key: str, what: str, expected: Any, found: Any) -> SchemaMismatchError:

@@ -1,23 +1,20 @@
-"""Storages: where a buffer keeps its rows."""
+"""What a storage is; and the one that keeps any objects."""
 
 from __future__ import annotations
 
 import copy
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dingsdk.config import Configurable
 from dingsdk.data import SampleBatch
-from dingsdk.data.columns import NUMERIC_KINDS, leaves, map_columns, torch_to_numpy
+from dingsdk.data.columns import NUMERIC_KINDS, torch_to_numpy
 from dingsdk.data.pytree import copy_containers
-from dingsdk.errors import ConfigError, SchemaMismatchError
+from dingsdk.errors import SchemaMismatchError
 from dingsdk.worker.replay_buffer.remover import Where
-from dingsdk.worker.replay_buffer.schema import Level, convert
 
 Rows = SampleBatch | list[Any]
 
@@ -56,78 +53,25 @@ class Storage(Configurable, ABC):
         A position is first used when all below it have been (rows fill from 0 on).
         """
 
+    def accept_one(self, row: Any) -> Any:
+        """Return one row, not in a list, in the form that :meth:`put_one` takes; as ``accept``."""
+        return self.accept([row])
+
+    def put_one(self, position: int, row: Any) -> None:
+        """Write one accepted row to a position; as ``put``."""
+        self.put(slice(position, position + 1), row)
+
     @abstractmethod
     def take(self, where: Where) -> Rows:
-        """Return what lies at positions that were written to, as the caller's own copy."""
+        """Return what lies at positions that were written to, as the caller's own copy.
+
+        Storages of columns also take int64 positions of several dimensions: ``[B, T]`` gives a
+        SampleBatch of ``B`` rows whose columns are ``[B, T, ...]``.
+        """
 
     @abstractmethod
     def clear(self) -> None:
         """Drop all rows, and the schema that the first of them set."""
-
-
-class ArrayStorage(Storage):
-    """One preallocated numpy array per column, made at the first push (type ``array``).
-
-    Takes SampleBatch and dicts of numbers and arrays; gives SampleBatch. The first rows set
-    names, shapes and dtypes. Later batches must have exactly these; numbers in dicts are
-    converted where that loses no more than precision (an int into a float column).
-    """
-
-    config: ClassVar[dict[str, Any]] = {"type": "array"}
-
-    def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
-        super().__init__(cfg, capacity, deepcopy)
-        self._columns: dict[str, Any] = {}
-        self._level: Level | None = None
-
-    def accept(self, rows: SampleBatch | Sequence[Any]) -> SampleBatch:
-        level = self._level
-        if isinstance(rows, SampleBatch):
-            if level is None:
-                self._allocate(rows)
-            elif not level.fits(rows.columns, len(rows)):
-                convert(self._columns, rows.columns, "", strict=True)
-            return rows
-        batch = SampleBatch.from_rows(rows)
-        if level is None:
-            self._allocate(batch)
-        elif not level.fits(batch.columns, len(batch)):
-            columns = convert(self._columns, batch.columns, "", strict=False)
-            return SampleBatch.trusted(columns, len(batch))
-        return batch
-
-    def put(self, where: Where, rows: Rows) -> None:
-        cast(Level, self._level).put(where, cast(SampleBatch, rows).columns)
-
-    def take(self, where: Where) -> SampleBatch:
-        if isinstance(where, slice):
-            columns = map_columns(lambda array: array[where].copy(), self._columns)
-            return SampleBatch.trusted(columns, where.stop - where.start)
-        return SampleBatch.trusted(cast(Level, self._level).take(where), len(where))
-
-    def clear(self) -> None:
-        self._columns = {}
-        self._level = None
-
-    def _allocate(self, batch: SampleBatch) -> None:
-        def allocate(array: NDArray[Any]) -> NDArray[Any]:
-            # Untouched pages of np.empty cost nothing, so a large capacity is cheap until used.
-            return np.empty((self.capacity, *array.shape[1:]), dtype=array.dtype)
-
-        try:
-            columns = map_columns(allocate, batch.columns)
-        except (MemoryError, ValueError) as error:
-            row = sum(
-                math.prod(array.shape[1:]) * array.itemsize for _, array in leaves(batch.columns)
-            )
-            raise ConfigError(
-                f"replay_buffer_size {self.capacity} with rows of {row} bytes needs "
-                f"{self.capacity * row} bytes, which cannot be had; choose a smaller one",
-                path="replay_buffer_size",
-                size_bytes=self.capacity * row,
-            ) from error
-        self._columns = columns
-        self._level = Level(columns)
 
 
 class ObjectStorage(Storage):

@@ -1,0 +1,152 @@
+"""Columns in memory: single rows straight into them, conversions, and gathering."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import SchemaMismatchError
+from dingsdk.worker.replay_buffer.array_storage import ArrayStorage
+
+
+def a_row(**changed: Any) -> dict[str, Any]:
+    row = {
+        "obs": np.arange(4, dtype=np.float32),
+        "image": np.ones((2, 3), np.uint8),
+        "nested": {"pos": np.full(2, 7, np.int16), "on": True},
+        "action": 3,
+        "reward": 0.5,
+        "done": False,
+    }
+    return {**row, **changed}
+
+
+def storage_of(row: dict[str, Any]) -> ArrayStorage:
+    storage = ArrayStorage({}, 8)
+    storage.put(slice(0, 1), storage.accept([row]))
+    return storage
+
+
+def same(left: SampleBatch, right: SampleBatch) -> bool:
+    return left == right and repr(left) == repr(right)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        a_row(),
+        a_row(reward=2, action=np.int64(-5), done=np.bool_(True)),
+        a_row(reward=np.float64(0.25)),
+        a_row(reward=np.float32(0.1)),
+        a_row(reward=float("nan")),
+        a_row(reward=float("-inf")),
+        a_row(obs=np.arange(8, dtype=np.float32)[::2]),
+        a_row(obs=torch.arange(4, dtype=torch.float32)),
+        a_row(obs=np.arange(4, dtype=np.float64)),
+        a_row(action=True),
+        a_row(action=np.array(9)),
+        a_row(image=np.ones((3, 2), np.uint8).T),
+        pickle.loads(pickle.dumps(a_row())),  # noqa: S301 - its dtypes are objects of their own
+        dict(reversed(a_row().items())),
+    ],
+)
+def test_a_single_row_is_stored_as_a_list_of_one_is(row: dict[str, Any]) -> None:
+    storage = storage_of(a_row())
+    storage.put(slice(1, 2), storage.accept([row]))
+    storage.put_one(2, storage.accept_one(row))
+    assert same(storage.take(slice(1, 2)), storage.take(slice(2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("row", "key"),
+    [
+        (a_row(obs=np.zeros(3, np.float32)), "obs"),
+        (a_row(obs=np.zeros((1, 4), np.float32)), "obs"),
+        (a_row(obs=np.zeros(4, np.complex64)), "obs"),
+        (a_row(obs={"pos": 1}), "obs"),
+        (a_row(action=0.5), "action"),
+        (a_row(action=2**63), "action"),
+        (a_row(reward=1e39), "reward"),
+        (a_row(reward=np.float64(1e39)), "reward"),
+        (a_row(reward="1"), "reward"),
+        (a_row(reward=None), "reward"),
+        (a_row(nested=3), "nested"),
+        (a_row(nested={"pos": np.zeros(2, np.int16)}), "nested.on"),
+        (a_row(nested={"pos": np.array([0, 1 << 20]), "on": True}), "nested.pos"),
+        (a_row(extra=1), "extra"),
+        ({k: v for k, v in a_row().items() if k != "done"}, "done"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_refused_and_changes_nothing(
+    row: dict[str, Any], key: str
+) -> None:
+    storage = storage_of(a_row())
+    before = storage.take(slice(0, 1))
+    with pytest.raises(SchemaMismatchError) as caught:
+        storage.accept_one(row)
+    assert caught.value.key == key
+    assert storage.take(slice(0, 1)) == before
+
+
+def test_a_stored_row_is_independent_of_the_dict_and_its_arrays() -> None:
+    storage = storage_of(a_row())
+    row = a_row()
+    storage.put_one(1, storage.accept_one(row))
+    row["obs"][:] = 9
+    row["nested"]["pos"][:] = 9
+    taken = storage.take(slice(1, 2))
+    taken.columns["image"][:] = 9
+    assert storage.take(slice(1, 2)) == storage.take(slice(0, 1))
+
+
+def test_the_first_row_of_all_sets_the_columns() -> None:
+    storage = ArrayStorage({}, 4)
+    storage.put_one(0, storage.accept_one(a_row()))
+    assert same(storage.take(slice(0, 1)), SampleBatch.from_rows([a_row()]))
+
+
+@pytest.mark.parametrize("dtype", ["e", "F", ">f4", ">i8", "g", "b", "Q"])
+def test_dtypes_that_memoryviews_do_not_know_are_stored_as_well(dtype: str) -> None:
+    values = np.arange(3).astype(dtype)
+    rows = [{"one": value, "two": np.stack([value, value])} for value in values]
+    storage = ArrayStorage({}, 3)
+    storage.put(slice(0, 1), storage.accept(SampleBatch.from_rows(rows[:1])))
+    storage.put_one(1, storage.accept_one(rows[1]))
+    storage.put(slice(2, 3), storage.accept(rows[2:]))
+    assert same(storage.take(np.arange(3)), SampleBatch.from_rows(rows))
+
+
+def test_one_dtype_under_two_names_is_one() -> None:
+    storage = ArrayStorage({}, 4)
+    columns = {"id": np.array([1, 2], np.int64), "at": np.array([[1, 2], [3, 4]], np.int64)}
+    storage.put(slice(0, 2), storage.accept(SampleBatch(columns)))
+    other = {key: column.astype(np.longlong) for key, column in columns.items()}
+    storage.put(slice(2, 4), storage.accept(SampleBatch(other)))
+    storage.put_one(0, storage.accept_one({"id": 1, "at": other["at"][0]}))
+    taken = storage.take(slice(0, 4)).columns
+    assert taken["id"].tolist() == [1, 2, 1, 2]
+    assert taken["at"].tolist() == [[1, 2], [3, 4], [1, 2], [3, 4]]
+
+
+def test_batches_of_changing_length_fit() -> None:
+    storage = ArrayStorage({}, 8)
+    for rows in (3, 1, 3, 2):
+        batch = SampleBatch({"obs": np.full((rows, 2), rows, np.float32)})
+        storage.put(slice(0, rows), storage.accept(batch))
+        assert storage.take(slice(0, rows)) == batch
+
+
+def test_positions_of_two_dimensions_give_sequences() -> None:
+    storage = ArrayStorage({}, 6)
+    batch = SampleBatch({"id": np.arange(6), "obs": {"x": np.arange(12).reshape(6, 2)}})
+    storage.put(slice(0, 6), storage.accept(batch))
+    where = np.array([[0, 1, 2], [5, 0, 1]])
+    taken = storage.take(where)
+    assert len(taken) == 2
+    assert taken.columns["id"].tolist() == where.tolist()
+    assert np.array_equal(taken.columns["obs"]["x"], batch.columns["obs"]["x"][where])
