@@ -1,0 +1,69 @@
+"""How the time of an operation grows with the capacity, the floor's beside it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from _buffers import ours
+from _buffers.measure import Pace, Report, say, take_turns
+from _buffers.sections import FLOOR, OURS, SECTIONS, slowness
+from _buffers.workloads import small
+
+CAPACITIES = (10_000, 100_000, 1_000_000, 10_000_000)
+Curve = list[tuple[int, float, float]]
+"""Capacity, microseconds of the floor and of ours."""
+
+
+def growth(capacities: Sequence[int], pace: Pace, plot_file: Path | None, report: Report) -> None:
+    """Print microseconds per operation on small rows (and the floor's); plot them if asked."""
+    say("growth W1: us per operation (bare numpy), by capacity")
+    say("  " + " " * 10 + "".join(f"{capacity:>22,}" for capacity in capacities))
+    curves: dict[str, Curve] = {}
+    for name, section in SECTIONS.items():
+        cells = []
+        for capacity in capacities:
+            load = small(capacity)
+            try:
+                entrants = [section.floor(load), section.ours(load)]
+            except ours.NotBuiltError as error:
+                report.lacks(f"growth of {name}: not built ({error})")
+                break
+            seconds = take_turns(entrants, pace)
+            floor_us, ours_us = (statistics.median(seconds[who]) * 1e6 for who in (FLOOR, OURS))
+            report.figure(
+                "growth",
+                "W1",
+                name,
+                capacity=capacity,
+                us=ours_us,
+                floor_us=floor_us,
+                ratio=slowness(seconds),
+            )
+            curves.setdefault(name, []).append((capacity, floor_us, ours_us))
+            cells.append(f"{ours_us:12.2f} ({floor_us:7.2f})")
+        if cells:
+            say(f"  {name:<10}" + "".join(f"{cell:>22}" for cell in cells))
+    if plot_file is not None:
+        _plot(curves, plot_file)
+
+
+def _plot(curves: dict[str, Curve], file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, len(curves), figsize=(4 * len(curves), 3.5), squeeze=False)
+    for panel, (name, curve) in zip(panels[0], curves.items(), strict=True):
+        capacities, floor_us, ours_us = zip(*curve, strict=True)
+        panel.plot(capacities, floor_us, "o--", color="gray", label=FLOOR)
+        panel.plot(capacities, ours_us, "o-", label=OURS)
+        panel.set(xscale="log", title=name, xlabel="capacity in rows", ylabel="us per operation")
+        panel.set_ylim(bottom=0)
+        panel.legend()
+    figure.tight_layout()
+    figure.savefig(file, dpi=120)
+    pyplot.close(figure)
+    say(f"  drawn in {file}")

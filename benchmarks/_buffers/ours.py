@@ -1,0 +1,72 @@
+"""The buffers of this package, filled to the brim."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from _buffers.workloads import CHUNK, Workload
+from dingsdk import SampleBatch
+from dingsdk.errors import UnknownKeyError, UnknownPluginError
+from dingsdk.plugins import default_manager
+
+
+class NotBuiltError(Exception):
+    """A buffer type, or a setting of one, that there is not."""
+
+
+def make(load: Workload, kind: str, **cfg: Any) -> Any:
+    """Return an empty buffer.
+
+    Raises:
+        NotBuiltError: there is no such type of buffer, or it has no such setting.
+    """
+    full_cfg = {"type": kind, "replay_buffer_size": load.capacity, "seed": 0, **cfg}
+    try:
+        return default_manager().create("buffers", full_cfg)
+    except (UnknownPluginError, UnknownKeyError) as error:
+        raise NotBuiltError(f"{kind} buffer {cfg or ''}".rstrip()) from error
+
+
+def full(load: Workload, kind: str, **cfg: Any) -> Any:
+    """Return a buffer that has been pushed its capacity and a little more."""
+    buffer = make(load, kind, **cfg)
+    batches = itertools.cycle(batches_of(load))
+    for _ in range(load.capacity // CHUNK + 1):
+        buffer.push(next(batches), 0)
+    return buffer
+
+
+def batches_of(load: Workload) -> list[SampleBatch]:
+    """Return chunks to push over and over."""
+    return [SampleBatch(columns) for columns in load.chunks()]
+
+
+def uniform(buffer: Any, size: int) -> Callable[[], object]:
+    return lambda: buffer.sample(size, 0).tensors()
+
+
+def sequences(buffer: Any, batch: int, steps: int) -> Callable[[], object]:
+    return lambda: buffer.sample(batch, steps, 0).tensors()
+
+
+def prioritized(buffer: Any, size: int) -> Callable[[np.ndarray[Any, Any]], object]:
+    """Sample, hand over tensors, and take in the priorities that training would have found."""
+
+    def run(priorities: np.ndarray[Any, Any]) -> Mapping[str, Any]:
+        batch = buffer.sample(size, 0)
+        tensors: Mapping[str, Any] = batch.tensors()
+        columns = batch.columns
+        buffer.update(
+            {
+                "replay_unique_id": columns["replay_unique_id"],
+                "replay_buffer_idx": columns["replay_buffer_idx"],
+                "priority": priorities,
+            }
+        )
+        return tensors
+
+    return run
