@@ -79,7 +79,7 @@ class BufferCore(IBuffer):
         # Telling a sampler that does not listen would cost a tenth of a small push.
         self._sampler_listens = any(
             getattr(type(sampler), name) is not getattr(Sampler, name)
-            for name in ("on_insert", "on_remove", "check_rows")
+            for name in ("on_insert", "on_skip", "on_remove", "check_rows")
         )
 
     # Facts --------------------------------------------------------------------------------
@@ -223,6 +223,8 @@ class BufferCore(IBuffer):
             # Rows that are overtaken within one push were in the buffer for no time at all.
             if self._listeners:
                 self._listeners.note(_own_copy(accepted[:surplus]), "overwritten")
+            if self._sampler_listens:
+                self._sampler.on_skip(accepted[:surplus])
             accepted = accepted[surplus:]
             self._left["overwritten"] += surplus
             self._limiter.on_remove(surplus)

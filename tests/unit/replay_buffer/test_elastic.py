@@ -1,0 +1,103 @@
+"""The elastic buffer: a window of newest rows that a schedule moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dingsdk.errors import BufferClosedError, ConfigError, ConfigTypeError, UnknownKeyError
+from dingsdk.worker.replay_buffer.elastic import ElasticReplayBuffer
+
+
+def make(set_buffer_size: Any, rows: int = 10, capacity: int = 10) -> ElasticReplayBuffer:
+    cfg = {"replay_buffer_size": capacity, "set_buffer_size": set_buffer_size, "seed": 0}
+    buffer = ElasticReplayBuffer(cfg)
+    buffer.push([{"x": i} for i in range(rows)], 0)
+    return buffer
+
+
+def drawn(buffer: ElasticReplayBuffer, size: int) -> list[int] | None:
+    rows = buffer.sample(size, 0)
+    return None if rows is None else sorted(int(row["x"]) for row in rows)
+
+
+def test_only_the_newest_rows_of_the_window_are_sampled() -> None:
+    buffer = make(lambda envstep: 3 + envstep)
+    assert drawn(buffer, 3) == [7, 8, 9]
+    assert drawn(buffer, 4) is None
+    buffer.update(2)
+    assert drawn(buffer, 5) == [5, 6, 7, 8, 9]
+    buffer.push({"x": 10}, 2)
+    assert drawn(buffer, 5) == [6, 7, 8, 9, 10]
+
+
+def test_a_window_that_grows_again_finds_the_older_rows() -> None:
+    buffer = make(lambda envstep: 2 if envstep == 1 else 9)
+    buffer.update(1)
+    assert drawn(buffer, 2) == [8, 9]
+    buffer.update(2)
+    assert drawn(buffer, 9) == list(range(1, 10))
+
+
+def test_the_window_is_no_larger_than_the_capacity_or_what_is_there() -> None:
+    buffer = make(1000, rows=4)
+    assert buffer.window == 10
+    assert drawn(buffer, 4) == [0, 1, 2, 3]
+    assert drawn(buffer, 5) is None
+
+
+@pytest.mark.parametrize(("envstep", "window"), [(0, 2), (50, 5), (100, 8), (5000, 8)])
+def test_a_linear_schedule_fits_in_a_config_file(envstep: int, window: int) -> None:
+    buffer = make({"start": 2, "end": 8, "steps": 100})
+    buffer.update(envstep)
+    assert buffer.window == window
+
+
+def test_pushes_move_the_window_on() -> None:
+    buffer = make(lambda envstep: 1 + envstep)
+    buffer.push({"x": 10}, 3)
+    assert buffer.window == 4
+    buffer.push({"x": 11}, 1)
+    assert buffer.window == 4
+
+
+@pytest.mark.parametrize(
+    ("setting", "error"),
+    [
+        (0, ConfigError),
+        ("many", ConfigTypeError),
+        (lambda envstep: 0, ConfigError),
+        (lambda envstep: "x", ConfigTypeError),
+        ({"start": 1, "end": 2}, ConfigTypeError),
+        ({"start": 1, "end": 2, "steps": 3, "step": 4}, UnknownKeyError),
+    ],
+)
+def test_a_schedule_that_gives_no_size_is_refused(setting: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        make(setting)
+
+
+def test_a_bad_update_changes_nothing() -> None:
+    buffer = make(lambda envstep: 3 if envstep == 0 else -1)
+    for bad in (1, -1, "x", None, 1.5):
+        with pytest.raises(ConfigError):
+            buffer.update(bad)
+    assert drawn(buffer, 3) == [7, 8, 9]
+    with pytest.raises(ConfigError, match="window"):
+        buffer.sample(1, 0, sample_range=slice(0, 3))
+
+
+def test_a_state_carries_the_window() -> None:
+    buffer, other = make(lambda envstep: 3 + envstep), make(lambda envstep: 3 + envstep, rows=0)
+    buffer.update(2)
+    other.load_state_dict(buffer.state_dict())
+    assert other.window == 5
+    assert [drawn(buffer, 2) for _ in range(5)] == [drawn(other, 2) for _ in range(5)]
+
+
+def test_update_of_a_closed_buffer_is_refused() -> None:
+    buffer = make(3)
+    buffer.close()
+    with pytest.raises(BufferClosedError):
+        buffer.update(1)

@@ -1,0 +1,245 @@
+"""The sequence buffer: stretches of one trajectory, each valid start alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import CheckpointCorruptError, ConfigError, SchemaMismatchError
+from dingsdk.worker.replay_buffer.sequence import SequenceReplayBuffer
+
+Trajectories = list[list[int]]
+
+
+def make(capacity: int = 50, storage: str = "auto", **sampler: Any) -> SequenceReplayBuffer:
+    return SequenceReplayBuffer(
+        {
+            "replay_buffer_size": capacity,
+            "seed": 0,
+            "storage": {"type": storage},
+            "sampler": {"type": "sequence", **sampler},
+        }
+    )
+
+
+def fill(buffer: SequenceReplayBuffer, lengths: list[int], chunk: int = 7) -> Trajectories:
+    """Push trajectories of these lengths; return the numbers of those rows that are held."""
+    rows, trajectories, number = [], [], 0
+    for length in lengths:
+        trajectories.append(list(range(number, number + length)))
+        rows += [{"x": number + i, "done": i == length - 1} for i in range(length)]
+        number += length
+    for start in range(0, number, chunk):
+        buffer.push(rows[start : start + chunk], 0)
+    oldest = number - buffer.count()
+    held = [[x for x in numbers if x >= oldest] for numbers in trajectories]
+    return [numbers for numbers in held if numbers]
+
+
+def starts_of(
+    trajectories: Trajectories, whole: Trajectories, length: int, stride: int = 1
+) -> set[int]:
+    """The reference: every start of a stretch that lies inside one trajectory."""
+    first = {x: numbers[0] for numbers in whole for x in numbers}
+    return {
+        x
+        for numbers in trajectories
+        for x in numbers
+        if x + length - 1 <= numbers[-1] and (x - first[x]) % stride == 0
+    }
+
+
+LENGTHS = [[60], [10, 1, 9, 30, 3, 20], [5] * 12, [1] * 30, [33, 33, 33], [49, 2]]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize(("length", "stride", "burn_in"), [(4, 1, 0), (5, 3, 0), (2, 7, 3)])
+@pytest.mark.parametrize("storage", ["auto", "object"])
+def test_every_valid_start_and_no_other_is_drawn(
+    lengths: list[int], length: int, stride: int, burn_in: int, storage: str
+) -> None:
+    buffer = make(storage=storage, stride=stride, burn_in=burn_in)
+    held = fill(buffer, lengths)
+    whole = [[*range(sum(lengths[:i]), sum(lengths[: i + 1]))] for i in range(len(lengths))]
+    expected = starts_of(held, whole, length + burn_in, stride)
+
+    assert buffer.count_starts(length) == len(expected)
+    found: set[int] = set()
+    for _ in range(200):
+        batch = buffer.sample(4, length, 0)
+        if not expected:
+            assert batch is None
+            continue
+        assert batch is not None
+        for sequence in batch if isinstance(batch, list) else batch.columns["x"]:
+            numbers = [int(x["x"]) if isinstance(x, dict) else int(x) for x in sequence]
+            assert numbers == list(range(numbers[0], numbers[0] + length + burn_in))
+            found.add(numbers[0])
+    assert found == expected
+
+
+@pytest.mark.parametrize("sampler", [{}, {"stride": 4}, {"pad": True}, {"pad": True, "stride": 3}])
+def test_starts_are_uniform(sampler: dict[str, Any]) -> None:
+    buffer = make(capacity=90, **sampler)
+    fill(buffer, [17, 23, 1, 40, 31])
+    drawn = Counter[int]()
+    for _ in range(1500):
+        batch = buffer.sample(8, 6, 0)
+        assert isinstance(batch, SampleBatch)
+        drawn.update(batch.columns["x"][:, 0].tolist())
+    starts = buffer.count_starts(6)
+    assert len(drawn) == starts
+    expected = 1500 * 8 / starts
+    chi_square = sum((n - expected) ** 2 / expected for n in drawn.values())
+    # The mean of chi-square is its degrees of freedom, its variance twice that.
+    assert chi_square < (starts - 1) + 5 * np.sqrt(2 * (starts - 1))
+
+
+def test_rare_starts_are_listed_and_drawn_alike() -> None:
+    buffer = make(capacity=3000)
+    fill(buffer, [*([3] * 900), 20, *([2] * 50)], chunk=500)
+    drawn = Counter[int]()
+    for _ in range(400):
+        batch = buffer.sample(4, 18, 0)
+        assert isinstance(batch, SampleBatch)
+        drawn.update(batch.columns["x"][:, 0].tolist())
+    assert sorted(drawn) == [2700, 2701, 2702]
+    assert all(abs(n - 1600 / 3) < 5 * np.sqrt(1600 / 3) for n in drawn.values())
+
+
+def test_padded_sequences_blank_what_is_outside_the_trajectory() -> None:
+    buffer = make(capacity=12, pad=True, burn_in=2)
+    fill(buffer, [5, 5, 5])  # held: 3, 4 | 5..9 | 10..14
+    seen = set()
+    for _ in range(300):
+        batch = buffer.sample(3, 4, 0)
+        assert isinstance(batch, SampleBatch)
+        for numbers, mask, done in zip(
+            *(batch.columns[name].tolist() for name in ("x", "mask", "done")), strict=True
+        ):
+            inside = [x for x, held in zip(numbers, mask, strict=True) if held]
+            start = numbers[2]
+            assert mask[2]
+            first = max(start - start % 5, 3)
+            assert inside == list(range(max(start - 2, first), min(start + 4, start // 5 * 5 + 5)))
+            assert not any(x for x, held in zip(numbers, mask, strict=True) if not held)
+            assert not any(end for end, held in zip(done, mask, strict=True) if not held)
+            seen.add(start)
+    assert seen == set(range(3, 15))
+
+
+def test_padded_objects_come_as_shorter_lists() -> None:
+    buffer = make(storage="object", pad=True)
+    fill(buffer, [3])
+    batch = buffer.sample(5, 4, 0, replace=True)
+    assert isinstance(batch, list)
+    assert all([row["x"] for row in rows] == list(range(rows[0]["x"], 3)) for rows in batch)
+
+
+def test_rows_without_an_end_form_blocks() -> None:
+    buffer = make(capacity=40, block_length=10)
+    buffer.push([{"x": i} for i in range(65)], 0)
+    assert buffer.count_starts(10) == 3  # held: 25..64; whole blocks start at 30, 40 and 50
+    assert buffer.count_starts(11) == 0
+    assert buffer.sample(1, 11, 0) is None
+
+
+def test_the_default_block_is_as_long_as_in_the_reference() -> None:
+    buffer = make(capacity=1200)
+    for _ in range(3):
+        buffer.push([{"x": i} for i in range(400)], 0)
+    assert buffer.count_starts(500) == 2
+    assert buffer.count_starts(501) == 0
+
+
+def test_a_change_of_trajectory_ends_a_sequence() -> None:
+    buffer = make(trajectory="env")
+    for env in (0, 1, 1, 0):
+        buffer.push([{"x": i, "env": env, "done": False} for i in range(5)], 0)
+    # 0 | 1 1 | 0: the second piece goes on in the third.
+    assert buffer.count_starts(5) == 1 + 6 + 1
+
+
+@pytest.mark.parametrize("storage", ["auto", "object"])
+def test_future_samples_of_a_loaded_state_are_the_same(storage: str) -> None:
+    sampler = {"stride": 3, "burn_in": 1}
+    buffer, other = make(storage=storage, **sampler), make(storage=storage, **sampler)
+    fill(buffer, [31, 40])
+    other.load_state_dict(buffer.state_dict())
+    for each in (buffer, other):
+        each.push([{"x": 100 + i, "done": False} for i in range(9)], 0)
+    for _ in range(10):
+        left, right = buffer.sample(3, 4, 0), other.sample(3, 4, 0)
+        assert str(left) == str(right)
+        assert left is not None
+        assert isinstance(left, list) or left == right
+
+
+def test_a_wrong_sampler_state_is_refused() -> None:
+    buffer = make()
+    fill(buffer, [20])
+    state = buffer.state_dict()
+    state["sampler"]["first_since"] = -1
+    with pytest.raises(CheckpointCorruptError):
+        buffer.load_state_dict(state)
+    assert buffer.count() == 20
+
+
+def test_what_cannot_be_served() -> None:
+    buffer = make()
+    assert buffer.sample(1, 2, 0) is None
+    fill(buffer, [20])
+    assert buffer.sample(0, 2, 0) == []
+    assert buffer.sample(5, 5, 0) is None  # 20 rows are fewer than 25
+    assert buffer.sample(5, 5, 0, replace=True) is not None
+    with pytest.raises(NotImplementedError):
+        buffer.sample(1, 2, 0, sample_range=slice(0, 5))
+    for bad in (0, -1):
+        with pytest.raises(ConfigError):
+            buffer.sample(1, bad, 0)
+    with pytest.raises(ConfigError):
+        buffer.sample(-1, 2, 0)
+
+
+def test_the_length_may_come_from_the_config() -> None:
+    buffer = SequenceReplayBuffer({"replay_buffer_size": 50, "sequence_length": 6})
+    fill(buffer, [30])
+    batch = buffer.sample(3)
+    assert isinstance(batch, SampleBatch)
+    assert batch.columns["x"].shape == (3, 6)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"x": 1}],
+        [{"x": 1, "done": True}, {"x": 1}],
+        [{"x": 1, "done": np.zeros(2, bool)}],
+    ],
+)
+@pytest.mark.parametrize("storage", ["auto", "object"])
+def test_rows_without_a_clear_end_are_refused(storage: str, rows: list[Any]) -> None:
+    buffer = make(storage=storage)
+    fill(buffer, [10])
+    with pytest.raises(SchemaMismatchError):
+        buffer.push(rows, 0)
+    assert buffer.count() == 10
+    assert buffer.count_starts(10) == 1
+
+
+def test_settings_that_cannot_work_are_refused() -> None:
+    for bad in ({"stride": 0}, {"burn_in": -1}, {"pad": "yes"}, {"block_length": 0}):
+        with pytest.raises(ConfigError):
+            make(**bad)
+    with pytest.raises(ConfigError, match="SequenceSampler"):
+        SequenceReplayBuffer({"sampler": {"type": "uniform"}})
+    buffer = make(pad=True)
+    with pytest.raises(SchemaMismatchError, match="mask"):
+        buffer.push([{"x": 1, "mask": 1, "done": False}], 0)
+    buffer = make(trajectory="env")
+    with pytest.raises(SchemaMismatchError, match="env"):
+        buffer.push([{"x": 1, "done": False}], 0)
