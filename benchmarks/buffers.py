@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> Report:
     pace = Pace(0.005, 7) if quick else Pace(0.02, 25)
     loads = (
         small(args.w1_capacity or (100_000 if quick else 1_000_000)),
-        large(args.w2_capacity or (2_000 if quick else 50_000)),
+        large(args.w2_capacity or (2_500 if quick else 50_000)),
     )
     most = args.growth_max or (100_000 if quick else CAPACITIES[-1])
     for name in args.only:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from _buffers import ours
+from _buffers.floor import Floor
 from _buffers.measure import Entrant, Pace, Report, ratio, say, take_turns
 from _buffers.sections import FLOOR, OURS
 from _buffers.workloads import Workload
@@ -80,9 +81,7 @@ def _resident_bytes() -> int:
 def keep(load: Workload, pace: Pace, disk: Path, report: Report) -> None:
     """Save a full buffer and load it into another; the floor writes and reads the same bytes."""
     buffer, other = ours.full(load, "naive"), ours.make(load, "naive")
-    columns = load.empty(load.capacity)
-    for name, column in buffer.state_dict()["data"].items():
-        columns[name][...] = column
+    columns = Floor(load).columns
     with tempfile.TemporaryDirectory(dir=disk, prefix="bench-") as folder:
         numbers = itertools.count()
 
