@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from time import monotonic
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -29,8 +30,9 @@ class BufferCore(IBuffer):
     Every operation is one critical section. Remove listeners and logging run after it, in the
     thread that caused the removal, so they may call the buffer.
 
-    A subclass draws in :meth:`_serve`. One that keeps facts about rows overrides
-    :meth:`_split`, :meth:`_on_stored`, :meth:`_living` and :meth:`_forget`.
+    A subclass draws in :meth:`_serve`. One that keeps facts about rows says so in
+    ``_keeps_facts`` and overrides :meth:`_split`, :meth:`_on_stored`, :meth:`_living` and
+    :meth:`_forget`.
     """
 
     config: ClassVar[dict[str, Any]] = {
@@ -47,6 +49,9 @@ class BufferCore(IBuffer):
 
     sampler_family: ClassVar[type[Sampler]] = Sampler
     """What the sampler of this kind of buffer has to be."""
+
+    _keeps_facts: ClassVar[bool] = False
+    """Whether :meth:`_split` and its like are overridden, and so worth calling."""
 
     def __init__(
         self,
@@ -187,8 +192,10 @@ class BufferCore(IBuffer):
                 limiter admits everything.
             BufferClosedError: the buffer is closed, or was while waiting.
         """
-        rows = data if isinstance(data, (SampleBatch, list)) else [data]
-        n = len(rows)
+        # A dict is the hot case of a single row; a copy of 45 bytes must not make a batch first.
+        single = type(data) is dict and not self._keeps_facts
+        rows = data if single or isinstance(data, (SampleBatch, list)) else [data]
+        n = 1 if single else len(rows)
         with self._lock:
             if self._closed:
                 self._check_open()
@@ -196,17 +203,23 @@ class BufferCore(IBuffer):
                 return
             if not self._limiter.can_insert(n):
                 self._wait_to_insert(n, timeout_s)
-            self._insert(rows, n)
-            self._gate.wake()
-            departures = self._listeners.collect() if self._listeners else None
+            if single:
+                self._insert_one(rows)
+            else:
+                self._insert(rows, n)
+            if self._gate.waiting:
+                self._gate.wake()
+            departures = self._listeners.collect() if self._listeners.untold else None
         if departures:
             self._listeners.tell(departures)
-        if self._monitor.is_due():
+        if monotonic() >= self._monitor.next_report_s:
             self._monitor.report(self.stats())
 
     def _insert(self, rows: Rows, n: int) -> None:
         """Store rows, or raise with nothing changed."""
-        rows, facts = self._split(rows)
+        facts = None
+        if self._keeps_facts:
+            rows, facts = self._split(rows)
         if self._sampler_listens:
             self._sampler.check_rows(rows)
         storage = self._storage
@@ -221,7 +234,7 @@ class BufferCore(IBuffer):
             self._remove(leaving, "overwritten")
         if surplus > 0:
             # Rows that are overtaken within one push were in the buffer for no time at all.
-            if self._listeners:
+            if self._listeners.active:
                 self._listeners.note(_own_copy(accepted[:surplus]), "overwritten")
             if self._sampler_listens:
                 self._sampler.on_skip(accepted[:surplus])
@@ -236,11 +249,26 @@ class BufferCore(IBuffer):
         if facts is not None:
             self._on_stored(where, facts, max(surplus, 0))
 
+    def _insert_one(self, row: Any) -> None:
+        """Store one row, or raise with nothing changed."""
+        storage = self._storage
+        if storage is None or self._sampler_listens:
+            self._insert([row], 1)
+            return
+        accepted = storage.accept_one(row)
+        position, leaves = self._remover.allot_one()
+        if leaves:
+            self._remove(slice(position, position + 1), "overwritten")
+        storage.put_one(position, accepted)
+        self._pushed += 1
+        self._limiter.on_insert(1)
+
     def _remove(self, where: Where, reason: str) -> None:
         """Let go of rows at positions, oldest first; their positions are not free for it."""
-        where = self._living(where)
+        if self._keeps_facts:
+            where = self._living(where)
         n = where.stop - where.start if isinstance(where, slice) else len(where)
-        if self._listeners:
+        if self._listeners.active:
             assert self._storage is not None
             self._listeners.note(self._storage.take(where), reason)
         if self._sampler_listens:
@@ -272,7 +300,7 @@ class BufferCore(IBuffer):
 
     def _empty(self) -> None:
         count = self._count()
-        if self._storage is not None and self._listeners:
+        if self._storage is not None and self._listeners.active:
             self._listeners.note(self._contents(), "cleared")
         if self._parts.chooses_storage:
             self._storage = None
@@ -348,13 +376,14 @@ class BufferCore(IBuffer):
                 batch = draw()
                 self._limiter.on_sample(size)
                 self._sampled += size
-                self._gate.wake()
-            departures = self._listeners.collect() if self._listeners else None
+                if self._gate.waiting:
+                    self._gate.wake()
+            departures = self._listeners.collect() if self._listeners.untold else None
         if departures:
             self._listeners.tell(departures)
         if batch is None:
             _log.debug("%s cannot give %d of %d rows", self.instance_name, size, self.count())
-        if self._monitor.is_due():
+        if monotonic() >= self._monitor.next_report_s:
             self._monitor.report(self.stats())
         return batch
 

@@ -15,19 +15,19 @@ class Gate:
 
     Attributes:
         lock: What to hold; the methods are for its holder.
+        waiting: How many wait.
     """
 
-    __slots__ = ("_changed", "_waiting", "lock")
+    __slots__ = ("_changed", "lock", "waiting")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._changed = threading.Condition(self.lock)
-        self._waiting = 0
+        self.waiting = 0
 
     def wake(self) -> None:
-        """Let all who wait look again; costs nothing while nobody does."""
-        if self._waiting:
-            self._changed.notify_all()
+        """Let all who wait look again."""
+        self._changed.notify_all()
 
     def wait_for(
         self, is_ready: Callable[[], bool], timeout_s: float | None, hint: Hint | None = None
@@ -47,7 +47,7 @@ class Gate:
         deadline = time.monotonic() + timeout_s
         # Asking may have changed what the other side is admitted to do: let it look again.
         self.wake()
-        self._waiting += 1
+        self.waiting += 1
         try:
             while not is_ready():
                 rest_s = deadline - time.monotonic()
@@ -57,4 +57,4 @@ class Gate:
                 self._changed.wait(rest_s if soon_s is None else min(rest_s, max(soon_s, 0.001)))
             return True
         finally:
-            self._waiting -= 1
+            self.waiting -= 1

@@ -22,28 +22,31 @@ class RemoveListeners:
 
     :meth:`note` and :meth:`collect` are called under the buffer's lock, :meth:`tell` outside,
     so that a listener may call the buffer.
+
+    Attributes:
+        active: Whether there is anyone to tell.
+        untold: What is to be told.
     """
 
     def __init__(self, instance_name: str) -> None:
         self._instance_name = instance_name
         self._listeners: tuple[RemoveListener, ...] = ()
-        self._untold: list[Departure] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._listeners)
+        self.active = False
+        self.untold: list[Departure] = []
 
     def add(self, listener: RemoveListener) -> None:
         """Tell ``listener`` of whatever leaves from now on."""
         self._listeners = (*self._listeners, listener)
+        self.active = True
 
     def note(self, rows: Rows, reason: str) -> None:
         """Keep rows to be told of; they must be nobody else's."""
         if len(rows):
-            self._untold.append((rows, reason))
+            self.untold.append((rows, reason))
 
     def collect(self) -> list[Departure]:
         """Return what is to be told, and forget it."""
-        untold, self._untold = self._untold, []
+        untold, self.untold = self.untold, []
         return untold
 
     def tell(self, departures: Iterable[Departure]) -> None:

@@ -49,6 +49,11 @@ class Remover(Configurable, ABC):
             oldest first, or None when nothing leaves.
         """
 
+    def allot_one(self) -> tuple[int, bool]:
+        """Give one new row its position; returns it, and whether an old row leaves it."""
+        where, leaving = self.allot(1)
+        return where.start if isinstance(where, slice) else int(where[0]), leaving is not None
+
     @abstractmethod
     def positions(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
         """Map ranks ``0..count-1`` one to one to positions that hold rows, in any order."""
@@ -112,6 +117,14 @@ class FifoRemover(Remover):
         self._count = capacity
         # The ring was not full, so rows fill its free end first and then replace from 0 on.
         return where, slice(0, leaving)
+
+    def allot_one(self) -> tuple[int, bool]:
+        position, capacity = self._tail, self.capacity
+        self._tail = position + 1 if position + 1 < capacity else 0
+        if self._count == capacity:
+            return position, True
+        self._count += 1
+        return position, False
 
     def positions(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
         # Rows fill 0..count-1 whether or not the ring has wrapped.

@@ -49,7 +49,7 @@ class Level:
         self._deep = [(key, array.dtype, array.shape) for key, array in deep]
         self._flat = [(key, array.dtype) for key, array in flat]
         self._values = [(key, array.dtype, array.shape[1:]) for key, array in deep]
-        self._numbers = [(key, *_number_check(array.dtype)) for key, array in flat]
+        self._numbers = [(key, v.dtype.type, *_number_check(v.dtype)) for key, v in flat]
         self._takes_rows = all(isinstance(_flat_view(array), memoryview) for _, array in flat)
         # Where they go; small values have a width, that of their row in a flat view.
         self._targets = [(key, _flat_view(v) if v.ndim == 1 else v) for key, v in self._arrays]
@@ -129,9 +129,12 @@ class Level:
                     return False
                 if value.dtype is not dtype and value.dtype != dtype:
                     return False
-            for key, types, low, high in self._numbers:
+            for key, own, types, low, high in self._numbers:
                 value = row[key]
-                if type(value) not in types or not low <= value <= high:
+                # Comparing numpy's scalars takes 0.5 us; those of the column's type all fit.
+                if type(value) is not own and (
+                    type(value) not in types or not low <= value <= high
+                ):
                     return False
             for key, level in self._children:
                 value = row[key]
@@ -183,10 +186,10 @@ def _number_check(dtype: np.dtype[Any]) -> tuple[frozenset[type], Any, Any]:
     """Return the types, and the range, of the numbers that a column takes unconverted."""
     if dtype.kind in "iu":
         whole = np.iinfo(dtype)
-        return frozenset({int, np.int64, dtype.type}), int(whole.min), int(whole.max)
+        return frozenset({int, np.int64}), int(whole.min), int(whole.max)
     if dtype.kind == "f":
         widest = float(np.finfo(dtype).max)
-        return frozenset({int, float, np.float64, dtype.type}), -widest, widest
+        return frozenset({int, float, np.float64}), -widest, widest
     return frozenset({bool, np.bool_}), False, True
 
 
