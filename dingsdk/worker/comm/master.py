@@ -27,6 +27,7 @@ class Master:
         on_join: Called with each worker that joins.
         on_renew: Called with (worker_id) at every sign of life.
         on_lost: Called with (worker_id, reason) once per lost worker, after its tasks failed.
+        lease_s: What workers are told when they join; whoever made the master watches over it.
 
     Thread safety: every method may be called from any thread. Callbacks run on the thread
     that noticed, with no lock held.
@@ -40,8 +41,10 @@ class Master:
         on_join: Callable[[WorkerInfo], None],
         on_renew: Callable[[str], None],
         on_lost: Callable[[str, str], None],
+        lease_s: float | None = None,
     ) -> None:
         self._end = end
+        end.lease_s = lease_s
         self._condition = scheduler.condition()
         self._on_join, self._on_renew, self._on_lost = on_join, on_renew, on_lost
         self._workers: dict[str, WorkerInfo] = {}

@@ -63,6 +63,9 @@ class Job(ABC):
 class Scheduler(ABC):
     """Runs jobs and gives them what they need to wait for each other."""
 
+    is_cooperative = False
+    """Whether a job that does not wait keeps all others waiting."""
+
     @abstractmethod
     def spawn(self, function: Callable[[], None], name: str) -> Job:
         """Run ``function`` beside the caller. What it raises is kept in ``Job.error``."""

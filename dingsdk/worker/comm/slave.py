@@ -139,6 +139,8 @@ class Slave:
             answer = TaskAnswer(task.task_id, True, {} if result is None else result)
         except TaskFail as failure:
             answer = TaskAnswer(task.task_id, False, failure.facts["result"], str(failure))
+        except WorkerLostError:
+            raise  # no failure of the task: it is for another worker
         except Exception as error:
             _log.debug("task %s raised on %s", task.data.get("name"), worker_id, exc_info=True)
             answer = TaskAnswer(

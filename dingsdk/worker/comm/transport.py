@@ -89,6 +89,10 @@ class MasterListener(Protocol):
 class MasterEnd(ABC):
     """The coordinator's end of all connections."""
 
+    lease_s: float | None = None
+    """Set before ``open``: the silence, s, after which the master gives a worker up. Workers are
+    told when they join."""
+
     @abstractmethod
     def open(self, listener: MasterListener) -> str:
         """Accept workers from now on; return the address that they dial."""
@@ -112,6 +116,9 @@ class MasterEnd(ABC):
 
 class SlaveEnd(ABC):
     """A worker's end of its connection. One thread serves tasks; any may renew or answer."""
+
+    lease_s: float | None = None
+    """Since ``join``: the lease that the master grants, s; None where it does not say."""
 
     @abstractmethod
     def join(self, info: WorkerInfo, timeout_s: float) -> None:

@@ -9,12 +9,19 @@ from typing import Any
 
 import torch
 
-from dingsdk.errors import ClosedError, DingError, TaskFail
+from dingsdk.errors import ClosedError, DingError, TaskFail, WorkerLostError
 from dingsdk.worker.comm.scheduler import Job
 from dingsdk.worker.comm.slave import JOIN_TIMEOUT_S, Slave
 from dingsdk.worker.comm.transport import Role, Transport, WorkerInfo
 
 CLOSE_TIMEOUT_S = 5.0
+POLL_S = 1.0
+RENEWALS = 3
+"""Renewals in one lease, so that one or two may be late."""
+FENCE = 0.8
+"""Share of the lease without a renewal after which the job stops by itself."""
+RENEW_S = 1.0
+"""Interval of renewals where the master does not tell its lease."""
 ANSWER_WITHIN_S = 2.0
 """How long a task that waits for something to report waits before it says "nothing yet"."""
 
@@ -26,7 +33,9 @@ class WorkerRole:
 
     The lease is renewed while the job makes progress, while it waits in ``wait_for`` (it is
     not its fault then) and while there is none. A job that hangs elsewhere stops the
-    renewal after ``progress_timeout_s``, and the master gives the worker up.
+    renewal after ``progress_timeout_s``, and the master gives the worker up. One that goes on
+    after most of a lease without renewal (the host slept, the master cannot be reached) stops
+    by itself, before the master gives its task to another.
 
     Args:
         transport: What it is connected by.
@@ -45,7 +54,6 @@ class WorkerRole:
         tasks: Tasks,
         *,
         progress_timeout_s: float = 60.0,
-        renew_every_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.info = WorkerInfo(worker_id, role, {"cpu": os.cpu_count() or 1, "gpu": _gpu_count()})
@@ -57,14 +65,13 @@ class WorkerRole:
         self._transport = transport
         self._tasks = tasks
         self._progress_timeout_s = progress_timeout_s
-        self._renew_every_s = renew_every_s
         self._clock = clock
         self._slave: Slave | None = None
         self._job: Job | None = None
         self._progress = 0
         self._waiting = 0
         self._moved_at = clock()
-        self._renewed_at = -float("inf")
+        self._renewed_at = self._fenced_from = -float("inf")
         self._stop: Callable[[], None] = _nothing
         self._job_error: BaseException | None = None
         self.is_stopping = False
@@ -106,12 +113,13 @@ class WorkerRole:
     def renew(self) -> None:
         """Renew the lease, if the work is alive and it is time to."""
         now = self._clock()
-        if now - self._renewed_at < self._renew_every_s:
+        lease_s = self._end.lease_s
+        if now - self._renewed_at < (RENEW_S if lease_s is None else lease_s / RENEWALS):
             return
         is_idle = self._job is None or self._job.done or self._waiting > 0
         if is_idle or now - self._moved_at < self._progress_timeout_s:
-            self._renewed_at = now
             self._end.renew(self._progress)
+            self._renewed_at = self._fenced_from = now
 
     # The job -----------------------------------------------------------------------------------
     @property
@@ -132,6 +140,7 @@ class WorkerRole:
             raise TaskFail({"message": "busy"}, f"{self.info.worker_id} runs {self._job.name}")
         self.is_stopping = False
         self._job_error = None
+        self._fenced_from = self._clock()
         self.advance()
         self._stop = stop
         self._job = self.scheduler.spawn(self._noticed(run), name)
@@ -157,9 +166,23 @@ class WorkerRole:
             raise error
 
     def advance(self) -> None:
-        """Note that the job moved on; called once per round of its loop."""
+        """Note that the job moved on; called once per round of its loop.
+
+        Raises:
+            WorkerLostError: its lease was not renewed for too long; another may have its task.
+        """
         self._progress += 1
-        self._moved_at = self._clock()
+        self._moved_at = now = self._clock()
+        lease_s, silent_s = self._end.lease_s, now - self._fenced_from
+        # A cooperative job that took so long kept the master from noticing as well.
+        if lease_s is None or self.scheduler.is_cooperative or silent_s <= FENCE * lease_s:
+            return
+        if not self.is_stopping:
+            raise WorkerLostError(
+                f"{self.info.worker_id} could not renew its lease of {lease_s} s for "
+                f"{silent_s:.1f} s; it leaves its task to others",
+                worker_id=self.info.worker_id,
+            )
 
     def yield_turn(self) -> None:
         """Note progress and let others run."""
@@ -204,7 +227,7 @@ class WorkerRole:
             left = deadline - self._clock()
             if self.condition.wait_for(
                 lambda: predicate() or self.job_ended or self.is_stopping,
-                max(0.0, min(left, self._renew_every_s)),
+                max(0.0, min(left, POLL_S)),
             ):
                 return predicate()
             if left <= 0:

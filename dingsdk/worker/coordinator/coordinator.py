@@ -13,6 +13,7 @@ from dingsdk.errors import DingError, TaskFailedError
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.scheduler import Job
 from dingsdk.worker.comm.transport import Role, Transport, WorkerInfo
+from dingsdk.worker.comm.worker_role import RENEWALS
 from dingsdk.worker.coordinator.book import TaskBook
 from dingsdk.worker.coordinator.drive import drive_collector, drive_learner
 from dingsdk.worker.coordinator.experience import Experience
@@ -92,6 +93,7 @@ class Coordinator(Configurable):
             on_join=self._on_join,
             on_renew=self._on_renew,
             on_lost=self._on_lost,
+            lease_s=float(self.cfg["lease_s"]),
         )
         self._on_collecting = on_collecting
         self._on_evaluated = on_evaluated
@@ -104,7 +106,7 @@ class Coordinator(Configurable):
         self._jobs: list[Job] = []
         self._train_iter = 0
         self._learner_tasks = 0
-        self._swept_at = clock()
+        self._swept_at = self._looked_at = clock()
         self._has_news = False
         self._is_started = False
         self._is_closed = False
@@ -371,6 +373,11 @@ class Coordinator(Configurable):
         with self.condition:
             self.condition.wait_for(lambda: self._is_halted or self._has_news, TICK_S)
             self._has_news = False
+            now = self.clock()
+            stalled_s, self._looked_at = now - self._looked_at, now
+            if stalled_s > float(self.cfg["lease_s"]) / RENEWALS:
+                # This process was stopped, or another job held it up: renewals wait to be heard.
+                self._book.leases.postpone(stalled_s)
             silent = self._book.leases.expired()
         for worker_id in silent:
             self.master.lose(worker_id, f"silent for {self.cfg['lease_s']} s")

@@ -92,6 +92,7 @@ class Board:
         self.condition = scheduler.condition()
         self.check_wire = check_wire
         self.listener: MasterListener | None = None
+        self.lease_s: float | None = None
         self.mailboxes: dict[str, deque[TaskMessage]] = {}
         self.is_closed = False
 
@@ -122,7 +123,7 @@ class MemoryMasterEnd(MasterEnd):
 
     def open(self, listener: MasterListener) -> str:
         with self._board.condition:
-            self._board.listener = listener
+            self._board.listener, self._board.lease_s = listener, self.lease_s
             self._board.condition.notify_all()
         return ADDRESS
 
@@ -166,6 +167,7 @@ class MemorySlaveEnd(SlaveEnd):
         board.leave(info.worker_id, "replaced by a new incarnation")
         with board.condition:
             self._mailbox = board.mailboxes[info.worker_id] = deque()
+            self.lease_s = board.lease_s
         listener.worker_joined(replace(info, resource=board.carry(info.resource)))
 
     def next_task(self, timeout_s: float) -> TaskMessage | None:

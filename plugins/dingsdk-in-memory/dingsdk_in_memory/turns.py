@@ -95,6 +95,8 @@ class TurnJob(Job):
 class TurnScheduler(Scheduler):
     """Runs every job on one thread of its own, which starts with the first job."""
 
+    is_cooperative = True
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._new: deque[TurnJob] = deque()

@@ -21,6 +21,7 @@ class Cluster:
     """A coordinator and its transport, for workers to join by hand."""
 
     def __init__(self, tmp_path: Path, concurrency: str) -> None:
+        self.slept_s = 0.0
         sets = (
             f"system.transport.concurrency={concurrency}",
             "system.transport.check_wire=true",
@@ -28,7 +29,9 @@ class Cluster:
         )
         cfg = compile_run("cartpole-dqn", "parallel", "in_memory", sets, 0)
         self.transport = default_manager().create("transports", cfg.system.transport, tmp_path)
-        self.coordinator = Coordinator(cfg, self.transport)
+        self.coordinator = Coordinator(
+            cfg, self.transport, clock=lambda: time.monotonic() + self.slept_s
+        )
         self.address = self.coordinator.start()
 
     def collector_task(self) -> TaskState | None:
@@ -89,3 +92,20 @@ def test_task_is_not_blamed_for_workers_that_leave(cluster: Cluster) -> None:
     assert set(seen) == {(seen[0][0], 1)}
     assert cluster.coordinator.failure is None
     learner.close()
+
+
+def test_workers_are_not_blamed_for_silence_while_the_coordinator_slept(cluster: Cluster) -> None:
+    collector, learner = EndlessCollector(cluster.transport), NaiveLearner(cluster.transport)
+    learner.start(cluster.address)
+    collector.start(cluster.address)
+    cluster.expect(lambda: cluster.collector_task() is not None)
+    woke_at = cluster.coordinator.clock() + 3600.0
+    cluster.slept_s = 3600.0
+    for _ in range(2):  # what the first look finds is done by the second
+        cluster.expect(lambda woke_at=woke_at: cluster.coordinator._looked_at > woke_at)
+        woke_at = cluster.coordinator._looked_at
+
+    workers = cluster.coordinator.master.workers.values()
+    assert [(info.role, info.incarnation) for info in workers] == [("learner", 1), ("collector", 1)]
+    for worker in (collector, learner):
+        worker.close()

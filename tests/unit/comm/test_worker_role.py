@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from dingsdk.errors import WorkerLostError
 from dingsdk.plugins import default_manager
-from dingsdk.worker.comm import LEFT, Master
+from dingsdk.worker.comm import LEFT, Master, WorkerInfo
 from dingsdk.worker.comm.worker_role import WorkerRole
 
 PATIENCE_S = 20.0
@@ -23,21 +24,31 @@ class Bench:
     def __init__(self, tmp_path: Path) -> None:
         cfg = {"type": "in_memory", "concurrency": "threads"}
         self.transport = default_manager().create("transports", cfg, tmp_path)
+        self.joined: list[WorkerInfo] = []
+        self.renewed: list[str] = []
+        self.now = 1000.0
         self.master = Master(
             self.transport.master_end(),
             self.transport.scheduler,
-            on_join=lambda info: None,
-            on_renew=lambda worker_id: None,
+            on_join=self.joined.append,
+            on_renew=self.renewed.append,
             on_lost=lambda worker_id, reason: None,
+            lease_s=10.0,
         )
         self.address = self.master.start()
         self.roles: list[WorkerRole] = []
 
     def role(self, **tasks: Callable[[Mapping[str, Any]], Mapping[str, Any] | None]) -> WorkerRole:
-        made = WorkerRole(self.transport, "w0", "collector", tasks)
+        made = WorkerRole(self.transport, "w0", "collector", tasks, clock=lambda: self.now)
         made.start(self.address)
         self.roles.append(made)
         return made
+
+    def wait(self, predicate: Callable[[], bool]) -> None:
+        deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
+        while not predicate():
+            assert time.monotonic() < deadline
+            pause.wait(0.005)
 
     def close(self) -> None:
         for role in self.roles:
@@ -100,3 +111,57 @@ def test_close_cuts_a_task_off_instead_of_answering_that_its_job_ended(bench: Be
     with pytest.raises(WorkerLostError) as caught:
         task.value(PATIENCE_S)
     assert caught.value.reason == LEFT
+
+
+def test_lease_is_renewed_three_times_as_often_as_the_master_said(bench: Bench) -> None:
+    is_busy, go_on = threading.Event(), threading.Event()
+    role = bench.role(wait=lambda task: (is_busy.set(), go_on.wait(PATIENCE_S), None)[2])
+    task = bench.master.new_task("w0", {"name": "wait"}).start()
+    assert is_busy.wait(PATIENCE_S)  # the serving thread renews nothing now
+    role.renew()
+    bench.renewed.clear()
+
+    counts = []
+    for after_s in (3.3, 3.4, 6.7, 6.8):
+        bench.now = 1000.0 + after_s
+        role.renew()
+        counts.append(len(bench.renewed))
+    go_on.set()
+    task.value(PATIENCE_S)
+
+    assert counts == [0, 1, 1, 2]
+
+
+def test_job_stops_before_a_lease_that_is_not_renewed_ends(bench: Bench) -> None:
+    go_on, is_reporting = threading.Semaphore(0), threading.Event()
+    rounds: list[float] = []
+
+    def run() -> None:
+        while True:
+            assert go_on.acquire(timeout=PATIENCE_S)
+            role.advance()
+            rounds.append(bench.now)
+
+    def report(task: Mapping[str, Any]) -> None:
+        is_reporting.set()
+        bench.wait(lambda: role.job_ended)
+        role.raise_job_error()
+
+    role = bench.role(
+        start=lambda task: role.start_job(run, lambda: None, "job"),
+        report=report,
+    )
+    bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
+    task = bench.master.new_task("w0", {"name": "report"}).start()
+    assert is_reporting.wait(PATIENCE_S)
+    bench.now += 7.9
+    go_on.release()
+    bench.wait(lambda: rounds == [1007.9])
+    bench.now += 0.2
+    go_on.release()
+
+    with pytest.raises(WorkerLostError):
+        task.value(PATIENCE_S)
+    assert rounds == [1007.9]
+    bench.wait(lambda: len(bench.joined) == 2)  # free for other tasks
+    assert not role.has_job
