@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
 from _buffers import ours
-from _buffers.measure import Pace, Report, say, take_turns
-from _buffers.sections import FLOOR, OURS, SECTIONS, slowness
+from _buffers.measure import Entrant, Pace, Report, ratio, say, take_turns
+from _buffers.sections import FLOOR, OURS, SECTIONS, Section
 from _buffers.workloads import small
 
 CAPACITIES = (10_000, 100_000, 1_000_000, 10_000_000)
@@ -19,34 +20,38 @@ Curve = list[tuple[int, float, float]]
 def growth(capacities: Sequence[int], pace: Pace, plot_file: Path | None, report: Report) -> None:
     """Print microseconds per operation on small rows (and the floor's); plot them if asked."""
     say("growth W1: us per operation (bare numpy), by capacity")
-    say("  " + " " * 10 + "".join(f"{capacity:>22,}" for capacity in capacities))
+    say(" " * 12 + "".join(f"{capacity:>22,}" for capacity in capacities))
     curves: dict[str, Curve] = {}
     for name, section in SECTIONS.items():
-        cells = []
-        for capacity in capacities:
-            load = small(capacity)
-            try:
-                entrants = [section.floor(load), section.ours(load)]
-            except ours.NotBuiltError as error:
-                report.lacks(f"growth of {name}: not built ({error})")
-                break
-            seconds = take_turns(entrants, pace)
-            floor_us, ours_us = (statistics.median(seconds[who]) * 1e6 for who in (FLOOR, OURS))
-            report.figure(
-                "growth",
-                "W1",
-                name,
-                capacity=capacity,
-                us=ours_us,
-                floor_us=floor_us,
-                ratio=slowness(seconds),
-            )
-            curves.setdefault(name, []).append((capacity, floor_us, ours_us))
-            cells.append(f"{ours_us:12.2f} ({floor_us:7.2f})")
-        if cells:
-            say(f"  {name:<10}" + "".join(f"{cell:>22}" for cell in cells))
+        try:
+            curves[name] = _curve(name, section, capacities, pace, report)
+        except ours.NotBuiltError as error:
+            report.lacks(f"growth of {name}: not built ({error})")
+            continue
+        cells = (f"{ours_us:.2f} ({floor_us:.2f})" for _, floor_us, ours_us in curves[name])
+        say(f"  {name:<10}" + "".join(f"{cell:>22}" for cell in cells))
     if plot_file is not None:
         _plot(curves, plot_file)
+
+
+def _curve(
+    name: str, section: Section, capacities: Sequence[int], pace: Pace, report: Report
+) -> Curve:
+    # All capacities take turns, or the load of the moment would bend the curve.
+    entrants: list[Entrant] = []
+    for capacity in capacities:
+        load = small(capacity)
+        for who, entrant in ((FLOOR, section.floor(load)), (OURS, section.ours(load))):
+            entrants.append(dataclasses.replace(entrant, name=f"{who} {capacity}"))
+    seconds = take_turns(entrants, pace)
+    curve: Curve = []
+    for capacity in capacities:
+        floor_s, ours_s = (seconds[f"{who} {capacity}"] for who in (FLOOR, OURS))
+        floor_us, ours_us = (statistics.median(each) * 1e6 for each in (floor_s, ours_s))
+        facts = {"us": ours_us, "floor_us": floor_us, "ratio": ratio(ours_s, floor_s)}
+        report.figure("growth", "W1", name, capacity=capacity, **facts)
+        curve.append((capacity, floor_us, ours_us))
+    return curve
 
 
 def _plot(curves: dict[str, Curve], file: Path) -> None:

@@ -104,7 +104,9 @@ def operation(name: str, load: Workload, pace: Pace, with_peers: bool, report: R
         share = ratio(seconds[FLOOR], seconds[OURS])
         report.goal(name, load.name, "share of the floor's speed", share, limit, at_least=True)
     elif limit is not None:
-        report.goal(name, load.name, "time over the floor's", slowness(seconds), limit)
+        report.goal(
+            name, load.name, "time over the floor's", ratio(seconds[OURS], seconds[FLOOR]), limit
+        )
     if section.peer_goal is None or load.name != "W1":
         return
     if not rivals:
@@ -115,8 +117,3 @@ def operation(name: str, load: Workload, pace: Pace, with_peers: bool, report: R
     )
     share = ratio(seconds[OURS], seconds[best])
     report.goal(name, load.name, f"time over that of {best}", share, section.peer_goal)
-
-
-def slowness(seconds: Mapping[str, list[float]]) -> float:
-    """Return how many times the floor's time ours takes."""
-    return ratio(seconds[OURS], seconds[FLOOR])
