@@ -12,6 +12,7 @@ _BUFFER = f"{_WORKER}.replay_buffer"
 BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("buffers", "naive", f"{_BUFFER}.naive:NaiveReplayBuffer"),
     ("buffers", "elastic", f"{_BUFFER}.elastic:ElasticReplayBuffer"),
+    ("buffers", "episode", f"{_BUFFER}.episode:EpisodeReplayBuffer"),
     ("buffers", "sequence", f"{_BUFFER}.sequence:SequenceReplayBuffer"),
     ("storages", "array", f"{_BUFFER}.array_storage:ArrayStorage"),
     ("storages", "object", f"{_BUFFER}.storage:ObjectStorage"),

@@ -51,6 +51,7 @@ _HOMES = {
     "replay_buffer.base": ("IBuffer",),
     "replay_buffer.naive": ("NaiveReplayBuffer",),
     "replay_buffer.elastic": ("ElasticReplayBuffer",),
+    "replay_buffer.episode": ("EpisodeReplayBuffer",),
     "replay_buffer.sequence": ("SequenceReplayBuffer",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

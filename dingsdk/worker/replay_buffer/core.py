@@ -235,7 +235,8 @@ class BufferCore(IBuffer):
         if surplus > 0:
             # Rows that are overtaken within one push were in the buffer for no time at all.
             if self._listeners.active:
-                self._listeners.note(_own_copy(accepted[:surplus]), "overwritten")
+                overtaken = self._present(_own_copy(accepted[:surplus]))
+                self._listeners.note(overtaken, "overwritten")
             if self._sampler_listens:
                 self._sampler.on_skip(accepted[:surplus])
             accepted = accepted[surplus:]
@@ -269,8 +270,7 @@ class BufferCore(IBuffer):
             where = self._living(where)
         n = where.stop - where.start if isinstance(where, slice) else len(where)
         if self._listeners.active:
-            assert self._storage is not None
-            self._listeners.note(self._storage.take(where), reason)
+            self._listeners.note(self._take(where), reason)
         if self._sampler_listens:
             self._sampler.on_remove(where)
         self._left[reason] += n
@@ -301,7 +301,7 @@ class BufferCore(IBuffer):
     def _empty(self) -> None:
         count = self._count()
         if self._storage is not None and self._listeners.active:
-            self._listeners.note(self._contents(), "cleared")
+            self._listeners.note(self._present(self._contents()), "cleared")
         if self._parts.chooses_storage:
             self._storage = None
         elif self._storage is not None:
@@ -387,9 +387,13 @@ class BufferCore(IBuffer):
             self._monitor.report(self.stats())
         return batch
 
-    def _take(self, where: Any) -> Any:
+    def _take(self, where: Where) -> Rows:
         assert self._storage is not None
-        return self._storage.take(where)
+        return self._present(self._storage.take(where))
+
+    def _present(self, rows: Rows) -> Rows:
+        """Return rows that were taken out of the storage in the form in which they are given."""
+        return rows
 
     # Waiting and closing ------------------------------------------------------------------
     def _check_open(self) -> None:

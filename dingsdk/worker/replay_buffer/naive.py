@@ -90,7 +90,7 @@ class NaiveReplayBuffer(ReplayBuffer):
             else:
                 ranks = sampler.draw(len(ages), size, replace)
                 where = self._remover.by_age(ages.start + ages.step * ranks)
-            return cast("SampleBatch | list[Any]", self._take(where))
+            return self._take(where)
 
         return self._serve(size, timeout_s, can_serve, draw)
 
