@@ -66,7 +66,9 @@ class BufferBench:
         """
         buffer = self._make({"replay_buffer_size": CAPACITY, "seed": 0, **cfg})
         self._buffers.append(buffer)
-        self.push(buffer, *numbers)
+        # In pieces, so that more rows than the capacity leave the seam somewhere inside.
+        for start in range(0, len(numbers), 4):
+            self.push(buffer, *numbers[start : start + 4])
         return buffer
 
     def rows(self, *numbers: int) -> list[Any]:

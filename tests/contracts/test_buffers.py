@@ -33,3 +33,25 @@ class TestNaiveOverArrays(Contract):
 class TestNaiveOverObjects(Contract):
     storage = "object"
     capabilities = ROWS | {"objects"}
+
+
+class TestElasticOverArrays(Contract):
+    kind = "elastic"
+    capabilities = BASE | {"columns", "distinct", "elastic"}
+
+
+class TestElasticOverObjects(Contract):
+    kind = "elastic"
+    storage = "object"
+    capabilities = BASE | {"objects", "distinct", "elastic"}
+
+
+class TestSequenceOverArrays(Contract):
+    kind = "sequence"
+    capabilities = BASE | {"columns", "sequences"}
+
+
+class TestSequenceOverObjects(Contract):
+    kind = "sequence"
+    storage = "object"
+    capabilities = BASE | {"objects", "sequences"}

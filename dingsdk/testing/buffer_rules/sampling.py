@@ -102,7 +102,7 @@ def rule_17_rows_of_a_batch_are_distinct(bench: BufferBench) -> None:
 def rule_18_rows_are_drawn_alike(bench: BufferBench) -> None:
     """Each row is as likely as any other, with and without replacement, and so is each pair."""
     buffer = bench.buffer(*range(CAPACITY + 3))
-    times = 900
+    times = 500
     for size, options in ((1, {}), (2, {}), (CAPACITY - 1, {}), (3, {"replace": True})):
         counts: Counter[int] = Counter()
         for _ in range(times):
