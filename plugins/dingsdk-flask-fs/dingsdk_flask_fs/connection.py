@@ -18,6 +18,7 @@ from typing import Any
 
 from urllib3.connection import HTTPConnection
 from urllib3.exceptions import HTTPError
+from urllib3.util.response import assert_header_parsing
 
 from dingsdk_flask_fs.auth import MAC_HEADER, SKEW_S, Signer
 
@@ -145,10 +146,19 @@ class Connection:
         return answer.status, answer.headers, answer.read()
 
 
+class _WholeHead(http.client.HTTPResponse):
+    """Refuses headers that were cut off, which urllib3 otherwise logs at length and goes on."""
+
+    def begin(self) -> None:
+        super().begin()
+        assert_header_parsing(self.msg)
+
+
 class _Link(HTTPConnection):
     """urllib3's connection on a socket with one deadline for all that it does."""
 
     sock: Any
+    response_class = _WholeHead
 
     def _new_conn(self) -> socket.socket:
         return _DeadlineSocket(fileno=super()._new_conn().detach())

@@ -6,6 +6,7 @@ import ipaddress
 import logging
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,9 @@ from dingsdk_flask_fs.throttle import Throttle
 _log = logging.getLogger(__name__)
 
 MIN_FREE_THREADS = 4
+TELL_S = 1.5
+"""How long a closing master waits for workers to ask; between two tasks one asks at once, and
+while it has one at every renewal, once a second."""
 
 
 class HttpMasterEnd(MasterEnd):
@@ -103,8 +107,12 @@ class HttpMasterEnd(MasterEnd):
                 return
             self._is_closed = True
             switchboard, server = self._switchboard, self._server
+        deadline = time.monotonic() + timeout_s
         if switchboard is not None:
+            # Whoever is not told has to take the silence for a master that may come back.
             switchboard.close()
+            switchboard.wait_told(min(TELL_S, timeout_s / 2))
+        timeout_s = max(0.1, deadline - time.monotonic())
         if server is not None and not server.close(timeout_s):
             _log.warning("the http server did not end within %.1f s", timeout_s)
 

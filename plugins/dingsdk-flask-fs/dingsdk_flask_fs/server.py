@@ -12,6 +12,7 @@ from typing import Any
 
 from waitress import wasyncore  # type: ignore[import-untyped]
 from waitress.adjustments import Adjustments  # type: ignore[import-untyped]
+from waitress.channel import HTTPChannel  # type: ignore[import-untyped]
 from waitress.server import TcpWSGIServer  # type: ignore[import-untyped]
 from waitress.task import ThreadedTaskDispatcher  # type: ignore[import-untyped]
 
@@ -21,6 +22,8 @@ _log = logging.getLogger(__name__)
 
 HEADER_BYTES = 16 << 10
 BACKLOG = 512
+FLUSH_S = 0.5
+"""How long the last answers may take to leave, once the requests are served."""
 
 
 class HttpServer:
@@ -67,6 +70,7 @@ class HttpServer:
         self._lock = threading.Lock()
         self._is_closed = False
         self._is_stopped = False
+        self._flush_until = 0.0
 
     def start(self, app: Callable[..., Any]) -> None:
         """Serve ``app`` from now on."""
@@ -97,6 +101,7 @@ class HttpServer:
             self._socket.close()
             return True
         ended = self._dispatcher.end(deadline)
+        self._flush_until = min(deadline, time.monotonic() + FLUSH_S)
         self._is_stopped = True
         # The loop may end by itself now, but closes nothing: the trigger is still ours.
         self._server.pull_trigger()
@@ -107,11 +112,18 @@ class HttpServer:
         return ended
 
     def _run(self) -> None:
-        while not self._is_stopped:
+        while not self._is_stopped or self._has_unsent():
+            timeout_s = 0.1 if self._is_stopped else 1.0
             try:
-                wasyncore.loop(timeout=1.0, use_poll=True, map=self._map, count=1)
+                wasyncore.loop(timeout=timeout_s, use_poll=True, map=self._map, count=1)
             except Exception:
                 _log.exception("the http server's loop goes on after an error")
+
+    def _has_unsent(self) -> bool:
+        """Whether answers that were given wait to be sent, and may still wait."""
+        channels = [each for each in self._map.values() if isinstance(each, HTTPChannel)]
+        is_waiting = any(channel.total_outbufs_len > 0 for channel in channels)
+        return is_waiting and time.monotonic() < self._flush_until
 
 
 class _Dispatcher(ThreadedTaskDispatcher):  # type: ignore[misc]

@@ -40,7 +40,7 @@ PREFETCH = 64
 LINGER_S = 0.001
 """How long an answer waits for company, or for the next request to take it along."""
 MARGIN_S = 2.0
-"""How much longer than its wait a request for tasks may take."""
+"""How much longer than its wait a request for tasks may take, at most."""
 BACKOFF_S = (0.05, 2.0)
 
 
@@ -56,8 +56,11 @@ class HttpSlaveEnd(SlaveEnd):
         port: Its port.
         find_secret: Returns the run's secret, None while there is none yet.
         max_bytes: The largest message.
-        request_timeout_s: Longest wait for an answer that is due at once.
-        lost_after_s: Silence after which the master counts as lost.
+        request_timeout_s: Longest wait for an answer that is due at once; half of
+            ``lost_after_s`` where that is less.
+        lost_after_s: Silence after which the master counts as lost: no request that was sent
+            since was answered. Every wait derives from it, so that one lost reply is never
+            such a silence.
     """
 
     def __init__(
@@ -73,7 +76,9 @@ class HttpSlaveEnd(SlaveEnd):
         self._where = f"{host}:{port}"
         self._find_secret = find_secret
         self._max_bytes = max_bytes
-        self._request_timeout_s = request_timeout_s
+        self._request_timeout_s = min(request_timeout_s, lost_after_s / 2)
+        self._longest_poll_s = min(MAX_WAIT_S, lost_after_s / 3)
+        self._margin_s = min(MARGIN_S, lost_after_s / 3)
         self._lost_after_s = lost_after_s
         self._asks = Connection(host, port, max_bytes)
         self._reports = Connection(host, port, max_bytes)
@@ -93,7 +98,8 @@ class HttpSlaveEnd(SlaveEnd):
         self._answers: deque[tuple[int, bytes]] = deque()
         self._last_answer = 0
         self._carried = 0
-        self._heard_at = 0.0
+        self._silent_since: float | None = None
+        """When the first request was sent of those that have had no answer."""
 
     # Life ----------------------------------------------------------------------------------
     def join(self, info: WorkerInfo, timeout_s: float) -> None:
@@ -140,7 +146,7 @@ class HttpSlaveEnd(SlaveEnd):
             self._tasks.clear()
             self._answers.clear()
             self._last_task = self._last_answer = self._carried = 0
-            self._heard_at = time.monotonic()
+            self._silent_since = None
             if self._is_closed:
                 raise self._closed()
             if self._sender is None:
@@ -174,7 +180,7 @@ class HttpSlaveEnd(SlaveEnd):
                 self._check()
                 if self._tasks:
                     return self._tasks.popleft()
-            wait_s = min(max(0.0, deadline - time.monotonic()), MAX_WAIT_S)
+            wait_s = min(max(0.0, deadline - time.monotonic()), self._longest_poll_s)
             try:
                 self._turn(wait_s)
             except LinkError as error:
@@ -221,7 +227,7 @@ class HttpSlaveEnd(SlaveEnd):
             PREFETCH,
             wait_s,
         )
-        deadline = time.monotonic() + wait_s + MARGIN_S
+        deadline = time.monotonic() + wait_s + self._margin_s
         reply = self._ask(self._asks, "turn", body, inc, deadline)
         tasks = [decode_task(each) for each in field(reply, "tasks", list)]
         with self._condition:
@@ -235,7 +241,7 @@ class HttpSlaveEnd(SlaveEnd):
 
     def _report(self, kind: str, fields: str, inc: int) -> None:
         """Send what is unconfirmed, trying until the master counts as lost."""
-        tries, deadline = 0, time.monotonic() + self._lost_after_s
+        tries, started = 0, time.monotonic()
         while True:
             with self._condition:
                 if self._inc != inc:
@@ -244,11 +250,11 @@ class HttpSlaveEnd(SlaveEnd):
                 answers = self._unconfirmed()
             body = b'{%s"answers":[%s]}' % (fields.encode(), b",".join(answers))
             try:
-                limit = min(deadline, time.monotonic() + self._request_timeout_s)
+                limit = time.monotonic() + self._request_timeout_s
                 reply = self._ask(self._reports, kind, body, inc, limit)
             except LinkError as error:
-                self._note_silence(error)
-                self._pause(tries, deadline)
+                self._note_silence(error, started)
+                self._pause(tries, started + self._lost_after_s)
                 tries += 1
                 continue
             with self._condition:
@@ -286,14 +292,19 @@ class HttpSlaveEnd(SlaveEnd):
     def _ask(
         self, link: Connection, kind: str, body: bytes, inc: int, deadline: float
     ) -> dict[str, Any]:
+        started = time.monotonic()
         with self._condition:
             request = self._request(kind, inc)
         try:
             answer = self._ask_once(link, request, body, deadline)
+        except LinkError:
+            if self._silent_since is None:
+                self._silent_since = started
+            raise
         except (WorkerLostError, ClosedError) as error:
             self._note(error, inc)
             raise
-        self._heard_at = time.monotonic()
+        self._silent_since = None
         return answer
 
     def _ask_once(
@@ -359,8 +370,10 @@ class HttpSlaveEnd(SlaveEnd):
                 self._gone = error
                 self._condition.notify_all()
 
-    def _note_silence(self, error: LinkError) -> None:
-        silent_s = time.monotonic() - self._heard_at
+    def _note_silence(self, error: LinkError, since: float | None = None) -> None:
+        """Raise WorkerLostError where all failed for too long, or the caller alone ``since``."""
+        now = time.monotonic()
+        silent_s = now - min(self._silent_since or now, since or now)
         if silent_s >= self._lost_after_s:
             lost = WorkerLostError(
                 f"no sign of the master at {self._where} for {silent_s:.1f} s: {error}",

@@ -49,6 +49,8 @@ class Switchboard:
         self._incs = itertools.count(1)
         self._listener: MasterListener | None = None
         self._is_closed = False
+        self._untold: set[tuple[str, int]] = set()
+        self._told_all = threading.Condition(self._lock)
         self._handlers: Mapping[str, Callable[[Request], bytes]] = {
             "join": self._join,
             "turn": self._turn,
@@ -70,7 +72,7 @@ class Switchboard:
             ClosedError: this master ends.
         """
         if self._is_closed:
-            raise ClosedError("the run is over", what="master")
+            raise self._over(request)
         if request.run != self.run or request.epoch != self.epoch:
             raise self._stale(request, f"this is epoch {self.epoch} of run {self.run}")
         return self._handlers[request.type](request)
@@ -96,12 +98,19 @@ class Switchboard:
             self._told().worker_left(worker_id, reason)
 
     def close(self) -> None:
-        self._is_closed = True
+        """End all waits; whoever asks from now on is told that the run is over."""
         with self._lock:
             mailboxes = list(self._mailboxes.values())
             self._mailboxes.clear()
+            self._untold |= {(each.worker_id, each.inc) for each in mailboxes}
+            self._is_closed = True
         for mailbox in mailboxes:
             mailbox.close()
+
+    def wait_told(self, timeout_s: float) -> bool:
+        """Wait until every worker that was joined at the close has been told so."""
+        with self._lock:
+            return self._told_all.wait_for(lambda: not self._untold, timeout_s)
 
     # Requests ------------------------------------------------------------------------------------
     def _join(self, request: Request) -> bytes:
@@ -185,7 +194,7 @@ class Switchboard:
 
     def _check(self, request: Request, mailbox: Mailbox) -> None:
         if self._is_closed:
-            raise ClosedError("the run is over", what="master")
+            raise self._over(request)
         if mailbox.is_closed:
             raise self._stale(request, "the master gave this incarnation up")
 
@@ -199,6 +208,12 @@ class Switchboard:
             if self._listener is None:
                 raise ClosedError("this master is not open", what="master")
             return self._listener
+
+    def _over(self, request: Request) -> ClosedError:
+        with self._lock:
+            self._untold.discard((request.worker, request.inc))
+            self._told_all.notify_all()
+        return ClosedError("the run is over", what="master")
 
     def _stale(self, request: Request, why: str) -> StaleEpochError:
         return StaleEpochError(

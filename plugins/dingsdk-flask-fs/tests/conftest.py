@@ -16,6 +16,8 @@ from dingsdk_flask_fs.transport import FlaskFSTransport, parse_address
 
 from dingsdk.worker.comm import TaskAnswer, WorkerInfo
 
+from .network import Proxy
+
 SECRET = "0123456789abcdef" * 2
 GRACE_S = 5.0
 
@@ -183,11 +185,22 @@ class Served:
 
 
 @pytest.fixture
-def served(transport: FlaskFSTransport, monkeypatch: pytest.MonkeyPatch) -> Served:
+def served(transport: FlaskFSTransport, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     monkeypatch.setenv("DINGSDK_SECRET", SECRET)
-    return Served(transport)
+    made = Served(transport)
+    yield made
+    # Peers go without a word, and a master waits a while for those it thinks are there.
+    for (worker_id,) in made.listener.of("joined"):
+        made.end.abandon_worker(worker_id)
 
 
 @pytest.fixture
 def answer_item() -> Callable[..., dict[str, Any]]:
     return an_answer
+
+
+@pytest.fixture
+def proxy(served: Served) -> Iterator[Proxy]:
+    made = Proxy(served.port)
+    yield made
+    made.close()

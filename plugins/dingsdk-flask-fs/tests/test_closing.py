@@ -1,0 +1,157 @@
+"""Closing at any moment: it ends in time, wakes whoever waits, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from dingsdk_flask_fs.transport import FlaskFSTransport
+
+from dingsdk.errors import ClosedError
+from dingsdk.worker.comm import TaskMessage, WorkerInfo
+
+from .conftest import SECRET, Served, open_sockets
+from .network import Proxy
+
+
+def test_close_wakes_whoever_waits(served: Served) -> None:
+    end = served.slave()
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            end.next_task(20.0)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    served.listener.expect(lambda events: ("joined", "w0") in events)
+    started = time.monotonic()
+    closers = [threading.Thread(target=end.close) for _ in range(8)]
+    for closer in closers:
+        closer.start()
+    for each in (*closers, thread):
+        each.join(5.0)
+        assert not each.is_alive()
+    assert time.monotonic() - started < 2.0
+    assert [type(error) for error in raised] == [ClosedError]
+    served.listener.expect(lambda events: ("left", "w0", "it left") in events)
+    for call in (lambda: end.next_task(1.0), lambda: end.renew(1)):
+        with pytest.raises(ClosedError):
+            call()
+
+
+def test_close_ends_a_join_that_finds_no_master(transport: FlaskFSTransport) -> None:
+    end = transport.slave_end("http://127.0.0.1:9")
+    timer = threading.Timer(0.2, end.close)
+    timer.start()
+    started = time.monotonic()
+    with pytest.raises(ClosedError):
+        end.join(WorkerInfo("w0", "collector"), 30.0)
+    assert time.monotonic() - started < 3.0
+    timer.join()
+
+
+def test_close_returns_while_a_silent_peer_holds_a_renewal(
+    served: Served, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = served.slave(address=proxy.address)
+    served.end._server._is_stopped = True  # the master's loop stands still from here on
+    served.end._server._server.pull_trigger()
+    served.end._server._loop.join(5.0)
+    raised: list[BaseException] = []
+
+    def renew() -> None:
+        try:
+            end.renew(1)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    threading.Event().wait(0.2)
+    started = time.monotonic()
+    end.close()
+    thread.join(5.0)
+    assert time.monotonic() - started < 5.0
+    assert [type(error) for error in raised] == [ClosedError]
+
+
+def test_master_closed_while_workers_wait_ends_their_wait(served: Served) -> None:
+    end = served.slave()
+    timer = threading.Timer(0.2, served.end.close)
+    timer.start()
+    started = time.monotonic()
+    with pytest.raises(ClosedError):
+        end.next_task(20.0)
+    assert time.monotonic() - started < 5.0
+    timer.join()
+    served.end.close()
+    end.close()
+
+
+def test_closing_master_tells_every_worker_at_once(served: Served) -> None:
+    ends = [served.slave(f"w{n}") for n in range(5)]  # as many as may wait, and one that may not
+    told: dict[int, BaseException] = {}
+
+    def wait(number: int) -> None:
+        try:
+            while True:
+                ends[number].next_task(20.0)
+        except Exception as error:
+            told[number] = error
+
+    threads = [threading.Thread(target=wait, args=(n,)) for n in range(len(ends))]
+    for thread in threads:
+        thread.start()
+    started = time.monotonic()
+    served.end.close()
+    assert time.monotonic() - started < 1.4  # it waited for no one
+    for thread in threads:
+        thread.join(1.0)
+    assert [type(told.get(n)) for n in range(len(ends))] == [ClosedError] * len(ends)
+    for end in ends:
+        end.close()
+
+
+def test_worker_that_is_busy_while_its_master_closes_is_told_when_it_asks(served: Served) -> None:
+    end = served.slave()
+    closer = threading.Thread(target=served.end.close)
+    closer.start()
+    threading.Event().wait(0.3)
+    with pytest.raises(ClosedError):
+        end.renew(1)
+    closer.join(1.0)
+    assert not closer.is_alive()  # nobody else has to be told
+    end.close()
+
+
+def test_master_does_not_wait_long_for_a_worker_that_died(served: Served) -> None:
+    served.peer().join()
+    started = time.monotonic()
+    served.end.close()
+    assert time.monotonic() - started < 4.0
+
+
+def test_many_starts_and_stops_leave_no_thread_port_or_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DINGSDK_SECRET", SECRET)
+    counts = []
+    for _ in range(20):
+        transport = FlaskFSTransport({}, tmp_path / "run")
+        served = Served(transport)
+        ends = [served.slave(f"w{n}") for n in range(2)]
+        served.end.send("w1", TaskMessage("t1", {}))
+        assert ends[1].next_task(5.0).task_id == "t1"
+        transport.close()
+        files = sum(path.is_file() for path in tmp_path.rglob("*"))
+        counts.append((threading.active_count(), open_sockets(), files, _descriptors()))
+    assert counts == [counts[0]] * 20
+
+
+def _descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))

@@ -1,0 +1,113 @@
+"""Peers that are no master: they hang, drip, cut, pose and redirect."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from dingsdk_flask_fs.auth import Signer
+from dingsdk_flask_fs.connection import Connection, LinkError
+from dingsdk_flask_fs.secret import Secret
+from dingsdk_flask_fs.transport import FlaskFSTransport, parse_address
+
+from dingsdk.errors import AuthError, WorkerLostError
+from dingsdk.worker.comm import WorkerInfo
+
+from .conftest import SECRET, Served
+from .network import IMPOSTORS, Impostor
+
+
+@pytest.fixture(params=IMPOSTORS, ids=lambda behaviour: behaviour.__name__)
+def impostor(request: pytest.FixtureRequest) -> Iterator[Impostor]:
+    made = Impostor(request.param)
+    yield made
+    made.close()
+
+
+def test_no_peer_keeps_a_join_beyond_its_deadline(
+    transport: FlaskFSTransport, impostor: Impostor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DINGSDK_SECRET", SECRET)
+    end = transport.slave_end(impostor.address)
+    started = time.monotonic()
+    with pytest.raises(WorkerLostError):
+        end.join(WorkerInfo("w0", "collector"), 0.5)
+    assert time.monotonic() - started < 3.0
+    end.close()
+
+
+@pytest.mark.parametrize("answer", [b'HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"inc":1}'])
+def test_answer_that_is_not_signed_is_not_believed(
+    transport: FlaskFSTransport, monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    monkeypatch.setenv("DINGSDK_SECRET", SECRET)
+
+    def pose(link: socket.socket, over: threading.Event) -> None:
+        link.recv(65536)
+        link.sendall(answer)
+
+    impostor = Impostor(pose)
+    end = transport.slave_end(impostor.address)
+    with pytest.raises(AuthError, match="did not sign"):
+        end.join(WorkerInfo("w0", "collector"), 5.0)
+    impostor.close()
+
+
+def test_headers_that_are_cut_off_are_an_error_and_no_noise(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def cut(link: socket.socket, over: threading.Event) -> None:
+        link.recv(65536)
+        link.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX-Ding-M")
+
+    impostor = Impostor(cut)
+    signer = Signer(Secret(SECRET.encode(), source="test", is_explicit=True))
+    link = Connection(*parse_address(impostor.address), max_bytes=1 << 20)
+    with pytest.raises(LinkError, match="MissingHeaderBodySeparator"):
+        link.post("/v1/join", b"{}", signer, time.monotonic() + 5.0)
+    link.close()
+    impostor.close()
+    assert caplog.records == []
+
+
+def test_redirect_is_not_followed(
+    transport: FlaskFSTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DINGSDK_SECRET", SECRET)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    trap = socket.create_server(("127.0.0.1", 0))
+    target = f"http://127.0.0.1:{trap.getsockname()[1]}/v1/join".encode()
+
+    def redirect(link: socket.socket, over: threading.Event) -> None:
+        link.recv(65536)
+        link.sendall(
+            b"HTTP/1.1 307 Moved\r\nLocation: " + target + b"\r\nContent-Length: 0\r\n\r\n"
+        )
+
+    impostor = Impostor(redirect)
+    end = transport.slave_end(impostor.address)
+    with pytest.raises(AuthError):
+        end.join(WorkerInfo("w0", "collector"), 5.0)
+    trap.settimeout(0.1)
+    with pytest.raises(TimeoutError):
+        trap.accept()
+    trap.close()
+    impostor.close()
+
+
+def test_hanging_and_dripping_clients_do_not_hold_up_others(served: Served) -> None:
+    links = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(50)]
+    for n, link in enumerate(links):
+        link.sendall(b"POST /v1/join HTTP/1.1\r\nContent-Length: 1000\r\n"[: 10 + n])
+    end = served.slave()
+    started = time.monotonic()
+    for n in range(50):
+        end.renew(n)
+    assert time.monotonic() - started < 5.0
+    end.close()
+    for link in links:
+        link.close()

@@ -1,0 +1,93 @@
+"""One lost reply is no lost master; silence is, and it ends every call in time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dingsdk_flask_fs.transport import FlaskFSTransport
+
+from dingsdk.errors import ClosedError, WorkerLostError
+from dingsdk.testing import Fault, FaultProxy
+from dingsdk.worker.comm import TaskMessage
+
+from .conftest import Served
+from .network import Proxy
+
+LOST_AFTER_S = 0.9
+JOIN = [Fault.PASS, Fault.PASS]
+"""A join takes two requests: the first learns the epoch."""
+
+
+@pytest.fixture
+def transport(tmp_path: Path) -> Iterator[FlaskFSTransport]:
+    made = FlaskFSTransport({"threads": 8, "lost_after_s": LOST_AFTER_S}, tmp_path / "run")
+    yield made
+    made.close()
+
+
+def test_one_lost_reply_to_a_long_poll_is_no_lost_master(served: Served) -> None:
+    with FaultProxy(served.address, [*JOIN, Fault.SWALLOW]) as proxy:
+        end = served.slave(address=proxy.address)
+        assert end.next_task(1.5 * LOST_AFTER_S) is None
+        served.end.send("w0", TaskMessage("t1", {}))
+        assert end.next_task(5.0).task_id == "t1"
+        end.close()
+    assert served.listener.of("joined") == [("w0",)]
+
+
+def test_one_lost_reply_to_a_renewal_is_no_lost_master(served: Served) -> None:
+    with FaultProxy(served.address, [*JOIN, Fault.SWALLOW]) as proxy:
+        end = served.slave(address=proxy.address)
+        end.renew(1)
+        assert ("w0", 1) in served.listener.of("renewed")
+        end.close()
+
+
+def test_time_in_which_nothing_was_asked_is_no_silence(served: Served) -> None:
+    with FaultProxy(served.address, [*JOIN, Fault.LOSE_REPLY]) as proxy:
+        end = served.slave(address=proxy.address)
+        threading.Event().wait(1.2 * LOST_AFTER_S)  # a task that takes its time
+        assert end.next_task(0.2) is None
+        end.close()
+
+
+def test_silence_is_a_lost_master(served: Served) -> None:
+    with FaultProxy(served.address) as proxy:
+        end = served.slave(address=proxy.address)
+        proxy.silence()
+        started = time.monotonic()
+        with pytest.raises(WorkerLostError, match="no sign of the master"):
+            end.next_task(20.0)
+        assert LOST_AFTER_S <= time.monotonic() - started < 4 * LOST_AFTER_S
+        end.close()
+
+
+def test_renewal_that_never_gets_through_ends_though_polls_do(served: Served) -> None:
+    proxy = Proxy(served.port)
+    end = served.slave(address=proxy.address)
+    proxy.swallow = [b"/v1/renew"] * 1000
+    raised: list[Any] = []
+
+    def poll() -> None:
+        try:
+            while True:
+                end.next_task(0.1)
+        except (WorkerLostError, ClosedError) as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    started = time.monotonic()
+    with pytest.raises(WorkerLostError):
+        end.renew(1)
+    assert time.monotonic() - started < 5 * LOST_AFTER_S
+    assert len(proxy.swallowed) < 100  # it pauses between two tries
+    thread.join(5.0)
+    assert [type(error) for error in raised] == [WorkerLostError]
+    end.close()
+    proxy.close()
