@@ -1,0 +1,205 @@
+"""Defects of messages: joining, tasks, answers, renewals, and who may still speak."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from dingsdk_in_memory.transport import (
+    Board,
+    MemoryMasterEnd,
+    MemorySlaveEnd,
+)
+
+from dingsdk.errors import ProtocolError, WorkerLostError
+from dingsdk.worker.comm import MasterListener, TaskAnswer, TaskMessage, WorkerInfo
+
+from .transport_mutant import mutant
+
+
+class Meddler:
+    """Stands before the listener; passes everything on."""
+
+    def __init__(self, listener: MasterListener) -> None:
+        self.listener = listener
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.listener, name)
+
+
+@mutant(1)
+class ForgetsTheRole(MemoryMasterEnd):
+    def open(self, listener: MasterListener) -> str:
+        class Forgetful(Meddler):
+            def worker_joined(self, info: WorkerInfo) -> None:
+                self.listener.worker_joined(replace(info, role="collector"))
+
+        return super().open(Forgetful(listener))
+
+
+@mutant(1, 15)
+class AnnouncesTwice(MemoryMasterEnd):
+    def open(self, listener: MasterListener) -> str:
+        class Twice(Meddler):
+            def worker_joined(self, info: WorkerInfo) -> None:
+                self.listener.worker_joined(info)
+                self.listener.worker_joined(info)
+
+        return super().open(Twice(listener))
+
+
+@mutant(2, 11)
+class NewestTaskFirst(MemorySlaveEnd):
+    def next_task(self, timeout_s: float) -> TaskMessage | None:
+        if self._mailbox is not None and len(self._mailbox) == 10:
+            self._mailbox.rotate(1)
+        return super().next_task(timeout_s)
+
+
+@mutant(2, 11)
+class DeliversTheTenthTwice(MemorySlaveEnd):
+    def next_task(self, timeout_s: float) -> TaskMessage | None:
+        if self._mailbox is not None and len(self._mailbox) == 10:
+            self._mailbox.appendleft(self._mailbox[0])
+        return super().next_task(timeout_s)
+
+
+@mutant(3, 11)
+class LooksForTasksAtTheDeadline(MemorySlaveEnd):
+    def next_task(self, timeout_s: float) -> TaskMessage | None:
+        with self._board.condition:
+            if not self._mailbox:
+                self._board.condition.wait_for(lambda: self._shut or self._is_dropped, timeout_s)
+        return super().next_task(0.0)
+
+
+@mutant(4, 11)
+class SendsToAll(MemoryMasterEnd):
+    def send(self, worker_id: str, task: TaskMessage) -> None:
+        super().send(worker_id, task)
+        others = [name for name in self._board.mailboxes if name != worker_id]
+        if len(others) > 2:
+            super().send(others[0], task)
+
+
+@mutant(5, 11)
+class SwapsTwoAnswers(MemorySlaveEnd):
+    held: TaskAnswer | None = None
+    count = 0
+
+    def answer(self, answer: TaskAnswer) -> None:
+        self.count += 1
+        if self.count == 7:
+            self.held = answer
+            return
+        super().answer(answer)
+        if self.held is not None:
+            super().answer(self.held)
+            self.held = None
+
+
+@mutant(6)
+class KeepsTheTraceback(MemorySlaveEnd):
+    def answer(self, answer: TaskAnswer) -> None:
+        super().answer(replace(answer, traceback=""))
+
+
+@mutant(7)
+class CountsIn32Bits(MemorySlaveEnd):
+    def renew(self, progress: int) -> None:
+        super().renew(progress & 0xFFFFFFFF)
+
+
+@mutant(8)
+class SendsByReference(Board):
+    def carry(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        super().carry(data)
+        return data
+
+
+@mutant(9)
+class SendsAnything(Board):
+    def carry(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        try:
+            return super().carry(data)
+        except ProtocolError:
+            return data
+
+
+@mutant(10, 12, 16)
+class SendsIntoTheVoid(MemoryMasterEnd):
+    def send(self, worker_id: str, task: TaskMessage) -> None:
+        if worker_id in self._board.mailboxes:
+            super().send(worker_id, task)
+
+
+@mutant(11)
+class DeafToTheSixth(MemoryMasterEnd):
+    def open(self, listener: MasterListener) -> str:
+        class Deaf(Meddler):
+            def worker_renewed(self, worker_id: str, progress: int) -> None:
+                if worker_id != "w5":
+                    self.listener.worker_renewed(worker_id, progress)
+
+        return super().open(Deaf(listener))
+
+
+@mutant(12)
+class DropsInSilence(MemoryMasterEnd):
+    def drop(self, worker_id: str, reason: str) -> None:
+        with self._board.condition:
+            self._board.mailboxes.pop(worker_id, None)
+
+
+@mutant(13, 15)
+class TakesLateAnswers(MemorySlaveEnd):
+    def answer(self, answer: TaskAnswer) -> None:
+        try:
+            super().answer(answer)
+        except WorkerLostError:
+            if self._board.listener is not None:
+                self._board.listener.task_answered(self._worker_id, answer)
+            raise
+
+
+@mutant(14)
+class KeepsOldTasks(MemoryMasterEnd):
+    def drop(self, worker_id: str, reason: str) -> None:
+        kept = self._board.mailboxes.get(worker_id)
+        super().drop(worker_id, reason)
+        if kept:
+            self._board.kept = {worker_id: kept}  # type: ignore[attr-defined]
+
+    def send(self, worker_id: str, task: TaskMessage) -> None:
+        kept: dict[str, deque[TaskMessage]] = getattr(self._board, "kept", {})
+        for old in kept.pop(worker_id, ()):
+            super().send(worker_id, old)
+        super().send(worker_id, task)
+
+
+@mutant(15)
+class ReplacesInSilence(MemorySlaveEnd):
+    def join(self, info: WorkerInfo, timeout_s: float) -> None:
+        with self._board.condition:
+            self._board.mailboxes.pop(info.worker_id, None)
+        super().join(info, timeout_s)
+
+
+@mutant(15)
+class ClosesTheNewOneToo(MemorySlaveEnd):
+    def close(self, timeout_s: float = 5.0) -> None:
+        if not self._is_closed and self._is_dropped:
+            self._board.leave(self._worker_id, "it left")
+        super().close(timeout_s)
+
+
+@mutant(16)
+class LeavesInSilence(MemorySlaveEnd):
+    def close(self, timeout_s: float = 5.0) -> None:
+        self._is_closed = True
+        with self._board.condition:
+            if not self._is_dropped:
+                self._board.mailboxes.pop(self._worker_id, None)
+            self._board.condition.notify_all()

@@ -1,0 +1,65 @@
+"""The in_memory transport, in parts that a mutant can put its own in the place of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from dingsdk_in_memory.stores import MemoryDataStore, MemoryPolicyStore
+from dingsdk_in_memory.transport import (
+    Board,
+    InMemoryTransport,
+    MemoryMasterEnd,
+    MemorySlaveEnd,
+)
+
+PATIENCE_S = 0.5
+
+
+class Mutant(InMemoryTransport):
+    """The transport as it is; mutants put one part in another's place."""
+
+    breaks: int = 0
+    also: frozenset[int] = frozenset()
+    board: type[Board] = Board
+    master: type[MemoryMasterEnd] = MemoryMasterEnd
+    slave: type[MemorySlaveEnd] = MemorySlaveEnd
+    data: type[MemoryDataStore] = MemoryDataStore
+    policies: type[MemoryPolicyStore] = MemoryPolicyStore
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__({"concurrency": "threads", "check_wire": True}, run_dir)
+        self._board = self.board(self._scheduler, check_wire=True)
+        self._data_store, self._policy_store = self.data(), self.policies()
+
+    def master_end(self) -> MemoryMasterEnd:
+        return self.master(self._board)
+
+    def slave_end(self, address: str) -> MemorySlaveEnd:
+        return self.slave(self._board)
+
+
+MUTANTS: list[type[Mutant]] = []
+
+
+def mutant(breaks: int, *also: int) -> Callable[[type], type[Mutant]]:
+    """Make a mutant of a part: the class that it extends says which."""
+
+    def make(part: type) -> type[Mutant]:
+        if issubclass(part, Mutant):
+            made = part
+        else:
+            bases = {
+                Board: "board",
+                MemoryMasterEnd: "master",
+                MemorySlaveEnd: "slave",
+                MemoryDataStore: "data",
+                MemoryPolicyStore: "policies",
+            }
+            slot = next(name for base, name in bases.items() if issubclass(part, base))
+            made = type(part.__name__, (Mutant,), {slot: part})
+        made.breaks, made.also = breaks, frozenset(also)
+        MUTANTS.append(made)
+        return made
+
+    return make
