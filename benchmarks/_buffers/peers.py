@@ -66,7 +66,7 @@ def _sb3(load: Workload, envs: int) -> tuple[Any, list[tuple[Any, ...]]]:
         n_envs=envs,
         handle_timeout_termination=False,
     )
-    chunks = [
+    chunks: list[tuple[Any, ...]] = [
         (
             chunk["obs"][:envs],
             chunk["next_obs"][:envs],
@@ -83,13 +83,8 @@ def _sb3(load: Workload, envs: int) -> tuple[Any, list[tuple[Any, ...]]]:
     return buffer, chunks
 
 
-def _sb3_push(load: Workload) -> Entrant:
-    buffer, chunks = _sb3(load, CHUNK)
-    return Entrant("", buffer.add, chunks)
-
-
-def _sb3_one(load: Workload) -> Entrant:
-    buffer, chunks = _sb3(load, 1)
+def _sb3_push(load: Workload, envs: int = CHUNK) -> Entrant:
+    buffer, chunks = _sb3(load, envs)
     return Entrant("", buffer.add, chunks)
 
 
@@ -277,7 +272,11 @@ def _torchrl_sequence(load: Workload) -> Entrant:
 
 
 _PEERS: dict[str, dict[str, Callable[[Workload], Entrant]]] = {
-    "stable-baselines3": {"push": _sb3_push, "one": _sb3_one, "uniform": _sb3_uniform},
+    "stable-baselines3": {
+        "push": _sb3_push,
+        "one": lambda load: _sb3_push(load, envs=1),
+        "uniform": _sb3_uniform,
+    },
     "cpprb": {
         "push": _cpprb_push,
         "one": _cpprb_one,
