@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import leaves, map_columns
-from dingsdk.errors import ConfigError
+from dingsdk.errors import ConfigError, ConfigTypeError
 from dingsdk.worker.replay_buffer.remover import Where
-from dingsdk.worker.replay_buffer.schema import Level, convert
+from dingsdk.worker.replay_buffer.schema import Level, check_pair, convert
 from dingsdk.worker.replay_buffer.storage import Rows, Storage
+
+if TYPE_CHECKING:
+    from dingsdk.worker.replay_buffer.next_of import NextOf
 
 
 class ArrayStorage(Storage):
@@ -23,37 +26,56 @@ class ArrayStorage(Storage):
     Takes SampleBatch and dicts of numbers and arrays; gives SampleBatch. The first rows set
     names, shapes and dtypes. Later batches must have exactly these; numbers in dicts are
     converted where that loses no more than precision (an int into a float column).
+
+    Config:
+        next_of: Name of the column of observations, such as ``obs``: what is in ``next_obs``
+            is then stored once, where it is the observation of a later row. Halves the memory
+            of large observations; wants unbroken trajectories, in whatever order.
+        compress: ``none`` only: columns in memory are read and written in place.
     """
 
-    config: ClassVar[dict[str, Any]] = {"type": "array"}
+    config: ClassVar[dict[str, Any]] = {"type": "array", "next_of": None, "compress": "none"}
 
     def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
         super().__init__(cfg, capacity, deepcopy)
+        self._next_of = _read_next_of(cfg)
+        if cfg.get("compress", "none") != "none":
+            raise ConfigError(
+                f"storage.compress is {cfg['compress']!r}, but type array keeps plain columns "
+                "that are read in place; use type memmap or object, or leave compress out",
+                path="storage.compress",
+            )
+        self._clear()
+
+    def _clear(self) -> None:
         self._columns: dict[str, Any] = {}
+        self._form: dict[str, Any] = {}
+        self._schema: Level | None = None
         self._level: Level | None = None
+        self._following: NextOf | None = None
 
     def accept(self, rows: SampleBatch | Sequence[Any]) -> SampleBatch:
-        level = self._level
-        if isinstance(rows, SampleBatch):
-            if level is None:
-                self._allocate(rows)
-            elif not level.fits(rows.columns):
-                convert(self._columns, rows.columns, "", strict=True)
-            return rows
-        batch = SampleBatch.from_rows(rows)
-        if level is None:
+        schema = self._schema
+        batch = rows if isinstance(rows, SampleBatch) else SampleBatch.from_rows(rows)
+        if schema is None:
             self._allocate(batch)
-        elif not level.fits(batch.columns):
-            columns = convert(self._columns, batch.columns, "", strict=False)
-            return SampleBatch.trusted(columns, len(batch))
+        elif not schema.fits(batch.columns):
+            columns = convert(self._form, batch.columns, "", strict=batch is rows)
+            batch = SampleBatch.trusted(columns, len(batch))
+        if self._following is not None:
+            self._reserve(min(len(batch), self.capacity))
         return batch
 
     def put(self, where: Where, rows: Rows) -> None:
-        self._level.put(where, rows.columns)  # type: ignore[union-attr]
+        columns = rows.columns  # type: ignore[union-attr]
+        self._level.put(where, columns)  # type: ignore[union-attr]
+        if self._following is not None:
+            name = self._next_of
+            self._following.put(where, columns[name], columns[f"next_{name}"])  # type: ignore[index]
 
     def accept_one(self, row: Any) -> Any:
         # A dict that fits goes into the columns as it is; making a batch of it takes 15 us.
-        if type(row) is dict and self._level is not None and self._level.fits_row(row):
+        if type(row) is dict and self._schema is not None and self._schema.fits_row(row):
             return row
         return self.accept([row])
 
@@ -66,30 +88,80 @@ class ArrayStorage(Storage):
     def take(self, where: Where) -> SampleBatch:
         if isinstance(where, slice):
             columns = map_columns(lambda array: array[where].copy(), self._columns)
-            return SampleBatch.trusted(columns, where.stop - where.start)
-        return SampleBatch.trusted(self._level.take(where), len(where))  # type: ignore[union-attr]
+            length = where.stop - where.start
+        else:
+            columns = self._level.take(where)  # type: ignore[union-attr]
+            length = len(where)
+        if self._following is not None:
+            columns[f"next_{self._next_of}"] = self._following.take(where)
+            columns = {key: columns[key] for key in self._form}
+        return SampleBatch.trusted(columns, length)
 
     def clear(self) -> None:
-        self._columns = {}
-        self._level = None
+        self._clear()
 
     def _allocate(self, batch: SampleBatch) -> None:
-        def allocate(array: NDArray[Any]) -> NDArray[Any]:
-            # Untouched pages of np.empty cost nothing, so a large capacity is cheap until used.
-            # By its name, as a dtype that was pickled compares more slowly than the one of numpy.
-            return np.empty((self.capacity, *array.shape[1:]), dtype=array.dtype.str)
-
+        name = self._next_of
+        if name is not None:
+            check_pair(batch.columns, name)
+        kept = {key: v for key, v in batch.columns.items() if name is None or key != f"next_{name}"}
         try:
-            columns = map_columns(allocate, batch.columns)
+            columns = map_columns(self._new_column, kept)
         except (MemoryError, ValueError) as error:
-            row = sum(
-                math.prod(array.shape[1:]) * array.itemsize for _, array in leaves(batch.columns)
-            )
-            raise ConfigError(
-                f"replay_buffer_size {self.capacity} with rows of {row} bytes needs "
-                f"{self.capacity * row} bytes, which cannot be had; choose a smaller one",
-                path="replay_buffer_size",
-                size_bytes=self.capacity * row,
-            ) from error
-        self._columns = columns
-        self._level = Level(columns)
+            raise self._too_large(kept) from error
+        self._columns = self._form = columns
+        self._level = self._schema = Level(columns)
+        if name is not None:
+            self._follow(batch, name)
+
+    def _follow(self, batch: SampleBatch, name: str) -> None:
+        # Compiled code, which takes a moment to import: only for those who ask for it.
+        from dingsdk.worker.replay_buffer.next_of import NextOf
+
+        self._following = NextOf(self._columns[name], _new_array)
+
+        def stand_in(array: NDArray[Any]) -> NDArray[Any]:
+            shape = (self.capacity, *array.shape[1:])
+            return np.broadcast_to(np.empty((), array.dtype.str), shape)
+
+        next_name = f"next_{name}"
+        absent = map_columns(stand_in, {next_name: batch.columns[next_name]})
+        form = {**self._columns, **absent}
+        self._form = {key: form[key] for key in batch.columns}
+        self._schema = Level(self._form, takes_rows=False)
+
+    def _new_column(self, array: NDArray[Any]) -> NDArray[Any]:
+        # Untouched pages of np.empty cost nothing, so a large capacity is cheap until used.
+        # By its name, as a dtype that was pickled compares more slowly than the one of numpy.
+        return np.empty((self.capacity, *array.shape[1:]), dtype=array.dtype.str)
+
+    def _reserve(self, rows: int) -> None:
+        try:
+            self._following.reserve(rows)  # type: ignore[union-attr]
+        except MemoryError as error:
+            raise self._too_large(self._form) from error
+
+    def _too_large(self, columns: dict[str, Any]) -> ConfigError:
+        row = sum(math.prod(array.shape[1:]) * array.itemsize for _, array in leaves(columns))
+        return ConfigError(
+            f"replay_buffer_size {self.capacity} with rows of {row} bytes needs "
+            f"{self.capacity * row} bytes, which cannot be had; choose a smaller one",
+            path="replay_buffer_size",
+            size_bytes=self.capacity * row,
+        )
+
+
+def _new_array(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    return np.zeros(shape, dtype)
+
+
+def _read_next_of(cfg: Mapping[str, Any]) -> str | None:
+    value = cfg.get("next_of")
+    if value is not None and not (isinstance(value, str) and value):
+        raise ConfigTypeError(
+            f"storage.next_of must be the name of a column, such as obs, or null; found {value!r}",
+            path="storage.next_of",
+            expected="the name of a column, or null",
+            found=type(value).__name__,
+        )
+    return value

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.data.columns import join_key
+from dingsdk.data.columns import join_key, leaves
 from dingsdk.data.sample_batch import take_rows
 from dingsdk.errors import SchemaMismatchError
 from dingsdk.worker.replay_buffer.remover import Where
@@ -39,7 +40,7 @@ class Level:
         "_values",
     )
 
-    def __init__(self, columns: dict[str, Any]) -> None:
+    def __init__(self, columns: dict[str, Any], takes_rows: bool = True) -> None:
         self._fields = len(columns)
         self._arrays = [(key, v) for key, v in columns.items() if type(v) is not dict]
         self._children = [(key, Level(v)) for key, v in columns.items() if type(v) is dict]
@@ -50,7 +51,8 @@ class Level:
         self._flat = [(key, array.dtype) for key, array in flat]
         self._values = [(key, array.dtype, array.shape[1:]) for key, array in deep]
         self._numbers = [(key, v.dtype.type, *_number_check(v.dtype)) for key, v in flat]
-        self._takes_rows = all(isinstance(_flat_view(array), memoryview) for _, array in flat)
+        views = [_flat_view(array) for _, array in flat]
+        self._takes_rows = takes_rows and all(isinstance(view, memoryview) for view in views)
         # Where they go; small values have a width, that of their row in a flat view.
         self._targets = [(key, _flat_view(v) if v.ndim == 1 else v) for key, v in self._arrays]
         self._number_targets = [(key, _flat_view(array)) for key, array in flat]
@@ -244,6 +246,36 @@ def _cast(name: str, new: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
             return new.astype(dtype)
     except FloatingPointError as error:
         raise _mismatch(name, "left its range", f"numbers of {dtype}", "larger ones") from error
+
+
+def check_pair(columns: Mapping[str, Any], name: str) -> None:
+    """Refuse rows that have no ``name``, or no ``next_<name>`` that looks the same.
+
+    Raises:
+        SchemaMismatchError: names the key.
+    """
+    for key in (name, f"next_{name}"):
+        if key not in columns:
+            raise SchemaMismatchError(
+                f"storage.next_of is {name!r}, but the rows have no column {key!r}; they have "
+                f"{sorted(columns)}",
+                key=key,
+                expected=key,
+                found=sorted(columns),
+            )
+    forms = [
+        # Under a name of their own, as leaves() wants a dict.
+        {key: (array.shape[1:], str(array.dtype)) for key, array in leaves({name: columns[column]})}
+        for column in (name, f"next_{name}")
+    ]
+    if forms[0] != forms[1]:
+        raise SchemaMismatchError(
+            f"storage.next_of is {name!r}, but 'next_{name}' differs from it: {forms[1]} is not "
+            f"{forms[0]}",
+            key=f"next_{name}",
+            expected=forms[0],
+            found=forms[1],
+        )
 
 
 def _mismatch(key: str, what: str, expected: Any, found: Any) -> SchemaMismatchError:
