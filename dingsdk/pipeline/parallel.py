@@ -9,13 +9,13 @@ from contextlib import ExitStack
 from typing import Any
 
 from dingsdk.config import deep_merge_dicts, to_easydict
-from dingsdk.errors import DingError, TaskFailedError
+from dingsdk.errors import ConfigError, DingError, TaskFailedError
 from dingsdk.pipeline.context import Reason, RunContext, RunResult
 from dingsdk.pipeline.crew import Crew, make_crew
 from dingsdk.pipeline.status import RunStatus
 from dingsdk.pipeline.threads import torch_threads
 from dingsdk.pipeline.workers import make_transport
-from dingsdk.plugins import observe
+from dingsdk.plugins import default_manager, observe
 from dingsdk.worker import Coordinator
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.learner.checkpoint import save_checkpoint
@@ -77,11 +77,23 @@ def worker_config(context: RunContext) -> Any:
     ratio, as the buffer's limiter, keeps parallel collectors from running away from the
     learner, and the learner from training on the same few samples. A limiter that the config
     names is left alone.
+
+    Raises:
+        ConfigError: the replay buffer gives no single rows.
     """
     cfg = context.cfg
+    buffer_cfg, path = cfg.policy.other.replay_buffer, "policy.other.replay_buffer"
+    names = buffer_cfg.get("import_names") or ()
+    cls = default_manager().get("buffers", buffer_cfg.type, names, path)
+    if not getattr(cls, "gives_rows", True):
+        raise ConfigError(
+            f"a replay buffer of type {buffer_cfg.type!r} gives no single rows, which is what parallel "
+            "mode sends; choose naive, elastic or advanced, or run with --mode serial",
+            path=f"{path}.type",
+        )
     learn, collect = cfg.policy.learn, cfg.policy.collect
     changes: dict[str, Any] = {"exp_name": str(context.run_dir)}
-    limiter = dict(cfg.policy.other.replay_buffer.get("limiter") or {})
+    limiter = dict(buffer_cfg.get("limiter") or {})
     if limiter.get("type", "min_size") == "min_size" and collect.get("n_sample"):
         per_insert = learn.update_per_collect * learn.batch_size / collect.n_sample
         # The largest payload: every env's trajectory is cut in the same round.

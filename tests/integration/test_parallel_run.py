@@ -11,7 +11,7 @@ import gymnasium
 import pytest
 
 from dingsdk import hookimpl
-from dingsdk.errors import TaskFailedError
+from dingsdk.errors import ConfigError, TaskFailedError
 from dingsdk.pipeline.context import RunContext, RunResult
 from dingsdk.pipeline.parallel import parallel_pipeline
 from dingsdk.pipeline.train import compile_run
@@ -163,3 +163,19 @@ def test_learner_that_raises_ends_the_run_with_its_traceback(tmp_path: Path) -> 
     with pytest.raises(TaskFailedError) as caught:
         run(tmp_path, "policy.learn.learning_rate=1e38")
     assert "NonFiniteError" in caught.value.facts["traceback"]
+
+
+@pytest.mark.parametrize("kind", ["sequence", "episode"])
+def test_buffer_without_single_rows_is_refused_before_the_run(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(ConfigError, match="gives no single rows"):
+        run(tmp_path, f"policy.other.replay_buffer.type={kind}")
+
+
+def test_elastic_buffer_and_any_storage_serve_a_run(tmp_path: Path) -> None:
+    result = run(
+        tmp_path,
+        "policy.other.replay_buffer.type=elastic",
+        "policy.other.replay_buffer.set_buffer_size={start: 100, end: 400, steps: 1000}",
+        "policy.other.replay_buffer.storage.type=array",
+    )
+    assert result.reason == "limit"

@@ -12,7 +12,7 @@ from typing import Any
 from dingsdk.data import derive_seed
 from dingsdk.errors import DingError, PoisonTaskError
 from dingsdk.worker.comm.transport import LEFT, Role, WorkerInfo
-from dingsdk.worker.coordinator.experience import Experience
+from dingsdk.worker.coordinator.experience import Experience, metadata_config
 from dingsdk.worker.coordinator.leases import LeaseTable
 from dingsdk.worker.coordinator.resources import WorkerPool
 from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
@@ -85,7 +85,7 @@ class TaskBook:
         state.attempt += 1
         self.running[state.task_id] = state
         if role == "learner" and state.buffer_id not in self.experiences:
-            buffer = self._new_buffer(state.task["replay_buffer_cfg"])
+            buffer = self._new_buffer(metadata_config(state.task["replay_buffer_cfg"]))
             self.experiences[state.buffer_id] = Experience(buffer)
         return state
 

@@ -15,6 +15,14 @@ REDRAWS = 8
 """Times that rows of lost payloads are drawn again before the demand has to wait."""
 
 
+def metadata_config(buffer_cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a replay buffer's config for the metadata of its rows.
+
+    Where and how rows are stored is for the learner, which holds them.
+    """
+    return {**buffer_cfg, "storage": {"type": "array"}, "deepcopy": False}
+
+
 class Experience:
     """A replay buffer of (payload, row) pairs, in columns. The caller locks.
 
@@ -26,6 +34,8 @@ class Experience:
         self.buffer = buffer
         self.ledger = PayloadLedger()
         self._leases: dict[str, list[set[int]]] = {}
+        self._digests: dict[int, str] = {}
+        """What collectors told of the payloads, for those who read them; not of every store."""
         self._lost: dict[int, str] = {}
         """Payloads that cannot be read, and why. Their rows are never leased again; they leave
         the buffer, and count as evicted for that reason, when they are overwritten."""
@@ -37,6 +47,8 @@ class Experience:
         number = self.ledger.add(str(meta["data_id"]), rows)
         if number is None:
             return False
+        if meta.get("digest") is not None:
+            self._digests[number] = str(meta["digest"])
         columns: dict[str, Any] = {
             "payload": np.full(rows, number, dtype=np.int64),
             "row": np.arange(rows, dtype=np.int64),
@@ -77,6 +89,10 @@ class Experience:
         return {
             "batches": drawn,
             "payloads": {self.ledger.name(number): number for number in fresh},
+            "digests": {
+                self.ledger.name(number): self._digests[number]
+                for number in fresh & self._digests.keys()
+            },
             "dropped": dropped,
         }
 
@@ -95,6 +111,8 @@ class Experience:
         garbage = self.ledger.take_garbage()
         if not garbage:
             return []
+        for number in garbage:
+            self._digests.pop(number, None)
         for state in states:
             known = state.announced & garbage.keys()
             state.announced -= known

@@ -34,6 +34,7 @@ class EpisodeReplayBuffer(NaiveReplayBuffer):
     """
 
     config: ClassVar[dict[str, Any]] = {"type": "episode", "storage": {"type": "object"}}
+    gives_rows: ClassVar[bool] = False
 
     def __init__(
         self,

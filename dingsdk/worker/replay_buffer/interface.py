@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from dingsdk.config import Configurable
 from dingsdk.data import SampleBatch
@@ -18,6 +18,9 @@ class IBuffer(Configurable, ABC):
     ``(cfg, tb_logger=None, exp_name="default_experiment", instance_name="buffer")``, which makes
     no file, folder or thread.
     """
+
+    gives_rows: ClassVar[bool] = True
+    """Whether a sample is rows that were pushed, one each: what parallel mode can serve."""
 
     @abstractmethod
     def push(self, data: Any, cur_collector_envstep: int) -> None:

@@ -41,6 +41,7 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
         "sampler": {"type": "sequence"},
     }
     sampler_family: ClassVar[type[Sampler]] = SequenceSampler
+    gives_rows: ClassVar[bool] = False
 
     def __init__(
         self,
