@@ -186,8 +186,9 @@ def test_rows_that_have_no_json_form_are_refused_and_the_old_stay(tmp_path: Path
 def test_saved_columns_are_plain_npy_files(tmp_path: Path) -> None:
     filled(3).save_data(str(tmp_path))
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    (entry,) = [column for column in manifest["columns"] if column["path"] == ["action"]]
-    assert np.load(tmp_path / entry["file"], allow_pickle=False).tolist() == [0, 1, 2]
+    index = [column["path"] for column in manifest["columns"]].index(["action"])
+    name = manifest["segments"][0]["files"][index]["file"]
+    assert np.load(tmp_path / name, allow_pickle=False).tolist() == [0, 1, 2]
 
 
 def test_a_folder_without_rows_is_missing(tmp_path: Path) -> None:
@@ -231,24 +232,42 @@ def _to_link(folder: Path) -> None:
         _to_link,
         lambda folder: (folder / "manifest.json").write_text("{"),
         lambda folder: (folder / "manifest.json").write_text("[]"),
+        lambda folder: (folder / "manifest.json").write_bytes(b"[" * 200_000),
         _edit(lambda m: m.update(format="other")),
         _edit(lambda m: m.update(rows=2)),
         _edit(lambda m: m.update(rows=-1)),
+        _edit(lambda m: m.update(first=1)),
+        _edit(lambda m: m.update(first=-1)),
+        _edit(lambda m: m.update(rows=2**70)),
         _edit(lambda m: m.pop("columns")),
         _edit(lambda m: m.update(columns=5)),
         _edit(lambda m: m.update(columns=[])),
-        _edit(lambda m: m["columns"][0].update(file="../manifest.json")),
-        _edit(lambda m: m["columns"][0].update(file=5)),
-        _edit(lambda m: m["columns"][0].update(dtype="|O8")),
-        _edit(lambda m: m["columns"][0].update(dtype="<f9")),
-        _edit(lambda m: m["columns"][0].update(dtype="<f8")),
-        _edit(lambda m: m["columns"][0].update(shape=[3, 2**50])),
-        _edit(lambda m: m["columns"][0].update(shape=[])),
-        _edit(lambda m: m["columns"][0].update(path=[])),
-        _edit(lambda m: m["columns"][0].update(path=[1])),
+        _edit(lambda m: m.update(columns=None)),
+        _edit(lambda m: m.update(extra=1)),
+        _edit(lambda m: m["columns"].pop()),
+        _edit(lambda m: m["columns"].reverse()),
+        _edit(lambda m: m["columns"][1].update(dtype="|O8")),
+        _edit(lambda m: m["columns"][1].update(dtype="<f9")),
+        _edit(lambda m: m["columns"][1].update(dtype="<f8")),
+        _edit(lambda m: m["columns"][1].update(shape=[2**50])),
+        _edit(lambda m: m["columns"][1].update(shape=[-2])),
+        _edit(lambda m: m["columns"][1].update(shape=[])),
+        _edit(lambda m: m["columns"][1].update(path=[])),
+        _edit(lambda m: m["columns"][1].update(path=[1])),
         _edit(lambda m: m["columns"][1].update(path=["action", "x"])),
         _edit(lambda m: m["columns"][1].update(path=["action"])),
-        _edit(lambda m: m["columns"][0].update(size_bytes="1")),
+        _edit(lambda m: m.update(segments=[])),
+        _edit(lambda m: m.update(segments=m["segments"] * 2)),
+        _edit(lambda m: m["segments"][0].update(rows=0)),
+        _edit(lambda m: m["segments"][0].update(rows=2**60)),
+        _edit(lambda m: m["segments"][0].update(first=-1, rows=4)),
+        _edit(lambda m: m["segments"][0]["files"].pop()),
+        _edit(lambda m: m["segments"][0]["files"].reverse()),
+        _edit(lambda m: m["segments"][0]["files"][0].update(file="../manifest.json")),
+        _edit(lambda m: m["segments"][0]["files"][0].update(file="manifest.json")),
+        _edit(lambda m: m["segments"][0]["files"][0].update(file=5)),
+        _edit(lambda m: m["segments"][0]["files"][0].update(size_bytes="1")),
+        _edit(lambda m: m["segments"][0]["files"][0].update(digest="sha256:")),
     ],
 )
 def test_altered_rows_are_refused_and_nothing_is_pushed(
@@ -263,11 +282,13 @@ def test_altered_rows_are_refused_and_nothing_is_pushed(
     assert buffer.count() == 0
 
 
-def test_a_newer_format_is_told_apart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 3, "2", None])
+def test_another_format_is_told_apart(tmp_path: Path, version: Any) -> None:
     filled(3).save_data(str(tmp_path))
-    _edit(lambda m: m.update(version=2))(tmp_path)
-    with pytest.raises(CheckpointVersionError):
+    _edit(lambda m: m.update(version=version))(tmp_path)
+    with pytest.raises(CheckpointVersionError) as caught:
         make_buffer().load_data(str(tmp_path))
+    assert (caught.value.found, caught.value.expected) == (version, 2)
 
 
 def test_rows_that_do_not_fit_are_not_pushed(tmp_path: Path) -> None:

@@ -1,0 +1,156 @@
+"""What a folder of saved rows holds: ``manifest.json``, read and written."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+import msgspec
+
+from dingsdk.data.files import atomic_write_bytes
+from dingsdk.errors import (
+    CheckpointCorruptError,
+    CheckpointMissingError,
+    CheckpointVersionError,
+    RunFolderError,
+)
+from dingsdk.worker.replay_buffer.row_files import Column, FileEntry, corrupt
+
+FORMAT = "dingsdk-replay-rows"
+VERSION = 2
+MANIFEST = "manifest.json"
+_MAX_BYTES = 64 << 20
+
+
+class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Rows pushed one after another: a file a column, or one of objects.
+
+    ``first`` is the push index of the first of them: how many rows its buffer had been given
+    before. A segment is never written to again.
+    """
+
+    first: int
+    rows: int
+    files: tuple[FileEntry, ...]
+
+    @property
+    def end(self) -> int:
+        """Push index after the last row."""
+        return self.first + self.rows
+
+
+class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What changes about rows while they are stored: a file a column, for all rows."""
+
+    columns: tuple[Column, ...]
+    files: tuple[FileEntry, ...]
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All rows of a buffer: those of the segments, without the ones before ``first``.
+
+    ``lineage`` names the history of pushes that the push indices count; ``columns`` is None
+    for objects.
+    """
+
+    lineage: str
+    first: int
+    rows: int
+    columns: tuple[Column, ...] | None
+    segments: tuple[Segment, ...]
+    facts: Facts | None = None
+    format: str = FORMAT
+    version: int = VERSION
+
+    def file_entries(self) -> list[FileEntry]:
+        """Return the entries of all files."""
+        facts = self.facts.files if self.facts else ()
+        return [*itertools.chain.from_iterable(part.files for part in self.segments), *facts]
+
+    def check(self) -> None:
+        """Refuse a manifest whose parts contradict each other.
+
+        Raises:
+            ValueError: says how.
+        """
+        segments = self.segments
+        if self.first < 0 or self.rows < 0 or any(part.rows < 1 for part in segments):
+            raise ValueError("a count is negative")
+        if self.columns is not None and len(self.columns) == 0 and segments:
+            raise ValueError("there are rows without columns")
+        width = 1 if self.columns is None else len(self.columns)
+        if any(len(part.files) != width for part in segments):
+            raise ValueError("a segment has not one file for each column")
+        if any(left.end != right.first for left, right in itertools.pairwise(segments)):
+            raise ValueError("the segments do not follow each other")
+        if segments:
+            covered = (
+                segments[0].first <= self.first < segments[0].end
+                and segments[-1].end == self.first + self.rows
+            )
+        else:
+            covered = self.rows == 0
+        if not covered:
+            raise ValueError(f"the segments do not hold the {self.rows} rows from {self.first} on")
+        if self.facts and len(self.facts.columns) != len(self.facts.files):
+            raise ValueError("the facts have not one file for each column")
+
+
+class _Kind(msgspec.Struct):
+    format: str
+    version: object = None
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Put a manifest in place of the one that is there, for good when this returns.
+
+    Raises:
+        RunFolderError: it cannot be written; the old one stays.
+    """
+    text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    atomic_write_bytes(folder / MANIFEST, text, durable=True)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return the manifest of a folder, after checking all that needs no other file.
+
+    Raises:
+        CheckpointMissingError: there is none.
+        CheckpointVersionError: a format that this version does not read.
+        CheckpointCorruptError: it is none.
+        RunFolderError: it cannot be read.
+    """
+    path = folder / MANIFEST
+    if not path.exists():
+        raise CheckpointMissingError(
+            f"{folder} holds no saved buffer rows (no {MANIFEST}); give a folder that save_data "
+            "wrote",
+            path=str(folder),
+        )
+    try:
+        with path.open("rb") as file:
+            # read() makes room for all that it is asked for.
+            text = file.read(min(os.fstat(file.fileno()).st_size, _MAX_BYTES) + 1)
+    except OSError as error:
+        raise RunFolderError(f"cannot read {path}: {error.strerror}", path=str(path)) from error
+    try:
+        if len(text) > _MAX_BYTES:
+            raise ValueError(f"it has more than {_MAX_BYTES} bytes")
+        kind = msgspec.json.decode(text, type=_Kind)
+        if kind.format != FORMAT:
+            raise ValueError(f"it is not of format {FORMAT}")
+        if kind.version != VERSION:
+            raise CheckpointVersionError(
+                f"{path} has version {kind.version!r}; this dingsdk reads {VERSION}",
+                path=str(path),
+                found=kind.version,
+                expected=VERSION,
+            )
+        manifest = msgspec.json.decode(text, type=Manifest)
+        manifest.check()
+    except (CheckpointVersionError, CheckpointCorruptError):
+        raise
+    except (ValueError, RecursionError) as error:
+        raise corrupt(path, f"it is no valid manifest: {error}") from error
+    return manifest

@@ -1,0 +1,107 @@
+"""Reading the rows of a buffer piece by piece, while others use it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.worker.replay_buffer.remover import FifoRemover, Where
+from dingsdk.worker.replay_buffer.storage import Rows
+
+if TYPE_CHECKING:
+    from dingsdk.worker.replay_buffer.core import BufferCore
+
+KEPT = "kept"
+"""Fact: whether the row has not left before its turn (used up, stale)."""
+
+RowFacts = Mapping[str, NDArray[Any]]
+"""What a buffer keeps about rows and may change while they are stored: arrays ``[rows, ...]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of rows, as of one moment.
+
+    Attributes:
+        rows: Copies of the rows ``start`` and later.
+        start: Push index of the first of them.
+        first: Push index of the oldest row in the buffer at that moment.
+        last: Push index after the newest.
+        facts: About all rows of the buffer, where the piece reaches the newest.
+    """
+
+    rows: Rows
+    start: int
+    first: int
+    last: int
+    facts: RowFacts
+
+
+class RowReader:
+    """Reads a buffer's rows by push index: how many were pushed before them, ever.
+
+    Args:
+        buffer: The buffer; its lock is what :meth:`hold` returns.
+        facts: Returns facts about rows at positions; called under the lock.
+    """
+
+    def __init__(
+        self, buffer: BufferCore, facts: Callable[[Where], RowFacts] = lambda where: {}
+    ) -> None:
+        self._history = secrets.token_hex(16)
+        self._buffer = buffer
+        self._facts = facts
+
+    @property
+    def lineage(self) -> str:
+        """Name of the history of pushes; another one in a forked process, which goes its way."""
+        return f"{self._history}-{os.getpid()}"
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether rows only leave oldest first."""
+        return isinstance(self._buffer._remover, FifoRemover)
+
+    def hold(self) -> Any:
+        """Return the buffer's lock."""
+        return self._buffer._lock
+
+    def read(self, start: int, stop: int) -> Piece:
+        """Copy rows ``start`` to ``stop``, as far as there are; call with the lock held.
+
+        Raises:
+            BufferClosedError: the buffer is closed.
+        """
+        buffer = self._buffer
+        buffer._check_open()
+        remover, last = buffer._remover, buffer._pushed
+        first = last - remover.count
+        start, stop = max(start, first), min(stop, last)
+        rows: Rows = []
+        if start < stop:
+            assert buffer._storage is not None
+            ages = np.arange(start - first, stop - first, dtype=np.int64)
+            rows = buffer._storage.take(_as_slice(remover.by_age(ages)))
+        facts = self._all_facts() if stop == last else {}
+        return Piece(rows, start, first, last, facts)
+
+    def _all_facts(self) -> RowFacts:
+        where = self._buffer._remover.oldest_first()
+        facts = dict(self._facts(where))
+        living = self._buffer._living(where)
+        if isinstance(living, np.ndarray) and len(living) < len(where):
+            facts[KEPT] = np.isin(where, living)
+        return facts
+
+
+def _as_slice(where: NDArray[np.int64]) -> Where:
+    # A contiguous range is copied several times faster than rows one by one.
+    if (np.diff(where) == 1).all():
+        return slice(int(where[0]), int(where[-1]) + 1)
+    return where

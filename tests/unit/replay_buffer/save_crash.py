@@ -1,0 +1,58 @@
+"""Saves rows again and again in child processes that are killed at ever later moments.
+
+Run as ``python save_crash.py FOLDER KILLS``; prints how many kills the rows survived. Row
+``number`` is the push index, so what is loaded must be a full run of numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from dingsdk.data import SampleBatch
+from dingsdk.worker.replay_buffer import NaiveReplayBuffer
+from dingsdk.worker.replay_buffer.persistence import load
+from dingsdk.worker.replay_buffer.row_reader import RowReader
+from dingsdk.worker.replay_buffer.saving import save
+
+CAPACITY = 1000
+
+
+def numbers(start: int, n: int) -> SampleBatch:
+    return SampleBatch({"number": np.arange(start, start + n), "more": np.ones((n, 16))})
+
+
+def save_on_and_on(folder: Path, buffer: NaiveReplayBuffer, reader: RowReader) -> None:
+    while True:
+        buffer.push(numbers(buffer.push_count, 150), 0)
+        save(folder, reader, segment_rows=128)
+
+
+def main(folder: Path, kills: int) -> None:
+    buffer = NaiveReplayBuffer({"replay_buffer_size": CAPACITY})
+    buffer.push(numbers(0, CAPACITY), 0)
+    reader = RowReader(buffer)
+    save(folder, reader, segment_rows=128)
+    seen = set()
+    for kill in range(kills):
+        child = os.fork()
+        if child == 0:
+            save_on_and_on(folder, buffer, reader)
+        time.sleep(0.002 + 0.0023 * kill)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        rows = np.concatenate([piece.columns["number"] for piece, _ in load(folder)])
+        assert rows.tolist() == list(range(rows[0], rows[0] + CAPACITY)), rows
+        seen.add(int(rows[0]))
+    save(folder, reader, segment_rows=128)
+    left = len(list(folder.iterdir()))
+    sys.stdout.write(f"{kills} {len(seen)} {left}\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
