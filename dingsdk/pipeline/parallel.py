@@ -87,8 +87,8 @@ def worker_config(context: RunContext) -> Any:
     cls = default_manager().get("buffers", buffer_cfg.type, names, path)
     if not getattr(cls, "gives_rows", True):
         raise ConfigError(
-            f"a replay buffer of type {buffer_cfg.type!r} gives no single rows, which is what parallel "
-            "mode sends; choose naive, elastic or advanced, or run with --mode serial",
+            f"a replay buffer of type {buffer_cfg.type!r} gives no single rows, which is "
+            "what parallel mode sends; choose naive, elastic or advanced, or --mode serial",
             path=f"{path}.type",
         )
     learn, collect = cfg.policy.learn, cfg.policy.collect

@@ -59,7 +59,19 @@ class Parts:
             )
 
     def remover(self) -> Remover:
-        return cast(Remover, self._create("removers", self._cfg["remover"], self.capacity))
+        """Create the remover.
+
+        Raises:
+            ConfigError: the storage needs one that reuses the oldest positions first.
+        """
+        remover = cast(Remover, self._create("removers", self._cfg["remover"], self.capacity))
+        if self._cfg["storage"].get("next_of") and not remover.reuses_oldest_first:
+            raise ConfigError(
+                f"storage.next_of needs a remover that lets the oldest rows go first, which "
+                f"{self._cfg['remover']['type']!r} does not; choose fifo, or leave next_of out",
+                path=f"{_PATH}.remover.type",
+            )
+        return remover
 
     def limiter(self, section: Mapping[str, Any] | None = None) -> Limiter:
         """Create the limiter of the config, or of another ``limiter`` section."""
