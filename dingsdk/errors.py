@@ -157,6 +157,13 @@ class BufferFullError(DingError, RuntimeError):
     retryable = True
 
 
+class InvalidPriorityError(DingError, ValueError):
+    """Priorities, or the ids that they are for, that cannot be meant: nothing was changed.
+
+    Facts: ``key``, ``found``, ``index`` (of the row, where it is one).
+    """
+
+
 # --- environments and policies -------------------------------------------------------
 
 
@@ -225,6 +232,12 @@ class WorkerCrashedError(DingError, RuntimeError):
 
     Facts: ``worker_id``, ``exit_code`` (negative: the signal), ``traceback``.
     """
+
+
+class TooManyTasksError(DingError, RuntimeError):
+    """A task for a worker that has too many unanswered ones. Facts: ``worker_id``, ``limit``."""
+
+    retryable = True
 
 
 class PoisonTaskError(DingError, RuntimeError):

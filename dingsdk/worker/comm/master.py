@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dingsdk.errors import DingError, WorkerLostError
+from dingsdk.errors import DingError, TooManyTasksError, WorkerLostError
 from dingsdk.plugins import observe
 from dingsdk.worker.comm.scheduler import Scheduler
 from dingsdk.worker.comm.task import Task
@@ -28,6 +28,7 @@ class Master:
         on_renew: Called with (worker_id) at every sign of life.
         on_lost: Called with (worker_id, reason) once per lost worker, after its tasks failed.
         lease_s: What workers are told when they join; whoever made the master watches over it.
+        max_open_tasks: Unanswered tasks that one worker may have.
 
     Thread safety: every method may be called from any thread. Callbacks run on the thread
     that noticed, with no lock held.
@@ -42,6 +43,7 @@ class Master:
         on_renew: Callable[[str], None],
         on_lost: Callable[[str, str], None],
         lease_s: float | None = None,
+        max_open_tasks: int = 64,
     ) -> None:
         self._end = end
         end.lease_s = lease_s
@@ -50,7 +52,9 @@ class Master:
         self._workers: dict[str, WorkerInfo] = {}
         self._incarnations: Counter[str] = Counter()
         self._lost_for: dict[str, str] = {}  # why each id was lost the last time
-        self._open: dict[str, Task] = {}
+        self._open: dict[str, dict[str, Task]] = {}
+        """Unanswered tasks by id, of each worker that is joined."""
+        self._max_open_tasks = max_open_tasks
         self._numbers = itertools.count(1)
         self.address = ""
 
@@ -88,6 +92,7 @@ class Master:
         Raises:
             TaskFailedError: the task's code raised; the worker's traceback is a fact of it.
             WorkerLostError: the worker left or fell silent first.
+            TooManyTasksError: it has as many unanswered tasks as a worker may have.
             TaskTimeoutError: no answer within ``timeout_s``.
         """
         return self.new_task(worker_id, data, incarnation).start().value(timeout_s)
@@ -108,6 +113,7 @@ class Master:
             self._incarnations[info.worker_id] += 1
             info = dataclasses.replace(info, incarnation=self._incarnations[info.worker_id])
             self._workers[info.worker_id] = info
+            self._open[info.worker_id] = {}
         self._on_join(info)
 
     def worker_renewed(self, worker_id: str, progress: int) -> None:
@@ -118,11 +124,10 @@ class Master:
 
     def task_answered(self, worker_id: str, answer: TaskAnswer) -> None:
         with self._condition:
-            task = self._open.get(answer.task_id)
-            if task is None or task.worker_id != worker_id:
-                _log.warning("worker %s answered task %r, not its own", worker_id, answer.task_id)
-                return
-            del self._open[answer.task_id]
+            task = self._open.get(worker_id, {}).pop(answer.task_id, None)
+        if task is None:
+            _log.warning("worker %s answered task %r, not its own", worker_id, answer.task_id)
+            return
         self._on_renew(worker_id)
         task.answered(answer)
 
@@ -133,7 +138,14 @@ class Master:
             if worker is None or incarnation not in (None, worker.incarnation):
                 # One that came back did so without its old work.
                 raise _lost(task.worker_id, self._lost_for.get(task.worker_id, "it never joined"))
-            self._open[task.task_id] = task
+            tasks = self._open[task.worker_id]
+            if len(tasks) >= self._max_open_tasks:
+                raise TooManyTasksError(
+                    f"worker {task.worker_id!r} has {len(tasks)} unanswered tasks; wait for some",
+                    worker_id=task.worker_id,
+                    limit=self._max_open_tasks,
+                )
+            tasks[task.task_id] = task
         try:
             self._end.send(task.worker_id, TaskMessage(task.task_id, task.task))
         except WorkerLostError:
@@ -141,18 +153,16 @@ class Master:
             _log.debug("worker %s left before task %s", task.worker_id, task.task_id)
         except DingError:
             with self._condition:
-                self._open.pop(task.task_id, None)
+                tasks.pop(task.task_id, None)
             raise
 
     def _forget(self, worker_id: str, reason: str, *, announce: bool = True) -> None:
         with self._condition:
             if self._workers.pop(worker_id, None) is None:
                 return
-            orphans = [task for task in self._open.values() if task.worker_id == worker_id]
-            for task in orphans:
-                del self._open[task.task_id]
+            orphans = self._open.pop(worker_id)
             self._lost_for[worker_id] = reason
-        for task in orphans:
+        for task in orphans.values():
             task.fail(_lost(worker_id, reason))
         if announce:
             observe().connection_lost(worker_id=worker_id, reason=reason)

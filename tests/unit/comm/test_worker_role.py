@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dingsdk.errors import WorkerLostError
+from dingsdk.errors import TooManyTasksError, WorkerLostError
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm import LEFT, Master, WorkerInfo
 from dingsdk.worker.comm.worker_role import WorkerRole
@@ -165,3 +165,17 @@ def test_job_stops_before_a_lease_that_is_not_renewed_ends(bench: Bench) -> None
     assert rounds == [1007.9]
     bench.wait(lambda: len(bench.joined) == 2)  # free for other tasks
     assert not role.has_job
+
+
+def test_worker_gets_no_more_tasks_than_it_may_leave_unanswered(bench: Bench) -> None:
+    go_on = threading.Event()
+    bench.role(wait=lambda task: (go_on.wait(PATIENCE_S), None)[1])
+    tasks = [bench.master.new_task("w0", {"name": "wait"}).start() for _ in range(64)]
+    with pytest.raises(TooManyTasksError) as caught:
+        bench.master.ask("w0", {"name": "wait"}, PATIENCE_S)
+    assert (caught.value.worker_id, caught.value.limit) == ("w0", 64)
+
+    go_on.set()
+    for task in tasks:
+        assert task.value(PATIENCE_S) == {}
+    assert bench.master.ask("w0", {"name": "wait"}, PATIENCE_S) == {}
