@@ -9,8 +9,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from dingsdk.errors import ProtocolError
+from dingsdk.errors import ConflictError, ProtocolError
 from dingsdk.worker.coordinator.payloads import PayloadLedger
+
+RETIRED_KEPT = 6
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -18,29 +20,40 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = PayloadLedger()
+        self.ledger = PayloadLedger(RETIRED_KEPT)
         self.number_of: dict[str, int] = {}
+        self.rows_of: dict[str, int] = {}
+        self.retired: list[str] = []
         self.in_buffer: list[int] = []
         self.pinned: list[set[int]] = []
         self.deleted: set[int] = set()
 
     @rule(target=names, index=st.integers(0, 10_000), rows=st.integers(1, 5))
     def add(self, index: int, rows: int) -> str:
-        name = f"p{index}"
-        number = self.ledger.add(name, rows)
-        live = self.number_of.get(name)
-        if live is not None and live not in self.deleted:
-            assert number is None
-        else:
-            assert number is not None
-            self.number_of[name] = number
-            self.in_buffer += [number] * rows
+        self.announce(name := f"p{index}", rows)
         return name
 
-    @rule(name=names)
-    def add_again(self, name: str) -> None:
-        if self.number_of[name] not in self.deleted:
-            assert self.ledger.add(name, 1) is None
+    @rule(name=names, rows=st.integers(1, 5), times=st.integers(1, 5))
+    def add_again(self, name: str, rows: int, times: int) -> None:
+        """Repeats at once or late, also after the payload was deleted."""
+        for _ in range(times):
+            self.announce(name, self.rows_of[name])
+        self.announce(name, rows)
+
+    def announce(self, name: str, rows: int) -> None:
+        is_live = name in self.number_of and self.number_of[name] not in self.deleted
+        if not (is_live or name in self.retired[-RETIRED_KEPT:]):
+            number = self.ledger.add(name, rows)
+            assert number is not None
+            assert number not in self.deleted
+            self.number_of[name], self.rows_of[name] = number, rows
+            self.in_buffer += [number] * rows
+        elif rows == self.rows_of[name]:
+            assert self.ledger.add(name, rows) is None
+        else:
+            with pytest.raises(ConflictError) as caught:
+                self.ledger.add(name, rows)
+            assert caught.value.data_id == name
 
     @rule(count=st.integers(1, 8))
     def evict_oldest(self, count: int) -> None:
@@ -68,6 +81,7 @@ class LedgerMachine(RuleBasedStateMachine):
         garbage = self.ledger.take_garbage()
         assert set(garbage) == known - wanted
         self.deleted |= garbage.keys()
+        self.retired += garbage.values()
 
     @invariant()
     def every_acknowledged_row_is_accounted_for(self) -> None:

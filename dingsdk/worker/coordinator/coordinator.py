@@ -243,6 +243,9 @@ class Coordinator(Configurable):
             else:
                 experience.push(meta, self._book.env_steps)
                 garbage = self._book.take_garbage(experience)
+                if meta["data_id"] not in experience.ledger.names:
+                    # A late repeat: its payload was stored anew, and nobody would read it.
+                    garbage.append(str(meta["data_id"]))
             self._has_news = True
             self.condition.notify_all()
         if garbage:

@@ -8,7 +8,11 @@ from collections.abc import Collection, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.errors import ProtocolError
+from dingsdk.errors import ConflictError, ProtocolError
+
+RETIRED_KEPT = 65_536
+"""Payloads that are recognised after their deletion: hours of one collector, minutes of many,
+which is longer than any message is on its way."""
 
 
 class PayloadLedger:
@@ -17,11 +21,17 @@ class PayloadLedger:
     A payload is *live* while a row of it is in the buffer, and *pinned* while a learner
     trains on one. One that is neither is garbage. The caller locks.
 
+    A payload counts once, however often it is announced, also after it was deleted: the ledger
+    remembers the last ``retired_kept`` of those.
+
     The oracle (``check``): every acknowledged row is in the buffer or was evicted for a
     counted reason.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, retired_kept: int = RETIRED_KEPT) -> None:
+        self._retired_kept = retired_kept
+        self._retired: dict[str, int] = {}  # data id -> rows, in the order of their deletion
+        self._sizes: dict[int, int] = {}
         self._numbers: dict[str, int] = {}
         self._names: dict[int, str] = {}
         self._rows: dict[int, int] = {}
@@ -32,15 +42,26 @@ class PayloadLedger:
         self.evicted_rows: Counter[str] = Counter()
 
     def add(self, data_id: str, rows: int) -> int | None:
-        """Enter a payload; return its number, or None when it was entered before (a repeat)."""
-        if data_id in self._numbers:
-            return None
+        """Enter a payload; return its number, or None when it was entered before (a repeat).
+
+        Raises:
+            ProtocolError: it has no rows.
+            ConflictError: it was entered with another number of rows, which stays.
+        """
         if rows < 1:
             raise ProtocolError(f"payload {data_id!r} has {rows} rows", where="metadata")
+        known = self._size_of(data_id)
+        if known is not None:
+            if known != rows:
+                raise ConflictError(
+                    f"payload {data_id!r} has {known} rows, not {rows}; ids are used once",
+                    data_id=data_id,
+                )
+            return None
         number, self._next = self._next, self._next + 1
         self._numbers[data_id] = number
         self._names[number] = data_id
-        self._rows[number] = rows
+        self._rows[number] = self._sizes[number] = rows
         self.acked_rows += rows
         return number
 
@@ -75,10 +96,13 @@ class PayloadLedger:
             self._collect(number)
 
     def take_garbage(self) -> dict[int, str]:
-        """Return the payloads to delete, ``{number: data_id}``, and forget them."""
+        """Return the payloads to delete, ``{number: data_id}``; they are retired."""
         garbage = {number: self._names.pop(number) for number in self._garbage}
         for number, name in garbage.items():
             del self._rows[number], self._numbers[name]
+            self._retired[name] = self._sizes.pop(number)
+            if len(self._retired) > self._retired_kept:
+                del self._retired[next(iter(self._retired))]
         self._garbage.clear()
         return garbage
 
@@ -91,6 +115,10 @@ class PayloadLedger:
         )
         live = sum(self._rows.values())
         assert live == rows_in_buffer, f"{live} live rows, {rows_in_buffer} in the buffer"
+
+    def _size_of(self, data_id: str) -> int | None:
+        number = self._numbers.get(data_id)
+        return self._retired.get(data_id) if number is None else self._sizes[number]
 
     def _collect(self, number: int) -> None:
         if self._rows.get(number) == 0 and number not in self._pins:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from dingsdk import SampleBatch
-from dingsdk.errors import DataMissingError
+from dingsdk.errors import ConflictError, DataMissingError
 from dingsdk.worker.comm import PolicyStore, StepDataStore
 
 
@@ -19,7 +19,12 @@ class MemoryDataStore(StepDataStore):
 
     def put(self, data_id: str, batch: SampleBatch) -> None:
         # setdefault: a repeated put changes nothing, a payload never changes.
-        self._payloads.setdefault(data_id, batch.freeze())
+        stored = self._payloads.setdefault(data_id, batch.freeze())
+        if stored is not batch and stored != batch:
+            raise ConflictError(
+                f"payload {data_id!r} exists with another content, which stays; ids are used once",
+                data_id=data_id,
+            )
 
     def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
         try:

@@ -16,6 +16,7 @@ from dingsdk_in_memory.transport import InMemoryTransport
 from dingsdk import SampleBatch
 from dingsdk.errors import (
     ConfigError,
+    ConflictError,
     DataMissingError,
     ProtocolError,
     TaskFail,
@@ -232,6 +233,16 @@ def test_payload_crosses_by_reference_and_is_frozen(transport: InMemoryTransport
     with pytest.raises(DataMissingError) as caught:
         store.get("p1")
     assert caught.value.data_id == "p1"
+
+
+def test_another_payload_under_a_used_id_is_refused(transport: InMemoryTransport) -> None:
+    store = transport.data_store()
+    for _ in range(3):
+        store.put("p1", SampleBatch({"reward": np.array([1.0, np.nan])}))
+    with pytest.raises(ConflictError) as caught:
+        store.put("p1", SampleBatch({"reward": np.array([2.0, np.nan])}))
+    assert caught.value.data_id == "p1"
+    assert store.get("p1").columns["reward"][0] == 1.0
 
 
 def test_policy_is_cloned_and_never_goes_back(transport: InMemoryTransport) -> None:

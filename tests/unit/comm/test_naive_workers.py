@@ -8,13 +8,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from dingsdk.data import SampleBatch
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
 from dingsdk.worker import Coordinator
 from dingsdk.worker.comm.naive import PAYLOADS, NaiveCollector, NaiveLearner
 from dingsdk.worker.coordinator import TaskState
+
+CAPACITY = 128
 
 
 class Cluster:
@@ -26,6 +30,7 @@ class Cluster:
             f"system.transport.concurrency={concurrency}",
             "system.transport.check_wire=true",
             "policy.other.commander.type=naive",
+            f"policy.other.replay_buffer.replay_buffer_size={CAPACITY}",
         )
         cfg = compile_run("cartpole-dqn", "parallel", "in_memory", sets, 0)
         self.transport = default_manager().create("transports", cfg.system.transport, tmp_path)
@@ -107,5 +112,43 @@ def test_workers_are_not_blamed_for_silence_while_the_coordinator_slept(cluster:
 
     workers = cluster.coordinator.master.workers.values()
     assert [(info.role, info.incarnation) for info in workers] == [("learner", 1), ("collector", 1)]
+    for worker in (collector, learner):
+        worker.close()
+
+
+class HungryLearner(NaiveLearner):
+    """Waits for a batch that never gets full."""
+
+    def _demand(self) -> dict[str, Any]:
+        return {**super()._demand(), "batch_size": 10**6}
+
+
+def test_payload_that_is_announced_again_adds_nothing_at_once_or_late(cluster: Cluster) -> None:
+    collector, learner = EndlessCollector(cluster.transport), HungryLearner(cluster.transport)
+    learner.start(cluster.address)
+    collector.start(cluster.address)
+    cluster.expect(lambda: cluster.collector_task() is not None)
+    state, store = cluster.collector_task(), cluster.transport.data_store()
+    assert state is not None
+
+    def announce(data_id: str) -> None:
+        store.put(data_id, SampleBatch({"x": np.zeros(CAPACITY)}))
+        meta = {"data_id": data_id, "rows": CAPACITY, "policy_iter": 0}
+        assert cluster.coordinator.deal_with_collector_send_data(state, meta)
+
+    threads = [threading.Thread(target=announce, args=("first",)) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20.0)
+    assert cluster.coordinator.status().buffer_count == CAPACITY
+
+    announce("second")
+    assert len(store) == 1  # the first was overwritten, and deleted
+    announce("first")
+    assert cluster.coordinator.status().evicted == {"overwritten": CAPACITY}
+    assert store.get("second") is not None
+    assert len(store) == 1
+    cluster.coordinator.validate_state()
     for worker in (collector, learner):
         worker.close()
