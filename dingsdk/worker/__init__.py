@@ -48,6 +48,7 @@ _HOMES = {
         "merge_hooks",
         "register_learner_hook",
     ),
+    "replay_buffer.advanced": ("AdvancedReplayBuffer",),
     "replay_buffer.base": ("IBuffer",),
     "replay_buffer.naive": ("NaiveReplayBuffer",),
     "replay_buffer.elastic": ("ElasticReplayBuffer",),
