@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import strategies as st
@@ -24,7 +26,7 @@ class RowStoreMachine(RuleBasedStateMachine):
         self.count = 0
         self.store = RowStore(CAPACITY, {}, self._load)
 
-    def _load(self, name: str) -> SampleBatch:
+    def _load(self, name: str, digest: str | None) -> SampleBatch:
         self.loads += 1
         return self.payloads[int(name[1:])]
 
@@ -70,21 +72,21 @@ TestRowStore = RowStoreMachine.TestCase
 
 
 def test_payload_is_loaded_once() -> None:
-    loads: list[str] = []
+    loads: list[tuple[str, str | None]] = []
 
-    def load(name: str) -> SampleBatch:
-        loads.append(name)
+    def load(*name_and_digest: Any) -> SampleBatch:
+        loads.append(name_and_digest)
         return SampleBatch({"value": np.arange(4)})
 
     store = RowStore(10, {}, load)
-    store.announce({"p": 0})
+    store.announce({"p": 0, "q": 1}, {"p": "its digest"})
     for _ in range(3):
-        store.gather(np.zeros(2, np.int64), np.asarray([3, 1]))
-    assert loads == ["p"]
+        store.gather(np.asarray([0, 1]), np.asarray([3, 1]))
+    assert loads == [("p", "its digest"), ("q", None)]
 
 
 def test_gathered_batch_is_owned() -> None:
-    store = RowStore(10, {}, lambda name: SampleBatch({"value": np.arange(4)}))
+    store = RowStore(10, {}, lambda *name: SampleBatch({"value": np.arange(4)}))
     store.announce({"p": 0})
     batch = store.gather(np.zeros(2, np.int64), np.asarray([0, 1]))
     batch.columns["value"][:] = -1
@@ -93,7 +95,7 @@ def test_gathered_batch_is_owned() -> None:
 
 
 def test_live_payloads_beyond_the_capacity_are_an_error_that_names_the_key() -> None:
-    store = RowStore(10, {}, lambda name: SampleBatch({"value": np.arange(4)}))
+    store = RowStore(10, {}, lambda *name: SampleBatch({"value": np.arange(4)}))
     store.announce({"a": 0, "b": 1, "c": 2})
     with pytest.raises(ConfigError) as caught:
         store.gather(np.asarray([0, 1, 2]), np.zeros(3, np.int64))
@@ -101,6 +103,6 @@ def test_live_payloads_beyond_the_capacity_are_an_error_that_names_the_key() -> 
 
 
 def test_unannounced_payload_is_a_protocol_error() -> None:
-    store = RowStore(10, {}, lambda name: SampleBatch({"value": np.arange(4)}))
+    store = RowStore(10, {}, lambda *name: SampleBatch({"value": np.arange(4)}))
     with pytest.raises(ProtocolError):
         store.gather(np.asarray([5]), np.asarray([0]))

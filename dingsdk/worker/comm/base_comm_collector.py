@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dingsdk.data import SampleBatch
+from dingsdk.data import FrameInfo, SampleBatch
 from dingsdk.errors import ProtocolError, StorageFullError, TaskFail
 from dingsdk.worker.comm.comm_worker import CommWorker
 from dingsdk.worker.comm.transport import Transport
@@ -91,6 +91,8 @@ class TransportCollector(RoleLife, BaseCommCollector):
         self._collector: Any = None
         self._task_info: Mapping[str, Any] = {}
         self._reports: deque[Mapping[str, Any]] = deque()
+        self._stored: dict[str, FrameInfo] = {}
+        """What readers can hold the payloads to that are stored and not announced yet."""
         self._policy_version: int | None = None
         self._policy_model: Mapping[str, Any] | None = None
 
@@ -103,6 +105,7 @@ class TransportCollector(RoleLife, BaseCommCollector):
         if self._role.has_job:
             raise TaskFail({"message": "busy"}, f"{self.collector_uid} has a collector running")
         self._reports.clear()
+        self._stored.clear()
         self._task_info = task_info
         self._policy_version = self._policy_model = None
         self._collector = self._create_collector(task_info)
@@ -172,12 +175,14 @@ class TransportCollector(RoleLife, BaseCommCollector):
     def send_stepdata(self, path: str, stepdata: SampleBatch) -> None:
         while not self._role.is_stopping:
             try:
-                self._role.data_store.put(path, stepdata)
+                info = self._role.data_store.put(path, stepdata)
             except StorageFullError as error:
                 # Nothing is acknowledged meanwhile; it goes on where it stood once there is room.
                 _log.warning("%s; trying again in %.0f s", error, STORAGE_PAUSE_S)
                 self._role.pause(STORAGE_PAUSE_S)
             else:
+                if info is not None:
+                    self._stored[path] = info
                 return
 
     def send_metadata(self, metadata: Mapping[str, Any]) -> None:
@@ -187,6 +192,9 @@ class TransportCollector(RoleLife, BaseCommCollector):
                 f"got {sorted(metadata)}",
                 where="metadata",
             )
+        info = self._stored.pop(str(metadata.get("data_id")), None)
+        if info is not None:
+            metadata = {**metadata, "size_bytes": info.size_bytes, "digest": info.digest}
         with self._role.condition:
             if self._role.job_wait(lambda: len(self._reports) < self._queue_size):
                 self._reports.append(metadata)

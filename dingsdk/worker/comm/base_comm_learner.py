@@ -137,7 +137,7 @@ class TransportLearner(RoleLife, BaseCommLearner):
         self._rows = RowStore(
             2 * int(buffer_cfg["replay_buffer_size"]) + int(task_info.get("payload_rows", 0)),
             buffer_cfg.get("storage", {}),
-            lambda data_id: self._role.data_store.get(data_id, LOAD_TIMEOUT_S),
+            self._load_payload,
         )
         self._learner = self._create_learner(task_info)
         self._role.start_job(
@@ -159,7 +159,7 @@ class TransportLearner(RoleLife, BaseCommLearner):
         """Train on the leased batches; return the learn info once all are done."""
         if self._rows is None:
             raise TaskFail({"message": "no learner"}, "this learner has no task")
-        self._rows.announce(data.get("payloads", {}))
+        self._rows.announce(data.get("payloads", {}), data.get("digests"))
         dropped = data.get("dropped")
         if dropped is not None and len(dropped):
             self._rows.drop(np.asarray(dropped))
@@ -208,7 +208,8 @@ class TransportLearner(RoleLife, BaseCommLearner):
             except PayloadsLostError as error:
                 # The coordinator never leases them again; this batch is another's now.
                 _log.warning("%s", error)
-                self._lost_payloads.update(error.facts["reasons"])
+                # The first reason counts: a damaged payload was set aside, and is missing then.
+                self._lost_payloads = {**error.facts["reasons"], **self._lost_payloads}
                 continue
             return batch.with_columns(**columns) if columns else batch
 
@@ -257,6 +258,12 @@ class TransportLearner(RoleLife, BaseCommLearner):
             else {}
         )
         return info
+
+    def _load_payload(self, data_id: str, digest: str | None) -> SampleBatch:
+        store = self._role.data_store
+        if digest is None:
+            return store.get(data_id, LOAD_TIMEOUT_S)
+        return store.get_verified(data_id, digest, LOAD_TIMEOUT_S)
 
     def _ids(self) -> dict[str, Any]:
         return {

@@ -30,14 +30,14 @@ class RowStore:
     Args:
         capacity: Rows that fit; a buffer's size plus what is on its way.
         storage_cfg: Config of the storage, as a replay buffer has it.
-        load: Data id -> payload, called on the first touch.
+        load: (data id, its digest where one was announced) -> payload, on the first touch.
     """
 
     def __init__(
         self,
         capacity: int,
         storage_cfg: Mapping[str, Any],
-        load: Callable[[str], SampleBatch],
+        load: Callable[[str, str | None], SampleBatch],
     ) -> None:
         self._capacity = capacity
         cfg = dict(storage_cfg)
@@ -45,7 +45,7 @@ class RowStore:
             cfg["type"] = "array"
         self._storage = default_manager().create("storages", cfg, capacity)
         self._load = load
-        self._names: dict[int, str] = {}
+        self._names: dict[int, tuple[str, str | None]] = {}
         self._offsets = np.full(1024, -1, dtype=np.int64)
         self._extents: list[tuple[int, int, int]] = []  # (start, end, number), by start
         self._head = 0
@@ -54,10 +54,17 @@ class RowStore:
         """Number of payloads held."""
         return len(self._extents)
 
-    def announce(self, payloads: Mapping[str, int]) -> None:
-        """Learn the data ids of payload numbers to come: ``{data_id: number}``."""
+    def announce(
+        self, payloads: Mapping[str, int], digests: Mapping[str, str] | None = None
+    ) -> None:
+        """Learn the data ids of payload numbers to come, and the digests that some have.
+
+        Args:
+            payloads: ``{data_id: number}``.
+            digests: ``{data_id: digest}``.
+        """
         for name, number in payloads.items():
-            self._names[number] = name
+            self._names[number] = (name, (digests or {}).get(name))
 
     def drop(self, numbers: NDArray[np.int64]) -> None:
         """Free payloads; unknown numbers are ignored."""
@@ -106,10 +113,10 @@ class RowStore:
             )
 
     def _add(self, number: int) -> None:
-        name = self._names.get(number)
-        if name is None:
+        known = self._names.get(number)
+        if known is None:
             raise ProtocolError(f"payload {number} was never announced", where="learn task")
-        batch = self._load(name)
+        batch = self._load(*known)
         start = self._allocate(len(batch))
         self._storage.put(slice(start, start + len(batch)), self._storage.accept(batch))
         bisect.insort(self._extents, (start, start + len(batch), number))

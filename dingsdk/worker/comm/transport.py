@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from dingsdk.config import Configurable
-from dingsdk.data import SampleBatch
+from dingsdk.data import FrameInfo, SampleBatch
 from dingsdk.worker.comm.scheduler import Scheduler
 
 Role = Literal["collector", "learner"]
@@ -157,8 +157,13 @@ class StepDataStore(ABC):
     """Payloads by id: immutable, deleted once nobody needs them."""
 
     @abstractmethod
-    def put(self, data_id: str, batch: SampleBatch) -> None:
-        """Store a payload; the caller hands it over and never writes to it again."""
+    def put(self, data_id: str, batch: SampleBatch) -> FrameInfo | None:
+        """Store a payload; the caller hands it over and never writes to it again.
+
+        Returns:
+            Where others can write to what the store keeps: size and digest of the payload.
+            They travel with its announcement, to whoever reads it by ``get_verified``.
+        """
 
     @abstractmethod
     def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
@@ -168,6 +173,17 @@ class StepDataStore(ABC):
             DataMissingError: it is not there before the deadline.
             DataCorruptError: what is there is not what was put.
         """
+
+    def get_verified(self, data_id: str, digest: str, timeout_s: float = 2.0) -> SampleBatch:
+        """Return the payload as ``get`` does, if it is the one of which ``put`` told the digest.
+
+        Override it with ``put``.
+
+        Raises:
+            DataMissingError: as ``get``.
+            DataCorruptError: another payload is there, whole or not.
+        """
+        return self.get(data_id, timeout_s)
 
     @abstractmethod
     def delete(self, data_ids: Iterable[str]) -> None:

@@ -102,7 +102,8 @@ class Experience:
             self.ledger.unpin(pinned)
         if info is None:
             return
-        self._lost.update((int(number), str(reason)) for number, reason in info["lost_payloads"])
+        for number, reason in info["lost_payloads"]:
+            self._lost.setdefault(int(number), str(reason))
         if info.get("priority_info"):
             self.buffer.update(info["priority_info"])
 

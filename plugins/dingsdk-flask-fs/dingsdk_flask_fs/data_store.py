@@ -96,8 +96,11 @@ class FileDataStore(StepDataStore):
             ]
 
     # Contract ---------------------------------------------------------------------------------
-    def put(self, data_id: str, batch: SampleBatch) -> None:
+    def put(self, data_id: str, batch: SampleBatch) -> FrameInfo:
         """Store a payload; storing the same again changes nothing.
+
+        Returns:
+            What a reader can hold the file to.
 
         Raises:
             ProtocolError: the id is none.
@@ -106,10 +109,6 @@ class FileDataStore(StepDataStore):
             ConfigError: the payload is larger than any reader takes.
             SchemaMismatchError: a frame cannot hold the batch.
         """
-        self.write(data_id, batch)
-
-    def write(self, data_id: str, batch: SampleBatch) -> FrameInfo:
-        """Store a payload as :meth:`put` does; return what a reader can hold it to."""
         name = check_id(data_id, "data_id") + _SUFFIX
         buffers, info = encode_frame(batch)
         if info.size_bytes > self._max_bytes:
@@ -136,7 +135,7 @@ class FileDataStore(StepDataStore):
             data_id: Of the payload.
             timeout_s: How long to look for a file that is not there: shared file systems may
                 show it late.
-            expected_digest: What :meth:`write` returned, where the reader was told.
+            expected_digest: What :meth:`put` returned, where the reader was told.
 
         Raises:
             DataMissingError: it is not there before the deadline.
@@ -161,6 +160,9 @@ class FileDataStore(StepDataStore):
                 if self._closed.wait(min(wait_s, left_s)):
                     raise ClosedError("the data store was closed", what="data store") from error
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    def get_verified(self, data_id: str, digest: str, timeout_s: float = 2.0) -> SampleBatch:
+        return self.get(data_id, timeout_s, digest)
 
     def delete(self, data_ids: Iterable[str]) -> None:
         by_shard: dict[str, list[str]] = {}

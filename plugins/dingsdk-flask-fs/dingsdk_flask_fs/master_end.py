@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 MIN_FREE_THREADS = 4
 TELL_S = 1.5
 """How long a closing master waits for workers to ask; between two tasks one asks at once, and
-while it has one at every renewal, once a second."""
+while it has one at every renewal."""
 
 
 class HttpMasterEnd(MasterEnd):
@@ -72,7 +72,11 @@ class HttpMasterEnd(MasterEnd):
                 run, epoch = begin_epoch(self._folder)
                 free = max(MIN_FREE_THREADS, threads // 4)
                 switchboard = Switchboard(
-                    run, epoch, max_bytes=max_bytes, max_polls=max(1, threads - free)
+                    run,
+                    epoch,
+                    max_bytes=max_bytes,
+                    max_polls=max(1, threads - free),
+                    lease_s=self.lease_s,
                 )
                 verifier = Verifier(secret)
                 guard = Guard(

@@ -142,6 +142,7 @@ class HttpSlaveEnd(SlaveEnd):
         with self._condition:
             self._worker_id, self._run, self._epoch = info.worker_id, run, epoch
             self._inc = whole(answer, "inc")
+            self.lease_s = whole(answer, "lease_ms") / 1000 if "lease_ms" in answer else None
             self._gone = None
             self._tasks.clear()
             self._answers.clear()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dingsdk.errors import ClosedError, ProtocolError, StaleEpochError, WorkerLostError
-from dingsdk.worker.comm import MasterListener, TaskAnswer, TaskMessage, WorkerInfo
+from dingsdk.worker.comm import LEFT, MasterListener, TaskAnswer, TaskMessage, WorkerInfo
 from dingsdk_flask_fs.mailbox import Mailbox
 from dingsdk_flask_fs.messages import (
     MAX_WANT,
@@ -36,11 +36,15 @@ class Switchboard:
         max_bytes: The largest message.
         max_polls: Requests that may wait for tasks at the same time; the others are answered
             almost at once, so that waiting never takes the threads that answers need.
+        lease_s: What workers are told when they join.
     """
 
-    def __init__(self, run: str, epoch: int, *, max_bytes: int, max_polls: int) -> None:
+    def __init__(
+        self, run: str, epoch: int, *, max_bytes: int, max_polls: int, lease_s: float | None = None
+    ) -> None:
         self.run, self.epoch = run, epoch
         self._max_bytes = max_bytes
+        self._lease = b"" if lease_s is None else b',"lease_ms":%d' % (1000 * lease_s)
         self._polls = threading.Semaphore(max_polls)
         self._lock = threading.Lock()
         self._joining = threading.RLock()
@@ -130,7 +134,7 @@ class Switchboard:
                     self._joins.popitem(last=False)
             elif self._current(request.worker, inc) is None:
                 raise self._stale(request, "that join is over")
-        return b'{"inc":%d}' % inc
+        return b'{"inc":%d%s}' % (inc, self._lease)
 
     def _admit(self, request: Request, role: Any, resource: Mapping[str, Any]) -> int:
         listener = self._told()
@@ -173,7 +177,7 @@ class Switchboard:
         with self._lock:
             is_current = self._mailboxes.get(request.worker) is mailbox
         if is_current:
-            self.abandon(request.worker, "it left")
+            self.abandon(request.worker, LEFT)
         return b'{"answered":%d}' % mailbox.answered
 
     # -------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def tree(root: Path) -> list[str]:
 def test_another_store_on_the_folder_reads_what_was_put(
     store: FileDataStore, tmp_path: Path, batch: SampleBatch
 ) -> None:
-    info = store.write("c0-1", batch)
+    info = store.put("c0-1", batch)
     other = FileDataStore(tmp_path / "run")
     found = other.get("c0-1", timeout_s=0.0, expected_digest=info.digest)
     other.close()
@@ -189,7 +189,7 @@ def test_every_kind_of_damage_is_noticed_and_set_aside(
 
 
 def test_another_payload_under_the_name_is_noticed(store: FileDataStore, tmp_path: Path) -> None:
-    info = store.write("p", piece(1))
+    info = store.put("p", piece(1))
     store.put("q", piece(2))
     file_of(store, tmp_path, "q").rename(file_of(store, tmp_path, "p"))
     with pytest.raises(DataCorruptError):
