@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 KEPT = "kept"
 """Fact: whether the row has not left before its turn (used up, stale)."""
 
-RowFacts = Mapping[str, NDArray[Any]]
+FactColumns = Mapping[str, NDArray[Any]]
 """What a buffer keeps about rows and may change while they are stored: arrays ``[rows, ...]``."""
 
 
@@ -40,7 +40,7 @@ class Piece:
     start: int
     first: int
     last: int
-    facts: RowFacts
+    facts: FactColumns
 
 
 class RowReader:
@@ -52,7 +52,7 @@ class RowReader:
     """
 
     def __init__(
-        self, buffer: BufferCore, facts: Callable[[Where], RowFacts] = lambda where: {}
+        self, buffer: BufferCore, facts: Callable[[Where], FactColumns] = lambda where: {}
     ) -> None:
         self._history = secrets.token_hex(16)
         self._buffer = buffer
@@ -91,7 +91,7 @@ class RowReader:
         facts = self._all_facts() if stop == last else {}
         return Piece(rows, start, first, last, facts)
 
-    def _all_facts(self) -> RowFacts:
+    def _all_facts(self) -> FactColumns:
         where = self._buffer._remover.oldest_first()
         facts = dict(self._facts(where))
         living = self._buffer._living(where)

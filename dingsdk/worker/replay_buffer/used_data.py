@@ -1,0 +1,260 @@
+"""Deleting the files of rows that have left a buffer (``enable_track_used_data``).
+
+Words: rows name their file by ``data_id``, and several rows may name one. An id is *tracked*
+while a row with it is in the buffer, and *leased* while somebody who was given such a row may
+still read the file. A file is deleted once its id is neither.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from dingsdk.data import SampleBatch
+from dingsdk.data.ids import check_id
+from dingsdk.errors import DataMissingError, SchemaMismatchError
+from dingsdk.worker.replay_buffer.storage import Rows
+
+_KEY = "data_id"
+_RETRY_S = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class UsedDataStats:
+    """Ids tracked and leased now; files deleted, found missing, and still to be deleted."""
+
+    tracked: int
+    leased: int
+    deleted: int
+    missing: int
+    pending: int
+
+
+class UsedData:
+    """Knows which ids a buffer's rows name, and deletes ``<root>/<data_id>`` when none does.
+
+    Safe for any number of threads. Files are deleted by the calls that end their use, so none
+    but :meth:`on_stored` and :meth:`check` should be made under a buffer's lock. There is no
+    thread: what cannot be deleted is tried again by later calls, and by :meth:`close`.
+
+    An id that was deleted must not be used for other data: whoever pushes one while its last row
+    leaves may see the new file deleted.
+
+    Args:
+        root: The folder of the files.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self, root: str | os.PathLike[str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.root = Path(root).absolute()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._rows: Counter[str] = Counter()
+        self._leases: Counter[str] = Counter()
+        self._undeleted: set[str] = set()
+        self._retry_at_s = 0.0
+        self._deleted = self._missing = 0
+
+    # What a buffer calls --------------------------------------------------------------------
+    def check(self, rows: Rows) -> None:
+        """Refuse rows that could not be tracked, before they are stored.
+
+        Raises:
+            SchemaMismatchError: a row has no ``data_id``, or none that is a str or integer.
+            ProtocolError: an id that is no file name (``[A-Za-z0-9_-]{1,64}``).
+        """
+        _count(rows)
+
+    def on_stored(self, rows: Rows) -> None:
+        """Track the ids of rows that were pushed, also of those overtaken within the push."""
+        counts = _count(rows)
+        with self._lock:
+            self._rows.update(counts)
+            self._undeleted.difference_update(counts)
+
+    def on_removed(self, rows: Rows, reason: str) -> None:
+        """Delete the files that only these rows named; the form of a remove listener."""
+        counts = _count(rows)
+        with self._lock:
+            unused = [data_id for data_id in counts if self._drop(self._rows, data_id, counts)]
+        self._delete(unused)
+
+    # What a user of sampled rows calls ------------------------------------------------------
+    def lease(self, ids: Iterable[str | int]) -> Lease:
+        """Keep the files of tracked or leased ids until the lease is released.
+
+        Raises:
+            DataMissingError: an id is neither, so its file is gone or about to be; nothing is
+                leased. Fact ``data_id``.
+            ProtocolError: an id that is no file name.
+        """
+        counts = Counter(_checked(data_id) for data_id in ids)
+        with self._lock:
+            for data_id in counts:
+                if data_id not in self._rows and data_id not in self._leases:
+                    raise DataMissingError(
+                        f"no row in the buffer names the data {data_id!r} any more; lease ids "
+                        "when their rows are sampled",
+                        data_id=data_id,
+                    )
+            self._leases.update(counts)
+        return Lease(self, counts)
+
+    def _release(self, counts: Counter[str]) -> None:
+        with self._lock:
+            unused = [data_id for data_id in counts if self._drop(self._leases, data_id, counts)]
+        self._delete(unused)
+
+    def stats(self) -> UsedDataStats:
+        """Return consistent totals."""
+        with self._lock:
+            return UsedDataStats(
+                tracked=len(self._rows),
+                leased=len(self._leases),
+                deleted=self._deleted,
+                missing=self._missing,
+                pending=len(self._undeleted),
+            )
+
+    def close(self) -> None:
+        """Try once more what could not be deleted; leases go on. May be called again."""
+        self._delete((), retry=True)
+
+    # Deleting -------------------------------------------------------------------------------
+    def _drop(self, table: Counter[str], data_id: str, counts: Counter[str]) -> bool:
+        """Take back counts of an id; return whether nobody needs its file any more."""
+        if data_id not in table:
+            return False
+        left = table[data_id] - counts[data_id]
+        if left > 0:
+            table[data_id] = left
+            return False
+        del table[data_id]
+        return data_id not in self._rows and data_id not in self._leases
+
+    def _delete(self, unused: Iterable[str], retry: bool = False) -> None:
+        with self._lock:
+            chosen = set(unused)
+            if self._undeleted and (retry or self._clock() >= self._retry_at_s):
+                chosen |= self._undeleted
+                self._undeleted.clear()
+        if not chosen:
+            return
+        deleted, missing, failed = self._unlink(chosen)
+        with self._lock:
+            self._deleted += deleted
+            self._missing += missing
+            # Rows with these ids may have been pushed again meanwhile.
+            failed = {i for i in failed if i not in self._rows and i not in self._leases}
+            self._undeleted |= failed
+            if failed:
+                self._retry_at_s = self._clock() + _RETRY_S
+
+    def _unlink(self, ids: Iterable[str]) -> tuple[int, int, set[str]]:
+        deleted = missing = 0
+        failed: dict[str, OSError] = {}
+        try:
+            folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as no_folder:
+            failed = dict.fromkeys(ids, no_folder)
+        else:
+            try:
+                for data_id in ids:
+                    # An id is one name, so this removes an entry of the folder, a symbolic link
+                    # itself rather than what it points to.
+                    try:
+                        os.unlink(data_id, dir_fd=folder)
+                        deleted += 1
+                    except FileNotFoundError:
+                        missing += 1
+                    except OSError as error:
+                        failed[data_id] = error
+            finally:
+                os.close(folder)
+        if failed:
+            data_id, reason = next(iter(failed.items()))
+            _log.warning(
+                "%d files of used data in %s cannot be deleted yet, %s for one: %s",
+                len(failed),
+                self.root,
+                data_id,
+                reason.strerror,
+            )
+        return deleted, missing, set(failed)
+
+
+class Lease:
+    """Keeps files until :meth:`release`, which also ends a ``with`` block."""
+
+    def __init__(self, used: UsedData, counts: Counter[str]) -> None:
+        self._used = used
+        self._counts: Counter[str] | None = counts
+        self._lock = threading.Lock()
+
+    def release(self) -> None:
+        """Let go of the files, and delete those that nobody needs; idempotent."""
+        with self._lock:
+            counts, self._counts = self._counts, None
+        if counts is not None:
+            self._used._release(counts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+def _count(rows: Rows) -> Counter[str]:
+    """Return how many rows name each id."""
+    if not isinstance(rows, SampleBatch):
+        return Counter(_id_of(row, index) for index, row in enumerate(rows))
+    column = rows.columns.get(_KEY)
+    if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in "iu":
+        raise _no_id(0, "no such column of integers [rows]")
+    ids, counts = np.unique(column, return_counts=True)
+    pairs = zip(ids.tolist(), counts.tolist(), strict=True)
+    return Counter({_checked(data_id): count for data_id, count in pairs})
+
+
+def _id_of(row: Any, index: int) -> str:
+    if not isinstance(row, Mapping) or _KEY not in row:
+        raise _no_id(index, "none")
+    data_id = row[_KEY]
+    if isinstance(data_id, (bool, np.bool_)) or not isinstance(data_id, (str, int, np.integer)):
+        raise _no_id(index, type(data_id).__name__)
+    return _checked(data_id)
+
+
+def _checked(data_id: Any) -> str:
+    return check_id(data_id if isinstance(data_id, str) else str(data_id), _KEY)
+
+
+def _no_id(row: int, found: str) -> SchemaMismatchError:
+    return SchemaMismatchError(
+        f"row {row} has no {_KEY} that is a str or integer (found: {found}); with "
+        "enable_track_used_data every row names its file",
+        key=_KEY,
+        row=row,
+        expected="a str or integer",
+        found=found,
+    )

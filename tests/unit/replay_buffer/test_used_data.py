@@ -1,0 +1,256 @@
+"""Deleting files of rows that left a buffer, and never before their leases end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import DataMissingError, ProtocolError, SchemaMismatchError
+from dingsdk.worker.replay_buffer import NaiveReplayBuffer
+from dingsdk.worker.replay_buffer.storage import Rows
+from dingsdk.worker.replay_buffer.used_data import UsedData, UsedDataStats
+
+
+def rows_of(root: Path, *ids: Any) -> list[dict[str, Any]]:
+    """Return rows that name files, and make the files."""
+    for data_id in ids:
+        (root / str(data_id)).write_bytes(b"data")
+    return [{"data_id": data_id} for data_id in ids]
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_a_file_goes_with_the_last_row_that_names_it(tmp_path: Path) -> None:
+    used = UsedData(tmp_path)
+    rows = rows_of(tmp_path, "a", "b", "a")
+    used.on_stored(rows)
+    used.on_removed(rows[:2], "overwritten")
+    assert names(tmp_path) == ["a"]
+    used.on_removed(rows[2:], "used_up")
+    assert names(tmp_path) == []
+    assert used.stats() == UsedDataStats(tracked=0, leased=0, deleted=2, missing=0, pending=0)
+
+
+def test_columns_name_files_by_number(tmp_path: Path) -> None:
+    used = UsedData(tmp_path)
+    rows_of(tmp_path, 7, 8, 900)
+    batch = SampleBatch({"data_id": np.array([7, 8, 7, 900]), "row": np.arange(4)})
+    used.on_stored(batch)
+    used.on_removed(batch[:2], "overwritten")
+    assert names(tmp_path) == ["7", "900"]
+    used.on_removed([{"data_id": 7}, {"data_id": np.int64(900)}], "cleared")
+    assert names(tmp_path) == []
+
+
+def test_an_id_stored_again_before_it_left_stays(tmp_path: Path) -> None:
+    used = UsedData(tmp_path)
+    rows = rows_of(tmp_path, "a")
+    used.on_stored(rows)
+    used.on_stored(rows)
+    used.on_removed(rows, "overwritten")
+    assert names(tmp_path) == ["a"]
+
+
+def test_files_of_rows_that_were_never_stored_stay(tmp_path: Path) -> None:
+    used = UsedData(tmp_path)
+    used.on_removed(rows_of(tmp_path, "a"), "cleared")
+    assert names(tmp_path) == ["a"]
+
+
+def test_leased_files_stay_until_the_last_release(tmp_path: Path) -> None:
+    used = UsedData(tmp_path)
+    rows = rows_of(tmp_path, "a", "b")
+    used.on_stored(rows)
+    first, second = used.lease(["a", "a"]), used.lease(["a", "b"])
+    used.on_removed(rows, "overwritten")
+    assert names(tmp_path) == ["a", "b"]
+    second.release()
+    second.release()
+    assert names(tmp_path) == ["a"]
+    with first, used.lease(["a"]):
+        first.release()
+        assert names(tmp_path) == ["a"]
+    assert names(tmp_path) == []
+    assert used.stats().leased == 0
+
+
+def test_what_is_gone_cannot_be_leased(tmp_path: Path) -> None:
+    used = UsedData(tmp_path)
+    rows = rows_of(tmp_path, "a", "b")
+    used.on_stored(rows)
+    used.on_removed(rows[:1], "stale")
+    with pytest.raises(DataMissingError) as caught:
+        used.lease(["b", "a"])
+    assert caught.value.data_id == "a"
+    assert used.stats().leased == 0
+    used.on_removed(rows[1:], "stale")
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "data_id",
+    ["../x", "/etc/passwd", "a/b", "a\0b", "..", ".", "", "..\\x", "a" * 65, "CON", "x; touch P"],
+)
+def test_ids_that_are_no_file_names_are_refused(tmp_path: Path, data_id: str) -> None:
+    (tmp_path / "x").write_bytes(b"outside")
+    root = tmp_path / "root"
+    root.mkdir()
+    used = UsedData(root)
+    for call in (used.check, used.on_stored, lambda rows: used.on_removed(rows, "cleared")):
+        with pytest.raises(ProtocolError):
+            call([{"data_id": data_id}])
+    with pytest.raises(ProtocolError):
+        used.lease([data_id])
+    assert names(tmp_path) == ["root", "x"]
+    assert used.stats().tracked == 0
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"data_id": "a"}, {}],
+        [{"data_id": None}],
+        [{"data_id": True}],
+        [{"data_id": 1.5}],
+        ["a"],
+        SampleBatch({"x": np.zeros(2)}),
+        SampleBatch({"data_id": np.zeros(2)}),
+        SampleBatch({"data_id": np.zeros((2, 1), np.int64)}),
+        SampleBatch({"data_id": {"a": np.zeros(2, np.int64)}}),
+    ],
+    ids=repr,
+)
+def test_rows_without_an_id_are_refused(tmp_path: Path, rows: Rows) -> None:
+    used = UsedData(tmp_path)
+    for call in (used.check, used.on_stored):
+        with pytest.raises(SchemaMismatchError) as caught:
+            call(rows)
+        assert caught.value.key == "data_id"
+    assert used.stats().tracked == 0
+
+
+def test_a_symbolic_link_is_removed_and_not_followed(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (tmp_path / "precious").write_bytes(b"data")
+    (root / "a").symlink_to(tmp_path / "precious")
+    used = UsedData(root)
+    used.on_stored([{"data_id": "a"}])
+    used.on_removed([{"data_id": "a"}], "cleared")
+    assert names(tmp_path) == ["precious", "root"]
+    assert names(root) == []
+
+
+def test_a_file_that_is_gone_already_is_counted(tmp_path: Path) -> None:
+    used = UsedData(tmp_path)
+    used.on_stored([{"data_id": "a"}])
+    used.on_removed([{"data_id": "a"}], "cleared")
+    assert (used.stats().missing, used.stats().pending) == (1, 0)
+
+
+def test_what_cannot_be_deleted_is_logged_and_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [0.0]
+    used = UsedData(tmp_path, clock=lambda: now[0])
+    folder = tmp_path / "a"
+    folder.mkdir()  # unlink refuses it
+    rows = [{"data_id": "a"}, *rows_of(tmp_path, "b", "c")]
+    used.on_stored(rows)
+    with caplog.at_level(logging.WARNING):
+        used.on_removed(rows[:2], "overwritten")
+    assert "1 files" in caplog.text
+    assert used.stats().pending == 1
+    folder.rmdir()
+    folder.write_bytes(b"")
+    used.on_removed(rows[2:], "overwritten")
+    assert names(tmp_path) == ["a"]  # too early to try again
+    now[0] += 10.0
+    used.on_removed([], "overwritten")
+    assert names(tmp_path) == []
+    assert used.stats() == UsedDataStats(tracked=0, leased=0, deleted=3, missing=0, pending=0)
+
+
+def test_close_tries_again_and_what_was_pushed_again_stays(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    used = UsedData(root)  # there is no such folder yet
+    rows = [{"data_id": "a"}, {"data_id": "b"}]
+    used.on_stored(rows)
+    used.on_removed(rows, "cleared")
+    assert used.stats().pending == 2
+    root.mkdir()
+    rows_of(root, "a", "b")
+    used.on_stored(rows[:1])
+    used.close()
+    used.close()
+    assert names(root) == ["a"]
+    assert used.stats().pending == 0
+
+
+def test_files_follow_the_rows_of_a_buffer(tmp_path: Path) -> None:
+    used = UsedData(tmp_path)
+    with NaiveReplayBuffer({"replay_buffer_size": 3}) as buffer:
+        buffer.add_remove_listener(used.on_removed)
+        for number in range(10):
+            rows = rows_of(tmp_path, f"id{number}")
+            used.on_stored(rows)
+            buffer.push(rows, 0)
+        assert names(tmp_path) == ["id7", "id8", "id9"]
+        buffer.clear()
+        assert names(tmp_path) == []
+
+
+def test_leased_files_are_there_while_others_push_them_out(tmp_path: Path) -> None:
+    """Readers lease what they sample and find every file; in the end none is left."""
+    used = UsedData(tmp_path)
+    buffer = NaiveReplayBuffer({"replay_buffer_size": 8})
+    buffer.add_remove_listener(used.on_removed)
+    done, read, gone, problems = threading.Event(), [0], [0], []
+
+    def push_on() -> None:
+        number = 0
+        while not done.is_set():
+            number += 1
+            rows = rows_of(tmp_path, f"id{number}")
+            used.on_stored(rows)
+            buffer.push(rows, 0)
+
+    def read_on() -> None:
+        while not done.is_set():
+            batch = buffer.sample(4, 0)
+            ids = [row["data_id"] for row in batch or ()]
+            try:
+                lease = used.lease(ids)
+            except DataMissingError:
+                gone[0] += 1
+                continue
+            with lease:
+                for data_id in ids:
+                    try:
+                        (tmp_path / data_id).read_bytes()
+                        read[0] += 1
+                    except FileNotFoundError as error:
+                        problems.append(error)
+            if read[0] > 2000:
+                done.set()
+
+    threads = [threading.Thread(target=each) for each in (push_on, read_on, read_on)]
+    for thread in threads:
+        thread.start()
+    done.wait(10.0)
+    done.set()
+    for thread in threads:
+        thread.join(10.0)
+    assert problems == []
+    assert read[0] > 100
+    buffer.close()
+    assert names(tmp_path) == []
+    assert used.stats().tracked == used.stats().leased == 0
