@@ -40,6 +40,8 @@ def number_of(row: Any) -> int:
     Raises:
         RuleBroken: its parts tell different ones.
     """
+    if isinstance(row, dict) and getattr(row.get("id"), "ndim", 0) == 1:
+        row = SampleBatch(row)  # an episode as a state holds it
     if isinstance(row, (SampleBatch, list)):
         numbers = [number_of(each) for each in row]
         if len(set(numbers)) != 1 or len(numbers) != episode_length(numbers[0]):

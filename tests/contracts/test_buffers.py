@@ -55,3 +55,20 @@ class TestSequenceOverObjects(Contract):
     kind = "sequence"
     storage = "object"
     capabilities = BASE | {"objects", "sequences"}
+
+
+class TestEpisodes(Contract):
+    kind = "episode"
+    storage = "object"
+    capabilities = ROWS | {"episodes"}
+
+
+class TestAdvancedOverArrays(Contract):
+    kind = "advanced"
+    capabilities = BASE | {"columns", "ages", "priorities", "proportional"}
+
+
+class TestAdvancedOverObjects(Contract):
+    kind = "advanced"
+    storage = "object"
+    capabilities = BASE | {"ages", "priorities", "proportional"}

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from dingsdk.testing.buffer_rules import closing, keeping, parts, pushing, sampling, threads
+from dingsdk.testing.buffer_rules import (
+    closing,
+    keeping,
+    parts,
+    priorities,
+    pushing,
+    sampling,
+    sequences,
+    threads,
+)
 from dingsdk.testing.rule import Rule, collect
 
 BUFFER_CAPABILITIES: Final[Mapping[str, str]] = {
@@ -17,6 +26,7 @@ BUFFER_CAPABILITIES: Final[Mapping[str, str]] = {
         "Rows are drawn by priority, which `update` changes; `alpha`, `beta`, `anneal_step`, "
         "`max_use` and `max_staleness` are settings."
     ),
+    "proportional": "The priorities are proportional: a share is `priority ** alpha` of all.",
     "sequences": "`sample(size, sequence, ...)` gives stretches of rows that follow each other.",
     "episodes": "A row is an episode: a SampleBatch or a list of transitions, of any length.",
     "elastic": "Samples come from a window of the newest rows, which `update(envstep)` moves.",
@@ -29,6 +39,6 @@ BUFFER_CAPABILITIES: Final[Mapping[str, str]] = {
 """What a buffer may declare that it is or can do, and what follows."""
 
 BUFFER_RULES: Final[tuple[Rule, ...]] = collect(
-    (pushing, sampling, keeping, closing, parts, threads)
+    (pushing, sampling, keeping, closing, parts, threads, sequences, priorities)
 )
 """Every rule, by number. Numbers are never used again for another rule."""

@@ -35,8 +35,13 @@ def rule_39_threads_share_a_buffer(bench: BufferBench) -> None:
     def sample() -> None:
         for _ in range(_TURNS):
             found = bench.sample(buffer, 7)
-            if found is not None:
-                check(numbers_of(found), "sampled")
+            if found is None:
+                continue
+            check(numbers_of(found), "sampled")
+            if bench.has("priorities"):
+                keys = ("replay_unique_id", "replay_buffer_idx")
+                info = {key: [int(row[key]) for row in found] for key in keys}
+                buffer.update({**info, "priority": [1.0 + n % 3 for n in range(len(found))]})
 
     def keep() -> None:
         for turn in range(_TURNS):

@@ -1,0 +1,328 @@
+"""Rules 46 to 57: priorities, importance weights, use and staleness."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from dingsdk.errors import CheckpointVersionError, InvalidPriorityError
+from dingsdk.testing.buffer_bench import CAPACITY, BufferBench, expect, expect_equal, raises
+from dingsdk.testing.buffer_rows import number_of, numbers_of
+from dingsdk.testing.rule import RuleBroken, needs
+
+_SPREADS = 5.0
+_CLOSE = 1e-3
+"""Priorities and weights may be float32, and a priority a little more than it was set to."""
+PRIORITIES = (0.5, 4.0, 1.0, 2.0, 8.0, 3.0)
+
+
+@needs("priorities")
+def rule_46_samples_carry_their_facts(bench: BufferBench) -> None:
+    """Each sampled row has ``replay_unique_id``, ``replay_buffer_idx``, ``IS``, ``priority``.
+
+    And ``use``, how often it was sampled, this time included, and ``staleness``, learner
+    iterations since its ``collect_iter``, -1 where it came without. They are columns, or keys.
+    """
+    buffer = bench.buffer(*range(4))
+    used: Counter[int] = Counter()
+    for _ in range(6):
+        for row in _rows(buffer, 3):
+            used[number_of(row)] += 1
+            expect_equal(int(row["use"]), used[number_of(row)], "use")
+            expect(0 <= int(row["replay_buffer_idx"]) < CAPACITY, "replay_buffer_idx")
+            expect_equal(int(row["staleness"]), -1, "staleness of a row without collect_iter")
+    buffer = bench.buffer()
+    buffer.push([{**row, "collect_iter": 3} for row in bench.rows(1)], 0)
+    (row,) = _rows(buffer, 1, 7)
+    expect_equal(int(row["staleness"]), 4, "staleness in iteration 7 of a row of iteration 3")
+
+
+@needs("priorities")
+def rule_47_ids_are_never_given_twice(bench: BufferBench) -> None:
+    """``replay_unique_id`` is another number for every row that was ever pushed.
+
+    It goes on counting after ``clear`` and in a loaded state. ``replay_buffer_idx`` tells apart
+    the rows that are there.
+    """
+    buffer = bench.buffer(*range(CAPACITY))
+    seen: dict[int, int] = {}
+
+    def note() -> None:
+        places: dict[int, int] = {}
+        for row in _all_rows(buffer).values():
+            number, unique = number_of(row), int(row["replay_unique_id"])
+            expect_equal(seen.setdefault(unique, number), number, f"the row with id {unique}")
+            places.setdefault(int(row["replay_buffer_idx"]), unique)
+        expect_equal(len(places), buffer.count(), "positions of the rows")
+
+    note()
+    bench.push(buffer, 20, 21, 22)
+    note()
+    buffer.clear()
+    bench.push(buffer, *range(30, 30 + CAPACITY))
+    note()
+    state = buffer.state_dict()
+    buffer = bench.buffer(40)
+    buffer.load_state_dict(state)
+    bench.push(buffer, 50, 51)
+    note()
+
+
+@needs("priorities")
+def rule_48_new_rows_have_the_largest_priority(bench: BufferBench) -> None:
+    """A row that comes without ``priority`` has the largest so far, at first 1; others theirs."""
+    buffer = bench.buffer(*range(3))
+    _expect_priorities(buffer, {0: 1.0, 1: 1.0, 2: 1.0})
+    _update(buffer, {1: 5.0})
+    bench.push(buffer, 3)
+    _update(buffer, {1: 0.25})
+    bench.push(buffer, 4)
+    _expect_priorities(buffer, {0: 1.0, 1: 0.25, 2: 1.0, 3: 5.0, 4: 5.0})
+    buffer.clear()
+    bench.push(buffer, 5)
+    _expect_priorities(buffer, {5: 1.0})
+    buffer = bench.buffer()
+    buffer.push([{**row, "priority": 2.5} for row in bench.rows(6)], 0)
+    _expect_priorities(buffer, {6: 2.5})
+
+
+@needs("priorities")
+def rule_49_weights_are_above_0_and_at_most_1(bench: BufferBench) -> None:
+    """``IS`` is in (0, 1], 1 for the row that is drawn the least, and for all that are alike."""
+    buffer = bench.buffer(*range(CAPACITY))
+    for row in _rows(buffer, CAPACITY):
+        expect_equal(float(row["IS"]), 1.0, "IS while priorities are equal")
+    _update(buffer, dict(enumerate(PRIORITIES)))
+    found = _all_rows(buffer)
+    weights = {number: float(row["IS"]) for number, row in found.items()}
+    expect(all(0 < weight <= 1 for weight in weights.values()), f"IS of rows: {weights}")
+    rising = [weights[number] for number in np.argsort(PRIORITIES)[::-1].tolist()]
+    expect(rising == sorted(rising), f"IS does not fall as the priority rises: {weights}")
+    expect(abs(rising[-1] - 1) < _CLOSE, f"no row has IS 1: {weights}")
+
+
+@needs("proportional")
+def rule_50_rows_are_drawn_by_priority(bench: BufferBench) -> None:
+    """A row is drawn in proportion to ``priority ** alpha``, so for any ``alpha`` of 0 to 1.
+
+    Its ``IS`` is ``(rows * share) ** -beta``, relative to the largest of all rows that are there.
+    """
+    for alpha, beta in ((0.0, 0.4), (0.6, 1.0), (1.0, 0.4)):
+        cfg = {"alpha": alpha, "beta": beta, "anneal_step": 0}
+        buffer = bench.buffer(*range(CAPACITY + 2), **cfg)
+        bench.push(buffer, *range(20, 20 + CAPACITY))
+        _update(buffer, {20 + n: priority for n, priority in enumerate(PRIORITIES)})
+        mass = np.array(PRIORITIES) ** alpha
+        share = mass / mass.sum()
+        weights = (CAPACITY * share) ** -beta
+        weights /= weights.max()
+        counts: Counter[int] = Counter()
+        for _ in range(300):
+            for row in _rows(buffer, CAPACITY):
+                number = number_of(row) - 20
+                counts[number] += 1
+                close = math.isclose(float(row["IS"]), weights[number], rel_tol=_CLOSE)
+                expect(close, f"IS is {row['IS']}, not {weights[number]}, with {cfg}")
+        total = counts.total()
+        for number, part in enumerate(share.tolist()):
+            off = abs(counts[number] - total * part)
+            # Strata spread less than independent draws, which this is the width of.
+            width = _SPREADS * (total * part * (1 - part)) ** 0.5 + _CLOSE * total
+            expect(off <= width, f"row {number} came {counts[number]} times, not {total * part}")
+
+
+@needs("priorities")
+def rule_51_update_sets_priorities(bench: BufferBench) -> None:
+    """``update`` sets the priorities of the rows with these ids at these positions.
+
+    It takes lists and arrays, of any length. Of the same row twice the last counts. An update
+    without ``priority`` changes nothing.
+    """
+    buffer = bench.buffer(*range(4))
+    found = _all_rows(buffer)
+    ids = [int(found[n]["replay_unique_id"]) for n in (0, 1, 0)]
+    places = [int(found[n]["replay_buffer_idx"]) for n in (0, 1, 0)]
+    info = {"replay_unique_id": ids, "replay_buffer_idx": places, "priority": [9.0, 2.0, 3.0]}
+    buffer.update(info)
+    _expect_priorities(buffer, {0: 3.0, 1: 2.0, 2: 1.0, 3: 1.0})
+    buffer.update({key: np.array(value)[1:2] * 1 for key, value in info.items()})
+    buffer.update({"replay_unique_id": [], "replay_buffer_idx": [], "priority": []})
+    buffer.update({"loss": 1.0})
+    _expect_priorities(buffer, {0: 3.0, 1: 2.0, 2: 1.0, 3: 1.0})
+
+
+@needs("priorities")
+def rule_52_bad_updates_are_refused(bench: BufferBench) -> None:
+    """A priority that is no finite number >= 0 is an InvalidPriorityError; nothing is changed.
+
+    So are lists of different lengths, and ids that are missing, whatever stands beside them.
+    """
+    buffer = bench.buffer(*range(3))
+    found = list(_all_rows(buffer).values())
+    ids = [int(row["replay_unique_id"]) for row in found]
+    places = [int(row["replay_buffer_idx"]) for row in found]
+    good = {"replay_unique_id": ids, "replay_buffer_idx": places, "priority": [2.0, 2.0, 2.0]}
+    wrong: list[Any] = [
+        *([2.0, bad, 2.0] for bad in (math.nan, math.inf, -math.inf, -1.0, -1e-9, "1", None, True)),
+        [2.0, 2.0],
+        [2.0] * 4,
+        [[2.0], [2.0], [2.0]],
+        "222",
+        2.0,
+    ]
+    for priority in wrong:
+        with raises(f"update() with priorities {priority!r}", InvalidPriorityError):
+            buffer.update({**good, "priority": priority})
+    for key in ("replay_unique_id", "replay_buffer_idx"):
+        for value in (None, ids[:2], [0.5, 1.5, 2.5], "abc"):
+            with raises(f"update() with {key} {value!r}", InvalidPriorityError):
+                buffer.update({**good, key: value})
+    _expect_priorities(buffer, {0: 1.0, 1: 1.0, 2: 1.0})
+
+
+@needs("priorities")
+def rule_53_extreme_priorities_keep_it_serving(bench: BufferBench) -> None:
+    """A row of priority 0 stays, and can be drawn; very small and large ones break nothing."""
+    buffer = bench.buffer(*range(4), alpha=1.0)
+    _update(buffer, {0: 0.0, 1: 5e-324, 2: 0.0, 3: 0.0})
+    expect_equal(buffer.count(), 4, "count() of rows of priority 0")
+    expect_equal(sorted(_all_rows(buffer)), [0, 1, 2, 3], "rows drawn of priority 0")
+    _update(buffer, {0: 1e308, 1: 1e308, 2: 1.0, 3: 0.0})
+    for _ in range(20):
+        for row in _rows(buffer, 4):
+            expect(0 < float(row["IS"]) <= 1, f"IS is {row['IS']} beside a priority of 1e308")
+    bench.push(buffer, 4, 5)
+    bench.draw(buffer, CAPACITY)
+
+
+@needs("priorities")
+def rule_54_updates_of_rows_that_left_are_skipped(bench: BufferBench) -> None:
+    """An update for a row that was overwritten or cleared meanwhile, or never was, is skipped.
+
+    What took its place is as it was. The others of the same update are set.
+    """
+    buffer = bench.buffer(*range(CAPACITY))
+    before = _info(_all_rows(buffer), dict.fromkeys(range(CAPACITY), 7.0))
+    bench.push(buffer, 20, 21)
+    before["replay_unique_id"] += [10**9, -5, 0]
+    before["replay_buffer_idx"] += [10**9, -5, 10**9]
+    before["priority"] += [7.0, 7.0, 7.0]
+    buffer.update(before)
+    expected = {**dict.fromkeys(range(2, CAPACITY), 7.0), 20: 1.0, 21: 1.0}
+    _expect_priorities(buffer, expected)
+    buffer.clear()
+    bench.push(buffer, *range(30, 30 + CAPACITY))
+    buffer.update(before)
+    _expect_priorities(buffer, dict.fromkeys(range(30, 30 + CAPACITY), 1.0))
+
+
+@needs("priorities")
+def rule_55_rows_leave_after_their_last_use(bench: BufferBench) -> None:
+    """A row that was sampled ``max_use`` times leaves after that batch, and does not come back.
+
+    ``count`` is how many can be sampled still. A late update of its priority changes nothing.
+    """
+    buffer = bench.buffer(*range(CAPACITY), max_use=3)
+    used: Counter[int] = Counter()
+    facts: dict[int, Any] = {}
+    while buffer.count():
+        batch = _rows(buffer, buffer.count())
+        numbers = [number_of(row) for row in batch]
+        expect(all(used[n] < 3 for n in numbers), f"rows {numbers} were drawn, used {used}")
+        used.update(numbers)
+        facts.update(zip(numbers, batch, strict=True))
+        expect_equal(buffer.count(), sum(used[n] < 3 for n in range(CAPACITY)), "count()")
+        expect(used.total() < 100, "used rows never leave")
+    expect_equal(bench.sample(buffer, 1), None, "a sample when all rows were used")
+    buffer.update(_info(facts, dict.fromkeys(facts, 5.0)))
+    expect_equal(buffer.count(), 0, "count() after a late update")
+    expect_equal(bench.sample(buffer, 1), None, "a sample after a late update")
+    bench.push(buffer, 20, 21)
+    expect_equal(buffer.count(), 2, "count() after another push")
+    expect_equal(set(numbers_of(_rows(buffer, 2))) - {20, 21}, set(), "strange rows")
+
+
+@needs("priorities")
+def rule_56_stale_rows_leave(bench: BufferBench) -> None:
+    """Rows leave when ``max_staleness`` iterations passed since their ``collect_iter``.
+
+    That is before a sample; rows that came without ``collect_iter`` never are stale.
+    """
+    buffer = bench.buffer(max_staleness=3)
+    for number, iteration in enumerate((0, 1, 1, 4)):
+        buffer.push([{**row, "collect_iter": iteration} for row in bench.rows(number)], 0)
+    expect_equal(len(_rows(buffer, 4, 2)), 4, "rows in iteration 2")
+    expect_equal(buffer.sample(4, 3), None, "4 rows in iteration 3, when one is stale")
+    expect_equal(buffer.count(), 3, "count() in iteration 3")
+    expect_equal(set(numbers_of(_rows(buffer, 1, 4))), {3}, "rows in iteration 4")
+    expect_equal(buffer.sample(1, 7), None, "a row in iteration 7, when all are stale")
+    expect_equal(buffer.count(), 0, "count() in iteration 7")
+    buffer = bench.buffer(1, max_staleness=3)
+    expect_equal(len(_rows(buffer, 1, 1000)), 1, "rows without collect_iter")
+
+
+@needs("priorities")
+def rule_57_state_keeps_priorities_and_uses(bench: BufferBench) -> None:
+    """A loaded state has the priorities, uses, ids and ``beta``; one with another ``alpha`` fails.
+
+    That raises CheckpointVersionError, and changes nothing. Per sample ``beta`` moves on by a
+    step of ``anneal_step`` to 1, and 0 of these leave it.
+    """
+    cfg = {"max_use": 99, "beta": 0.4, "anneal_step": 4}
+    old, new = bench.buffer(*range(CAPACITY + 1), **cfg), bench.buffer(40, **cfg, seed=9)
+    _update(old, dict(enumerate((2.0, 0.5, 8.0), start=1)))
+    expect(old.beta > 0.4, f"beta is {old.beta} after samples")
+    new.load_state_dict(old.state_dict())
+    expect_equal(new.beta, old.beta, "beta of the loaded state")
+    for size in (3, 2, 4, 1):
+        for mine, theirs in zip(_rows(new, size), _rows(old, size), strict=True):
+            for key in ("replay_unique_id", "replay_buffer_idx", "IS", "priority", "use", "id"):
+                expect_equal(mine[key], theirs[key], f"{key} of the loaded state")
+    expect(math.isclose(old.beta, 1.0), f"beta is {old.beta} after {cfg['anneal_step']} samples")
+    other = bench.buffer(1, 2, alpha=0.3, **{**cfg, "anneal_step": 0})
+    with raises("a state with another alpha", CheckpointVersionError):
+        other.load_state_dict(old.state_dict())
+    bench.expect_contents(other, [1, 2], "after a refused state")
+    expect_equal(other.beta, 0.4, "beta that stays")
+
+
+def _rows(buffer: Any, size: int, iteration: int = 0) -> list[Any]:
+    found = buffer.sample(size, iteration)
+    if found is None or len(found) != size:
+        raise RuleBroken(f"a sample of {size} of {buffer.count()} rows is {found!r:.200}")
+    return list(found)
+
+
+def _all_rows(buffer: Any) -> dict[int, Any]:
+    """Return a sampled row of each number; draws until all came."""
+    found: dict[int, Any] = {}
+    for _ in range(2000):
+        found.update((number_of(row), row) for row in _rows(buffer, buffer.count()))
+        if len(found) == buffer.count():
+            return found
+    raise RuleBroken(f"in 2000 batches only rows {sorted(found)} of {buffer.count()} were drawn")
+
+
+def _info(rows: dict[int, Any], priorities: dict[int, float]) -> dict[str, list[Any]]:
+    chosen: Iterable[int] = priorities
+    return {
+        "replay_unique_id": [int(rows[number]["replay_unique_id"]) for number in chosen],
+        "replay_buffer_idx": [int(rows[number]["replay_buffer_idx"]) for number in chosen],
+        "priority": [*priorities.values()],
+    }
+
+
+def _update(buffer: Any, priorities: dict[int, float]) -> None:
+    buffer.update(_info(_all_rows(buffer), priorities))
+
+
+def _expect_priorities(buffer: Any, expected: dict[int, float]) -> None:
+    found = {number: float(row["priority"]) for number, row in _all_rows(buffer).items()}
+    close = found.keys() == expected.keys() and all(
+        math.isclose(found[number], value, rel_tol=_CLOSE) for number, value in expected.items()
+    )
+    expect(close, f"priorities are {found}, not {expected}")

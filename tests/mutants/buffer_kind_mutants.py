@@ -1,0 +1,79 @@
+"""Buffers of sequences, of episodes and with windows that break the rules of their kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dingsdk.data import SampleBatch
+from dingsdk.worker.replay_buffer.elastic import ElasticReplayBuffer
+from dingsdk.worker.replay_buffer.episode import EpisodeReplayBuffer
+from dingsdk.worker.replay_buffer.sequence import SequenceReplayBuffer
+
+from .buffer_mutant import BASE, Mutant, mutant
+
+
+class Sequences(Mutant, SequenceReplayBuffer):
+    capabilities = BASE | {"columns", "sequences"}
+
+
+class Episodes(Mutant, EpisodeReplayBuffer):
+    capabilities = BASE | {"distinct", "ages", "episodes"}
+    storage = "object"
+
+
+class Elastic(Mutant, ElasticReplayBuffer):
+    capabilities = BASE | {"distinct", "columns", "elastic"}
+
+
+@mutant(41, 22, 42, 43)
+class CrossesEnds(Sequences):
+    def push(self, data: Any, *args: Any, **options: Any) -> None:
+        self._sampler._end = "no such column"  # type: ignore[attr-defined]
+        super().push(data, *args, **options)
+
+
+@mutant(42)
+class PrefersLateStarts(Sequences):
+    def sample(self, *args: Any, **options: Any) -> Any:
+        draw = type(self._sampler).draw.__get__(self._sampler)  # type: ignore[attr-defined]
+
+        def prefer(size: int, length: int) -> Any:
+            drawn = [draw(size, length) for _ in range(8)]
+            return None if None in drawn else max(drawn, key=lambda each: each.ages.sum())
+
+        self._sampler.draw = prefer  # type: ignore[attr-defined]
+        return super().sample(*args, **options)
+
+
+@mutant(43)
+class CutsSequencesShort(Sequences):
+    def sample(self, batch: int, sequence: int, *args: Any, **options: Any) -> Any:  # type: ignore[override]
+        found = super().sample(batch, sequence, *args, **options)
+        if found is None and sequence > 1:
+            return self.sample(batch, sequence - 1, *args, **options)
+        return found
+
+
+@mutant(44)
+class DropsWhatIsNoEpisode(Episodes):
+    def push(self, data: Any, *args: Any, **options: Any) -> None:
+        if type(data) is list:
+            data = [each for each in data if not each or isinstance(each, (list, SampleBatch))]
+        super().push(data, *args, **options)
+
+
+@mutant(45)
+class HasTheOldestInItsWindow(Elastic):
+    def _ages(self, sample_range: slice | None) -> range | None:
+        count = self._remover.count
+        return None if self._window >= count else range(self._window)
+
+
+@mutant(45)
+class DropsWhatLeavesItsWindow(Elastic):
+    least: int | None = None
+
+    def _ages(self, sample_range: slice | None) -> range | None:
+        self.least = min(self.least or self._window, self._window)
+        self._window = self.least
+        return super()._ages(sample_range)

@@ -1,0 +1,252 @@
+"""Buffers that keep, close, wait, tell or share wrongly."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dingsdk import SampleBatch
+from dingsdk.errors import (
+    BufferClosedError,
+    BufferFullError,
+    CheckpointCorruptError,
+    CheckpointVersionError,
+)
+from dingsdk.worker.replay_buffer.gate import Gate
+
+from .buffer_mutant import Naive, NaiveObjects, mutant
+
+# --- keeping ------------------------------------------------------------------------------------
+
+
+@mutant(21, 24)
+class TakesNoSeed(Naive):
+    def __init__(self, cfg: Mapping[str, Any]) -> None:
+        super().__init__({**cfg, "seed": None})
+
+
+@mutant(21)
+class HasOneSeed(Naive):
+    def __init__(self, cfg: Mapping[str, Any]) -> None:
+        super().__init__({**cfg, "seed": 0})
+
+
+@mutant(22)
+class ForgetsTheRandomState(Naive):
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        if "sampler" in state_dict:
+            state_dict = {**state_dict, "sampler": self._sampler.state_dict()}
+        super().load_state_dict(state_dict)
+
+
+@mutant(23)
+class SharesItsState(NaiveObjects):
+    def state_dict(self) -> dict[str, Any]:
+        items = self._storage._items if self._storage is not None else []  # type: ignore[attr-defined]
+        state = super().state_dict()
+        return {**state, "data": items} if state["tail"] == 0 and items else state
+
+
+@mutant(23)
+class KeepsTheLoadedState(NaiveObjects):
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        if state_dict.get("tail") == 0 and self.count():
+            self._storage._items = state_dict["data"]  # type: ignore[union-attr]
+
+
+@mutant(24)
+class TakesOtherVersions(Naive):
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        try:
+            super().load_state_dict(state_dict)
+        except CheckpointVersionError:
+            super().load_state_dict({"data": state_dict["data"]})
+
+
+@mutant(24)
+class EmptiesBeforeItLooks(Naive):
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        if len(state_dict) > 1:
+            self.clear()
+        super().load_state_dict(state_dict)
+
+
+@mutant(25)
+class ReplacesItsRowsByDemonstrations(Naive):
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        if len(state_dict) == 1:
+            self.clear()
+        super().load_state_dict(state_dict)
+
+
+@mutant(26, 37)
+class SavesTheRing(Naive):
+    def _contents(self) -> Any:
+        assert self._storage is not None
+        return self._storage.take(np.arange(self._remover.count))
+
+
+@mutant(27)
+class LoadsNothingInSilence(Naive):
+    def load_data(self, file: str) -> None:
+        with contextlib.suppress(CheckpointCorruptError):
+            super().load_data(file)
+
+
+# --- closing ------------------------------------------------------------------------------------
+
+
+@mutant(28)
+class MakesAFolder(Naive):
+    def __init__(self, cfg: Mapping[str, Any]) -> None:
+        super().__init__(cfg)
+        tempfile.mkdtemp(dir=".")
+
+
+@mutant(28)
+class StartsAThread(Naive):
+    def __init__(self, cfg: Mapping[str, Any]) -> None:
+        super().__init__(cfg)
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self.ended.wait, args=(20,))
+        self.thread.start()
+
+    def close(self) -> None:
+        super().close()
+        self.ended.set()
+        self.thread.join()
+
+
+@mutant(29)
+class ServesOnWhenClosed(Naive):
+    def sample(self, size: int, *args: Any, **options: Any) -> Any:
+        return [] if size == 0 else super().sample(size, *args, **options)
+
+    def clear(self) -> None:
+        with contextlib.suppress(BufferClosedError):
+            super().clear()
+
+
+@mutant(30)
+class LeavesAFile(Naive):
+    left: ClassVar[list[int]] = []
+
+    def close(self) -> None:
+        if not self.closed:
+            self.left.append(os.open(os.devnull, os.O_RDONLY))
+        super().close()
+
+
+# --- parts --------------------------------------------------------------------------------------
+
+
+@mutant(31, 34, 35, 36)
+class ForgetsToWake(Naive):
+    def __init__(self, cfg: Mapping[str, Any]) -> None:
+        super().__init__(cfg)
+        buffer = self
+
+        class Silent(Gate):
+            def wake(self) -> None:
+                if buffer.closed:
+                    super().wake()
+
+        self._gate = Silent()
+        self._lock = self._gate.lock
+
+
+@mutant(32)
+class GivesUpEarly(Naive):
+    def sample(self, *args: Any, timeout_s: float | None = None, **options: Any) -> Any:
+        early_s = None if timeout_s is None else timeout_s / 4
+        return super().sample(*args, **options, timeout_s=early_s)
+
+
+@mutant(33)
+class ReturnsNoneWhenClosed(Naive):
+    def sample(self, *args: Any, timeout_s: float | None = None, **options: Any) -> Any:
+        try:
+            return super().sample(*args, **options, timeout_s=timeout_s)
+        except BufferClosedError:
+            if timeout_s is None:
+                raise
+            return None
+
+
+@mutant(34)
+class ServesBelowTheMinimum(Naive):
+    def __init__(self, cfg: Mapping[str, Any]) -> None:
+        super().__init__(cfg)
+        if self._limiter.min_size > 1:
+            self._limiter.can_sample = lambda n: self._limiter.size > 0  # type: ignore[method-assign]
+
+
+@mutant(35)
+class DropsRefusedPushes(Naive):
+    def push(self, *args: Any, **options: Any) -> None:
+        with contextlib.suppress(BufferFullError):
+            super().push(*args, **options)
+
+
+@mutant(36)
+class RunsAhead(Naive):
+    def __init__(self, cfg: Mapping[str, Any]) -> None:
+        super().__init__(cfg)
+        if "samples_per_insert" in cfg.get("limiter", {}):
+            self._limiter.can_sample = lambda n: True  # type: ignore[method-assign]
+
+
+@mutant(37)
+class TellsOnlyWhatWasStored(Naive):
+    def push(self, data: Any, *args: Any, **options: Any) -> None:
+        surplus = len(data) - self.replay_buffer_size if isinstance(data, SampleBatch) else 0
+        super().push(data[surplus:] if surplus > 0 else data, *args, **options)
+        if surplus > 0:
+            self._pushed += surplus
+            self._left["overwritten"] += surplus
+
+
+@mutant(37)
+class SaysTheWrongReason(Naive):
+    def _empty(self) -> None:
+        super()._empty()
+        self._listeners._untold = [(rows, "overwritten") for rows, _ in self._listeners._untold]
+
+
+@mutant(38)
+class CountsClearedRowsTwice(Naive):
+    def clear(self) -> None:
+        held = self.count()
+        super().clear()
+        self._left["cleared"] += held
+        self._left["overwritten"] -= held
+
+
+# --- threads ------------------------------------------------------------------------------------
+
+
+@mutant(39)
+class CountsOutsideTheLock(Naive):
+    def push(self, *args: Any, **options: Any) -> None:
+        super().push(*args, **options)
+        pushed = self._pushed
+        time.sleep(1e-5)
+        self._pushed = pushed
+
+
+@mutant(40, 39)
+class PushesInTwoSteps(Naive):
+    def push(self, data: Any, *args: Any, **options: Any) -> None:
+        if isinstance(data, SampleBatch) and 1 < len(data) < 6:
+            super().push(data[:1], *args, **options)
+            time.sleep(1e-4)
+            data = data[1:]
+        super().push(data, *args, **options)
