@@ -110,10 +110,27 @@ class AdvancedReplayBuffer(ReplayBuffer):
     def _split(self, rows: Rows) -> tuple[Rows, Arrivals]:
         return take_apart(rows)
 
+    def _insert(self, rows: Rows, n: int) -> None:
+        storage = self._storage
+        if n > 1 or storage is None or isinstance(rows, SampleBatch) or self._sampler_listens:
+            super()._insert(rows, n)
+            return
+        # A single dict is hot with collectors of one env: it goes without a batch of its own.
+        rows, facts = take_apart(rows)
+        accepted = storage.accept_one(rows[0])
+        position, leaves = self._remover.allot_one()
+        where = slice(position, position + 1)
+        if leaves:
+            self._remove(where, "overwritten")
+        storage.put_one(position, accepted)
+        self._pushed += 1
+        self._limiter.on_insert(1)
+        self._on_stored(where, facts, 0)
+
     def _on_stored(self, where: Where, facts: Arrivals, first: int) -> None:
         self._facts.next_id += first
         iters = facts.iters
-        self._facts.arrive(where, iters if isinstance(iters, int) else iters[first:])
+        self._facts.arrive(where, iters[first:] if first and len(iters) > 1 else iters)
         if self._staleness is not None:
             self._staleness.arrive(where)
         sampler = cast(PrioritySampler, self._sampler)
@@ -126,7 +143,7 @@ class AdvancedReplayBuffer(ReplayBuffer):
         sampler.assign(where, np.maximum(known, LEAST_PRIORITY))
 
     def _remove(self, where: Where, reason: str) -> None:
-        where = self._facts.living(where)
+        where = self._living(where)
         super()._remove(where, reason)
         self._facts.leave(where)
         if reason != "overwritten":
@@ -134,7 +151,7 @@ class AdvancedReplayBuffer(ReplayBuffer):
             cast(PrioritySampler, self._sampler).withdraw(where)
 
     def _living(self, where: Where) -> Where:
-        return self._facts.living(where)
+        return self._facts.living(where) if self._settings.rows_leave_early else where
 
     def _empty(self) -> None:
         before = self._pushed_before_clear
@@ -247,17 +264,17 @@ class AdvancedReplayBuffer(ReplayBuffer):
         among = None if sample_range is None else self._by_age(sample_range)
         where = sampler.draw(size, among)
         batch: SampleBatch | list[Any] = self._take(where)
-        served = self._facts.serve(where, learner_iter)
+        ids, uses, staleness = self._facts.serve(where, learner_iter)
         added: dict[str, NDArray[Any]] = {
-            "replay_unique_id": served.ids,
+            "replay_unique_id": ids,
             "replay_buffer_idx": where,
             "IS": sampler.importance(where, self._beta),
             "priority": sampler.priorities(where),
-            "use": served.use,
-            "staleness": served.staleness,
+            "use": uses,
+            "staleness": staleness,
         }
         if self._settings.max_use < math.inf:
-            used_up = np.unique(where[served.use >= self._settings.max_use])
+            used_up = np.unique(where[uses >= self._settings.max_use])
             if len(used_up):
                 self._remove(used_up[np.argsort(self._facts.ids(used_up))], "used_up")
         self._beta = min(1.0, self._beta + self._settings.beta_step)

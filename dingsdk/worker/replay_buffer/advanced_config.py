@@ -53,6 +53,11 @@ class AdvancedSettings:
     max_staleness: float
     rows_per_sampled: float
 
+    @property
+    def rows_leave_early(self) -> bool:
+        """Whether rows leave before they are overwritten."""
+        return min(self.max_use, self.max_staleness) < math.inf
+
     @classmethod
     def of(cls, cfg: Mapping[str, Any]) -> Self:
         """Read a config.

@@ -18,6 +18,7 @@ from dingsdk.worker.replay_buffer.storage import Rows
 ADDED = ("replay_unique_id", "replay_buffer_idx", "IS", "priority", "use", "staleness")
 """The keys that a prioritized sample has and its stored rows have not."""
 _ADDED = frozenset(ADDED)
+_UNKNOWN = np.array([UNKNOWN_ITER])
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +28,13 @@ class Arrivals:
     Attributes:
         n: How many rows.
         priorities: float64[n], NaN for a row that came without; None if all did.
-        iters: int64[n], the learner iteration of the policy that collected each row, or one
-            for all; ``UNKNOWN_ITER`` where it is not known.
+        iters: int64[n], the learner iteration of the policy that collected each row, or
+            int64[1] for all; ``UNKNOWN_ITER`` where it is not known.
     """
 
     n: int
     priorities: NDArray[np.float64] | None
-    iters: NDArray[np.int64] | int
+    iters: NDArray[np.int64]
 
 
 def take_apart(rows: Rows) -> tuple[Rows, Arrivals]:
@@ -55,7 +56,7 @@ def _of_columns(rows: SampleBatch) -> tuple[SampleBatch, Arrivals]:
     priorities = None if priority is None else read_priorities(priority)
     iters = columns.get("collect_iter", columns.get("policy_iter"))
     if iters is None:
-        iters = UNKNOWN_ITER
+        iters = _UNKNOWN
     elif isinstance(iters, dict) or iters.dtype.kind not in "iu" or iters.size < len(rows):
         raise SchemaMismatchError(
             "the column of collect_iter holds no integers",
@@ -63,8 +64,10 @@ def _of_columns(rows: SampleBatch) -> tuple[SampleBatch, Arrivals]:
             expected="int",
             found=str(getattr(iters, "dtype", "dict")),
         )
-    elif iters.ndim > 1:
-        iters = iters.reshape(len(rows), -1).min(axis=1)
+    else:
+        if iters.ndim > 1:
+            iters = iters.reshape(len(rows), -1).min(axis=1)
+        iters = np.array(iters, np.int64)
     if not _ADDED.isdisjoint(columns):
         columns = {key: column for key, column in columns.items() if key not in _ADDED}
         if not columns:
@@ -92,7 +95,7 @@ def _of_dicts(rows: Sequence[Any]) -> tuple[list[Any], Arrivals]:
         stored.append(row)
     priorities = pushed_priorities([row.get("priority") for row in rows])
     found = pushed_iters([row.get("collect_iter", row.get("policy_iter")) for row in rows])
-    iters: NDArray[np.int64] | int = UNKNOWN_ITER
+    iters = _UNKNOWN
     if any(value is not None for value in found):
         iters = np.array([UNKNOWN_ITER if value is None else value for value in found], np.int64)
     return stored, Arrivals(len(rows), priorities, iters)

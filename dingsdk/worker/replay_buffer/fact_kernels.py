@@ -10,6 +10,25 @@ from dingsdk.worker.replay_buffer.tree_kernels import Floats, Ints, compiled
 _UNKNOWN = np.iinfo(np.int64).min
 
 
+@compiled("int64(float64[::1])")
+def first_wrong(priorities: Floats) -> int:
+    """Return the index of the first that is not finite and >= 0, or -1."""
+    for i in range(priorities.shape[0]):
+        if not 0.0 <= priorities[i] < np.inf:
+            return i
+    return -1
+
+
+@compiled("void(int64[:, ::1], int64, int64, int64, int64[::1])")
+def arrive(facts: NDArray[np.int64], start: int, stop: int, first_id: int, iters: Ints) -> None:
+    """Give rows ``start..stop-1`` running ids, iterations (one each, or one for all), no use."""
+    each = iters.shape[0] > 1
+    for i in range(stop - start):
+        facts[start + i, 0] = first_id + i
+        facts[start + i, 1] = iters[i] if each else iters[0]
+        facts[start + i, 2] = 0
+
+
 @compiled("void(int64[:, ::1], int64[::1], int64, int64[:, ::1])")
 def serve(facts: NDArray[np.int64], where: Ints, learner_iter: int, out: Ints) -> None:
     """Count a use of each row; write ids, uses and staleness to ``out`` (int64[3, n])."""

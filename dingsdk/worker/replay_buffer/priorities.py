@@ -17,6 +17,7 @@ from dingsdk.errors import (
     InvalidPriorityError,
     SchemaMismatchError,
 )
+from dingsdk.worker.replay_buffer.fact_kernels import first_wrong
 
 LEAST_PRIORITY = 1e-5
 """What is added to every updated priority, and the least that a pushed one counts for.
@@ -65,13 +66,10 @@ def read_priorities(values: Any) -> NDArray[np.float64]:
         InvalidPriorityError: it is something else, or one is negative, infinite or NaN.
     """
     array = _numbers("priority", values, "fiu")
-    priorities = np.ascontiguousarray(array, np.float64)
-    if len(priorities):
-        # Both comparisons are false for NaN.
-        fine = priorities.min() >= 0 and priorities.max() < math.inf
-        if not fine:
-            bad = ~((priorities >= 0) & (priorities < math.inf))
-            _refuse("priority", priorities[bad][0], int(np.flatnonzero(bad)[0]))
+    priorities = _plain(array, np.float64)
+    wrong = first_wrong(priorities)
+    if wrong >= 0:
+        _refuse("priority", priorities[wrong], wrong)
     return priorities
 
 
@@ -89,7 +87,7 @@ def read_numbers(info: Mapping[str, Any], key: str, n: int) -> NDArray[np.int64]
             found=len(array),
             expected=n,
         )
-    return np.ascontiguousarray(array, np.int64)
+    return _plain(array, np.int64)
 
 
 def pushed_priorities(values: Sequence[Any]) -> NDArray[np.float64] | None:
@@ -183,6 +181,12 @@ def _numbers(key: str, values: Any, kinds: str) -> NDArray[Any]:
             found=str(found)[:80],
         )
     return array
+
+
+def _plain(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    # Compiled code takes no frozen arrays, even to read.
+    plain = np.ascontiguousarray(array, dtype)
+    return plain if plain.flags.writeable else plain.copy()
 
 
 def _refuse(key: str, value: Any, index: int) -> None:

@@ -226,7 +226,8 @@ class ProportionalSampler(TreeSampler):
         if isinstance(where, slice):
             where = np.arange(where.start, where.stop, dtype=np.int64)
         weights = np.empty(len(priorities), np.float64)
-        kernels.weigh(priorities, self.alpha, _LEAST_WEIGHT, most, weights)
-        self._priorities[where] = priorities
-        self._largest = max(self._largest, float(priorities.max()))
+        largest = kernels.weigh(
+            self._priorities, where, priorities, self.alpha, _LEAST_WEIGHT, most, weights
+        )
+        self._largest = max(self._largest, largest)
         self._tree.assign(where, weights)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,22 +20,6 @@ _ID, _ITER, _USE, _WIDTH = 0, 1, 2, 4
 _KEYS = ("replay_unique_id", "collect_iter", "use")
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """The facts of drawn rows, int64[n] each.
-
-    Attributes:
-        ids: ``replay_unique_id``.
-        use: How often each row has been sampled, this time included; a row that is drawn twice
-            in a batch counts on.
-        staleness: Learner iterations since its policy was current; -1 where that is unknown.
-    """
-
-    ids: NDArray[np.int64]
-    use: NDArray[np.int64]
-    staleness: NDArray[np.int64]
-
-
 class RowFacts:
     """Id, ``collect_iter`` and number of uses of the row at each position.
 
@@ -52,13 +35,21 @@ class RowFacts:
         self.next_id = 0
         self.live = 0
 
-    def arrive(self, where: Where, iters: NDArray[np.int64] | int) -> None:
-        """Note new rows at positions: they get the next ids, and no use yet."""
-        n = where.stop - where.start if isinstance(where, slice) else len(where)
-        facts = self._facts
-        facts[where, _ID] = np.arange(self.next_id, self.next_id + n)
-        facts[where, _ITER] = iters
-        facts[where, _USE] = 0
+    def arrive(self, where: Where, iters: NDArray[np.int64]) -> None:
+        """Note new rows at positions: they get the next ids, and no use yet.
+
+        Args:
+            where: Positions of n rows; whoever was there before has left, or leaves now.
+            iters: int64[n], or int64[1] for all.
+        """
+        if isinstance(where, slice):
+            n = where.stop - where.start
+            kernels.arrive(self._facts, where.start, where.stop, self.next_id, iters)
+        else:
+            n = len(where)
+            self._facts[where, _ID] = np.arange(self.next_id, self.next_id + n)
+            self._facts[where, _ITER] = iters
+            self._facts[where, _USE] = 0
         self.next_id += n
         self.live += n
 
@@ -77,11 +68,16 @@ class RowFacts:
         self._facts[where, _ID] = NOBODY
         self.live -= where.stop - where.start if isinstance(where, slice) else len(where)
 
-    def serve(self, where: NDArray[np.int64], learner_iter: int) -> Served:
-        """Count one use of each drawn row, and return the facts."""
+    def serve(self, where: NDArray[np.int64], learner_iter: int) -> NDArray[np.int64]:
+        """Count one use of each drawn row, and return the facts.
+
+        Returns:
+            int64[3, n]: ids, uses (this one included; a row that is drawn twice counts on), and
+            staleness, the learner iterations since its policy was current (-1: unknown).
+        """
         out = np.empty((3, len(where)), np.int64)
         kernels.serve(self._facts, where, learner_iter, out)
-        return Served(out[0], out[1], out[2])
+        return out
 
     def ids(self, where: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the ids of the rows at positions."""

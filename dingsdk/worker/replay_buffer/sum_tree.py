@@ -24,6 +24,9 @@ class SumTree:
 
     Args:
         size: Number of leaves, >= 1; any number.
+
+    Attributes:
+        largest_weight: What a leaf may weigh so that the sum of all stays finite.
     """
 
     def __init__(self, size: int) -> None:
@@ -33,6 +36,7 @@ class SumTree:
         # The levels from the root to the leaves, each filled up to whole nodes with zeros.
         whole = [-(-width // kernels.FANOUT) * kernels.FANOUT for width in reversed(widths)]
         self.size = size
+        self.largest_weight = float(np.finfo(np.float64).max) / 2 / size
         self._starts = np.cumsum([0, *whole], dtype=np.int64)
         self._first = int(self._starts[-2])
         self._sums = _aligned(int(self._starts[-1]), 0.0)
@@ -57,11 +61,6 @@ class SumTree:
         return self._live
 
     @property
-    def largest_weight(self) -> float:
-        """The largest weight with which the sum of all stays finite."""
-        return float(np.finfo(np.float64).max) / 2 / self.size
-
-    @property
     def weights(self) -> NDArray[np.float64]:
         """float64[size], a read-only view of the leaves."""
         view = self._sums[self._first : self._first + self.size]
@@ -73,7 +72,7 @@ class SumTree:
 
         Args:
             where: int64[n], each in ``0..size-1``; of equal ones the last counts.
-            weights: float64[n], >= 0 and at most :attr:`largest_weight`.
+            weights: float64[n], >= 0 and at most ``largest_weight``.
         """
         n = len(where)
         if n > len(self._nodes):

@@ -192,11 +192,26 @@ def fill(sums: Floats, lows: Floats, starts: Ints, first: int, stop: int, weight
     return more
 
 
-@compiled("void(float64[::1], float64, float64, float64, float64[::1])")
-def weigh(priorities: Floats, exponent: float, least: float, most: float, weights: Floats) -> None:
-    """Raise priorities to a power, within bounds."""
-    for i in range(priorities.shape[0]):
-        weights[i] = min(max(priorities[i] ** exponent, least), most)
+@compiled(
+    "float64(float64[::1], int64[::1], float64[::1], float64, float64, float64, float64[::1])"
+)
+def weigh(
+    kept: Floats,
+    where: Ints,
+    priorities: Floats,
+    exponent: float,
+    least: float,
+    most: float,
+    weights: Floats,
+) -> float:
+    """Keep priorities by position, raise them to a power within bounds; return the largest."""
+    largest = 0.0
+    for i in range(where.shape[0]):
+        priority = priorities[i]
+        kept[where[i]] = priority
+        largest = max(largest, priority)
+        weights[i] = min(max(priority**exponent, least), most)
+    return largest
 
 
 @compiled("void(float64[::1], int64, int64[::1], float64, float64, float32[::1])")
