@@ -262,3 +262,22 @@ def test_master_that_closes_ends_its_workers_without_a_search(cluster: Cluster) 
     slave = cluster.add("w0")
     cluster.master.close()
     assert slave.close(timeout_s=3.0)
+
+
+@pytest.mark.parametrize("lease_s", [6.5, None])
+def test_worker_is_told_the_lease_when_it_joins(
+    transport: FlaskFSTransport, lease_s: float | None
+) -> None:
+    master = Master(
+        transport.master_end(),
+        transport.scheduler,
+        on_join=lambda info: None,
+        on_renew=lambda worker_id: None,
+        on_lost=lambda worker_id, reason: None,
+        lease_s=float("inf") if lease_s is None else lease_s,
+    )
+    end = transport.slave_end(master.start())
+    end.join(WorkerInfo("w0", "collector"), 5.0)
+    assert end.lease_s == lease_s
+    end.close()
+    master.close()
