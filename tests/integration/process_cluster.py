@@ -36,15 +36,16 @@ SETS = (
 
 
 class ProcessCluster:
-    """One coordinator here; a learner and two collectors in processes, over flask_fs."""
+    """One coordinator here; a learner and two collectors in processes."""
 
     def __init__(
         self,
         run_dir: Path,
         sets: Iterable[str] = (),
+        transport: str = "flask_fs",
         coordinator_cls: type[Coordinator] = Coordinator,
     ) -> None:
-        cfg = compile_run("cartpole-dqn", "parallel", "flask_fs", (*SETS, *sets), 3)
+        cfg = compile_run("cartpole-dqn", "parallel", transport, (*SETS, *sets), 3)
         cfg = worker_config(RunContext(cfg=cfg, run_dir=run_dir))
         self.run_dir = run_dir
         self.transport = make_transport(cfg, run_dir)

@@ -1,0 +1,131 @@
+"""A plugin for worker processes: flask_fs that dies, hangs or dawdles where a test says so.
+
+A test arms a point by a file in the run folder, ``at-<point>``. The first worker process to come
+there takes the file, writes down who it is and what it was about to do, and does as it is told.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+from dingsdk_flask_fs.plugin import FlaskFileSystemCollector, FlaskFileSystemLearner
+from dingsdk_flask_fs.transport import FlaskFSTransport
+from gymnasium.envs.classic_control import CartPoleEnv
+
+from dingsdk import hookimpl
+
+TYPE_KEY = "crashing"
+ENV_ID = "CrashingCartPole-v0"
+HANG_S = 3600
+_run_dir: Path | None = None
+
+
+def is_reached(point: str, **facts: Any) -> bool:
+    """Whether this process shall act at the point, now."""
+    if _run_dir is None or multiprocessing.parent_process() is None:
+        return False
+    claimed = _run_dir / f"claimed-{point}-{os.getpid()}"
+    try:
+        (_run_dir / f"at-{point}").rename(claimed)
+    except FileNotFoundError:
+        return False
+    claimed.write_text(json.dumps({"worker": multiprocessing.current_process().name, **facts}))
+    claimed.rename(_run_dir / f"seen-{point}")
+    return True
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    threading.Event().wait()
+
+
+def die_at(point: str, **facts: Any) -> None:
+    if is_reached(point, **facts):
+        die()
+
+
+class CrashingTransport(FlaskFSTransport):
+    def __init__(self, cfg: Any, run_dir: Path) -> None:
+        global _run_dir
+        super().__init__(cfg, run_dir)
+        _run_dir = Path(run_dir)
+
+    def data_store(self) -> Any:
+        store: Any = super().data_store()
+        put = store.put
+
+        def crashing_put(data_id: str, batch: Any) -> None:
+            if is_reached("mid-write", data_id=data_id):
+                os.writev = _write_half_and_die
+            put(data_id, batch)
+            die_at("written", data_id=data_id)
+
+        store.put = crashing_put
+        return store
+
+    def policy_store(self) -> Any:
+        store: Any = super().policy_store()
+        load: Callable[..., Any] = store.newest
+
+        def crashing_newest(*args: Any, **kwargs: Any) -> Any:
+            newest = load(*args, **kwargs)
+            if newest is not None:
+                die_at("policy-read", version=newest[0])
+            return newest
+
+        store.newest = crashing_newest
+        return store
+
+
+def _write_half_and_die(descriptor: int, buffers: Any, *args: Any) -> int:
+    whole = b"".join(bytes(buffer) for buffer in buffers)
+    os.write(descriptor, whole[: len(whole) // 2])
+    die()
+    return 0
+
+
+class CrashingCartPole(CartPoleEnv):
+    """CartPole whose step can kill, hang, raise, or observe nonsense; slow while told to."""
+
+    def step(self, action: Any) -> Any:
+        die_at("env-step")
+        if is_reached("hang"):
+            ctypes.PyDLL(None).sleep(HANG_S)  # keeps the GIL: every thread stands still
+        if is_reached("raise"):
+            raise ValueError("the simulator fell over")
+        obs, *rest = super().step(action)
+        if is_reached("observe-nan"):
+            obs = obs * float("nan")
+        if is_reached("observe-other-shape"):
+            obs = obs[:2]
+        if _run_dir is not None and (_run_dir / "slow").exists():
+            time.sleep(0.2)
+        return obs, *rest
+
+
+gymnasium.register(ENV_ID, CrashingCartPole, max_episode_steps=500)
+
+
+@hookimpl
+def dingsdk_register_transports(registry: Any) -> None:
+    registry.register(TYPE_KEY, CrashingTransport)
+
+
+@hookimpl
+def dingsdk_register_comm_collectors(registry: Any) -> None:
+    registry.register(TYPE_KEY, FlaskFileSystemCollector)
+
+
+@hookimpl
+def dingsdk_register_comm_learners(registry: Any) -> None:
+    registry.register(TYPE_KEY, FlaskFileSystemLearner)

@@ -1,0 +1,70 @@
+"""Processes that end, or fork, while a cluster runs in their threads: no hang, no traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PATIENCE_S = 60.0
+START = """
+import os, sys, threading
+from pathlib import Path
+from dingsdk.plugins import default_manager
+from dingsdk.worker.comm import Master, Slave, WorkerInfo
+
+kind, run_dir = sys.argv[1], Path(sys.argv[2])
+transport = default_manager().create("transports", {"type": kind}, run_dir)
+joined = threading.Event()
+master = Master(
+    transport.master_end(), transport.scheduler, on_join=lambda info: joined.set(),
+    on_renew=lambda worker_id: None, on_lost=lambda worker_id, reason: None,
+)
+slave = Slave(
+    transport.slave_end(master.start()), transport.scheduler, WorkerInfo("w0", "collector"),
+    callback_fn={
+        "echo": lambda task: {"n": task["n"]},
+        "hang": lambda task: threading.Event().wait(),
+    },
+)
+stores = transport.data_store(), transport.policy_store()
+slave.start()
+assert joined.wait(20)
+assert master.ask("w0", {"name": "echo", "n": 1}, 20)["n"] == 1
+"""
+END = """
+task = master.new_task("w0", {"name": "hang"}).start()
+sys.exit(0)
+"""
+FORK = """
+child = os.fork()
+if child == 0:
+    # Only this thread came along; what others hold must not be waited for.
+    sys.exit(0)
+pid, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 0, status
+assert master.ask("w0", {"name": "echo", "n": 2}, 20)["n"] == 2
+slave.close(); master.close(); transport.close()
+"""
+
+
+def run(code: str, kind: str, tmp_path: Path) -> None:
+    # Python 3.12 warns of a fork beside threads, which is what is tried here.
+    program = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", START + code]
+    process = subprocess.run(
+        [*program, kind, str(tmp_path)],
+        capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert (process.returncode, process.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("kind", ["in_memory", "flask_fs"])
+def test_interpreter_ends_with_everything_open(tmp_path: Path, kind: str) -> None:
+    run(END, kind, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["in_memory", "flask_fs"])
+def test_fork_beside_running_threads_ends_and_disturbs_nobody(tmp_path: Path, kind: str) -> None:
+    run(FORK, kind, tmp_path)

@@ -1,0 +1,325 @@
+"""Processes that die at the worst moment, files that vanish, a full disk, envs that misbehave.
+
+One cluster of processes goes through all of it. After each fault the learner trains on, and every
+acknowledged sample is in the buffer or evicted for a counted reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+
+from dingsdk.pipeline.threads import torch_threads
+from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.worker import Coordinator
+
+from .process_cluster import LEASE_S, PATIENCE_S, ProcessCluster, is_running
+
+PLUGIN = Path(__file__).parent / "crash_plugin"
+DISK_BYTES = 8 << 20
+ORPHAN_GRACE_S = 3.0
+"""Long against the time that a payload waits to be acknowledged while the learner trains."""
+SETS = (
+    "env.env_id=crashing:CrashingCartPole-v0",
+    "env_manager.type=in_process",
+    # The full disk is to be met by the collectors, not by a policy that is just published.
+    "system.learner.send_policy_freq=1000000",
+    "system.restarts=50",
+    "system.transport.import_names=[crashing]",
+    "system.transport.min_free_bytes=65536",
+)
+
+
+class KillingCoordinator(Coordinator):
+    """Kills a worker just before or just after it acknowledges a payload of that worker."""
+
+    kill: Callable[[str, str], None] | None = None
+
+    def deal_with_collector_send_data(self, state: Any, meta: Mapping[str, Any]) -> bool:
+        worker_id, data_id = state.worker.worker_id, str(meta["data_id"])
+        if self.kill is not None:
+            self.kill("announced", worker_id)
+        is_acked = super().deal_with_collector_send_data(state, meta)
+        if is_acked and self.kill is not None:
+            self.kill("acknowledged", worker_id)
+            self.data_store.get(data_id, 0.0)  # raises where the payload went with its worker
+        return is_acked
+
+
+class CrashCluster(ProcessCluster):
+    """A cluster whose workers do at a point what a test armed it for."""
+
+    def arm(self, point: str) -> None:
+        for member in self.crew._members:
+            member.deaths.clear()  # so that the next start need not wait
+        (self.run_dir / f"at-{point}").touch()
+
+    def seen(self, point: str) -> dict[str, Any]:
+        """Return which worker came to the point since it was armed, and what with."""
+        path = self.run_dir / f"seen-{point}"
+        self.expect(path.exists)
+        found: dict[str, Any] = json.loads(path.read_text())
+        path.unlink()
+        return found
+
+    def expect_return(self, worker_id: str, incarnation: int) -> None:
+        """Wait until a worker is there again, as another one; then all goes on."""
+        self.expect(lambda: self.incarnation(worker_id) > incarnation)
+        self.expect_training()
+
+    def incarnations(self) -> dict[str, int]:
+        self.expect(lambda: len(self.coordinator.master.workers) == 3)
+        workers = self.coordinator.master.workers
+        return {worker_id: info.incarnation for worker_id, info in workers.items()}
+
+    @property
+    def data(self) -> Path:
+        return Path(self.transport.data_dir) / "data"
+
+    def payloads(self) -> set[str]:
+        return {path.stem for path in self.data.glob("*/*.ding")}
+
+    def unreadable(self) -> int:
+        """Return how many samples were given up because their payload could not be read."""
+        evicted = self.coordinator.status().evicted
+        return evicted.get("missing", 0) + evicted.get("corrupt", 0)
+
+    def half_written(self) -> set[Path]:
+        return set(self.data.glob("*/.tmp-*"))
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]:
+    """A small file system of its own; None where we may not mount one."""
+    path = tmp_path_factory.mktemp("disk")
+    options = f"size={DISK_BYTES},mode=0700"
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        yield None
+        return
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, disk: Path | None) -> Iterator[CrashCluster]:
+    run_dir = tmp_path_factory.mktemp("cluster")
+    sets = (*SETS, f"system.transport.data_dir={disk / 'shared'}") if disk else SETS
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        use_manager(PluginManager()),
+        torch_threads(1),
+    ):
+        patch.syspath_prepend(PLUGIN)
+        made = CrashCluster(run_dir, sets, "crashing", KillingCoordinator)
+        made.crew.lost_limit_s = 1.0
+        yield made
+        made.close()
+        gymnasium.registry.pop("CrashingCartPole-v0")
+        sys.modules.pop("crashing")
+    assert multiprocessing.active_children() == []
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_behind() -> None:
+    """The cluster outlives its tests; its own fixture looks after what it leaves."""
+
+
+@pytest.fixture
+def eager_sweeps(cluster: CrashCluster) -> Iterator[None]:
+    grace_s = cluster.coordinator.cfg["orphan_grace_s"]
+    cluster.coordinator.cfg["orphan_grace_s"] = ORPHAN_GRACE_S
+    yield
+    cluster.coordinator.cfg["orphan_grace_s"] = grace_s
+
+
+# A collector that is killed ---------------------------------------------------------------------
+@pytest.mark.parametrize("point", ["env-step", "policy-read"])
+def test_collector_killed_at_work_is_replaced(cluster: CrashCluster, point: str) -> None:
+    before = cluster.incarnations()
+    cluster.arm(point)
+    victim = cluster.seen(point)["worker"]
+    cluster.expect_return(victim, before[victim])
+
+
+@pytest.mark.usefixtures("eager_sweeps")
+def test_collector_killed_in_the_middle_of_a_write_leaves_no_payload(
+    cluster: CrashCluster,
+) -> None:
+    before = cluster.incarnations()
+    cluster.arm("mid-write")
+    found = cluster.seen("mid-write")
+    torn = cluster.half_written()
+    assert found["data_id"] not in cluster.payloads()
+    cluster.expect_return(found["worker"], before[found["worker"]])
+    assert found["data_id"] not in cluster.payloads()
+    cluster.expect(lambda: not torn & cluster.half_written())
+
+
+@pytest.mark.usefixtures("eager_sweeps")
+def test_payload_that_its_collector_did_not_live_to_announce_is_deleted(
+    cluster: CrashCluster,
+) -> None:
+    before = cluster.incarnations()
+    cluster.arm("written")
+    found = cluster.seen("written")
+    cluster.expect_return(found["worker"], before[found["worker"]])
+    assert found["data_id"] not in cluster.coordinator._book.live_payloads
+    cluster.expect(lambda: found["data_id"] not in cluster.payloads())
+
+
+@pytest.mark.parametrize("point", ["announced", "acknowledged"])
+def test_payload_stays_when_its_collector_is_killed(cluster: CrashCluster, point: str) -> None:
+    before = cluster.incarnations()
+    pids = {worker_id: cluster.pid(worker_id) for worker_id in before}
+    killed: list[str] = []
+
+    def kill(where: str, worker_id: str) -> None:
+        if where != point or killed:
+            return
+        killed.append(worker_id)
+        os.kill(pids[worker_id], signal.SIGKILL)
+        deadline = time.monotonic() + PATIENCE_S
+        while is_running(pids[worker_id]) and time.monotonic() < deadline:
+            threading.Event().wait(0.01)
+
+    cluster.coordinator.kill = kill
+    cluster.expect(lambda: bool(killed))
+    cluster.expect_return(killed[0], before[killed[0]])
+    cluster.coordinator.kill = None
+
+
+def test_idle_collector_that_is_killed_is_missed_when_its_lease_ends(
+    cluster: CrashCluster,
+) -> None:
+    cluster.coordinator.deal_with_decrease_collector()
+    first, before = "collector-0", cluster.incarnations()
+    os.kill(cluster.pid(first), signal.SIGKILL)  # its task is not given to anybody again
+    cluster.expect_return(first, before[first])
+    before = cluster.incarnations()
+    busy = {task.worker.worker_id for task in cluster.coordinator.running_tasks()}
+    victim = (before.keys() - busy - {"learner-0"}).pop()
+
+    os.kill(cluster.pid(victim), signal.SIGKILL)
+    # Nobody looks after the process: as for a worker on another host, its silence must do.
+    cluster.expect(lambda: cluster.incarnation(victim) == 0, 2 * LEASE_S, with_crew=False)
+    cluster.coordinator.deal_with_increase_collector()
+    cluster.expect_return(victim, before[victim])
+
+
+# A collector that hangs or dawdles --------------------------------------------------------------
+def test_process_that_hangs_with_the_gil_held_is_replaced(cluster: CrashCluster) -> None:
+    before = cluster.incarnations()
+    cluster.arm("hang")
+    victim = cluster.seen("hang")["worker"]
+    pid = cluster.pid(victim)
+    cluster.expect_return(victim, before[victim])
+    assert not is_running(pid)
+
+
+def test_slow_collectors_keep_their_leases(cluster: CrashCluster) -> None:
+    before = cluster.incarnations()
+    (cluster.run_dir / "slow").touch()
+    until = time.monotonic() + 1.5 * LEASE_S
+    steps = cluster.env_steps()
+    cluster.expect(lambda: time.monotonic() > until and cluster.env_steps() > steps)
+    (cluster.run_dir / "slow").unlink()
+    assert cluster.incarnations() == before
+    cluster.expect_training()
+
+
+# Envs that misbehave, files that vanish, a disk that fills up -------------------------------------
+@pytest.mark.parametrize("point", ["raise", "observe-nan", "observe-other-shape"])
+def test_env_that_fails_once_costs_its_episode_alone(cluster: CrashCluster, point: str) -> None:
+    before = cluster.incarnations()
+    cluster.arm(point)
+    assert cluster.seen(point)["worker"].startswith("collector-")
+    cluster.expect_training()
+    assert cluster.incarnations() == before
+
+
+def remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def flip_a_byte(path: Path) -> None:
+    try:
+        with path.open("r+b") as file:
+            file.seek(path.stat().st_size // 2)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 1]))
+    except (OSError, IndexError):
+        return  # deleted meanwhile
+
+
+def _number(data_id: str) -> int:
+    return int(data_id.rpartition("-")[2])
+
+
+@pytest.mark.parametrize("harm", [remove, flip_a_byte])
+def test_payload_files_that_come_to_harm_are_replaced_and_counted(
+    cluster: CrashCluster, harm: Callable[[Path], None]
+) -> None:
+    before = cluster.incarnations()
+    unreadable = cluster.unreadable()
+    again_at = 0.0
+
+    def is_counted() -> bool:
+        nonlocal again_at
+        if time.monotonic() > again_at:
+            again_at = time.monotonic() + 5.0
+            name = max(cluster.payloads(), key=_number)  # not read yet, most likely
+            for path in cluster.data.glob(f"*/{name}.ding"):
+                harm(path)
+        return cluster.unreadable() > unreadable
+
+    cluster.expect(is_counted)
+    cluster.expect_training()
+    assert cluster.incarnations() == before
+    if harm is flip_a_byte:
+        assert list((cluster.data.parent / "quarantine").iterdir())
+
+
+def fill_up(ballast: Path) -> None:
+    with ballast.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def test_full_disk_holds_the_run_up_until_there_is_room(
+    cluster: CrashCluster, disk: Path | None
+) -> None:
+    if disk is None:
+        pytest.skip("cannot mount a file system here")
+    before = cluster.incarnations()
+    ballast = disk / "ballast"
+    steps, still_since = cluster.env_steps(), time.monotonic()
+
+    def stands_still() -> bool:
+        nonlocal steps, still_since
+        fill_up(ballast)  # again: deleted payloads make room
+        now = cluster.env_steps()
+        if now != steps:
+            steps, still_since = now, time.monotonic()
+        return time.monotonic() - still_since > 2.0
+
+    cluster.expect(stands_still)
+    cluster.coordinator.validate_state()
+    ballast.unlink()
+    cluster.expect(lambda: cluster.env_steps() > steps + 300)
+    cluster.expect_training()
+    assert cluster.incarnations() == before
