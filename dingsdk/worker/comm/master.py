@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -43,10 +44,10 @@ class Master:
         on_renew: Callable[[str], None],
         on_lost: Callable[[str, str], None],
         lease_s: float | None = None,
-        max_open_tasks: int = 64,
+        max_open_tasks: int = 4096,
     ) -> None:
         self._end = end
-        end.lease_s = lease_s
+        end.lease_s = None if lease_s is None or math.isinf(lease_s) else lease_s
         self._condition = scheduler.condition()
         self._on_join, self._on_renew, self._on_lost = on_join, on_renew, on_lost
         self._workers: dict[str, WorkerInfo] = {}

@@ -259,3 +259,22 @@ def test_policy_is_cloned_and_never_goes_back(transport: InMemoryTransport) -> N
     assert store.newest("p", newer_than=5) is None
     store.discard("p")
     assert store.newest("p") is None
+
+
+@pytest.mark.parametrize("lease_s", [6.5, None])
+def test_worker_is_told_the_lease_when_it_joins(
+    transport: InMemoryTransport, lease_s: float | None
+) -> None:
+    master = Master(
+        transport.master_end(),
+        transport.scheduler,
+        on_join=lambda info: None,
+        on_renew=lambda worker_id: None,
+        on_lost=lambda worker_id, reason: None,
+        lease_s=float("inf") if lease_s is None else lease_s,
+    )
+    end = transport.slave_end(master.start())
+    end.join(WorkerInfo("w0", "collector"), 5.0)
+    assert end.lease_s == lease_s
+    end.close()
+    master.close()

@@ -34,6 +34,7 @@ class Bench:
             on_renew=self.renewed.append,
             on_lost=lambda worker_id, reason: None,
             lease_s=10.0,
+            max_open_tasks=64,
         )
         self.address = self.master.start()
         self.roles: list[WorkerRole] = []
