@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dingsdk.worker.replay_buffer import persistence, state
-from dingsdk.worker.replay_buffer.core import BufferCore
+from dingsdk.worker.replay_buffer.filling import FilledBuffer
+from dingsdk.worker.replay_buffer.remover import Remover
 from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.storage import Rows, Storage
 
 
-class ReplayBuffer(BufferCore):
+class ReplayBuffer(FilledBuffer):
     """A buffer whose rows can be saved, and whose whole state can move to another one.
 
     A subclass that keeps facts about rows overrides :meth:`_extra_state` and
@@ -105,29 +106,46 @@ class ReplayBuffer(BufferCore):
         limiter.load_state_dict(state_dict["limiter"])
         sampler.load_state_dict(state_dict["sampler"])
         state.check_count(rows, remover.count)
-        storage: Storage | None = None
-        if not parts.chooses_storage:
-            storage = parts.storage()
-        elif len(rows):
-            storage = parts.storage(state_dict["storage"])
-        if storage is not None and len(rows):
-            state.fill(storage, remover, rows)
+        storage = None if self._commits else self._filled_storage(state_dict, rows, remover)
+        if len(rows):
             sampler.on_insert(remover.oldest_first(), rows)
         use_extra = self._check_extra_state(state_dict, sampler)
         with self._lock:
             self._check_open()
             self._empty()
+            if self._commits:
+                # There is one such storage; should its disk be full, the buffer is left empty.
+                assert self._storage is not None
+                if len(rows):
+                    state.fill(self._storage, remover, rows)
+            else:
+                self._use_storage(storage)
             self._remover = remover
             self._use_limiter(limiter)
             self._use_sampler(sampler)
-            self._storage = storage
             # The rows of the state count as pushed here, so that totals keep adding up.
             self._pushed += len(rows)
             self._pushed_before_clear = self._pushed - state_dict["push_count"]
             use_extra()
+            if self._commits:
+                self._commit()
             self._gate.wake()
             departures = self._listeners.collect()
         self._listeners.tell(departures)
+
+    def _filled_storage(
+        self, state_dict: Mapping[str, Any], rows: Rows, remover: Remover
+    ) -> Storage | None:
+        """Return a new storage with the rows of a state; None to leave it to the first push."""
+        if not self._parts.chooses_storage:
+            storage = self._parts.storage()
+        elif len(rows):
+            storage = self._parts.storage(state_dict["storage"])
+        else:
+            return None
+        if len(rows):
+            state.fill(storage, remover, rows)
+        return storage
 
     def _extra_state(self) -> dict[str, Any]:
         """Return what the state needs beyond that of the base."""

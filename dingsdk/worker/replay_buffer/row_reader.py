@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.worker.replay_buffer.remover import FifoRemover, Where
+from dingsdk.worker.replay_buffer.remover import FifoRemover, Remover, Where
 from dingsdk.worker.replay_buffer.storage import Rows
 
 if TYPE_CHECKING:
-    from dingsdk.worker.replay_buffer.core import BufferCore
+    from dingsdk.worker.replay_buffer.filling import FilledBuffer
 
 KEPT = "kept"
 """Fact: whether the row has not left before its turn (used up, stale)."""
@@ -34,6 +34,7 @@ class Piece:
         first: Push index of the oldest row in the buffer at that moment.
         last: Push index after the newest.
         facts: About all rows of the buffer, where the piece reaches the newest.
+        lineage: Random name of the history that push indices count.
     """
 
     rows: Rows
@@ -41,6 +42,7 @@ class Piece:
     first: int
     last: int
     facts: FactColumns
+    lineage: str
 
 
 class RowReader:
@@ -52,16 +54,12 @@ class RowReader:
     """
 
     def __init__(
-        self, buffer: BufferCore, facts: Callable[[Where], FactColumns] = lambda where: {}
+        self, buffer: FilledBuffer, facts: Callable[[Where], FactColumns] = lambda where: {}
     ) -> None:
-        self._history = secrets.token_hex(16)
         self._buffer = buffer
+        self._remover: Remover | None = None
+        self._history = ""
         self._facts = facts
-
-    @property
-    def lineage(self) -> str:
-        """Name of the history of pushes; another one in a forked process, which goes its way."""
-        return f"{self._history}-{os.getpid()}"
 
     @property
     def is_ordered(self) -> bool:
@@ -81,6 +79,11 @@ class RowReader:
         buffer = self._buffer
         buffer._check_open()
         remover, last = buffer._remover, buffer._pushed
+        if remover is not self._remover:
+            # A loaded state brings rows that were not pushed here, and may number them anew.
+            self._remover, self._history = remover, secrets.token_hex(16)
+        # A forked process goes its own way from here on.
+        lineage = f"{self._history}-{os.getpid()}"
         first = last - remover.count
         start, stop = max(start, first), min(stop, last)
         rows: Rows = []
@@ -89,7 +92,7 @@ class RowReader:
             ages = np.arange(start - first, stop - first, dtype=np.int64)
             rows = buffer._storage.take(_as_slice(remover.by_age(ages)))
         facts = self._all_facts() if stop == last else {}
-        return Piece(rows, start, first, last, facts)
+        return Piece(rows, start, first, last, facts, lineage)
 
     def _all_facts(self) -> FactColumns:
         where = self._buffer._remover.oldest_first()

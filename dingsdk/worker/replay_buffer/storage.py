@@ -73,6 +73,28 @@ class Storage(Configurable, ABC):
     def clear(self) -> None:
         """Drop all rows, and the schema that the first of them set."""
 
+    def commit(self, state: Mapping[str, int]) -> None:
+        """Hear that a push is complete; a storage on disk keeps the state beside the rows.
+
+        Args:
+            state: ``tail`` and ``valid_count`` of the remover, and what else the buffer wants
+                to get back from :meth:`recovered`.
+        """
+
+    def recovered(self) -> dict[str, int] | None:
+        """Return the state of the rows that the storage holds from an earlier process, if any.
+
+        Called once, before anything is pushed; ``tail`` and ``valid_count`` say where rows are.
+
+        Raises:
+            CheckpointCorruptError, CheckpointVersionError: they cannot be used; nothing changed.
+            RunFolderError: another buffer uses them.
+        """
+        return None
+
+    def close(self) -> None:
+        """Give back files and locks; the rows of a storage on disk stay. Idempotent."""
+
 
 class ObjectStorage(Storage):
     """A list of any objects (type ``object``).

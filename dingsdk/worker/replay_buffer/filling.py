@@ -1,0 +1,246 @@
+"""Filling a replay buffer and emptying it: where rows come in, and go."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import BufferFullError
+from dingsdk.worker.replay_buffer.core import BufferCore
+from dingsdk.worker.replay_buffer.listeners import RemoveListener
+from dingsdk.worker.replay_buffer.remover import Where
+from dingsdk.worker.replay_buffer.storage import Rows, Storage, suits_arrays
+
+ADOPT_ROWS = 1 << 16
+"""Rows of a recovered storage that are looked at at once."""
+
+
+class FilledBuffer(BufferCore):
+    """A buffer that rows are pushed into, and leave.
+
+    A subclass that keeps facts about rows says so in ``_keeps_facts`` and overrides
+    :meth:`_start_facts`, :meth:`_split`, :meth:`_on_stored`, :meth:`_living` and
+    :meth:`_forget`.
+    """
+
+    _keeps_facts: ClassVar[bool] = False
+
+    def _begin(self) -> None:
+        self._start_facts()
+        if self._storage is not None:
+            self._adopt(self._storage)
+
+    def _adopt(self, storage: Storage) -> None:
+        """Take over the rows that a storage on disk holds from an earlier process."""
+        recovered = storage.recovered()
+        if recovered is None:
+            return
+        self._remover.load_state_dict(recovered)
+        count = self._remover.count
+        for start in range(0, count, ADOPT_ROWS):
+            ages = np.arange(start, min(start + ADOPT_ROWS, count), dtype=np.int64)
+            where = self._remover.by_age(ages)
+            if self._sampler_listens or self._keeps_facts:
+                rows, facts = self._split(storage.take(where))
+                self._sampler.on_insert(where, rows)
+                self._on_stored(where, facts, 0)
+        self._limiter.on_insert(count)
+        self._pushed = count
+        self._pushed_before_clear = count - recovered.get("push_count", count)
+
+    def push(self, data: Any, cur_collector_envstep: int, timeout_s: float | None = None) -> None:
+        """Add rows, overwriting the oldest of a full buffer.
+
+        What is pushed is copied and never written to. The first push decides what the buffer
+        holds (``storage.type: auto``): columns for SampleBatch and dicts of numbers and arrays,
+        objects otherwise.
+
+        Args:
+            data: A SampleBatch or a list (many rows), or anything else (one row, a tuple
+                included). Of more rows than the capacity, the newest stay.
+            cur_collector_envstep: Env steps collected so far.
+            timeout_s: Seconds to wait for the limiter to admit the rows; None: not at all.
+
+        Raises:
+            SchemaMismatchError: a row does not fit those before; nothing was pushed.
+            BufferFullError: the limiter did not admit the rows; nothing was pushed. The default
+                limiter admits everything.
+            BufferClosedError: the buffer is closed, or was while waiting.
+        """
+        # A dict is the hot case of a single row; a copy of 45 bytes must not make a batch first.
+        single = type(data) is dict and not self._keeps_facts
+        rows = data if single or isinstance(data, (SampleBatch, list)) else [data]
+        n = 1 if single else len(rows)
+        with self._lock:
+            if self._closed:
+                self._check_open()
+            if n == 0:
+                return
+            if not self._limiter.can_insert(n):
+                self._wait_to_insert(n, timeout_s)
+            if single:
+                self._insert_one(rows)
+            else:
+                self._insert(rows, n)
+            if self._gate.waiting:
+                self._gate.wake()
+            departures = self._listeners.collect() if self._listeners.untold else None
+        if departures:
+            self._listeners.tell(departures)
+        if monotonic() >= self._monitor.next_report_s:
+            self._monitor.report(self.stats())
+
+    def _insert(self, rows: Rows, n: int) -> None:
+        """Store rows, or raise with nothing changed."""
+        facts = None
+        if self._keeps_facts:
+            rows, facts = self._split(rows)
+        if self._sampler_listens:
+            self._sampler.check_rows(rows)
+        storage = self._storage
+        if storage is None:
+            storage = self._parts.storage("array" if suits_arrays(rows) else "object")
+        # From here on nothing fails: either all rows are in, or none and nothing changed.
+        accepted = storage.accept(rows)
+        if storage is not self._storage:
+            self._use_storage(storage)
+        surplus = n - self._capacity
+        where, leaving = self._remover.allot(n if surplus <= 0 else self._capacity)
+        if leaving is not None:
+            self._remove(leaving, "overwritten")
+        if surplus > 0:
+            # Rows that are overtaken within one push were in the buffer for no time at all.
+            if self._listeners.active:
+                overtaken = self._present(_own_copy(accepted[:surplus]))
+                self._listeners.note(overtaken, "overwritten")
+            if self._sampler_listens:
+                self._sampler.on_skip(accepted[:surplus])
+            accepted = accepted[surplus:]
+            self._left["overwritten"] += surplus
+            self._limiter.on_remove(surplus)
+        storage.put(where, accepted)
+        self._pushed += n
+        self._limiter.on_insert(n)
+        if self._sampler_listens:
+            self._sampler.on_insert(where, accepted)
+        if facts is not None:
+            self._on_stored(where, facts, max(surplus, 0))
+        if self._commits:
+            self._commit()
+
+    def _insert_one(self, row: Any) -> None:
+        """Store one row, or raise with nothing changed."""
+        storage = self._storage
+        if storage is None or self._sampler_listens:
+            self._insert([row], 1)
+            return
+        accepted = storage.accept_one(row)
+        position, leaves = self._remover.allot_one()
+        if leaves:
+            if self._listeners.active:
+                self._listeners.note(self._take(slice(position, position + 1)), "overwritten")
+            self._left["overwritten"] += 1
+            self._limiter.on_remove(1)
+        storage.put_one(position, accepted)
+        self._pushed += 1
+        self._limiter.on_insert(1)
+        if self._commits:
+            self._commit()
+
+    def _commit(self) -> None:
+        assert self._storage is not None
+        self._storage.commit({**self._remover.state_dict(), "push_count": self.push_count})
+
+    def _remove(self, where: Where, reason: str) -> None:
+        """Let go of rows at positions, oldest first; their positions are not free for it."""
+        if self._keeps_facts:
+            where = self._living(where)
+        n = where.stop - where.start if isinstance(where, slice) else len(where)
+        if self._listeners.active:
+            self._listeners.note(self._take(where), reason)
+        if self._sampler_listens:
+            self._sampler.on_remove(where)
+        self._left[reason] += n
+        self._limiter.on_remove(n)
+
+    def _wait_to_insert(self, n: int, timeout_s: float | None) -> None:
+        if not self._wait_for(lambda: self._limiter.can_insert(n), timeout_s):
+            raise BufferFullError(
+                f"{self.instance_name}: its limiter does not admit {n} more rows before "
+                f"more were sampled (waited {timeout_s or 0:g} s); push again later",
+                rows=n,
+                waited_s=timeout_s or 0.0,
+            )
+
+    def clear(self) -> None:
+        """Drop all rows; ``push_count`` starts at 0 again, and the schema is free.
+
+        Raises:
+            BufferClosedError: the buffer is closed.
+        """
+        with self._lock:
+            self._check_open()
+            self._empty()
+            self._gate.wake()
+            departures = self._listeners.collect()
+        self._listeners.tell(departures)
+
+    def _empty(self) -> None:
+        count = self._count()
+        if self._storage is not None and self._listeners.active:
+            self._listeners.note(self._present(self._contents()), "cleared")
+        if self._parts.chooses_storage:
+            self._use_storage(None)
+        elif self._storage is not None:
+            self._storage.clear()
+        self._remover.clear()
+        self._sampler.clear()
+        self._limiter.reset()
+        self._forget()
+        self._left["cleared"] += count
+        self._pushed_before_clear = self._pushed
+
+    def add_remove_listener(self, listener: RemoveListener) -> None:
+        """Call ``listener(rows, reason)`` whenever rows leave, after each such operation.
+
+        It gets a copy of the rows, oldest first (a SampleBatch, or a list for object storage),
+        and why: ``"overwritten"``, ``"cleared"`` (also for :meth:`close` and a loaded state),
+        ``"stale"`` or ``"used_up"``. It runs outside the buffer's lock; what it raises is logged
+        and goes no further.
+        """
+        with self._lock:
+            self._listeners.add(listener)
+
+    def _contents(self) -> Rows:
+        if self._storage is None or self._count() == 0:
+            return []
+        return self._storage.take(self._living(self._remover.oldest_first()))
+
+    # For subclasses that keep facts about rows ------------------------------------------------
+    def _start_facts(self) -> None:
+        """Make what facts are kept in; called once, after all parts are there."""
+
+    def _split(self, rows: Rows) -> tuple[Rows, Any]:
+        """Return the rows to store, and facts about them (or None) for :meth:`_on_stored`.
+
+        Called before anything changed; may raise.
+        """
+        return rows, None
+
+    def _on_stored(self, where: Where, facts: Any, first: int) -> None:
+        """Take in the facts of rows ``first`` and later, which are stored at positions."""
+
+    def _living(self, where: Where) -> Where:
+        """Return those of some positions whose rows have not left yet."""
+        return where
+
+    def _forget(self) -> None:
+        """Drop the facts of all rows."""
+
+
+def _own_copy(accepted: Rows) -> Rows:
+    # Accepted objects are copies already; accepted columns are the caller's.
+    return accepted.copy() if isinstance(accepted, SampleBatch) else accepted
