@@ -136,11 +136,11 @@ class _Fixed:
     is_ordered = True
 
     def __init__(self, rows: Rows) -> None:
-        self.lineage = secrets.token_hex(16)
+        self._lineage = secrets.token_hex(16)
         self._rows = rows
 
     def hold(self) -> Any:
         return nullcontext()
 
     def read(self, start: int, stop: int) -> Piece:
-        return Piece(self._rows[start:stop], start, 0, len(self._rows), {})
+        return Piece(self._rows[start:stop], start, 0, len(self._rows), {}, self._lineage)

@@ -50,13 +50,9 @@ class RowSource(Protocol):
     """Where saved rows come from: a buffer, by the index of each push.
 
     Attributes:
-        lineage: Random name of the history that push indices count.
         is_ordered: Whether rows only leave oldest first, so that those there are at any
             moment are a run of pushes.
     """
-
-    @property
-    def lineage(self) -> str: ...
 
     @property
     def is_ordered(self) -> bool: ...
@@ -89,7 +85,7 @@ def save(path: str | os.PathLike[str], source: RowSource, segment_rows: int = SE
         with _alone(folder) as descriptor:
             attempt = _Save(folder, descriptor, source, segment_rows)
             if not attempt.write(hold=not source.is_ordered):
-                # It was cleared and filled with other columns meanwhile.
+                # It was cleared and filled with other columns meanwhile, or loaded a state.
                 attempt.write(hold=True)
     except OSError as error:
         if isinstance(error, DingError):
@@ -109,7 +105,7 @@ class _Save:
         self._written: list[str] = []
 
     def write(self, hold: bool) -> bool:
-        """Write all rows; return False when they changed their columns meanwhile.
+        """Write all rows; return False when they became those of another history meanwhile.
 
         Args:
             hold: Whether to keep others from the buffer all the time.
@@ -128,7 +124,7 @@ class _Save:
         except BaseException:
             self._remove_written()
             raise
-        assert not hold, "rows changed their columns while nobody could touch them"
+        assert not hold, "the rows became others while nobody could touch them"
         self._remove_written()
         return False
 
@@ -139,9 +135,9 @@ class _Save:
             with source.hold():
                 oldest = source.read(0, 0).first
                 piece = source.read(oldest, oldest + 1)
-            columns = _columns_of(piece.rows)
+            columns, lineage = _columns_of(piece.rows), piece.lineage
             rows_each = self._rows_each(columns)
-            kept = self._kept_segments(columns, rows_each)
+            kept = self._kept_segments(lineage, columns, rows_each)
             # Whoever pushes a whole buffer while the old one is written is faster than the disk.
             patience = piece.last + max(piece.last - piece.first, rows_each)
             at, segments = piece.first, []
@@ -159,6 +155,8 @@ class _Save:
                     if not holding:
                         now.enter_context(source.hold())
                     piece = source.read(at, end)
+                if piece.lineage != lineage:
+                    return None
                 if len(piece.rows):
                     if _columns_of(piece.rows) != columns:
                         return None
@@ -174,7 +172,7 @@ class _Save:
                     break
         living = tuple(segment for segment in segments if segment.end > piece.first)
         return Manifest(
-            lineage=source.lineage,
+            lineage=lineage,
             first=piece.first,
             rows=piece.last - piece.first,
             columns=columns,
@@ -192,7 +190,7 @@ class _Save:
         return rows
 
     def _kept_segments(
-        self, columns: Sequence[Column] | None, rows_each: int
+        self, lineage: str, columns: Sequence[Column] | None, rows_each: int
     ) -> dict[int, Segment]:
         """Return the segments in the folder that are of this history, by number."""
         if columns is None or not self._source.is_ordered:
@@ -201,7 +199,7 @@ class _Save:
             old = read_manifest(self._folder)
         except (CheckpointError, RunFolderError):
             return {}
-        if old.lineage != self._source.lineage or old.columns != columns:
+        if old.lineage != lineage or old.columns != columns:
             return {}
         return {part.first // rows_each: part for part in old.segments if self._is_there(part)}
 

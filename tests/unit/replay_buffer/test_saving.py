@@ -113,6 +113,37 @@ def test_another_history_is_written_anew(tmp_path: Path) -> None:
     assert loaded(tmp_path) == list(range(30))
 
 
+def test_rows_of_a_loaded_state_are_another_history(tmp_path: Path) -> None:
+    """Push indices may come again: a state can hold rows that had left, which never count."""
+    buffer, other = make_buffer(), make_buffer()
+    reader = RowReader(buffer)
+    push(buffer, 40)
+    save(tmp_path, reader, SEGMENT)
+    other.push(numbers(1000, 40), 0)
+    buffer.load_state_dict(other.state_dict())
+    buffer._pushed -= 40
+    save(tmp_path, reader, SEGMENT)
+    assert loaded(tmp_path) == list(range(1000, 1040))
+
+
+def test_a_state_loaded_meanwhile_is_what_is_saved(tmp_path: Path) -> None:
+    buffer, other = make_buffer(), make_buffer()
+    push(buffer, 40)
+    other.push(numbers(1000, 40), 0)
+
+    class Loading(RowReader):
+        looks = 0
+
+        def hold(self) -> Any:
+            self.looks += 1
+            if self.looks == 3:
+                buffer.load_state_dict(other.state_dict())
+            return super().hold()
+
+    save(tmp_path, Loading(buffer), SEGMENT)
+    assert loaded(tmp_path) == list(range(1000, 1040))
+
+
 def test_damaged_segments_are_written_again(tmp_path: Path) -> None:
     buffer = make_buffer()
     reader = RowReader(buffer)

@@ -1,0 +1,143 @@
+"""What sampled rows are like, and how fast rows come and go: no thread."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Mean, least and greatest value of a fact over the rows of some samples."""
+
+    mean: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class SampledStats:
+    """What the rows of the latest samples were like.
+
+    Attributes:
+        facts: By name: ``age`` (rows pushed after it), ``use`` (times sampled), ``priority``,
+            ``staleness`` (learner iterations; rows where it is unknown are left out), as far
+            as the kind of buffer knows them.
+        samples: How many samples they were taken from.
+        pushed_per_s: Rows pushed per second since the oldest of these samples.
+        sampled_per_s: Rows sampled per second since then.
+    """
+
+    facts: Mapping[str, Spread]
+    samples: int
+    pushed_per_s: float
+    sampled_per_s: float
+
+
+class SampleMonitor:
+    """Looks at some of the samples, and logs every ``print_freq`` of them.
+
+    ``average_range`` samples are looked at in ``print_freq``, evenly apart, because looking at
+    one takes as long as drawing it; all others cost a count. :meth:`is_next`, :meth:`record`
+    and :meth:`stats` are called under the buffer's lock, :meth:`report` outside.
+
+    Args:
+        instance_name: The buffer's name, for the log.
+        average_range: >= 1, samples that an average is over.
+        print_freq: >= 1, samples from one report to the next.
+        tb_logger: A writer with ``add_scalar(tag, value, step)``, or None.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        instance_name: str,
+        average_range: int = 5,
+        print_freq: int = 200,
+        tb_logger: Any = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._instance_name = instance_name
+        self._tb_logger = tb_logger
+        self._clock = clock
+        self._stride = max(print_freq // average_range, 1)
+        self._records_a_report = max(print_freq // self._stride, 1)
+        self._skip = 1
+        self._records = 0
+        self._facts: deque[dict[str, Spread]] = deque(maxlen=average_range)
+        # One mark more, so that rates are of as many intervals as there are samples.
+        self._marks: deque[tuple[float, int, int]] = deque(maxlen=average_range + 1)
+        self._marks.append((clock(), 0, 0))
+
+    def is_next(self) -> bool:
+        """Whether this sample is one to :meth:`record`; called once for each."""
+        self._skip -= 1
+        return self._skip == 0
+
+    def record(self, facts: Mapping[str, NDArray[Any]], pushed: int, sampled: int) -> bool:
+        """Look at a sample; return whether a report is due.
+
+        Args:
+            facts: One number a row, by name; only looked at during the call. A staleness
+                below 0 is unknown.
+            pushed: Rows pushed since the buffer was made.
+            sampled: Rows sampled since then, this sample included.
+        """
+        self._skip = self._stride
+        self._records += 1
+        spreads = {name: _spread(name, values) for name, values in facts.items()}
+        self._facts.append({name: each for name, each in spreads.items() if each is not None})
+        self._marks.append((self._clock(), pushed, sampled))
+        return self._records % self._records_a_report == 0
+
+    def stats(self, pushed: int, sampled: int) -> SampledStats:
+        """Return what was seen last; the counts are those of now."""
+        since_s, pushed_before, sampled_before = self._marks[0]
+        elapsed_s = self._clock() - since_s
+        names = dict.fromkeys(name for facts in self._facts for name in facts)
+        facts = {}
+        for name in names:
+            seen = [facts[name] for facts in self._facts if name in facts]
+            facts[name] = Spread(
+                mean=sum(each.mean for each in seen) / len(seen),
+                least=min(each.least for each in seen),
+                most=max(each.most for each in seen),
+            )
+        return SampledStats(
+            facts=facts,
+            samples=len(self._facts),
+            pushed_per_s=(pushed - pushed_before) / elapsed_s if elapsed_s > 0 else 0.0,
+            sampled_per_s=(sampled - sampled_before) / elapsed_s if elapsed_s > 0 else 0.0,
+        )
+
+    def report(self, stats: SampledStats, pushed: int) -> None:
+        """Log what was seen; ``pushed`` is the step of the curves."""
+        values = {"pushed_per_s": stats.pushed_per_s, "sampled_per_s": stats.sampled_per_s}
+        for name, spread in stats.facts.items():
+            values[f"{name}_mean"] = spread.mean
+            values[f"{name}_min"] = spread.least
+            values[f"{name}_max"] = spread.most
+        told = ", ".join(f"{name} {value:g}" for name, value in values.items())
+        _log.info("%s, the last %d samples: %s", self._instance_name, stats.samples, told)
+        if self._tb_logger is not None:
+            for name, value in values.items():
+                self._tb_logger.add_scalar(f"{self._instance_name}_sampled/{name}", value, pushed)
+
+
+def _spread(name: str, values: NDArray[Any]) -> Spread | None:
+    if name == "staleness":
+        values = values[values >= 0]
+    if not values.size:
+        return None
+    # The methods of arrays come to these over Python code that takes as long again.
+    mean = float(np.add.reduce(values)) / values.size
+    return Spread(mean, float(np.minimum.reduce(values)), float(np.maximum.reduce(values)))

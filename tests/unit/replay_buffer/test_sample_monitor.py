@@ -1,0 +1,101 @@
+"""Statistics of sampled rows: which samples are looked at, what is told of them."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+from dingsdk.worker.replay_buffer.sample_monitor import SampleMonitor, Spread
+
+
+class Writer:
+    def __init__(self) -> None:
+        self.scalars: list[tuple[str, float, int]] = []
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.scalars.append((tag, value, step))
+
+
+class Clock:
+    now_s = 10.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_averages_are_of_the_last_samples() -> None:
+    monitor = SampleMonitor("buffer", average_range=3, print_freq=3)
+    for number in range(5):
+        assert monitor.is_next()
+        ages = np.array([number, number + 2])
+        priority = np.array([1.0, 1.0 + number])
+        monitor.record({"age": ages, "priority": priority}, 100, 10)
+    stats = monitor.stats(100, 10)
+    assert stats.samples == 3
+    assert stats.facts == {"age": Spread(4.0, 2, 6), "priority": Spread(2.5, 1.0, 5.0)}
+
+
+@pytest.mark.parametrize(
+    ("average_range", "print_freq", "apart", "reports"),
+    [(5, 200, 40, 5), (5, 5, 1, 200), (10, 3, 1, 333), (1, 100, 100, 10), (3, 100, 33, 10)],
+)
+def test_few_samples_are_looked_at_and_reports_come_in_step(
+    average_range: int, print_freq: int, apart: int, reports: int
+) -> None:
+    monitor = SampleMonitor("buffer", average_range, print_freq)
+    looked, due = [], 0
+    for number in range(1000):
+        if monitor.is_next():
+            looked.append(number)
+            due += monitor.record({}, 0, 0)
+    assert looked == list(range(0, 1000, apart))
+    assert due == reports
+
+
+def test_unknown_staleness_is_left_out() -> None:
+    monitor = SampleMonitor("buffer", 2, 2)
+    monitor.record({"staleness": np.array([-1, 4, -1, 2])}, 0, 0)
+    monitor.record({"staleness": np.array([-1, -1])}, 0, 0)
+    assert monitor.stats(0, 0).facts == {"staleness": Spread(3.0, 2, 4)}
+
+
+def test_rates_are_since_the_oldest_sample_that_counts() -> None:
+    clock = Clock()
+    monitor = SampleMonitor("buffer", 2, 2, clock=clock)
+    assert monitor.stats(0, 0).pushed_per_s == 0.0
+    clock.now_s += 2.0
+    assert monitor.stats(100, 0).pushed_per_s == 50.0
+    for second in range(1, 6):
+        monitor.record({}, 1000 * second, 10 * second)
+        clock.now_s += 1.0
+    # The window begins at the third record, 3 s ago.
+    stats = monitor.stats(6000, 50)
+    assert stats.pushed_per_s == pytest.approx(1000.0)
+    assert stats.sampled_per_s == pytest.approx(20 / 3)
+
+
+def test_a_report_goes_to_the_log_and_the_writer(caplog: pytest.LogCaptureFixture) -> None:
+    writer, clock = Writer(), Clock()
+    monitor = SampleMonitor("mine", 1, 1, tb_logger=writer, clock=clock)
+    assert monitor.record({"use": np.array([1, 3])}, 0, 0)
+    clock.now_s += 2.0
+    with caplog.at_level(logging.INFO):
+        monitor.report(monitor.stats(10, 4), 10)
+    assert "use_mean 2" in caplog.text
+    assert writer.scalars == [
+        ("mine_sampled/pushed_per_s", 5.0, 10),
+        ("mine_sampled/sampled_per_s", 2.0, 10),
+        ("mine_sampled/use_mean", 2.0, 10),
+        ("mine_sampled/use_min", 1.0, 10),
+        ("mine_sampled/use_max", 3.0, 10),
+    ]
+
+
+def test_what_is_recorded_is_not_kept() -> None:
+    monitor = SampleMonitor("buffer", 1, 1)
+    ages = np.array([1, 2])
+    monitor.record({"age": ages}, 0, 0)
+    ages[:] = 100
+    assert monitor.stats(0, 0).facts["age"].most == 2
