@@ -36,7 +36,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
 from _buffers.growth import CAPACITIES, growth
 from _buffers.keeping import keep, memory
 from _buffers.measure import Pace, Report, say
@@ -105,6 +104,8 @@ def main() -> None:
     parser.add_argument("--w2-capacity", type=int, metavar="ROWS")
     parser.add_argument("--growth-max", type=int, metavar="ROWS")
     args = parser.parse_args()
+    import torch  # not at the top: the processes that measure memory do without it
+
     torch.set_num_threads(1)
     report = run(args)
     report.summary()

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
 from _buffers.workloads import Columns, Workload
 
@@ -15,6 +14,9 @@ class Floor:
     """A ring of columns without checks, lock, schema or state; full from the start."""
 
     def __init__(self, load: Workload) -> None:
+        import torch  # not at the top: the processes that measure memory do without it
+
+        self._to_tensor = torch.from_numpy
         self.columns = load.empty(load.capacity)
         for column in self.columns.values():
             column[...] = 0  # an untouched page costs nothing, and would flatter
@@ -39,17 +41,17 @@ class Floor:
             self.columns[name][position] = value
         self._tail = (position + 1) % self._capacity
 
-    def uniform(self, size: int) -> dict[str, torch.Tensor]:
+    def uniform(self, size: int) -> dict[str, Any]:
         # The quickest draw there is, quicker than Generator.integers; rows may repeat.
         where = (self._rng.random(size) * self._capacity).astype(np.int64)
         return self._gather(where)
 
-    def sequences(self, batch: int, steps: int) -> dict[str, torch.Tensor]:
+    def sequences(self, batch: int, steps: int) -> dict[str, Any]:
         starts = (self._rng.random(batch) * (self._capacity - steps)).astype(np.int64)
         return self._gather(starts[:, None] + np.arange(steps))
 
-    def _gather(self, where: np.ndarray[Any, Any]) -> dict[str, torch.Tensor]:
+    def _gather(self, where: np.ndarray[Any, Any]) -> dict[str, Any]:
         return {
-            name: torch.from_numpy(column.take(where, axis=0))
+            name: self._to_tensor(column.take(where, axis=0))
             for name, column in self.columns.items()
         }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from _buffers import ours, peers
+from _buffers import ours
 from _buffers.floor import Floor
 from _buffers.measure import Entrant, Pace, Report, ratio, take_turns
 from _buffers.workloads import CHUNK, Workload
@@ -96,7 +96,11 @@ def operation(name: str, load: Workload, pace: Pace, with_peers: bool, report: R
         report.lacks(f"{name} {load.name}: not built ({error})")
         return
     # The goals that name peers are about small rows, and each peer would take 2.8 GB of large.
-    rivals = peers.entrants(name, load, report) if with_peers and load.name == "W1" else []
+    rivals: list[Entrant] = []
+    if with_peers and load.name == "W1":
+        from _buffers import peers  # imports torch, which not all processes need
+
+        rivals = peers.entrants(name, load, report)
     seconds = take_turns([*entrants, *rivals], pace)
     report.times(name, load.name, seconds, section.rows)
     limit = section.goals.get(load.name)
