@@ -17,6 +17,7 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("buffers", "advanced", f"{_BUFFER}.advanced:AdvancedReplayBuffer"),
     ("buffers", "deque", f"{_BUFFER}.advanced:AdvancedReplayBuffer"),
     ("storages", "array", f"{_BUFFER}.array_storage:ArrayStorage"),
+    ("storages", "memmap", f"{_BUFFER}.memmap_storage:MemmapStorage"),
     ("storages", "object", f"{_BUFFER}.storage:ObjectStorage"),
     ("samplers", "uniform", f"{_BUFFER}.sampler:UniformSampler"),
     ("samplers", "sequence", f"{_BUFFER}.sequence_sampler:SequenceSampler"),

@@ -39,13 +39,16 @@ class ArrayStorage(Storage):
     def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
         super().__init__(cfg, capacity, deepcopy)
         self._next_of = _read_next_of(cfg)
+        self._check_compress(cfg)
+        self._clear()
+
+    def _check_compress(self, cfg: Mapping[str, Any]) -> None:
         if cfg.get("compress", "none") != "none":
             raise ConfigError(
                 f"storage.compress is {cfg['compress']!r}, but type array keeps plain columns "
                 "that are read in place; use type memmap or object, or leave compress out",
                 path="storage.compress",
             )
-        self._clear()
 
     def _clear(self) -> None:
         self._columns: dict[str, Any] = {}
@@ -106,34 +109,49 @@ class ArrayStorage(Storage):
             check_pair(batch.columns, name)
         kept = {key: v for key, v in batch.columns.items() if name is None or key != f"next_{name}"}
         try:
-            columns = map_columns(self._new_column, kept)
+            self._lay_out(map_columns(self._new_column, kept), batch.columns)
+        except ConfigError:
+            self._clear()
+            raise
         except (MemoryError, ValueError) as error:
+            self._clear()
             raise self._too_large(kept) from error
+
+    def _lay_out(self, columns: dict[str, Any], form: dict[str, Any]) -> None:
+        """Use columns for rows that look like those of ``form``."""
         self._columns = self._form = columns
         self._level = self._schema = Level(columns)
-        if name is not None:
-            self._follow(batch, name)
+        if self._next_of is not None:
+            self._follow(form, self._next_of)
 
-    def _follow(self, batch: SampleBatch, name: str) -> None:
+    def _follow(self, rows: dict[str, Any], name: str) -> None:
         # Compiled code, which takes a moment to import: only for those who ask for it.
         from dingsdk.worker.replay_buffer.next_of import NextOf
 
-        self._following = NextOf(self._columns[name], _new_array)
+        self._following = NextOf(self._columns[name], self._new_array)
 
         def stand_in(array: NDArray[Any]) -> NDArray[Any]:
             shape = (self.capacity, *array.shape[1:])
             return np.broadcast_to(np.empty((), array.dtype.str), shape)
 
         next_name = f"next_{name}"
-        absent = map_columns(stand_in, {next_name: batch.columns[next_name]})
+        absent = map_columns(stand_in, {next_name: rows[next_name]})
         form = {**self._columns, **absent}
-        self._form = {key: form[key] for key in batch.columns}
+        self._form = {key: form[key] for key in rows}
         self._schema = Level(self._form, takes_rows=False)
 
     def _new_column(self, array: NDArray[Any]) -> NDArray[Any]:
         # Untouched pages of np.empty cost nothing, so a large capacity is cheap until used.
         # By its name, as a dtype that was pickled compares more slowly than the one of numpy.
         return np.empty((self.capacity, *array.shape[1:]), dtype=array.dtype.str)
+
+    def _new_array(
+        self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], old: NDArray[Any] | None
+    ) -> NDArray[Any]:
+        array = np.zeros(shape, dtype)
+        if old is not None:
+            array[: len(old)] = old
+        return array
 
     def _reserve(self, rows: int) -> None:
         try:
@@ -149,10 +167,6 @@ class ArrayStorage(Storage):
             path="replay_buffer_size",
             size_bytes=self.capacity * row,
         )
-
-
-def _new_array(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    return np.zeros(shape, dtype)
 
 
 def _read_next_of(cfg: Mapping[str, Any]) -> str | None:

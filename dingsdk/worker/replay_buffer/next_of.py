@@ -31,8 +31,8 @@ from dingsdk.worker.replay_buffer.remover import Where
 MOST_ROWS = 1 << 30
 _TABLE_ENTRIES = 4096
 
-NewArray = Callable[[str, tuple[int, ...], np.dtype[Any]], NDArray[Any]]
-"""Makes an array by name, shape and dtype, or a longer one with the old one's rows in front."""
+NewArray = Callable[[str, tuple[int, ...], np.dtype[Any], NDArray[Any] | None], NDArray[Any]]
+"""Makes an array by name, shape and dtype; of a shorter one that is given it keeps the rows."""
 
 
 class NextOf:
@@ -59,7 +59,7 @@ class NextOf:
                 path="storage.next_of",
             )
         self._words = {name: _word(array) for name, array in self._stored.items()}
-        self._links = new_array("links", (capacity,), np.dtype(np.int32))
+        self._links = new_array("links", (capacity,), np.dtype(np.int32), None)
         self._own: dict[str, NDArray[Any]] = {}
         self._n_slots = 0
         self._free = np.empty(0, np.int32)
@@ -87,10 +87,8 @@ class NextOf:
         n_slots = max(wanted, min(capacity, self._n_slots + (self._n_slots >> 1)))
         own = {}
         for name, array in self._stored.items():
-            own[name] = self._new_array(f"own.{name}", (n_slots, *array.shape[1:]), array.dtype)
-            if name in self._own and own[name] is not self._own[name]:
-                old = self._own[name]
-                own[name][: len(old)] = old
+            shape = (n_slots, *array.shape[1:])
+            own[name] = self._new_array(f"own.{name}", shape, array.dtype, self._own.get(name))
         free = np.empty(n_slots, np.int32)
         # The lowest are used first, as those that were used already are in memory.
         added = n_slots - self._n_slots
@@ -99,6 +97,45 @@ class NextOf:
         self._own, self._free = own, free
         self._n_free += added
         self._n_slots = n_slots
+
+    def recover(self, live: NDArray[np.bool_], own: dict[str, NDArray[Any]]) -> None:
+        """Take over the links of an interrupted process, which lie in the arrays already.
+
+        Rows whose follower was being written get its observation for their own: it is there,
+        as it was written before they were linked to it.
+
+        Args:
+            live: bool[capacity], the positions that hold rows.
+            own: The arrays of own observations, by leaf.
+
+        Raises:
+            ValueError: a link leads nowhere.
+            MemoryError, OSError: there is no room.
+        """
+        capacity = len(live)
+        self._links[~live] = 0
+        n_slots = len(next(iter(own.values())))
+        links = self._links.astype(np.int64)
+        if links.max() >= capacity or links.min() < -n_slots:
+            raise ValueError("a link leads nowhere")
+        slots = -1 - links[links < 0]
+        used = np.zeros(n_slots, np.bool_)
+        used[slots] = True
+        if np.count_nonzero(used) != len(slots):
+            raise ValueError("two links lead to one place")
+        self._own, self._n_slots = own, n_slots
+        free = np.flatnonzero(~used)[::-1]
+        self._free = np.empty(n_slots, np.int32)
+        self._free[: len(free)] = free
+        self._n_free = len(free)
+        cut = np.flatnonzero(live & (links >= 0) & ~live[np.maximum(links, 0)])
+        self.reserve(len(cut))
+        for row in cut.tolist():
+            self._n_free -= 1
+            slot = self._free[self._n_free]
+            for name, array in self._stored.items():
+                self._own[name][slot] = array[links[row]]
+            self._links[row] = -1 - slot
 
     def put(self, where: Where, observed: Any, following: Any) -> None:
         """Take in rows, oldest first; room for them was reserved, and ``observed`` is stored.

@@ -1,0 +1,271 @@
+"""A folder of mapped files that one process uses at a time, and finds again after a crash.
+
+``lock`` is held while the folder is in use; ``header.json``, written last, says what the files
+are; ``cursor`` holds the last two records of what is in them. A record is a store to memory
+that outlives the process: a process that is killed at any point leaves either record whole.
+(What a power cut leaves of files that were never synced is not promised.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import stat
+import struct
+import weakref
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from dingsdk.data import PrivateDir, decode_message, encode_message
+from dingsdk.data.descriptor import close_reader
+from dingsdk.data.files import folder_error
+from dingsdk.errors import (
+    CheckpointCorruptError,
+    CheckpointVersionError,
+    ConfigError,
+    DataCorruptError,
+    DataMissingError,
+    DingError,
+    ProtocolError,
+    RunFolderError,
+    StorageFullError,
+)
+
+FORMAT = "dingsdk-mapped-rows"
+VERSION = 1
+_HEADER = "header.json"
+_HEADER_MAX_BYTES = 1 << 20
+_CURSOR, _LOCK = "cursor.bin", "lock"
+_RECORD_BYTES = 4096
+_PREFIX = struct.Struct("<QQI")  # checksum of the rest, running number, length of the text
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOMEM}
+
+
+class MappedFolder:
+    """Files of arrays in a private folder, locked against other buffers.
+
+    Args:
+        path: The folder; made with mode 0700 where missing.
+
+    Raises:
+        RunFolderError: it cannot be used, is not ours alone, or another buffer uses it.
+        StorageFullError: the system has no room or no descriptor for it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._folder = PrivateDir(path)
+        try:
+            lock = _open(path / _LOCK, os.O_RDWR | os.O_CREAT)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                close_reader(lock)
+                raise RunFolderError(
+                    f"{path} is in use by another buffer (perhaps of another process); close "
+                    "that one, or choose another storage.path",
+                    path=str(path),
+                ) from error
+        except BaseException:
+            self._folder.close()
+            raise
+        self._unlock = weakref.finalize(self, close_reader, lock)
+        self._cursor: NDArray[np.uint8] | None = None
+        self._number = 0
+
+    @staticmethod
+    def is_taken(path: Path) -> bool:
+        """Whether the folder holds rows."""
+        return (path / _HEADER).exists()
+
+    # Arrays -----------------------------------------------------------------------------------
+    def create(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Map a new, sparse file of zeros, in place of one of an unfinished creation."""
+        self._folder.unlink(name)
+        return self._map(name, shape, dtype, os.O_CREAT | os.O_EXCL)
+
+    def extend(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Map a file anew that becomes longer; earlier maps stay valid."""
+        return self._map(name, shape, dtype, 0)
+
+    def open(
+        self, name: str, rows: int, tail: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> NDArray[Any]:
+        """Map rows of a file of an earlier process.
+
+        Raises:
+            CheckpointCorruptError: there is none, it is a link, or it has fewer.
+        """
+        found = self._folder.stat(name)
+        row = int(np.prod(tail, dtype=np.int64)) * dtype.itemsize
+        if found is None or not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            raise self.corrupt(f"{name} is missing, or no plain file")
+        if found.st_size < rows * row:
+            raise self.corrupt(f"{name} is cut off")
+        return self._map(name, (rows, *tail), dtype, 0)
+
+    def size_bytes(self, name: str) -> int:
+        """Return the size of a file, 0 where there is none."""
+        found = self._folder.stat(name)
+        return 0 if found is None else found.st_size
+
+    def reserve(self, name: str, size_bytes: int) -> None:
+        """Have the first bytes of a file on disk: writing to a map of a full disk would kill us.
+
+        Raises:
+            StorageFullError: they do not fit.
+        """
+        if size_bytes == 0:
+            return
+        descriptor = self._open(name, 0)
+        try:
+            os.posix_fallocate(descriptor, 0, size_bytes)
+        except OSError as error:
+            raise self._error("reserve", name, error) from error
+        finally:
+            os.close(descriptor)
+
+    def _map(
+        self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], flags: int
+    ) -> NDArray[Any]:
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        descriptor = self._open(name, flags)
+        try:
+            if os.fstat(descriptor).st_size < size:
+                os.ftruncate(descriptor, size)
+            if size == 0:
+                return np.zeros(shape, dtype)
+            mapped = mmap.mmap(descriptor, size)
+        except OSError as error:
+            raise self._error("map", name, error) from error
+        finally:
+            os.close(descriptor)
+        if len(shape) > 1:
+            # Rows are drawn from all over: reading ahead would fetch what nobody asked for.
+            mapped.madvise(mmap.MADV_RANDOM)
+        return np.frombuffer(mapped, dtype).reshape(shape)
+
+    def _open(self, name: str, flags: int) -> int:
+        try:
+            return _open(self.path / name, os.O_RDWR | flags)
+        except OSError as error:
+            raise self._error("open", name, error) from error
+
+    def _error(self, action: str, name: str, error: OSError) -> DingError:
+        path = self.path / name
+        if error.errno in _FULL:
+            reason = errno.errorcode[error.errno]
+            text = f"cannot {action} {path}: {error.strerror} ({reason}); free some disk space"
+            return StorageFullError(text, path=str(path), reason=reason)
+        return folder_error(action, path, error)
+
+    # Header -----------------------------------------------------------------------------------
+    def write_header(self, facts: dict[str, Any]) -> None:
+        """Begin the folder's cursor, and say what its files are; from now on it holds rows."""
+        self._cursor = self.create(_CURSOR, (2 * _RECORD_BYTES,), np.dtype(np.uint8))
+        self.reserve(_CURSOR, 2 * _RECORD_BYTES)
+        self._number = 0
+        self.write_record({"tail": 0, "valid_count": 0, "shift": 0})
+        header = {"format": FORMAT, "version": VERSION, **facts}
+        self._folder.write_atomic(_HEADER, [encode_message(header)])
+
+    def read_header(self) -> dict[str, Any] | None:
+        """Return the facts of :meth:`write_header`, None where there is no header.
+
+        Raises:
+            CheckpointCorruptError: it is damaged.
+            CheckpointVersionError: it was written by a version that this one does not read.
+        """
+        try:
+            text = self._folder.read(_HEADER, _HEADER_MAX_BYTES)
+            header = decode_message(text, _HEADER_MAX_BYTES)
+        except DataMissingError:
+            return None
+        except (DataCorruptError, ProtocolError) as error:
+            raise self.corrupt(f"its header is damaged ({error})") from error
+        if not isinstance(header, dict) or header.get("format") != FORMAT:
+            raise self.corrupt(f"its header is not of format {FORMAT}")
+        if header.get("version") != VERSION:
+            raise CheckpointVersionError(
+                f"{self.path} has version {header.get('version')!r}; this dingsdk reads {VERSION}",
+                found=header.get("version"),
+                expected=VERSION,
+            )
+        return header
+
+    def erase(self) -> None:
+        """Delete header and files; without its header the folder is empty at any point."""
+        for name in sorted(self._folder.names(), key=lambda name: name != _HEADER):
+            if name == _HEADER or name.endswith(".bin"):
+                self._folder.unlink(name)
+        self._cursor = None
+
+    # Cursor -----------------------------------------------------------------------------------
+    def write_record(self, state: dict[str, int]) -> None:
+        """Replace the older of the two records."""
+        text = msgspec.json.encode(state)
+        self._number += 1
+        rest = struct.pack("<QI", self._number, len(text)) + text
+        start = self._number % 2 * _RECORD_BYTES
+        record = struct.pack("<Q", xxhash.xxh3_64_intdigest(rest)) + rest
+        assert self._cursor is not None
+        self._cursor[start : start + len(record)] = np.frombuffer(record, np.uint8)
+
+    def read_record(self) -> dict[str, int]:
+        """Return the newer of the records that are whole.
+
+        Raises:
+            CheckpointCorruptError: neither is.
+        """
+        self._cursor = self.open(_CURSOR, 2 * _RECORD_BYTES, (), np.dtype(np.uint8))
+        newest: tuple[int, Any] = 0, None
+        for start in (0, _RECORD_BYTES):
+            record = self._cursor[start : start + _RECORD_BYTES].tobytes()
+            checksum, number, length = _PREFIX.unpack_from(record)
+            rest = record[8 : _PREFIX.size + length]
+            if number > newest[0] and xxhash.xxh3_64_intdigest(rest) == checksum:
+                with contextlib.suppress(msgspec.DecodeError):
+                    newest = number, msgspec.json.decode(record[_PREFIX.size :][:length])
+        self._number, state = newest
+        if not isinstance(state, dict) or not all(type(v) is int for v in state.values()):
+            raise self.corrupt("neither record of its cursor is whole")
+        return state
+
+    def corrupt(self, why: str) -> CheckpointCorruptError:
+        return CheckpointCorruptError(
+            f"{self.path} cannot be reopened: {why}; delete the folder or choose another "
+            "storage.path",
+            path=str(self.path),
+        )
+
+    def close(self) -> None:
+        """Let others use the folder; idempotent."""
+        self._unlock()
+        self._folder.close()
+
+
+def check_path(cfg: dict[str, Any]) -> Path:
+    """Return ``storage.path`` of a config.
+
+    Raises:
+        ConfigError: it is missing or no text.
+    """
+    path = cfg.get("path")
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+        raise ConfigError(
+            f"storage.path is {path!r}; name a folder for type memmap to keep its rows in",
+            path="storage.path",
+        )
+    return Path(path)
+
+
+def _open(path: Path, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)

@@ -1,0 +1,291 @@
+"""Columns on disk, which may be larger than memory and outlive the process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.data import SampleBatch
+from dingsdk.data.columns import NUMERIC_KINDS
+from dingsdk.data.pytree import flatten
+from dingsdk.errors import (
+    CheckpointError,
+    CheckpointVersionError,
+    ConfigError,
+    StorageFullError,
+)
+from dingsdk.worker.replay_buffer.array_storage import ArrayStorage
+from dingsdk.worker.replay_buffer.mapped_folder import MappedFolder, check_path
+from dingsdk.worker.replay_buffer.remover import Where
+from dingsdk.worker.replay_buffer.settings import read_flag
+from dingsdk.worker.replay_buffer.storage import Rows
+
+_STEP_BYTES = 64 << 20
+"""Disk space is reserved in steps of about this size."""
+
+
+class MemmapStorage(ArrayStorage):
+    """One mapped file per column in a private folder, made at the first push (type ``memmap``).
+
+    What is in use stays in the system's page cache; the rest is on disk only. A process that is
+    killed leaves the rows of every push that returned: ``reopen`` finds them again. The oldest
+    rows that a push was just replacing are gone with it. Power cuts are not covered.
+
+    Config:
+        path: The folder. One buffer at a time uses it.
+        reopen: Go on with the rows that the folder holds, if any. Without it a folder that
+            holds rows is refused.
+        next_of: As for type ``array``.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "type": "memmap",
+        "path": None,
+        "reopen": False,
+        "next_of": None,
+        "compress": "none",
+    }
+
+    def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
+        super().__init__(cfg, capacity, deepcopy)
+        self._path = check_path(dict(cfg))
+        self._reopen = read_flag(cfg, "reopen")
+        self._folder: MappedFolder | None = None
+        self._reopening = False
+        if not self._reopen:
+            self._refuse_taken()
+
+    def _clear(self) -> None:
+        super()._clear()
+        self._names: list[str] = []
+        self._state: dict[str, int] | None = None
+        self._n_used = self._n_reserved = 0
+        # After a push to a full ring was cut off, row 0 is what was at this position.
+        self._shift = 0
+
+    # Writing ----------------------------------------------------------------------------------
+    def accept(self, rows: SampleBatch | Sequence[Any]) -> SampleBatch:
+        batch = super().accept(rows)
+        needed = min(self._n_used + len(batch), self.capacity)
+        if needed > self._n_reserved:
+            self._reserve_rows(needed)
+        return batch
+
+    def accept_one(self, row: Any) -> Any:
+        return self.accept([row])
+
+    def put(self, where: Where, rows: Rows) -> None:
+        start, stop = (where.start, where.stop) if isinstance(where, slice) else _bounds(where)
+        self._n_used = max(self._n_used, stop)
+        state = self._state
+        if state is not None and start < state["valid_count"]:
+            # From here on, and until the push is complete, these rows are neither old nor new.
+            self._record({**state, "cut": len(rows)})
+        super().put(self._physical(where), rows)
+
+    def put_one(self, position: int, row: Any) -> None:
+        self.put(slice(position, position + 1), row)
+
+    def take(self, where: Where) -> SampleBatch:
+        return super().take(self._physical(where))
+
+    def commit(self, state: Mapping[str, int]) -> None:
+        self._state = dict(state)
+        self._record(self._state)
+
+    def _record(self, state: dict[str, int]) -> None:
+        if self._folder is not None:
+            self._folder.write_record({**state, "shift": self._shift})
+
+    def _physical(self, where: Where) -> Where:
+        if not self._shift:
+            return where
+        if isinstance(where, slice):
+            where = np.arange(where.start, where.stop)
+        return (where + self._shift) % self.capacity
+
+    # Files ------------------------------------------------------------------------------------
+    def _allocate(self, batch: SampleBatch) -> None:
+        if self._folder is None:
+            self._refuse_taken()
+            self._folder = MappedFolder(self._path)
+        try:
+            self._folder.erase()
+            super()._allocate(batch)
+            self._reserve_rows(min(len(batch), self.capacity))
+            if self._following is not None:
+                self._reserve(min(len(batch), self.capacity))
+            self._folder.write_header(
+                {
+                    "capacity": self.capacity,
+                    "next_of": self._next_of,
+                    "columns": [
+                        {"path": list(path), "dtype": a.dtype.str, "shape": list(a.shape[1:])}
+                        for path, a in flatten(self._form)
+                    ],
+                }
+            )
+        except BaseException:
+            self._clear()
+            raise
+
+    def _new_column(self, array: NDArray[Any]) -> NDArray[Any]:
+        assert self._folder is not None
+        name = f"column-{len(self._names):04d}.bin"
+        shape, dtype = (self.capacity, *array.shape[1:]), np.dtype(array.dtype.str)
+        column = self._folder.create(name, shape, dtype)
+        self._names.append(name)
+        return column
+
+    def _new_array(
+        self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], old: NDArray[Any] | None
+    ) -> NDArray[Any]:
+        assert self._folder is not None
+        file = self._file_of(name)
+        if self._reopening:
+            return self._folder.open(file, shape[0], shape[1:], dtype)
+        grow = self._folder.create if old is None else self._folder.extend
+        array = grow(file, shape, dtype)
+        self._folder.reserve(file, array.nbytes)
+        return array
+
+    def _file_of(self, name: str) -> str:
+        if name == "links":
+            return "links.bin"
+        leaves = [".".join(path) for path, _ in flatten(self._columns[self._next_of or ""])]
+        return f"own-{leaves.index(name.removeprefix('own.')):04d}.bin"
+
+    def _reserve_rows(self, rows: int) -> None:
+        columns = [array for _, array in flatten(self._columns)]
+        sizes = [array[:1].nbytes for array in columns]
+        ahead = min(self.capacity, rows + _STEP_BYTES // max(1, sum(sizes)))
+        try:
+            self._reserve_each(ahead, sizes)
+        except StorageFullError:
+            # What is left may still do for this push.
+            self._reserve_each(rows, sizes)
+            ahead = rows
+        self._n_reserved = ahead
+
+    def _reserve_each(self, rows: int, sizes: list[int]) -> None:
+        assert self._folder is not None
+        for name, size in zip(self._names, sizes, strict=True):
+            self._folder.reserve(name, rows * size)
+
+    def _refuse_taken(self) -> None:
+        if MappedFolder.is_taken(self._path):
+            raise ConfigError(
+                f"storage.path {self._path} holds the rows of an earlier buffer; set "
+                "storage.reopen: true to go on with them, delete the folder, or choose another",
+                path="storage.path",
+            )
+
+    # Life -------------------------------------------------------------------------------------
+    def recovered(self) -> dict[str, int] | None:
+        if not (self._reopen and MappedFolder.is_taken(self._path)):
+            return None
+        self._folder = MappedFolder(self._path)
+        try:
+            return self._recover(self._folder)
+        except BaseException:
+            self.close()
+            raise
+
+    def _recover(self, folder: MappedFolder) -> dict[str, int] | None:
+        header = folder.read_header()
+        if header is None:
+            return None
+        for key, wanted in (("capacity", self.capacity), ("next_of", self._next_of)):
+            if header.get(key) != wanted:
+                raise CheckpointVersionError(
+                    f"{self._path} was made with {key} {header.get(key)!r}, this buffer has "
+                    f"{wanted!r}; use the same, or another storage.path",
+                    found=header.get(key),
+                    expected=wanted,
+                )
+        state = folder.read_record()
+        cut, shift = state.pop("cut", 0), state.pop("shift", -1)
+        count, tail, capacity = state.get("valid_count", -1), state.get("tail", -1), self.capacity
+        if not (0 <= count <= capacity and 0 <= tail < capacity and 0 <= shift < capacity):
+            raise folder.corrupt("its cursor is wrong")
+        self._shift = shift
+        if cut:
+            lost = max(0, min(count, count + cut - capacity))
+            self._shift = (shift + (tail - count) % capacity + lost) % capacity
+            state["valid_count"] = state["tail"] = count = count - lost
+        self._reopening = True
+        try:
+            self._open_columns(folder, header["columns"])
+            self._reopening = False
+            if self._following is not None:
+                live = np.zeros(capacity, np.bool_)
+                live[(np.arange(count) + self._shift) % capacity] = True
+                self._following.recover(live, self._open_own(folder))
+        except CheckpointError:
+            raise
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise folder.corrupt(f"its header or links are wrong ({error!r})") from error
+        finally:
+            self._reopening = False
+        self._n_used = capacity if self._shift else count
+        self._reserve_rows(self._n_used)
+        self.commit(state)
+        return dict(state) if count else None
+
+    def _open_columns(self, folder: MappedFolder, entries: list[dict[str, Any]]) -> None:
+        columns: dict[str, Any] = {}
+        form: dict[str, Any] = {}
+        absent = self._next_of and f"next_{self._next_of}"
+        for entry in entries:
+            path, dtype, shape = entry["path"], np.dtype(entry["dtype"]), tuple(entry["shape"])
+            if dtype.kind not in NUMERIC_KINDS or any(type(n) is not int or n < 0 for n in shape):
+                raise ValueError(f"column {path!r:.80}")
+            _insert(form, path, np.empty((0, *shape), dtype))
+            if path[0] != absent:
+                name = f"column-{len(self._names):04d}.bin"
+                _insert(columns, path, folder.open(name, self.capacity, shape, dtype))
+                self._names.append(name)
+        self._lay_out(columns, form)
+
+    def _open_own(self, folder: MappedFolder) -> dict[str, NDArray[Any]]:
+        leaves = [
+            (".".join(path), array) for path, array in flatten(self._columns[self._next_of or ""])
+        ]
+        rows = [
+            folder.size_bytes(self._file_of(f"own.{name}")) // array[:1].nbytes
+            for name, array in leaves
+            if array[:1].nbytes
+        ]
+        # A process that was killed while they grew leaves some longer than others.
+        count = min(rows, default=self.capacity)
+        return {
+            name: folder.open(self._file_of(f"own.{name}"), count, array.shape[1:], array.dtype)
+            for name, array in leaves
+        }
+
+    def close(self) -> None:
+        self._clear()
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
+
+    def clear(self) -> None:
+        super().clear()
+        if self._folder is not None:
+            self._folder.erase()
+
+
+def _bounds(where: NDArray[np.int64]) -> tuple[int, int]:
+    return int(where.min()), int(where.max()) + 1
+
+
+def _insert(tree: dict[str, Any], path: list[str], leaf: NDArray[Any]) -> None:
+    *parents, last = path
+    for key in parents:
+        tree = tree.setdefault(key, {})
+    if last in tree:
+        raise ValueError(f"column {path!r:.80} twice")
+    tree[last] = leaf

@@ -1,0 +1,284 @@
+"""Columns on disk: found again after a kill, refused where they cannot be trusted."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dingsdk.errors import (
+    CheckpointCorruptError,
+    CheckpointVersionError,
+    ConfigError,
+    RunFolderError,
+    SchemaMismatchError,
+    StorageFullError,
+)
+from dingsdk.worker.replay_buffer.memmap_storage import MemmapStorage
+from dingsdk.worker.replay_buffer.remover import FifoRemover
+
+from .pushing_process import CAPACITY, push, rows_of
+
+NEXT_OF = [None, "obs"]
+
+
+@contextmanager
+def opened(path: Path, capacity: int = CAPACITY, **cfg: Any) -> Iterator[MemmapStorage]:
+    storage = MemmapStorage({"path": str(path), **cfg}, capacity)
+    try:
+        yield storage
+    finally:
+        storage.close()
+
+
+def filled(storage: MemmapStorage, rows: int) -> FifoRemover:
+    remover = FifoRemover({}, storage.capacity)
+    for start in range(0, rows, 10):
+        push(storage, remover, start, min(10, rows - start))
+    return remover
+
+
+def found(storage: MemmapStorage) -> tuple[dict[str, int], FifoRemover]:
+    state = storage.recovered()
+    assert state is not None
+    remover = FifoRemover({}, storage.capacity)
+    remover.load_state_dict(state)
+    return state, remover
+
+
+@pytest.mark.parametrize("next_of", NEXT_OF)
+def test_rows_of_a_killed_process_are_found_again(tmp_path: Path, next_of: str | None) -> None:
+    command = [sys.executable, str(Path(__file__).parent / "pushing_process.py")]
+    with subprocess.Popen(
+        [*command, str(tmp_path / "rows"), next_of or ""], stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        told = [child.stdout.readline() for _ in range(60)]
+        child.send_signal(signal.SIGKILL)
+        told += child.stdout.readlines()
+    pushed = int([line for line in told if line.endswith(b"\n")][-1])
+    with opened(tmp_path / "rows", next_of=next_of, reopen=True) as storage:
+        state, remover = found(storage)
+        # A push that was complete but not told of may be there; one cut off costs its oldest.
+        assert pushed <= state["push_count"] <= pushed + 17
+        newest = state["push_count"]
+        assert newest > CAPACITY
+        assert remover.count >= CAPACITY - 17
+        assert storage.take(remover.oldest_first()) == rows_of(newest - remover.count, newest)
+        push(storage, remover, newest, 30)
+        newest += 30
+        assert storage.take(remover.oldest_first()) == rows_of(newest - remover.count, newest)
+
+
+@pytest.mark.parametrize("next_of", NEXT_OF)
+@pytest.mark.parametrize("rows", [25, 95, 200, 260])
+@pytest.mark.parametrize("cut", [1, 15, 120])
+def test_a_push_that_was_cut_off_shows_nothing_and_loses_only_what_it_replaced(
+    tmp_path: Path, next_of: str | None, rows: int, cut: int
+) -> None:
+    with opened(tmp_path / "rows", 200, next_of=next_of) as storage:
+        remover = filled(storage, rows)
+        before = remover.count
+        where, _ = remover.allot(cut)
+        storage.put(where, storage.accept(rows_of(rows, rows + cut)))
+    left = min(before, 200 - cut)
+    for more in (0, 40, 250):
+        with opened(tmp_path / "rows", 200, next_of=next_of, reopen=True) as storage:
+            state, remover = found(storage)
+            assert state["push_count"] == rows
+            for _ in range(more // 10):
+                push(storage, remover, rows, 10)
+                rows += 10
+            left = min(200, left + more)
+            assert storage.take(remover.oldest_first()) == rows_of(rows - left, rows)
+
+
+def test_a_torn_record_falls_back_to_the_one_before(tmp_path: Path) -> None:
+    with opened(tmp_path / "rows") as storage:
+        filled(storage, 50)
+    cursor = tmp_path / "rows" / "cursor.bin"
+    content = bytearray(cursor.read_bytes())
+    newest = max((0, 4096), key=lambda at: int.from_bytes(content[at + 8 : at + 16], "little"))
+    content[newest + 30] ^= 1
+    cursor.write_bytes(content)
+    with opened(tmp_path / "rows", reopen=True) as storage:
+        state, remover = found(storage)
+        assert state["push_count"] == 40
+        assert storage.take(remover.oldest_first()) == rows_of(0, 40)
+
+
+def damage_cursor(folder: Path) -> None:
+    (folder / "cursor.bin").write_bytes(bytes(8192))
+
+
+def cut_column(folder: Path) -> None:
+    with (folder / "column-0001.bin").open("r+b") as file:
+        file.truncate(10)
+
+
+def damage_header(folder: Path) -> None:
+    (folder / "header.json").write_text('{"format": "dingsdk-mapped-rows", "version": 1')
+
+
+def lie_in_header(folder: Path) -> None:
+    text = (folder / "header.json").read_text()
+    (folder / "header.json").write_text(text.replace("<i8", "|O8"))
+
+
+def lose_column(folder: Path) -> None:
+    (folder / "column-0000.bin").unlink()
+
+
+@pytest.mark.parametrize(
+    "damage", [damage_cursor, cut_column, damage_header, lie_in_header, lose_column]
+)
+def test_a_damaged_folder_is_refused(tmp_path: Path, damage: Any) -> None:
+    with opened(tmp_path / "rows") as storage:
+        filled(storage, 20)
+    damage(tmp_path / "rows")
+    for _ in range(2):  # refusing gives the lock back
+        with (
+            opened(tmp_path / "rows", reopen=True) as storage,
+            pytest.raises(CheckpointCorruptError),
+        ):
+            storage.recovered()
+
+
+def test_links_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
+    with opened(tmp_path / "rows", next_of="obs") as storage:
+        filled(storage, 20)
+    links = tmp_path / "rows" / "links.bin"
+    links.write_bytes(np.full(CAPACITY, 10_000, np.int32).tobytes())
+    with (
+        opened(tmp_path / "rows", next_of="obs", reopen=True) as storage,
+        pytest.raises(CheckpointCorruptError),
+    ):
+        storage.recovered()
+
+
+def test_a_column_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    with opened(tmp_path / "rows") as storage:
+        filled(storage, 20)
+    column = tmp_path / "rows" / "column-0000.bin"
+    column.rename(tmp_path / "elsewhere")
+    column.symlink_to(tmp_path / "elsewhere")
+    with opened(tmp_path / "rows", reopen=True) as storage, pytest.raises(CheckpointCorruptError):
+        storage.recovered()
+
+
+@pytest.mark.parametrize("changed", [{"capacity": 100}, {"next_of": "obs"}])
+def test_another_buffer_than_the_one_that_wrote_is_refused(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    with opened(tmp_path / "rows") as storage:
+        filled(storage, 20)
+    with (
+        opened(tmp_path / "rows", reopen=True, **changed) as storage,
+        pytest.raises(CheckpointVersionError),
+    ):
+        storage.recovered()
+    with opened(tmp_path / "rows", reopen=True) as storage:
+        assert found(storage)[0]["push_count"] == 20
+        with pytest.raises(SchemaMismatchError):
+            storage.accept([{"id": 1}])
+
+
+def test_a_folder_that_holds_rows_is_refused_unless_reopened(tmp_path: Path) -> None:
+    with opened(tmp_path / "rows") as storage:
+        filled(storage, 20)
+    with pytest.raises(ConfigError, match="reopen"):
+        MemmapStorage({"path": str(tmp_path / "rows")}, CAPACITY)
+
+
+def test_two_buffers_cannot_use_one_folder(tmp_path: Path) -> None:
+    with opened(tmp_path / "rows") as storage, opened(tmp_path / "rows") as other:
+        filled(storage, 20)
+        with pytest.raises(ConfigError):
+            other.accept(rows_of(0, 1))
+        with (
+            opened(tmp_path / "rows", reopen=True) as third,
+            pytest.raises(RunFolderError, match="in use"),
+        ):
+            third.recovered()
+        assert storage.take(slice(0, 20)) == rows_of(0, 20)
+
+
+def test_nothing_is_made_before_the_first_push_and_others_see_none_of_it(tmp_path: Path) -> None:
+    with opened(tmp_path / "rows") as storage:
+        assert list(tmp_path.iterdir()) == []
+        filled(storage, 10)
+        assert stat.S_IMODE((tmp_path / "rows").stat().st_mode) == 0o700
+        for file in (tmp_path / "rows").iterdir():
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_clearing_frees_the_schema_and_the_folder(tmp_path: Path) -> None:
+    with opened(tmp_path / "rows") as storage:
+        filled(storage, 10)
+        storage.clear()
+        storage.put(slice(0, 1), storage.accept([{"other": 1.0}]))
+        assert storage.take(slice(0, 1)).columns["other"].tolist() == [1.0]
+        storage.clear()
+    assert [file.name for file in (tmp_path / "rows").iterdir()] == ["lock"]
+
+
+def test_a_path_is_needed() -> None:
+    with pytest.raises(ConfigError, match="path"):
+        MemmapStorage({}, 10)
+
+
+def test_what_the_disk_cannot_hold_is_refused_at_the_push(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with opened(tmp_path / "rows", 10_000) as storage:
+            with pytest.raises(StorageFullError):
+                storage.accept(rows_of(0, 5))
+            storage.put(slice(0, 1), storage.accept([{"small": 1.0}]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+FILL = """
+import sys
+import numpy as np
+from dingsdk.data import SampleBatch
+from dingsdk.errors import StorageFullError
+from dingsdk.worker.replay_buffer.memmap_storage import MemmapStorage
+
+storage = MemmapStorage({"path": sys.argv[1]}, 1_000_000)
+pushed = 0
+try:
+    while True:
+        rows = SampleBatch({"x": np.full((500, 1000), pushed, np.float32)})
+        storage.put(slice(pushed, pushed + 500), storage.accept(rows))
+        pushed += 500
+except StorageFullError as error:
+    print(error.reason, pushed, storage.take(slice(pushed - 1, pushed)).columns["x"][0, 0])
+"""
+
+
+def test_a_disk_that_fills_up_is_an_error_and_no_signal(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = 'mount -t tmpfs -o size=8m none "$1"'
+    own_mounts = ["unshare", "-Urm", "sh", "-c"]
+    if subprocess.run([*own_mounts, mount, "sh", disk], capture_output=True).returncode:
+        pytest.skip("this system lets nobody mount a small disk of their own")
+    script = f'{mount} && exec "$2" -c "$3" "$1/rows"'
+    done = subprocess.run(
+        [*own_mounts, script, "sh", disk, sys.executable, FILL],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == ["ENOSPC", "2000", "1500.0"], done.stderr
