@@ -97,6 +97,15 @@ class PluginLoadError(DingError, ImportError):
     is_user_mistake = True
 
 
+class UntrustedImportError(DingError, ImportError):
+    """A module that a received task names and the receiver's own config does not.
+
+    Facts: ``modules``, ``allowed``.
+    """
+
+    is_user_mistake = True
+
+
 class PluginNotInstalledError(DingError, ImportError):
     """A name that an absent plugin owns. Facts: ``name``, ``install``."""
 

@@ -9,6 +9,7 @@ from typing import Any
 from dingsdk.errors import ConfigError
 from dingsdk.plugins import default_manager
 from dingsdk.worker import create_comm_collector, create_comm_learner
+from dingsdk.worker.comm.imports import named_modules
 from dingsdk.worker.comm.transport import Place, Role, Transport
 
 
@@ -20,9 +21,15 @@ def make_transport(cfg: Any, run_dir: Path) -> Any:
 
 
 def make_worker(role: Role, cfg: Any, transport: Transport, worker_id: str) -> Any:
-    """Return an unstarted comm worker; its type is the transport's unless the config names one."""
+    """Return an unstarted comm worker; its type is the transport's unless the config names one.
+
+    ``cfg`` is this process's own: the tasks to come may have imported what it names.
+    """
     create = create_comm_collector if role == "collector" else create_comm_learner
     section = {"type": cfg.system.transport.type, **cfg.system.get(role, {})}
+    section["allowed_modules"] = sorted(
+        named_modules(cfg).union(section.get("allowed_modules") or ())
+    )
     return create(section, transport=transport, worker_id=worker_id)
 
 

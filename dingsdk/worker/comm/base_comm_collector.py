@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from dingsdk.data import FrameInfo, SampleBatch
 from dingsdk.errors import ProtocolError, StorageFullError, TaskFail
 from dingsdk.worker.comm.comm_worker import CommWorker
+from dingsdk.worker.comm.imports import check_imports
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.comm.worker_role import ANSWER_WITHIN_S, RoleLife, WorkerRole
 from dingsdk.worker.factory import create_parallel_collector
@@ -29,7 +30,11 @@ class BaseCommCollector(CommWorker):
     so by a transport plugin.
     """
 
-    config: ClassVar[dict[str, Any]] = {"type": "", "import_names": []}
+    config: ClassVar[dict[str, Any]] = {
+        "type": "",
+        "import_names": [],
+        "allowed_modules": [],  # that tasks may have imported, beyond those of the local config
+    }
 
     @abstractmethod
     def get_policy_update_info(self, path: str) -> dict[str, Any] | None:
@@ -48,7 +53,12 @@ class BaseCommCollector(CommWorker):
     def collector_uid(self) -> str: ...
 
     def _create_collector(self, task_info: Mapping[str, Any]) -> Any:
-        """Build the task's parallel collector and attach the three ways out."""
+        """Build the task's parallel collector and attach the three ways out.
+
+        Raises:
+            UntrustedImportError: the task names modules that this worker's config does not.
+        """
+        check_imports(task_info, self._cfg["allowed_modules"])
         collector = create_parallel_collector(self._collector_cfg(task_info))
         collector.send_metadata = self.send_metadata
         collector.send_stepdata = self.send_stepdata

@@ -15,6 +15,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.errors import PayloadsLostError, TaskFail
 from dingsdk.policy import create_policy
 from dingsdk.worker.comm.comm_worker import CommWorker
+from dingsdk.worker.comm.imports import check_imports
 from dingsdk.worker.comm.learner_hooks import SendLearnInfoHook, SendPolicyHook
 from dingsdk.worker.comm.row_store import RowStore
 from dingsdk.worker.comm.transport import Transport
@@ -36,6 +37,7 @@ class BaseCommLearner(CommWorker):
     config: ClassVar[dict[str, Any]] = {
         "type": "",
         "import_names": [],
+        "allowed_modules": [],  # that tasks may have imported, beyond those of the local config
         "send_policy_freq": 10,  # train iterations from one published policy to the next
     }
 
@@ -67,7 +69,12 @@ class BaseCommLearner(CommWorker):
         ]
 
     def _create_learner(self, task_info: Mapping[str, Any]) -> Any:
-        """Build the task's learner with its policy, and attach the ways in and out."""
+        """Build the task's learner with its policy, and attach the ways in and out.
+
+        Raises:
+            UntrustedImportError: the task names modules that this worker's config does not.
+        """
+        check_imports(task_info, self._cfg["allowed_modules"])
         learner_cfg = self._learner_cfg(task_info)
         learner = create_learner(learner_cfg, exp_name=learner_cfg["exp_name"])
         learner.get_data = self.get_data
@@ -132,6 +139,7 @@ class TransportLearner(RoleLife, BaseCommLearner):
         self._leased.clear()
         self._priorities.clear()
         self._demand = self._info = None
+        self._learner = self._create_learner(task_info)
         buffer_cfg = task_info["replay_buffer_cfg"]
         # Twice the size: rows leased for training outlive their eviction from the buffer.
         self._rows = RowStore(
@@ -139,7 +147,6 @@ class TransportLearner(RoleLife, BaseCommLearner):
             buffer_cfg.get("storage", {}),
             self._load_payload,
         )
-        self._learner = self._create_learner(task_info)
         self._role.start_job(
             self._learner.start, self._learner.close, f"{self._role.info.worker_id}-learner"
         )
