@@ -18,9 +18,15 @@ REDRAWS = 8
 def metadata_config(buffer_cfg: Mapping[str, Any]) -> dict[str, Any]:
     """Return a replay buffer's config for the metadata of its rows.
 
-    Where and how rows are stored is for the learner, which holds them.
+    Where and how rows are stored is for the learner, which holds them; their files are deleted
+    by the step data store.
     """
-    return {**buffer_cfg, "storage": {"type": "array"}, "deepcopy": False}
+    return {
+        **buffer_cfg,
+        "storage": {"type": "array"},
+        "deepcopy": False,
+        "enable_track_used_data": False,
+    }
 
 
 class Experience:

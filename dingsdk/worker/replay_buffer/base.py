@@ -110,6 +110,8 @@ class ReplayBuffer(FilledBuffer):
         if len(rows):
             sampler.on_insert(remover.oldest_first(), rows)
         use_extra = self._check_extra_state(state_dict, sampler)
+        if self.used_data is not None and len(rows):
+            self.used_data.check(rows)
         with self._lock:
             self._check_open()
             self._empty()
@@ -126,6 +128,8 @@ class ReplayBuffer(FilledBuffer):
             # The rows of the state count as pushed here, so that totals keep adding up.
             self._pushed += len(rows)
             self._pushed_before_clear = self._pushed - state_dict["push_count"]
+            if self.used_data is not None:
+                self.used_data.on_stored(rows)
             use_extra()
             if self._commits:
                 self._commit()

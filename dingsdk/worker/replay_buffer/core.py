@@ -19,6 +19,7 @@ from dingsdk.worker.replay_buffer.parts import Parts
 from dingsdk.worker.replay_buffer.remover import Where
 from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.storage import Rows, Storage
+from dingsdk.worker.replay_buffer.used_data import UsedData
 
 _log = logging.getLogger(__name__)
 _Batch = TypeVar("_Batch")
@@ -30,12 +31,17 @@ class BufferCore(IBuffer):
     Every operation is one critical section. Remove listeners and logging run after it, in the
     thread that caused the removal, so they may call the buffer. A subclass draws in
     :meth:`_serve`.
+
+    Attributes:
+        used_data: Deletes the files that rows name once these left, where the config says
+            ``enable_track_used_data``; else None. Lease there what is still being read.
     """
 
     config: ClassVar[dict[str, Any]] = {
         "replay_buffer_size": 10000,
         "deepcopy": False,
         "enable_track_used_data": False,
+        "data_root": None,
         "periodic_thruput_seconds": 60,
         "seed": None,
         "storage": {"type": "auto"},
@@ -66,6 +72,10 @@ class BufferCore(IBuffer):
         self._gate = Gate()
         self._lock = self._gate.lock
         self._listeners = RemoveListeners(instance_name)
+        root = self._parts.data_root
+        self.used_data = UsedData(root) if root is not None else None
+        if self.used_data is not None:
+            self._listeners.add(self.used_data.on_removed)
         self._closed = False
         self._pushed = self._sampled = self._pushed_before_clear = 0
         self._left = dict.fromkeys(REASONS, 0)
@@ -261,6 +271,8 @@ class BufferCore(IBuffer):
             self._gate.wake()
             departures = self._listeners.collect()
         self._listeners.tell(departures)
+        if self.used_data is not None:
+            self.used_data.close()
 
     def __enter__(self) -> Self:
         return self

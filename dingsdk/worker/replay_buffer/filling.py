@@ -43,10 +43,12 @@ class FilledBuffer(BufferCore):
         for start in range(0, count, ADOPT_ROWS):
             ages = np.arange(start, min(start + ADOPT_ROWS, count), dtype=np.int64)
             where = self._remover.by_age(ages)
-            if self._sampler_listens or self._keeps_facts:
+            if self._sampler_listens or self._keeps_facts or self.used_data is not None:
                 rows, facts = self._split(storage.take(where))
                 self._sampler.on_insert(where, rows)
                 self._on_stored(where, facts, 0)
+                if self.used_data is not None:
+                    self.used_data.on_stored(rows)
         self._limiter.on_insert(count)
         self._pushed = count
         self._pushed_before_clear = count - recovered.get("push_count", count)
@@ -100,6 +102,8 @@ class FilledBuffer(BufferCore):
             rows, facts = self._split(rows)
         if self._sampler_listens:
             self._sampler.check_rows(rows)
+        if self.used_data is not None:
+            self.used_data.check(rows)
         storage = self._storage
         if storage is None:
             storage = self._parts.storage("array" if suits_arrays(rows) else "object")
@@ -107,6 +111,8 @@ class FilledBuffer(BufferCore):
         accepted = storage.accept(rows)
         if storage is not self._storage:
             self._use_storage(storage)
+        if self.used_data is not None:
+            self.used_data.on_stored(accepted)
         surplus = n - self._capacity
         where, leaving = self._remover.allot(n if surplus <= 0 else self._capacity)
         if leaving is not None:
@@ -134,7 +140,7 @@ class FilledBuffer(BufferCore):
     def _insert_one(self, row: Any) -> None:
         """Store one row, or raise with nothing changed."""
         storage = self._storage
-        if storage is None or self._sampler_listens:
+        if storage is None or self._sampler_listens or self.used_data is not None:
             self._insert([row], 1)
             return
         accepted = storage.accept_one(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -50,13 +51,7 @@ class Parts:
         self.seed = read_seed(self._cfg)
         self.period_s = read_positive(self._cfg, "periodic_thruput_seconds", {}, "")
         self.chooses_storage = self._cfg["storage"]["type"] == "auto"
-        if read_flag(self._cfg, "enable_track_used_data"):
-            raise ConfigError(
-                "enable_track_used_data is not served by this buffer: files of used data are "
-                "released by the step-data store of the transport; remove the key, or "
-                "delete files of your own in a function given to add_remove_listener",
-                path="enable_track_used_data",
-            )
+        self.data_root = _read_data_root(self._cfg)
 
     def remover(self) -> Remover:
         """Create the remover.
@@ -106,6 +101,20 @@ class Parts:
     def _create(self, kind: str, section: Mapping[str, Any], *args: Any) -> Any:
         path = f"{_PATH}.{kind.removesuffix('s')}"
         return default_manager().create(kind, section, *args, config_path=path)
+
+
+def _read_data_root(cfg: Mapping[str, Any]) -> str | None:
+    """Return the folder of the files that rows name, None where they are not tracked."""
+    root = cfg["data_root"]
+    if not read_flag(cfg, "enable_track_used_data"):
+        return None
+    if not isinstance(root, (str, os.PathLike)) or not os.fspath(root):
+        raise ConfigError(
+            f"enable_track_used_data deletes the files <data_root>/<data_id> of rows that left, so "
+            f"it needs data_root: the folder of these files (found {root!r})",
+            path="data_root",
+        )
+    return os.fspath(root)
 
 
 def _complete(defaults: Mapping[str, Any], cfg: Mapping[str, Any]) -> dict[str, Any]:

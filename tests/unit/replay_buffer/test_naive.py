@@ -63,7 +63,7 @@ def test_default_config_is_a_copy_with_its_name() -> None:
         ({"deepcopy": 1}, ConfigTypeError, "deepcopy"),
         ({"seed": -1}, ConfigError, "seed"),
         ({"seed": "x"}, ConfigTypeError, "seed"),
-        ({"enable_track_used_data": True}, ConfigError, "enable_track_used_data"),
+        ({"enable_track_used_data": True}, ConfigError, "data_root"),
         ({"periodic_thruput_seconds": 0}, ConfigError, "periodic_thruput_seconds"),
         ({"limiter": {"min_size": 0}}, ConfigError, "limiter.min_size"),
         (

@@ -1,0 +1,95 @@
+"""Buffers that delete the files of rows which left them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dingsdk.errors import ConfigError, DataMissingError, ProtocolError, SchemaMismatchError
+from dingsdk.worker.replay_buffer.base import ReplayBuffer
+from dingsdk.worker.replay_buffer.naive import NaiveReplayBuffer
+
+
+def make(root: Path, capacity: int = 3, **cfg: Any) -> NaiveReplayBuffer:
+    tracking = {"enable_track_used_data": True, "data_root": str(root)}
+    return NaiveReplayBuffer({"replay_buffer_size": capacity, **tracking, **cfg})
+
+
+def rows(root: Path, *names: str) -> list[dict[str, Any]]:
+    for name in names:
+        (root / name).write_bytes(b"payload")
+    return [{"data_id": name, "reward": 1.0} for name in names]
+
+
+def files(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_files_leave_with_the_last_row_that_names_them(tmp_path: Path) -> None:
+    with make(tmp_path) as buffer:
+        buffer.push(rows(tmp_path, "a", "b", "a"), 0)
+        buffer.push(rows(tmp_path, "c")[0], 0)
+        assert files(tmp_path) == ["a", "b", "c"]  # the third row names a as well
+        buffer.push(rows(tmp_path, "d", "e"), 0)
+        assert files(tmp_path) == ["c", "d", "e"]
+        buffer.clear()
+        assert files(tmp_path) == []
+        buffer.push(rows(tmp_path, "f"), 0)
+    assert files(tmp_path) == []
+
+
+def test_rows_overtaken_within_one_push_leave_no_file(tmp_path: Path) -> None:
+    buffer = make(tmp_path, capacity=2)
+    buffer.push(rows(tmp_path, "a", "b", "c", "d"), 0)
+    assert files(tmp_path) == ["c", "d"]
+
+
+def test_a_leased_file_stays_until_it_is_released(tmp_path: Path) -> None:
+    buffer = make(tmp_path, capacity=1)
+    buffer.push(rows(tmp_path, "a"), 0)
+    assert buffer.used_data is not None
+    batch = buffer.sample(1, 0)
+    assert batch is not None
+    with buffer.used_data.lease([row["data_id"] for row in batch]):
+        buffer.push(rows(tmp_path, "b"), 0)
+        buffer.close()
+        assert files(tmp_path) == ["a"]
+    assert files(tmp_path) == []
+    with pytest.raises(DataMissingError):
+        buffer.used_data.lease(["a"])
+
+
+@pytest.mark.parametrize("bad", [{"reward": 1.0}, {"data_id": "../x"}, {"data_id": None}])
+def test_rows_that_name_no_file_are_refused(tmp_path: Path, bad: dict[str, Any]) -> None:
+    buffer = make(tmp_path)
+    buffer.push(rows(tmp_path, "a"), 0)
+    with pytest.raises((SchemaMismatchError, ProtocolError)):
+        buffer.push([*rows(tmp_path, "b"), bad], 0)
+    assert buffer.count() == 1
+    assert files(tmp_path) == ["a", "b"]
+
+
+def test_a_loaded_state_is_tracked_in_place_of_the_old_rows(tmp_path: Path) -> None:
+    buffer, other = make(tmp_path), make(tmp_path)
+    buffer.push(rows(tmp_path, "a", "b"), 0)
+    state = buffer.state_dict()
+    other.push(rows(tmp_path, "b", "c"), 0)
+    other.load_state_dict(state)
+    assert files(tmp_path) == ["a", "b"]
+    other.clear()
+    assert files(tmp_path) == []
+
+
+def test_integers_name_files_too(tmp_path: Path) -> None:
+    buffer: ReplayBuffer = make(tmp_path, capacity=2, storage={"type": "array"})
+    for number in (7, 8, 9):
+        (tmp_path / str(number)).write_bytes(b"payload")
+        buffer.push({"data_id": number, "reward": 0.5}, 0)
+    assert files(tmp_path) == ["8", "9"]
+
+
+def test_tracking_needs_the_folder_of_the_files() -> None:
+    with pytest.raises(ConfigError, match="data_root"):
+        NaiveReplayBuffer({"enable_track_used_data": True})
