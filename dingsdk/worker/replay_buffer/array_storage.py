@@ -31,7 +31,7 @@ class ArrayStorage(Storage):
         next_of: Name of the column of observations, such as ``obs``: what is in ``next_obs``
             is then stored once, where it is the observation of a later row. Halves the memory
             of large observations; wants unbroken trajectories, in whatever order.
-        compress: ``none`` only: columns in memory are read and written in place.
+        compress: ``none`` only: columns are read and written in place.
     """
 
     config: ClassVar[dict[str, Any]] = {"type": "array", "next_of": None, "compress": "none"}
@@ -39,16 +39,14 @@ class ArrayStorage(Storage):
     def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
         super().__init__(cfg, capacity, deepcopy)
         self._next_of = _read_next_of(cfg)
-        self._check_compress(cfg)
-        self._clear()
-
-    def _check_compress(self, cfg: Mapping[str, Any]) -> None:
         if cfg.get("compress", "none") != "none":
             raise ConfigError(
-                f"storage.compress is {cfg['compress']!r}, but type array keeps plain columns "
-                "that are read in place; use type memmap or object, or leave compress out",
+                f"storage.compress is {cfg['compress']!r}, but type {self.config['type']} keeps "
+                "plain columns that are read in place; use type object, or leave compress out "
+                "(next_of halves large observations)",
                 path="storage.compress",
             )
+        self._clear()
 
     def _clear(self) -> None:
         self._columns: dict[str, Any] = {}

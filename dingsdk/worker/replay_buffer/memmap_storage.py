@@ -38,7 +38,7 @@ class MemmapStorage(ArrayStorage):
         path: The folder. One buffer at a time uses it.
         reopen: Go on with the rows that the folder holds, if any. Without it a folder that
             holds rows is refused.
-        next_of: As for type ``array``.
+        next_of, compress: As for type ``array``.
     """
 
     config: ClassVar[dict[str, Any]] = {
@@ -97,7 +97,8 @@ class MemmapStorage(ArrayStorage):
         self._record(self._state)
 
     def _record(self, state: dict[str, int]) -> None:
-        if self._folder is not None:
+        # A storage without rows has no files, and so nothing to keep the state beside.
+        if self._folder is not None and self._level is not None:
             self._folder.write_record({**state, "shift": self._shift})
 
     def _physical(self, where: Where) -> Where:

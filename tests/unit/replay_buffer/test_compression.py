@@ -1,0 +1,110 @@
+"""Rows whose arrays are kept compressed come back as they were, as copies."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import ConfigError, DataCorruptError
+from dingsdk.worker.replay_buffer import NaiveReplayBuffer
+from dingsdk.worker.replay_buffer.compression import Codec, Packed, read_codec
+
+CODECS = ["lz4", "zstd"]
+
+
+def codec(name: str) -> Codec:
+    found = read_codec({"compress": name})
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((3, 84, 84), np.uint8),
+        np.random.default_rng(0).random((5, 40)),
+        np.arange(600, dtype=">i4").reshape(20, 30)[::2, ::-1],
+        np.asfortranarray(np.arange(400.0).reshape(20, 20)),
+        np.full(256, True),
+    ],
+)
+def test_arrays_come_back_bit_by_bit_and_writable(name: str, array: np.ndarray) -> None:
+    packed = codec(name).pack_array(array)
+    assert isinstance(packed, Packed)
+    assert len(packed.data) <= array.nbytes
+    again = codec(name).unpack_array(packed)
+    assert (again.dtype, again.shape) == (array.dtype, array.shape)
+    assert again.tobytes() == array.tobytes()
+    again[...] = 1
+    assert codec(name).unpack_array(packed).tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("value", [np.zeros(255, np.uint8), np.array(["a"] * 99), "x" * 999, None])
+def test_small_and_other_values_stay_as_they_are(value: Any) -> None:
+    assert codec("lz4").pack_array(value) is value
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_rows_of_any_objects_come_back_as_they_were(name: str) -> None:
+    storage = {"type": "object", "compress": name}
+    buffer = NaiveReplayBuffer({"replay_buffer_size": 4, "storage": storage})
+    image = np.arange(4096, dtype=np.uint8).reshape(64, 64)
+    for _ in range(3):
+        row = {"obs": [image, (image[:2], "text")], "reward": 1.0}
+        buffer.push([row, "a word"], 0)
+    buffer.push(SampleBatch({"image": image.astype(np.float32)[None]}), 0)
+    for _ in range(2):  # what was changed after the first time is not what is stored
+        rows = [row for row in buffer.sample(4, 0) or [] if isinstance(row, dict)]
+        assert len(rows) == 2
+        for row in rows:
+            arrays = [row["image"]] if "image" in row else [row["obs"][0]]
+            if "obs" in row:
+                assert row["obs"][1][1] == "text"
+                arrays.append(row["obs"][1][0])
+            for array in arrays:
+                assert np.array_equal(array, image[: len(array)])
+                array[...] = 0
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_damaged_bytes_are_refused_within_the_known_size(name: str) -> None:
+    array = np.zeros(1 << 20, np.uint8)
+    packed = codec(name).pack_array(array)
+    small = Packed(packed.data, packed.dtype, (1000,), 1000)
+    for damaged in (small, Packed(b"\x01" + packed.data[:-9], packed.dtype, array.shape, 1 << 20)):
+        with pytest.raises(DataCorruptError):
+            codec(name).unpack_array(damaged)
+
+
+def test_a_frame_that_lies_about_its_size_is_not_believed() -> None:
+    frame = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1 << 24))
+    with pytest.raises(DataCorruptError):
+        codec("zstd").unpack_array(Packed(frame, np.dtype(np.uint8), (1000,), 1000))
+
+
+def test_an_unknown_codec_is_refused() -> None:
+    with pytest.raises(ConfigError, match="lz4, none, zstd"):
+        read_codec({"compress": "gzip"})
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_a_codec_that_is_not_installed_names_the_extra(name: str) -> None:
+    code = f"""
+import sys
+sys.modules["lz4"] = sys.modules["zstandard"] = None
+from dingsdk.errors import ConfigError
+from dingsdk.worker.replay_buffer.compression import read_codec
+try:
+    read_codec({{"compress": {name!r}}})
+except ConfigError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "pip install 'dingsdk[compress]'" in done.stdout, done.stderr
