@@ -57,7 +57,7 @@ def test_rows_of_any_objects_come_back_as_they_were(name: str) -> None:
     buffer = NaiveReplayBuffer({"replay_buffer_size": 4, "storage": storage})
     image = np.arange(4096, dtype=np.uint8).reshape(64, 64)
     for _ in range(3):
-        row = {"obs": [image, (image[:2], "text")], "reward": 1.0}
+        row = {"obs": [image, (image[:8], "text")], "reward": 1.0}
         buffer.push([row, "a word"], 0)
     buffer.push(SampleBatch({"image": image.astype(np.float32)[None]}), 0)
     for _ in range(2):  # what was changed after the first time is not what is stored
