@@ -8,6 +8,7 @@ from dingsdk.data.files import Buffer
 from dingsdk.data.frames import FrameInfo, decode_frame, encode_frame
 from dingsdk.data.ids import check_id
 from dingsdk.data.private_dir import PrivateDir
+from dingsdk.data.row_loaders import RowLoaders
 from dingsdk.data.sample_batch import SampleBatch
 from dingsdk.data.seeding import derive_seed
 from dingsdk.data.tensor_file import decode_tensors, encode_tensors
@@ -17,6 +18,7 @@ __all__ = [
     "Buffer",
     "FrameInfo",
     "PrivateDir",
+    "RowLoaders",
     "SampleBatch",
     "check_id",
     "collate",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dingsdk.data.row_loaders import RowLoaders
 from dingsdk.data.sample_batch import SampleBatch
 from dingsdk.errors import SchemaMismatchError
 
@@ -12,13 +13,15 @@ from dingsdk.errors import SchemaMismatchError
 def collate(batch: SampleBatch | Sequence[Any]) -> Any:
     """Return the tensors of a batch.
 
-    A SampleBatch gives its own tensors, without a copy. A list of dicts, tensors, arrays,
-    numbers or nests of those is stacked as ``torch.utils.data.default_collate`` does (python
-    floats become float64 there).
+    A SampleBatch gives its own tensors, without a copy, and RowLoaders those of its batch. A
+    list of dicts, tensors, arrays, numbers or nests of those is stacked as
+    ``torch.utils.data.default_collate`` does (python floats become float64 there).
 
     Raises:
         SchemaMismatchError: an empty list, or elements that do not stack.
     """
+    if isinstance(batch, RowLoaders):
+        batch = batch.batch()
     if isinstance(batch, SampleBatch):
         return batch.tensors()
     if len(batch) == 0:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
 from dingsdk.config import deep_merge_dicts
-from dingsdk.data import SampleBatch
-from dingsdk.errors import PayloadsLostError, TaskFail
+from dingsdk.data import RowLoaders, SampleBatch
+from dingsdk.errors import ClosedError, PayloadsLostError, TaskFail
 from dingsdk.policy import create_policy
 from dingsdk.worker.comm.comm_worker import CommWorker
 from dingsdk.worker.comm.imports import check_imports
@@ -46,8 +46,31 @@ class BaseCommLearner(CommWorker):
         """Publish ``{'model': tensors, 'iter': version}``."""
 
     @abstractmethod
-    def get_data(self, batch_size: int) -> SampleBatch | None:
-        """Return the next batch to train on, waiting for it; None: the task is over."""
+    def get_data(self, batch_size: int) -> list[Callable[[], dict[str, Any]]] | None:
+        """Return callables for the rows of the next batch, waiting for it; None: it is over."""
+
+    @staticmethod
+    def load_data_fn(
+        path: Callable[[], SampleBatch],
+        meta: Mapping[str, Any],
+        decompressor: Callable[[Any], Any] | None = None,
+    ) -> dict[str, Any]:
+        """Return one row of a batch, with what was sampled beside it (replay ids, IS).
+
+        Args:
+            path: Where the row is: returns the batch, which all its rows share.
+            meta: ``index``, the row's place in the batch.
+            decompressor: Called with the row; None leaves it as it is.
+
+        Differs from the reference: there a row is a file, and each is read and unpacked here.
+        """
+        row = dict(path()[int(meta["index"])])
+        return row if decompressor is None else dict(decompressor(row))
+
+    @property
+    def data_source(self) -> Callable[[int], Any]:
+        """What the learner calls as its ``get_data``."""
+        return self.get_data
 
     @abstractmethod
     def send_learn_info(self, info: Mapping[str, Any]) -> None:
@@ -77,7 +100,7 @@ class BaseCommLearner(CommWorker):
         check_imports(task_info, self._cfg["allowed_modules"])
         learner_cfg = self._learner_cfg(task_info)
         learner = create_learner(learner_cfg, exp_name=learner_cfg["exp_name"])
-        learner.get_data = self.get_data
+        learner.get_data = self.data_source
         learner.send_policy = self.send_policy
         learner.send_learn_info = self.send_learn_info
         learner.policy = create_policy(
@@ -203,22 +226,52 @@ class TransportLearner(RoleLife, BaseCommLearner):
         return cfg
 
     # The learner's way in and ways out -----------------------------------------------------------
-    def get_data(self, batch_size: int) -> SampleBatch | None:
-        while True:
-            columns = self._next_lease(batch_size)
-            if columns is None:
-                return None
-            assert self._rows is not None  # made when the task started
-            payload, row = columns.pop("payload"), columns.pop("row")
-            try:
-                batch = self._rows.gather(payload, row)
-            except PayloadsLostError as error:
-                # The coordinator never leases them again; this batch is another's now.
-                _log.warning("%s", error)
-                # The first reason counts: a damaged payload was set aside, and is missing then.
-                self._lost_payloads = {**error.facts["reasons"], **self._lost_payloads}
-                continue
-            return batch.with_columns(**columns) if columns else batch
+    @property
+    def data_source(self) -> Callable[[int], Any]:
+        """``get_batch``, which spares a callable per row, unless a subclass has its own rows."""
+        is_own = type(self).get_data is not TransportLearner.get_data
+        return self.get_data if is_own else self.get_batch
+
+    def get_data(self, batch_size: int) -> RowLoaders | None:
+        """Return callables for the rows of the next leased batch; the first call gathers it.
+
+        A call raises ClosedError where the batch cannot be read and the task is over.
+        """
+        columns = self._next_lease(batch_size)
+        if columns is None:
+            return None
+
+        def gather() -> SampleBatch:
+            batch = self._gather(columns)
+            if batch is None:
+                batch = self.get_batch(batch_size)
+            if batch is None:
+                raise ClosedError("the task is over", what="learner task")
+            return batch
+
+        return RowLoaders(gather, batch_size, self.load_data_fn)
+
+    def get_batch(self, batch_size: int) -> SampleBatch | None:
+        """Return the next leased batch in columns, waiting for it; None: the task is over."""
+        while (columns := self._next_lease(batch_size)) is not None:
+            batch = self._gather(columns)
+            if batch is not None:
+                return batch
+        return None
+
+    def _gather(self, columns: dict[str, Any]) -> SampleBatch | None:
+        """Return a leased batch; None where payloads of it are lost, which is noted."""
+        assert self._rows is not None  # made when the task started
+        payload, row = columns.pop("payload"), columns.pop("row")
+        try:
+            batch = self._rows.gather(payload, row)
+        except PayloadsLostError as error:
+            # The coordinator never leases them again; this batch is another's now.
+            _log.warning("%s", error)
+            # The first reason counts: a damaged payload was set aside, and is missing then.
+            self._lost_payloads = {**error.facts["reasons"], **self._lost_payloads}
+            return None
+        return batch.with_columns(**columns) if columns else batch
 
     def _next_lease(self, batch_size: int) -> dict[str, Any] | None:
         """Return the columns of the next leased batch, asking for more; None: stop."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dingsdk.config import check_known_keys
-from dingsdk.data import SampleBatch
+from dingsdk.data import RowLoaders, SampleBatch
 from dingsdk.errors import ConfigError, PolicyOutputTypeError
 
 Batch = SampleBatch | list[Any]
@@ -18,7 +18,8 @@ class SyncDataLoader:
 
     Args:
         data_source: ``data_source(batch_size)`` returns a SampleBatch, a list of rows, a list
-            of callables that each return a row, or None when there is no more. It may block.
+            of callables that each return a row (RowLoaders return all at once), or None when
+            there is no more. It may block.
         batch_size: Rows asked for at a time.
         num_workers: Must be 0: batches are made in the learner's own thread.
 
@@ -63,6 +64,8 @@ class SyncDataLoader:
         data = self._data_source(self._batch_size)
         if data is None or self._closed:
             return None
+        if isinstance(data, RowLoaders):
+            return data.batch()
         if isinstance(data, SampleBatch):
             return data
         if not isinstance(data, list):

@@ -1,0 +1,120 @@
+"""What a comm learner gives its learner to train on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dingsdk.data import RowLoaders, SampleBatch
+from dingsdk.errors import ClosedError, DataMissingError
+from dingsdk.plugins import default_manager
+from dingsdk.worker.comm import Master, TransportLearner
+from dingsdk.worker.comm.row_store import RowStore
+from dingsdk.worker.learner.dataloader import SyncDataLoader
+
+PAYLOADS = {0: "first", 1: "second"}
+
+
+@pytest.fixture
+def learner(tmp_path: Path) -> Iterator[TransportLearner]:
+    """A learner that joined, with two payloads of two rows announced and two batches leased."""
+    transport = default_manager().create("transports", {"type": "in_memory"}, tmp_path)
+    master = Master(
+        transport.master_end(),
+        transport.scheduler,
+        on_join=lambda info: None,
+        on_renew=lambda worker_id: None,
+        on_lost=lambda worker_id, reason: None,
+    )
+    made = TransportLearner({"type": "in_memory"}, transport, "l0")
+    made.start(master.start())
+    store = transport.data_store()
+    store.put("first", SampleBatch({"obs": np.array([10.0, 11.0])}))
+    made._rows = RowStore(8, {}, lambda data_id, digest: store.get(data_id))
+    made._rows.announce({name: number for number, name in PAYLOADS.items()})
+    yield made
+    made.close()
+    master.close()
+    transport.close()
+
+
+def lease(learner: TransportLearner, payload: int) -> None:
+    """Lease both rows of a payload, in reverse, with an importance weight."""
+    learner._leased.append(
+        {
+            "payload": np.full(2, payload),
+            "row": np.array([1, 0]),
+            "IS": np.array([0.5, 1.0]),
+        }
+    )
+
+
+def test_data_is_a_list_of_callables_that_share_one_gather(learner: TransportLearner) -> None:
+    lease(learner, 0)
+    rows = learner.get_data(2)
+
+    assert isinstance(rows, list)
+    assert [row() for row in rows] == [{"obs": 11.0, "IS": 0.5}, {"obs": 10.0, "IS": 1.0}]
+    assert rows[0]() is not rows[0]()  # a dict of its own
+    assert rows.batch() is rows.batch()
+
+
+def test_batch_in_columns_has_the_same_rows(learner: TransportLearner) -> None:
+    lease(learner, 0)
+    batch = learner.get_batch(2)
+    assert batch is not None
+    assert batch.columns["obs"].tolist() == [11.0, 10.0]
+    assert batch.columns["IS"].tolist() == [0.5, 1.0]
+
+
+def test_data_loader_takes_the_columns_from_the_list(learner: TransportLearner) -> None:
+    lease(learner, 0)
+    batch = SyncDataLoader(learner.get_data, 2).next()
+    assert isinstance(batch, SampleBatch)
+    assert batch.columns["obs"].tolist() == [11.0, 10.0]
+
+
+def test_rows_of_a_lost_payload_are_those_of_the_next_batch(learner: TransportLearner) -> None:
+    lease(learner, 1)
+    lease(learner, 0)
+    rows = learner.get_data(2)
+    assert rows is not None
+    assert [row()["obs"] for row in rows] == [11.0, 10.0]
+    assert learner._lost_payloads == {1: "missing"}
+
+
+def test_rows_that_cannot_be_read_when_the_task_is_over_say_so(learner: TransportLearner) -> None:
+    lease(learner, 1)
+    rows = learner.get_data(2)
+    assert rows is not None
+    learner._role.is_stopping = True
+    lease(learner, 0)
+    with pytest.raises(ClosedError):
+        rows[0]()
+
+
+def test_row_function_takes_a_decompressor() -> None:
+    batch = SampleBatch({"obs": np.array([3.0, 4.0])})
+
+    def double(row: dict[str, Any]) -> dict[str, Any]:
+        return {"obs": 2 * row["obs"]}
+
+    load = TransportLearner.load_data_fn
+    assert load(lambda: batch, {"index": 1}) == {"obs": 4.0}
+    assert load(path=lambda: batch, meta={"index": 1}, decompressor=double) == {"obs": 8.0}
+
+
+def test_learner_draws_columns_unless_a_subclass_has_rows_of_its_own(
+    learner: TransportLearner,
+) -> None:
+    class OwnRows(TransportLearner):
+        def get_data(self, batch_size: int) -> RowLoaders | None:
+            raise DataMissingError("mine", data_id="p")
+
+    assert learner.data_source == learner.get_batch
+    own = OwnRows.__new__(OwnRows)
+    assert own.data_source == own.get_data
