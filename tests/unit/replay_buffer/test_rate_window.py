@@ -248,3 +248,26 @@ def test_a_producer_ten_times_the_consumer_is_slowed_and_loses_nothing() -> None
         # What was pushed before the first sample was free; from then on the ratio holds.
         assert stats.pushed <= max(before + batch, ratio * stats.sampled * 1.01)
         assert stats.pushed > batch * rounds / 2
+
+
+def test_limits_can_be_changed_while_a_push_waits_for_them() -> None:
+    with make_buffer(max=1.0, window_seconds=1000.0) as buffer:
+        buffer.push(rows(64), 0)
+        assert buffer.sample(64, 0) is not None
+        pushed = threading.Event()
+
+        def push() -> None:
+            buffer.push(rows(64), 0, timeout_s=20.0)
+            pushed.set()
+
+        thread = threading.Thread(target=push)
+        thread.start()
+        assert not pushed.wait(0.1)
+        limiter = {"type": "push_sample_rate", "window_seconds": 1000.0}
+        buffer.change_limiter({**limiter, "max": 1.5})
+        assert not pushed.wait(0.1)
+        buffer.change_limiter({**limiter, "max": 2.1})
+        thread.join(10.0)
+        assert pushed.is_set()
+        # What went through before still counts.
+        assert not buffer.can_push(64)
