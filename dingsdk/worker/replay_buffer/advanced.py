@@ -19,9 +19,10 @@ from dingsdk.worker.replay_buffer.priority_sampler import PrioritySampler
 from dingsdk.worker.replay_buffer.remover import Where
 from dingsdk.worker.replay_buffer.requests import check_range, checked_size
 from dingsdk.worker.replay_buffer.row_facts import NOBODY, RowFacts
+from dingsdk.worker.replay_buffer.sample_monitor import SampledStats, SampleMonitor
 from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.staleness import Staleness
-from dingsdk.worker.replay_buffer.storage import Rows
+from dingsdk.worker.replay_buffer.storage import Rows, Storage
 
 
 class AdvancedReplayBuffer(ReplayBuffer):
@@ -43,7 +44,8 @@ class AdvancedReplayBuffer(ReplayBuffer):
             sampled within ``window_seconds``; ``sample_min_limit_ratio``: rows held for each
             one sampled, without which sampling waits.
         monitor: ``periodic_thruput.seconds`` between two logs of the throughput;
-            ``sampled_data_attr`` of what sampled rows are like.
+            ``sampled_data_attr: {average_range, print_freq}``: samples that an average over
+            their rows is of, and samples between two logs of it.
         storage, remover, limiter, deepcopy, seed: As in the plain buffer.
 
     Source: Schaul et al. 2016, "Prioritized Experience Replay"; DI-engine's
@@ -76,10 +78,21 @@ class AdvancedReplayBuffer(ReplayBuffer):
         instance_name: str = "buffer",
     ) -> None:
         self._settings = AdvancedSettings.of(cfg)
-        super().__init__(spread(cfg), tb_logger, exp_name, instance_name)
         self._beta = self._settings.beta
-        self._use_facts(RowFacts(self._capacity))
         self._skipped_updates = 0
+        self._sample_monitor = SampleMonitor(
+            instance_name, *self._settings.monitored, tb_logger=tb_logger
+        )
+        self._report_due = False
+        super().__init__(spread(cfg), tb_logger, exp_name, instance_name)
+
+    def _start_facts(self) -> None:
+        self._use_facts(RowFacts(self._capacity))
+
+    def _adopt(self, storage: Storage) -> None:
+        super()._adopt(storage)
+        # Ids count pushes, so rows of an earlier process get those that they had.
+        self._facts.renumber(self.push_count)
 
     # Facts --------------------------------------------------------------------------------
     @property
@@ -103,6 +116,11 @@ class AdvancedReplayBuffer(ReplayBuffer):
         """Updated priorities that came for rows which had left."""
         return self._skipped_updates
 
+    def sampled_stats(self) -> SampledStats:
+        """Return what the rows of the latest samples were like: age, use, priority, staleness."""
+        with self._lock:
+            return self._sample_monitor.stats(self._pushed, self._sampled)
+
     def _count(self) -> int:
         return self._facts.live
 
@@ -112,9 +130,11 @@ class AdvancedReplayBuffer(ReplayBuffer):
 
     def _insert(self, rows: Rows, n: int) -> None:
         storage = self._storage
-        if n > 1 or storage is None or isinstance(rows, SampleBatch) or self._sampler_listens:
+        special = storage is None or self._sampler_listens or self._commits
+        if special or n > 1 or isinstance(rows, SampleBatch):
             super()._insert(rows, n)
             return
+        assert storage is not None
         # A single dict is hot with collectors of one env: it goes without a batch of its own.
         rows, facts = take_apart(rows)
         accepted = storage.accept_one(rows[0])
@@ -255,7 +275,11 @@ class AdvancedReplayBuffer(ReplayBuffer):
         def draw() -> SampleBatch | list[Any]:
             return self._draw(size, cur_learner_iter, sample_range)
 
-        return self._serve(size, timeout_s, can_serve, draw)
+        batch = self._serve(size, timeout_s, can_serve, draw)
+        if self._report_due:
+            self._report_due = False
+            self._sample_monitor.report(self.sampled_stats(), self._pushed)
+        return batch
 
     def _draw(
         self, size: int, learner_iter: int, sample_range: slice | None
@@ -273,6 +297,10 @@ class AdvancedReplayBuffer(ReplayBuffer):
             "use": uses,
             "staleness": staleness,
         }
+        if self._sample_monitor.is_next():
+            seen = {key: added[key] for key in ("use", "priority", "staleness")}
+            seen["age"] = self._facts.next_id - 1 - ids
+            self._report_due = self._sample_monitor.record(seen, self._pushed, self._sampled + size)
         if self._settings.max_use < math.inf:
             used_up = np.unique(where[uses >= self._settings.max_use])
             if len(used_up):

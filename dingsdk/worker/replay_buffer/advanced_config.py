@@ -44,6 +44,7 @@ class AdvancedSettings:
         max_use: Samples after which a row leaves; infinite: any number.
         max_staleness: Learner iterations of age at which a row leaves; infinite: any age.
         rows_per_sampled: Rows held for each one sampled, >= 1, without which none is.
+        monitored: Samples to average over, and samples from one log to the next.
     """
 
     alpha: float
@@ -52,6 +53,7 @@ class AdvancedSettings:
     max_use: float
     max_staleness: float
     rows_per_sampled: float
+    monitored: tuple[int, int]
 
     @property
     def rows_leave_early(self) -> bool:
@@ -69,6 +71,8 @@ class AdvancedSettings:
         steps = read_count(cfg, "anneal_step", DEFAULTS, "", least=0)
         max_use = cfg.get("max_use", math.inf)
         controller = _merged(cfg, "thruput_controller")
+        watched = _merged(cfg, "monitor")["sampled_data_attr"]
+        section = "monitor.sampled_data_attr"
         return cls(
             alpha=alpha,
             beta=beta,
@@ -77,6 +81,10 @@ class AdvancedSettings:
             max_staleness=read_bounded(cfg, "max_staleness", DEFAULTS, 1),
             rows_per_sampled=read_bounded(
                 controller, "sample_min_limit_ratio", {}, 1, section="thruput_controller"
+            ),
+            monitored=(
+                read_count(watched, "average_range", {}, section),
+                read_count(watched, "print_freq", {}, section),
             ),
         )
 

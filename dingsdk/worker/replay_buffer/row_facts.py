@@ -53,6 +53,12 @@ class RowFacts:
         self.next_id += n
         self.live += n
 
+    def renumber(self, next_id: int) -> None:
+        """Move all ids on, so that the next is ``next_id``."""
+        here = self._facts[:, _ID] != NOBODY
+        self._facts[here, _ID] += next_id - self.next_id
+        self.next_id = next_id
+
     def living(self, where: Where) -> Where:
         """Return those of some positions whose rows have not left."""
         here: NDArray[np.bool_] = self._facts[where, _ID] != NOBODY

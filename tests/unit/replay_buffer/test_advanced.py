@@ -1,0 +1,607 @@
+"""The prioritized buffer: facts of its rows, and how they leave; the contract has the rest."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import (
+    BufferClosedError,
+    BufferFullError,
+    CheckpointCorruptError,
+    ConfigError,
+    ConfigTypeError,
+    InvalidPriorityError,
+    SchemaMismatchError,
+    UnknownKeyError,
+)
+from dingsdk.worker import AdvancedReplayBuffer
+from dingsdk.worker.replay_buffer.arrivals import ADDED
+
+STORAGES = ["array", "object"]
+
+
+def make_buffer(**cfg: Any) -> AdvancedReplayBuffer:
+    return AdvancedReplayBuffer({"replay_buffer_size": 8, "seed": 0, **cfg})
+
+
+def row(number: int, **more: Any) -> dict[str, Any]:
+    return {"obs": np.full(3, number, np.float32), "action": number, **more}
+
+
+def batch(*numbers: int, **columns: Any) -> SampleBatch:
+    rows = SampleBatch.from_rows([row(number) for number in numbers])
+    return rows.with_columns(**columns) if columns else rows
+
+
+def column(sample: Any, key: str) -> list[Any]:
+    return [each[key].item() if hasattr(each[key], "item") else each[key] for each in sample]
+
+
+def info(sample: Any, priority: Any) -> dict[str, Any]:
+    keys = ("replay_unique_id", "replay_buffer_idx")
+    return {**{key: column(sample, key) for key in keys}, "priority": priority}
+
+
+def facts(buffer: AdvancedReplayBuffer, key: str) -> dict[int, Any]:
+    """Return a fact of each row by its action, from samples of one row each."""
+    found: dict[int, Any] = {}
+    for age in range(buffer.count()):
+        sample = buffer.sample(1, 0, slice(age, age + 1))
+        found[column(sample, "action")[0]] = column(sample, key)[0]
+    return found
+
+
+# Config ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cfg", "error", "path"),
+    [
+        ({"alpha": 1.5}, ConfigError, "alpha"),
+        ({"beta": -0.1}, ConfigError, "beta"),
+        ({"beta": "1"}, ConfigTypeError, "beta"),
+        ({"anneal_step": -1}, ConfigError, "anneal_step"),
+        ({"max_use": 0}, ConfigError, "max_use"),
+        ({"max_use": 1.5}, ConfigTypeError, "max_use"),
+        ({"max_staleness": 0}, ConfigError, "max_staleness"),
+        ({"max_staleness": math.nan}, ConfigError, "max_staleness"),
+        (
+            {"thruput_controller": {"sample_min_limit_ratio": 0.5}},
+            ConfigError,
+            "thruput_controller.sample_min_limit_ratio",
+        ),
+        ({"thruput_controler": {}}, UnknownKeyError, "thruput_controler"),
+        ({"sampler": {"type": "uniform"}}, ConfigError, "policy.other.replay_buffer.sampler.type"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(
+    cfg: dict[str, Any], error: type[Exception], path: str
+) -> None:
+    with pytest.raises(error) as caught:
+        make_buffer(**cfg)
+    assert caught.value.path == path  # type: ignore[attr-defined]
+
+
+def test_alpha_reaches_the_sampler_unless_it_has_its_own() -> None:
+    assert make_buffer(alpha=0.25).alpha == 0.25
+    assert make_buffer(alpha=0.25, sampler={"type": "rank"}).alpha == 0.25
+    assert make_buffer(alpha=0.25, sampler={"type": "rank", "alpha": 1.0}).alpha == 1.0
+    assert AdvancedReplayBuffer(AdvancedReplayBuffer.default_config()).alpha == 0.6
+
+
+def test_bounds_of_the_throughput_refuse_pushes_and_samples() -> None:
+    limits = {"push_sample_rate_limit": {"max": 2.0, "min": 0.5}, "window_seconds": 1000}
+    buffer = make_buffer(thruput_controller=limits)
+    buffer.push(batch(0, 1, 2, 3), 0)
+    assert buffer.sample(4, 0) is not None
+    buffer.push(batch(4, 5, 6), 0)
+    with pytest.raises(BufferFullError):
+        buffer.push(batch(7, 8, 9), 0)
+    assert buffer.count() == 7
+    assert buffer.sample(4, 0) is not None
+    assert buffer.sample(7, 0) is None
+    with pytest.raises(ConfigError) as caught:
+        make_buffer(thruput_controller=limits, limiter={"type": "samples_per_insert"})
+    assert caught.value.path == "thruput_controller.push_sample_rate_limit"
+
+
+def test_sampling_waits_for_the_ratio_of_rows() -> None:
+    buffer = make_buffer(thruput_controller={"sample_min_limit_ratio": 3})
+    buffer.push(batch(0, 1, 2, 3, 4), 0)
+    assert buffer.sample(2, 0) is None
+    buffer.push(batch(5), 0)
+    assert buffer.sample(2, 0) is not None
+
+
+# Pushing --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_pushed_rows_are_not_written_to_and_lose_only_what_sampling_adds(storage: str) -> None:
+    buffer = make_buffer(storage={"type": storage})
+    mine = [
+        row(0, priority=2.0, IS=9.0, collect_iter=4),
+        row(1, priority=None, use=7, collect_iter=4),
+    ]
+    before = [dict(each) for each in mine]
+    if storage == "array":
+        mine[1]["IS"] = before[1]["IS"] = 1.0
+    buffer.push(mine, 0)
+    for each, old in zip(mine, before, strict=True):
+        assert each.keys() == old.keys()
+        assert all(each[key] is old[key] for key in old)
+    assert facts(buffer, "priority") == {0: 2.0, 1: 1.0}
+    sample = buffer.sample(2, 6)
+    assert sample is not None
+    assert set(sample[0]) == {"obs", "action", "collect_iter", *ADDED}
+    assert column(sample, "staleness") == [2, 2]
+
+
+def test_a_batch_with_priorities_is_taken_apart_too() -> None:
+    buffer = make_buffer()
+    given = batch(0, 1, priority=np.array([3.0, 0.0], np.float32), use=np.zeros(2, np.int64))
+    buffer.push(given.freeze(), 0)
+    assert facts(buffer, "priority") == {0: 3.0, 1: 1e-5}
+    buffer.push(batch(2), 0)
+    assert facts(buffer, "priority")[2] == 3.0
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("given", [7, "text", (1, 2), [row(0), 3], [row(0), {}], [[row(0)]]])
+def test_what_is_no_dict_is_refused_with_nothing_pushed(storage: str, given: Any) -> None:
+    buffer = make_buffer(storage={"type": storage})
+    buffer.push(row(5), 0)
+    with pytest.raises(SchemaMismatchError):
+        buffer.push(given, 0)
+    assert (buffer.count(), buffer.push_count) == (1, 1)
+    buffer.push(row(6), 0)
+    assert sorted(facts(buffer, "replay_unique_id").values()) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "bad", [math.nan, math.inf, -1.0, "1", True, torch.ones(2), 10**400, [1.0], np.bool_(True)]
+)
+def test_a_bad_priority_is_refused_with_nothing_pushed(bad: Any) -> None:
+    buffer = make_buffer(storage={"type": "object"})
+    with pytest.raises(InvalidPriorityError) as caught:
+        buffer.push([row(0), row(1, priority=bad)], 0)
+    assert caught.value.index == 1
+    assert buffer.count() == buffer.push_count == 0
+
+
+def test_a_bad_priority_column_is_refused() -> None:
+    buffer = make_buffer()
+    for bad in (np.array([1.0, math.nan]), np.array([True, False]), np.ones((2, 1))):
+        with pytest.raises(InvalidPriorityError):
+            buffer.push(batch(0, 1, priority=bad), 0)
+    for bad in (np.ones(2), np.zeros((2, 0), np.int64)):
+        with pytest.raises(SchemaMismatchError):
+            buffer.push(batch(0, 1, collect_iter=bad), 0)
+    with pytest.raises(SchemaMismatchError):
+        buffer.push([row(0, collect_iter="new")], 0)
+    assert buffer.push_count == 0
+
+
+@pytest.mark.parametrize("key", ["collect_iter", "policy_iter"])
+def test_age_counts_from_the_oldest_iteration_of_a_row(key: str) -> None:
+    arrays, objects = make_buffer(), make_buffer(storage={"type": "object"})
+    arrays.push(batch(0, 1, **{key: np.array([[7, 5], [6, 6]])}), 0)
+    objects.push([row(0, **{key: [7, 5]}), row(1, **{key: torch.tensor(6)})], 0)
+    for buffer in (arrays, objects):
+        sample = buffer.sample(2, 10)
+        assert dict(zip(column(sample, "action"), column(sample, "staleness"), strict=True)) == {
+            0: 5,
+            1: 4,
+        }
+
+
+def test_ids_run_on_through_clear_and_long_pushes() -> None:
+    buffer = make_buffer()
+    buffer.push(batch(*range(11)), 0)
+    assert facts(buffer, "replay_unique_id") == {n: n for n in range(3, 11)}
+    buffer.clear()
+    buffer.push(row(20), 0)
+    assert facts(buffer, "replay_unique_id") == {20: 11}
+    assert buffer.push_count == 12
+
+
+def test_single_dicts_and_batches_make_the_same_buffer() -> None:
+    single, batched = make_buffer(), make_buffer()
+    for buffer in (single, batched):
+        buffer.push(batch(0), 0)
+    for n in range(1, 21):
+        single.push(row(n), 0)
+        batched.push(batch(n), 0)
+    for _ in range(5):
+        ours, theirs = single.sample(6, 0), batched.sample(6, 0)
+        assert isinstance(ours, SampleBatch)
+        assert ours == theirs
+    assert single.stats() == batched.stats()
+
+
+# Leaving --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_used_up_rows_are_told_of_and_make_room_for_none(storage: str) -> None:
+    told: list[tuple[list[int], str]] = []
+    buffer = make_buffer(max_use=1, storage={"type": storage})
+    buffer.add_remove_listener(lambda rows, why: told.append((column(rows, "action"), why)))
+    buffer.push(batch(*range(8)), 0)
+    buffer.push(batch(8, 9), 0)
+    assert told.pop() == ([0, 1], "overwritten")
+    sample = buffer.sample(8, 0)
+    drawn = sorted(set(column(sample, "action")))
+    assert told.pop() == (drawn, "used_up")
+    left = 8 - len(drawn)
+    assert buffer.count() == left
+    # The ring has its holes: what overwrites them replaces nobody.
+    buffer.push(batch(*range(10, 18)), 0)
+    assert sum(len(rows) for rows, _ in told) == left
+    stats = buffer.stats()
+    assert (stats.used_up, stats.overwritten, stats.count) == (len(drawn), 2 + left, 8)
+    assert stats.pushed == stats.count + stats.left
+    assert sorted(facts(make_twin(buffer), "use").values()) == [1] * 8
+
+
+def make_twin(buffer: AdvancedReplayBuffer) -> AdvancedReplayBuffer:
+    """Return a buffer with the rows of another, none of which leaves by being used."""
+    twin = make_buffer(max_use=10_000)
+    twin.load_state_dict(buffer.state_dict())
+    return twin
+
+
+def test_stale_rows_leave_whatever_order_they_came_in() -> None:
+    told: list[tuple[list[int], str]] = []
+    buffer = make_buffer(max_staleness=10)
+    buffer.add_remove_listener(lambda rows, why: told.append((column(rows, "action"), why)))
+    for number, iteration in enumerate((5, 0, 9, 3, 0)):
+        buffer.push(batch(number, collect_iter=np.array([iteration])), 0)
+    assert buffer.sample(1, 9) is not None
+    assert told == []
+    assert buffer.sample(1, 10) is not None
+    assert told.pop() == ([1, 4], "stale")
+    assert buffer.sample(1, 15) is not None
+    assert told.pop() == ([0, 3], "stale")
+    assert buffer.sample(1, 19) is None
+    assert told.pop() == ([2], "stale")
+    assert buffer.stats().stale == 5
+
+
+def test_staleness_forgets_rows_that_were_overwritten() -> None:
+    buffer = make_buffer(max_staleness=10)
+    for n in range(2000):
+        buffer.push(batch(n, collect_iter=np.array([n])), 0)
+    assert buffer._staleness is not None
+    assert buffer._staleness._noted <= 2 * 8 + 1000
+    assert facts_at(buffer, 2001) == set(range(1992, 2000))
+    assert facts_at(buffer, 2004) == set(range(1995, 2000))
+
+
+def facts_at(buffer: AdvancedReplayBuffer, iteration: int) -> set[int]:
+    found: set[int] = set()
+    for _ in range(200):
+        found.update(column(buffer.sample(2, iteration), "action"))
+    return found
+
+
+def test_a_late_update_does_not_bring_a_used_up_row_back() -> None:
+    buffer = make_buffer(max_use=1)
+    buffer.push(batch(*range(4)), 0)
+    sample = buffer.sample(4, 0)
+    left = buffer.count()
+    buffer.update(info(sample, [9.0] * 4))
+    assert buffer.count() == left
+    assert buffer.skipped_updates == 4
+    assert buffer._sampler.drawable == left  # type: ignore[attr-defined]
+
+
+# Updating -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        list,
+        tuple,
+        np.array,
+        torch.tensor,
+        lambda values: torch.tensor(values, dtype=torch.float32, requires_grad=True),
+        lambda values: np.array([[v, 0.0] for v in values])[:, 0],
+    ],
+)
+def test_priorities_come_in_any_numeric_form(form: Any) -> None:
+    buffer = make_buffer()
+    buffer.push(batch(*range(4)), 0)
+    sample = buffer.sample(4, 0)
+    given = info(sample, form([0.5, 2.0, 1.5, 0.25]))
+    buffer.update(given)
+    expected = dict(zip(column(sample, "action"), [0.5, 2.0, 1.5, 0.25], strict=True))
+    found = facts(buffer, "priority")
+    assert found == {n: pytest.approx(value + 1e-5) for n, value in expected.items()}
+    frozen = {key: np.array(value) for key, value in info(sample, [1.0] * 4).items()}
+    for array in frozen.values():
+        array.flags.writeable = False
+    buffer.update(frozen)
+    assert set(facts(buffer, "priority").values()) == {1.00001}
+
+
+@pytest.mark.parametrize(
+    "priority",
+    [
+        [1.0, math.nan, 1.0],
+        [1.0, -1e-9, 1.0],
+        [1.0, math.inf, 1.0],
+        [1.0, True, 1.0],
+        [1.0, "1", 1.0],
+        [1.0, None, 1.0],
+        [[1.0], [2.0, 3.0], [1.0]],
+        [1.0, 2.0],
+        np.array([1, 1, 1], bool),
+        torch.ones(3, 2),
+        1.0,
+    ],
+)
+def test_one_bad_priority_leaves_everything_as_it_was(priority: Any) -> None:
+    buffer = make_buffer()
+    buffer.push(batch(*range(3)), 0)
+    given = info(buffer.sample(3, 0), priority)
+    before = buffer.state_dict()
+    with pytest.raises(InvalidPriorityError):
+        buffer.update(given)
+    assert equal_states(buffer.state_dict(), before)
+    assert buffer.skipped_updates == 0
+
+
+def equal_states(a: Any, b: Any) -> bool:
+    if isinstance(a, Mapping):
+        return a.keys() == b.keys() and all(equal_states(a[key], b[key]) for key in a)
+    return bool(np.array_equal(a, b)) if isinstance(a, np.ndarray) else bool(a == b)
+
+
+# Sampling -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize(
+    ("sample_range", "expected"),
+    [
+        (slice(-2, None), {8, 9}),
+        (slice(None, 3), {2, 3, 4}),
+        (slice(0, 1), {2}),
+        (slice(None, None, 3), {2, 5, 8}),
+        (slice(None, None, -7), {9, 2}),
+        (slice(5, 5), None),
+        (slice(100, None), None),
+    ],
+)
+def test_ranges_count_by_age(storage: str, sample_range: slice, expected: set[int] | None) -> None:
+    buffer = make_buffer(storage={"type": storage})
+    buffer.push(batch(*range(10)), 0)
+    seen: set[int] = set()
+    for _ in range(60):
+        sample = buffer.sample(4, 0, sample_range=sample_range)
+        if expected is None:
+            assert sample is None
+            return
+        seen.update(column(sample, "action"))
+    assert seen == expected
+
+
+def test_ranges_count_only_rows_that_are_left() -> None:
+    buffer = make_buffer(max_staleness=5)
+    iters = np.array([0, 9, 0, 9, 9, 0])
+    buffer.push(batch(*range(6), collect_iter=iters), 0)
+    seen = {column(buffer.sample(1, 6, slice(1, None)), "action")[0] for _ in range(60)}
+    assert seen == {3, 4}
+
+
+def test_samples_are_copies_with_uses_of_their_own() -> None:
+    for storage in STORAGES:
+        buffer = make_buffer(storage={"type": storage})
+        buffer.push(batch(0), 0)
+        first = buffer.sample(1, 0)
+        assert first is not None
+        first[0]["action"] = 9
+        second = buffer.sample(1, 0)
+        assert (column(first, "use"), column(second, "use")) == ([1], [2])
+        assert column(second, "action") == [0]
+
+
+def test_a_row_drawn_twice_counts_both_uses() -> None:
+    buffer = make_buffer()
+    buffer.push(batch(0, 1), 0)
+    buffer.update(info([buffer.sample(1, 0, slice(0, 1))[0]], [1e12]))  # type: ignore[index]
+    sample = buffer.sample(2, 0)
+    assert column(sample, "action") == [0, 0]
+    assert column(sample, "use") == [2, 3]
+
+
+def test_beta_moves_to_1_by_a_step_a_sample_and_can_be_set() -> None:
+    buffer = make_buffer(beta=0.5, anneal_step=4)
+    buffer.push(batch(0), 0)
+    assert buffer.sample(2, 0) is None
+    found = []
+    for _ in range(6):
+        found.append(buffer.beta)
+        buffer.sample(1, 0)
+    assert found == [0.5, 0.625, 0.75, 0.875, 1.0, 1.0]
+    buffer.beta = 0.25
+    assert buffer.beta == 0.25
+    with pytest.raises(ConfigError):
+        buffer.beta = 1.5
+
+
+def test_statistics_of_sampled_rows_can_be_read() -> None:
+    watched = {"sampled_data_attr": {"average_range": 1, "print_freq": 1}}
+    buffer = make_buffer(monitor=watched)
+    buffer.push(batch(0, 1, collect_iter=np.array([3, 3])), 0)
+    buffer.sample(2, 5)
+    seen = buffer.sampled_stats().facts
+    assert {name: spread.mean for name, spread in seen.items()} == {
+        "use": 1.0,
+        "priority": 1.0,
+        "staleness": 2.0,
+        "age": 0.5,
+    }
+
+
+# Waiting, closing, threads --------------------------------------------------------------------
+
+
+def test_a_waiting_sample_gets_the_rows_that_are_pushed() -> None:
+    buffer = make_buffer()
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(buffer.sample(2, 0, timeout_s=10)))
+    thread.start()
+    buffer.push(batch(0), 0)
+    buffer.push(batch(1), 0)
+    thread.join(10)
+    assert len(found[0]) == 2
+
+
+def test_a_closed_buffer_refuses_everything() -> None:
+    buffer = make_buffer()
+    buffer.push(batch(0, 1), 0)
+    given = info(buffer.sample(2, 0), [1.0, 1.0])
+    buffer.close()
+    buffer.close()
+    for call in (lambda: buffer.update(given), lambda: buffer.sample(1, 0), buffer.state_dict):
+        with pytest.raises(BufferClosedError):
+            call()
+    assert buffer.count() == 0
+
+
+def test_threads_leave_a_consistent_buffer() -> None:
+    buffer = AdvancedReplayBuffer(
+        {"replay_buffer_size": 300, "seed": 0, "max_use": 20, "max_staleness": 400}
+    )
+    stop = threading.Event()
+    failures: list[BaseException] = []
+    iteration = [0]
+
+    def work(step: Any) -> None:
+        try:
+            while not stop.is_set():
+                step()
+        except BaseException as error:
+            failures.append(error)
+            stop.set()
+
+    def push() -> None:
+        n = iteration[0]
+        buffer.push(batch(*range(7), collect_iter=np.full(7, n)), n)
+
+    def learn() -> None:
+        iteration[0] += 1
+        sample = buffer.sample(16, iteration[0])
+        if sample is not None:
+            assert isinstance(sample, SampleBatch)
+            weights = sample.columns["IS"]
+            assert np.all((weights > 0) & (weights <= 1))
+            buffer.update(info(sample, sample.columns["priority"] * 1.01))
+
+    def disturb() -> None:
+        buffer.state_dict()
+        buffer.clear()
+        time.sleep(0.01)
+
+    threads = [
+        threading.Thread(target=work, args=(step,))
+        for step in (push, push, push, learn, learn, learn, disturb)
+    ]
+    for thread in threads:
+        thread.start()
+    stop.wait(1.0)
+    stop.set()
+    for thread in threads:
+        thread.join(10)
+    assert not failures, failures
+    stats = buffer.stats()
+    assert stats.pushed == stats.count + stats.left
+    sampler: Any = buffer._sampler
+    assert sampler.drawable == buffer.count()
+    weights = sampler._tree.weights
+    assert sampler._tree.total == pytest.approx(math.fsum(weights), rel=1e-9)
+    where = np.flatnonzero(buffer._facts.ids(np.arange(300)) >= 0)
+    assert where.tolist() == np.flatnonzero(weights).tolist()
+    assert len(set(buffer._facts.ids(where).tolist())) == len(where)
+
+
+# Keeping --------------------------------------------------------------------------------------
+
+
+def trained_buffer(**cfg: Any) -> AdvancedReplayBuffer:
+    buffer = make_buffer(replay_buffer_size=50, **cfg)
+    rng = np.random.default_rng(0)
+    for n in range(12):
+        buffer.push(batch(*range(n * 7, n * 7 + 7), collect_iter=np.full(7, n)), n)
+        sample = buffer.sample(5, n)
+        buffer.update(info(sample, rng.random(5) * 3))
+    return buffer
+
+
+@pytest.mark.parametrize("sampler", ["proportional", "rank"])
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_loaded_state_goes_on_as_if_nothing_had_happened(sampler: str, storage: str) -> None:
+    cfg = {
+        "max_use": 2,
+        "max_staleness": 9,
+        "sampler": {"type": sampler},
+        "storage": {"type": storage},
+    }
+    old = trained_buffer(**cfg)
+    new = make_buffer(replay_buffer_size=50, **{**cfg, "seed": 77})
+    new.push(batch(1, 2, 3), 0)
+    new.load_state_dict(old.state_dict())
+    assert old.stats().used_up > 0
+    assert new.count() == old.count()
+    for n in range(12, 30):
+        for buffer in (old, new):
+            buffer.push(batch(*range(n, n + 5), collect_iter=np.full(5, n)), n)
+        ours, theirs = old.sample(5, n), new.sample(5, n)
+        for key in ("action", *ADDED):
+            assert column(ours, key) == column(theirs, key)
+        for buffer in (old, new):
+            buffer.update(info(ours, np.array(column(ours, "action")) % 5))
+    assert (new.count(), new.push_count, new.beta) == (old.count(), old.push_count, old.beta)
+    stats = new.stats()
+    assert stats.pushed == stats.count + stats.left
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"beta": 2.0},
+        {"beta": None},
+        {"next_unique_id": 1},
+        {"next_unique_id": "7"},
+        {"replay_unique_id": np.zeros(50, np.int64)},
+        {"replay_unique_id": np.arange(49)},
+        {"replay_unique_id": np.full(50, -1)},
+        {"use": np.full(50, 0.5)},
+        {"collect_iter": None},
+    ],
+)
+def test_a_state_that_contradicts_itself_changes_nothing(change: dict[str, Any]) -> None:
+    state = trained_buffer().state_dict()
+    buffer = trained_buffer(seed=3)
+    before = buffer.state_dict()
+    with pytest.raises(CheckpointCorruptError):
+        buffer.load_state_dict({**state, **change})
+    assert equal_states(buffer.state_dict(), before)
+
+
+def test_demonstrations_are_pushed_with_their_priorities() -> None:
+    buffer = make_buffer()
+    buffer.load_state_dict({"data": [row(0, priority=4.0), row(1)]})
+    assert facts(buffer, "priority") == {0: 4.0, 1: 1.0}

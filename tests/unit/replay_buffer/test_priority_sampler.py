@@ -1,0 +1,247 @@
+"""How often rows are drawn by their priority, and what weighs against it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dingsdk.errors import CheckpointCorruptError, CheckpointVersionError, ConfigError
+from dingsdk.worker.replay_buffer.priority_sampler import (
+    PrioritySampler,
+    ProportionalSampler,
+    TreeSampler,
+)
+from dingsdk.worker.replay_buffer.rank_sampler import RankSampler
+
+KINDS = [ProportionalSampler, RankSampler]
+
+
+def sampler_of(
+    priorities: NDArray[np.float64] | list[float],
+    kind: type[TreeSampler] = ProportionalSampler,
+    seed: int = 0,
+    **cfg: Any,
+) -> TreeSampler:
+    sampler = kind({**kind.default_config(), **cfg}, len(priorities), seed)
+    sampler.assign(np.arange(len(priorities)), np.array(priorities, np.float64))
+    return sampler
+
+
+def chi_square_limit(degrees: int, z: float = 4.0) -> float:
+    """Return what a chi-square variable passes once in 30,000 times (Wilson and Hilferty)."""
+    spread = 2 / (9 * degrees)
+    return float(degrees * (1 - spread + z * spread**0.5) ** 3)
+
+
+def chi_square(counts: NDArray[np.int64], shares: NDArray[np.float64]) -> float:
+    expected = counts.sum() * shares / shares.sum()
+    assert expected.min() > 5, "too few draws for the test to mean something"
+    return float(np.sum((counts - expected) ** 2 / expected))
+
+
+def counts_of(sampler: PrioritySampler, size: int, batch: int, draws: int) -> NDArray[np.int64]:
+    counts = np.zeros(size, np.int64)
+    for _ in range(draws // batch):
+        counts += np.bincount(sampler.draw(batch), minlength=size)
+    return counts
+
+
+# Draws ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("size", [9, 100, 777])
+@pytest.mark.parametrize("batch", [1, 5, 250])
+def test_rows_are_drawn_in_proportion_to_their_weights(alpha: float, size: int, batch: int) -> None:
+    priorities = np.random.default_rng(size).uniform(0.2, 2.0, size)
+    sampler = sampler_of(priorities, alpha=alpha, seed=batch)
+    counts = counts_of(sampler, size, batch, 100_000 if batch > 1 else 20_000)
+    assert chi_square(counts, priorities**alpha) < chi_square_limit(size - 1)
+
+
+def test_the_chi_square_test_notices_another_alpha() -> None:
+    priorities = np.random.default_rng(1).uniform(0.2, 2.0, 100)
+    counts = counts_of(sampler_of(priorities, alpha=0.6), 100, 250, 100_000)
+    assert chi_square(counts, priorities**0.5) > chi_square_limit(99)
+
+
+def test_each_share_of_the_weight_is_drawn_once() -> None:
+    drawn = sampler_of(np.ones(64)).draw(64)
+    assert drawn.tolist() == list(range(64))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_withdrawn_rows_are_not_drawn_until_assigned_again(kind: type[TreeSampler]) -> None:
+    sampler = sampler_of(np.ones(10), kind)
+    sampler.withdraw(slice(2, 8))
+    sampler.withdraw(np.array([0, 0, 3]))
+    assert sampler.drawable == 3
+    assert set(sampler.draw(100).tolist()) == {1, 8, 9}
+    sampler.assign(slice(3, 4), 1.0)
+    assert set(sampler.draw(100).tolist()) == {1, 3, 8, 9}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_draws_among_some_positions_keep_to_them(kind: type[TreeSampler]) -> None:
+    sampler = sampler_of(np.arange(1.0, 21.0), kind, alpha=1.0)
+    sampler.withdraw(np.array([12, 14]))
+    among = np.array([14, 3, 12, 17, 0])
+    drawn = sampler.draw(4000, among)
+    counts = np.bincount(drawn, minlength=20)[[3, 17, 0]]
+    shares = sampler._tree.weights[[3, 17, 0]]
+    assert counts.sum() == 4000
+    assert chi_square(counts, shares) < chi_square_limit(2)
+    assert sampler.draw(4, np.array([14, 12])).tolist() == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_nothing_to_draw_the_draw_is_empty(kind: type[TreeSampler]) -> None:
+    sampler = sampler_of(np.ones(4), kind)
+    sampler.clear()
+    assert sampler.drawable == 0
+    assert sampler.draw(3).tolist() == []
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+def test_extreme_priorities_can_all_be_held(alpha: float) -> None:
+    sampler = sampler_of([1e308] * 1000 + [5e-324], alpha=alpha)
+    assert np.isfinite(sampler._tree.total)
+    assert sampler.drawable == 1001
+    weights = sampler.importance(np.array([0, 1000]), 1.0)
+    assert 0 < weights[0] <= weights[1] == 1
+    assert len(set(sampler.draw(256).tolist())) > 200
+    assert sampler.priorities(np.array([0, 1000])).tolist() == [1e308, 5e-324]
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.1, float("nan"), "1", None, True])
+def test_alpha_outside_of_0_to_1_is_refused(alpha: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ProportionalSampler({"alpha": alpha}, 4)
+    assert caught.value.path == "sampler.alpha"
+
+
+# Weights and priorities -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+def test_importance_is_its_closed_form(alpha: float, beta: float) -> None:
+    priorities = np.random.default_rng(3).uniform(0.01, 50.0, 300)
+    sampler = sampler_of(priorities, alpha=alpha)
+    sampler.withdraw(np.array([int(priorities.argmin())]))
+    left = np.delete(np.arange(300), priorities.argmin())
+    share = priorities[left] ** alpha / np.sum(priorities[left] ** alpha)
+    expected = (len(left) * share) ** -beta
+    np.testing.assert_allclose(sampler.importance(left, beta), expected / expected.max(), rtol=1e-6)
+
+
+def test_the_largest_priority_stays_until_cleared() -> None:
+    sampler = sampler_of([0.5, 0.25])
+    assert sampler.max_priority == 1.0
+    sampler.assign(np.array([0]), np.array([7.0]))
+    sampler.assign(slice(0, 2), 2.0)
+    assert sampler.max_priority == 7.0
+    sampler.clear()
+    assert sampler.max_priority == 1.0
+
+
+# Ranks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.7, 1.0])
+def test_rows_are_drawn_by_rank(alpha: float) -> None:
+    priorities = np.random.default_rng(5).permutation(10.0 ** np.arange(-20, 20))
+    sampler = sampler_of(priorities, RankSampler, alpha=alpha)
+    ranks = 40 - np.argsort(np.argsort(priorities))
+    counts = counts_of(sampler, 40, 50, 100_000)
+    assert chi_square(counts, (1 / ranks) ** alpha) < chi_square_limit(39)
+
+
+def test_ranks_stay_until_enough_priorities_were_assigned() -> None:
+    sampler = sampler_of([4.0, 3.0, 2.0, 1.0], RankSampler, alpha=1.0, sort_after=0.75)
+    sampler.draw(1)
+    before = sampler._tree.weights.tolist()
+    assert before == [1.0, 1 / 2, 1 / 3, 1 / 4]
+    sampler.assign(np.array([3, 2]), np.array([9.0, 8.0]))
+    sampler.draw(1)
+    assert sampler._tree.weights.tolist() == before
+    sampler.assign(np.array([1]), np.array([0.5]))
+    sampler.draw(1)
+    assert sampler._tree.weights.tolist() == [1 / 3, 1 / 4, 1 / 2, 1.0]
+
+
+def test_new_rows_have_the_rank_that_they_would_have_had() -> None:
+    sampler = RankSampler({"alpha": 1.0, "sort_after": 10.0}, 6, 0)
+    sampler.assign(slice(0, 3), np.array([5.0, 3.0, 1.0]))
+    sampler._sort()
+    sampler.assign(slice(3, 5), np.array([3.0, 4.0]))
+    # Behind 5.0 and the equal 3.0, and behind 5.0 and the new one.
+    assert sampler._tree.weights[3:5].tolist() == [1 / 3, 1 / 3]
+    sampler.on_remove(slice(0, 1))
+    sampler.assign(slice(0, 1), 1.0)
+    assert sampler._tree.weights[0] == 1 / 6
+
+
+# Keeping --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loaded_state_draws_the_same(kind: type[TreeSampler]) -> None:
+    rng = np.random.default_rng(0)
+    old, new = sampler_of(rng.random(300) + 0.1, kind), sampler_of(np.ones(300), kind, seed=5)
+    old.draw(10)
+    old.assign(np.arange(50), rng.random(50) + 3)
+    old.withdraw(slice(280, 300))
+    state = old.state_dict()
+    new.load_state_dict(state)
+    for _ in range(12):
+        drawn = old.draw(40)
+        assert new.draw(40).tolist() == drawn.tolist()
+        assert new.importance(drawn, 0.5).tolist() == old.importance(drawn, 0.5).tolist()
+        priorities = rng.random(40) + 0.1
+        old.assign(drawn, priorities)
+        new.assign(drawn, priorities)
+    assert new.max_priority == old.max_priority
+    assert new.drawable == old.drawable
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"alpha": 0.5}, CheckpointVersionError),
+        ({"alpha": None}, CheckpointVersionError),
+        ({"max_priority": float("inf")}, CheckpointCorruptError),
+        ({"max_priority": "1"}, CheckpointCorruptError),
+        ({"weights": [1.0, float("nan")]}, CheckpointCorruptError),
+        ({"weights": [-1.0, 1.0]}, CheckpointCorruptError),
+        ({"weights": [1.0]}, CheckpointCorruptError),
+        ({"weights": [1.0] * 5}, CheckpointCorruptError),
+        ({"weights": [1e308, 1e308]}, CheckpointCorruptError),
+        ({"priorities": [0.0, 1.0]}, CheckpointCorruptError),
+        ({"priorities": "ab"}, CheckpointCorruptError),
+        ({"state": "zz"}, CheckpointCorruptError),
+    ],
+)
+def test_a_wrong_state_changes_nothing(
+    kind: type[TreeSampler], change: dict[str, Any], error: type[Exception]
+) -> None:
+    sampler, twin = sampler_of([1.0, 2.0], kind), sampler_of([1.0, 2.0], kind)
+    wrong = {**sampler.state_dict(), **change}
+    with pytest.raises(error):
+        sampler.load_state_dict(wrong)
+    assert sampler.draw(20).tolist() == twin.draw(20).tolist()
+    assert sampler.max_priority == 2.0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"sorted": [2.0, 1.0]}, {"sorted": [1.0, float("nan")]}, {"new": -1}, {"assigned": 1.5}],
+)
+def test_a_wrong_order_of_ranks_is_refused(change: dict[str, Any]) -> None:
+    sampler = sampler_of([1.0, 2.0], RankSampler)
+    with pytest.raises(CheckpointCorruptError):
+        sampler.load_state_dict({**sampler.state_dict(), **change})

@@ -1,0 +1,123 @@
+"""The sum tree: sums, the least weight, and draws that never meet an empty leaf."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dingsdk.worker.replay_buffer.sum_tree import SumTree
+
+SIZES = [1, 2, 7, 8, 9, 63, 64, 65, 511, 512, 513, 1000, 4097]
+ALMOST_ONE = 1 - 2**-53
+
+
+def tree_of(weights: NDArray[np.float64] | list[float]) -> SumTree:
+    tree = SumTree(len(weights))
+    tree.assign(np.arange(len(weights)), np.array(weights, np.float64))
+    return tree
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sum_least_and_count_follow_the_leaves(size: int) -> None:
+    rng = np.random.default_rng(size)
+    weights = rng.random(size) * (rng.random(size) < 0.7)
+    weights[rng.integers(size)] = 0.5
+    tree = tree_of(weights)
+    assert tree.total == pytest.approx(math.fsum(weights), rel=1e-12)
+    assert tree.lowest == weights[weights > 0].min()
+    assert tree.live == np.count_nonzero(weights)
+    assert tree.weights.tolist() == weights.tolist()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("draws", [1, 3, 256])
+def test_no_draw_meets_an_empty_leaf(size: int, draws: int) -> None:
+    rng = np.random.default_rng(size)
+    weights = 10.0 ** rng.uniform(-12, 12, size) * (rng.random(size) < 0.5)
+    # Empty leaves at the end, where a target of the whole total would fall.
+    weights[size // 2 + 1 :] = 0.0
+    weights[size // 2] = 1e-9
+    tree = tree_of(weights)
+    for uniforms in (np.zeros(draws), np.full(draws, ALMOST_ONE), rng.random(draws)):
+        drawn = tree.draw(uniforms)
+        assert np.all(weights[drawn] > 0)
+        assert np.all(np.diff(drawn) >= 0)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_draws_are_those_of_a_cumulative_sum(size: int) -> None:
+    rng = np.random.default_rng(size)
+    # Whole numbers add up without rounding, so both must agree on every draw.
+    weights = rng.integers(0, 5, size).astype(np.float64)
+    weights[0] = 3.0
+    uniforms = rng.random(256)
+    targets = (np.arange(256) + uniforms) * (weights.sum() / 256)
+    expected = np.searchsorted(np.cumsum(weights), targets, side="right")
+    assert tree_of(weights).draw(uniforms).tolist() == expected.tolist()
+
+
+def test_one_leaf_with_all_the_weight_is_every_draw() -> None:
+    weights = np.zeros(1000)
+    weights[777] = 5e-324
+    tree = tree_of(weights)
+    assert set(tree.draw(np.full(64, ALMOST_ONE)).tolist()) == {777}
+
+
+def test_the_last_of_equal_leaves_counts() -> None:
+    tree = SumTree(100)
+    tree.assign(np.array([5, 70, 5, 70, 5]), np.array([1.0, 2.0, 3.0, 0.0, 4.0]))
+    assert (tree.total, tree.lowest, tree.live) == (4.0, 4.0, 1)
+
+
+@pytest.mark.parametrize(("first", "stop"), [(0, 1), (0, 100), (6, 10), (63, 66), (99, 100)])
+def test_fill_is_the_same_as_assigning_each_leaf(first: int, stop: int) -> None:
+    weights = np.arange(100.0)
+    filled, assigned = tree_of(weights), tree_of(weights)
+    for weight in (2.5, 0.0, 0.25):
+        filled.fill(slice(first, stop), weight)
+        assigned.assign(np.arange(first, stop), np.full(stop - first, weight))
+        assert filled.weights.tolist() == assigned.weights.tolist()
+        assert (filled.total, filled.lowest) == (assigned.total, assigned.lowest)
+        assert filled.live == assigned.live
+
+
+def test_largest_weights_have_a_finite_sum() -> None:
+    tree = SumTree(4097)
+    tree.fill(slice(0, 4097), tree.largest_weight)
+    assert math.isfinite(tree.total)
+    assert len(set(tree.draw(np.full(256, 0.5)).tolist())) == 256
+
+
+def test_many_changes_leave_no_drift() -> None:
+    rng = np.random.default_rng(0)
+    tree = SumTree(1000)
+    for _ in range(2000):
+        where = rng.integers(0, 1000, 50)
+        tree.assign(where, 10.0 ** rng.uniform(-8, 8, 50))
+    tree.fill(slice(0, 1000), 0.1)
+    assert tree.total == pytest.approx(100.0, rel=1e-12)
+    tree.fill(slice(0, 1000), 0.0)
+    assert (tree.total, tree.lowest, tree.live) == (0.0, math.inf, 0)
+
+
+def test_replace_and_clear_leave_nothing_of_before() -> None:
+    tree = tree_of(np.arange(100.0))
+    tree.replace(np.array([0.0, 2.0, 3.0]))
+    assert (tree.total, tree.lowest, tree.live) == (5.0, 2.0, 2)
+    tree.clear()
+    assert (tree.total, tree.lowest, tree.live) == (0.0, math.inf, 0)
+
+
+def test_importance_is_relative_to_the_least_weight() -> None:
+    tree = tree_of([0.0, 4.0, 1.0, 16.0])
+    weights = tree.importance(np.array([1, 2, 3, 3]), 0.5)
+    assert weights.dtype == np.float32
+    assert weights.tolist() == [0.5, 1.0, 0.25, 0.25]
+
+
+def test_importance_never_is_zero() -> None:
+    tree = tree_of([1e-200, 1e200])
+    assert 0 < tree.importance(np.array([1]), 1.0)[0] < 1e-37
