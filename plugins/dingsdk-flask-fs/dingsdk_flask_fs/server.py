@@ -147,10 +147,15 @@ class _Dispatcher(ThreadedTaskDispatcher):  # type: ignore[misc]
             self.queue_cv.notify()
 
     def end(self, deadline: float) -> bool:
-        self.shutdown(timeout=max(0.1, deadline - time.monotonic()))
-        for thread in self._started:
+        self.set_thread_count(0)
+        # Whoever closes may be served by one of them: what a request reported made it close.
+        others = [each for each in self._started if each is not threading.current_thread()]
+        for thread in others:
             thread.join(max(0.0, deadline - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._started)
+        with self.lock:
+            while self.queue:
+                self.queue.popleft().cancel()
+        return not any(thread.is_alive() for thread in others)
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +25,7 @@ from .network import Proxy
 
 SECRET = "0123456789abcdef" * 2
 GRACE_S = 5.0
+NOBODY = 65534
 
 
 @pytest.fixture(autouse=True)
@@ -204,3 +210,27 @@ def proxy(served: Served) -> Iterator[Proxy]:
     made = Proxy(served.port)
     yield made
     made.close()
+
+
+def as_nobody(script: str) -> str:
+    """Run a script as a user without rights in a folder of its own, ``HOME``; return its output.
+
+    The script has ``FlaskFSTransport`` at hand. Needs root, else the test is skipped.
+    """
+    if os.geteuid() != 0:
+        pytest.skip("only root can become somebody else")
+    prelude = (
+        "import os, sys, pathlib, encodings.idna\n"  # the library may be out of its reach
+        "from dingsdk_flask_fs.transport import FlaskFSTransport\n"
+        "import dingsdk_flask_fs.data_store, dingsdk_flask_fs.policy_store\n"
+        f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})\n"
+        "HOME = pathlib.Path(sys.argv[1])\n"
+    )
+    # Not pytest's own folder, which is for its user alone.
+    with tempfile.TemporaryDirectory() as home:
+        os.chown(home, NOBODY, NOBODY)
+        done = subprocess.run(
+            [sys.executable, "-c", prelude + textwrap.dedent(script), home],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    return done.stdout + done.stderr

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from dingsdk_flask_fs.data_store import FileDataStore
 from dingsdk_flask_fs.transport import FlaskFSTransport
 
-from dingsdk.errors import ClosedError
-from dingsdk.worker.comm import TaskMessage, WorkerInfo
+from dingsdk.data import SampleBatch
+from dingsdk.errors import ClosedError, PortInUseError
+from dingsdk.worker.comm import Slave, TaskAnswer, TaskMessage, WorkerInfo
 
-from .conftest import SECRET, Served, open_sockets
+from .conftest import SECRET, Served, an_answer, open_sockets
 from .network import Proxy
 
 
@@ -134,6 +139,93 @@ def test_master_does_not_wait_long_for_a_worker_that_died(served: Served) -> Non
     started = time.monotonic()
     served.end.close()
     assert time.monotonic() - started < 4.0
+
+
+def test_transport_closes_before_use_after_a_failed_start_and_again(
+    served: Served, tmp_path: Path
+) -> None:
+    unused = FlaskFSTransport({}, tmp_path / "unused")
+    failed = FlaskFSTransport({"port": served.port}, tmp_path / "failed")
+    end = failed.master_end()
+    with pytest.raises(PortInUseError):
+        end.open(served.listener)
+    threads = set(threading.enumerate())
+    started = time.monotonic()
+    for transport in (unused, failed, failed):
+        transport.close()
+    end.close()
+    with pytest.raises(ClosedError):
+        end.open(served.listener)
+    assert time.monotonic() - started < 1.0
+    assert set(threading.enumerate()) == threads
+
+
+def test_master_can_be_closed_by_what_it_reports(served: Served) -> None:
+    """By the thread, that is, that serves the request which brought the report."""
+    is_closed = threading.Event()
+
+    def answered(worker_id: str, answer: TaskAnswer) -> None:
+        served.end.close()
+        is_closed.set()
+
+    served.listener.task_answered = answered  # type: ignore[method-assign]
+    peer = served.peer()
+    peer.join()
+    with contextlib.suppress(OSError, http.client.HTTPException):  # there is nobody to answer
+        peer.call("answer", {"answers": [an_answer(1)]})
+    assert is_closed.wait(5.0)
+
+
+def test_worker_can_be_closed_by_its_own_task(served: Served) -> None:
+    transport = served.transport
+    closed: list[bool] = []
+    slave = Slave(
+        transport.slave_end(served.address),
+        transport.scheduler,
+        WorkerInfo("w0", "collector"),
+        callback_fn={"end": lambda task: closed.append(slave._end.close() is None)},
+    )
+    slave.start(5.0)
+    served.end.send("w0", TaskMessage("t1", {"name": "end"}))
+    served.listener.expect(lambda events: ("left", "w0", "it left") in events)
+    assert slave.close(5.0)
+    assert closed == [True]
+
+
+def test_stores_can_be_closed_while_files_are_written(transport: FlaskFSTransport) -> None:
+    store = FileDataStore(transport.data_dir, is_durable=True)
+    descriptors = _descriptors()
+    raised: list[BaseException] = []
+    is_writing = threading.Barrier(5)
+
+    def write(number: int) -> None:
+        n = 0
+        try:
+            while True:
+                store.put(f"w{number}-{n}", SampleBatch({"c": np.arange(1000)}))
+                n += 1
+                if n == 1:
+                    is_writing.wait(5.0)
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,), daemon=True) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    is_writing.wait(5.0)
+    started = time.monotonic()
+    store.close()
+    store.close()
+    for thread in threads:
+        thread.join(5.0)
+    assert time.monotonic() - started < 5.0
+    assert [type(error) for error in raised] == [ClosedError] * 4
+    assert _descriptors() < descriptors
+    again = FileDataStore(transport.data_dir)
+    for data_id in again.ids():  # what was put is whole
+        assert len(again.get(data_id)) == 1000
+    again.close()
+    assert not list(transport.data_dir.rglob(".tmp-*"))
 
 
 def test_many_starts_and_stops_leave_no_thread_port_or_file(

@@ -12,7 +12,7 @@ from dingsdk_flask_fs.transport import FlaskFSTransport
 
 from dingsdk.errors import PortInUseError
 
-from .conftest import Listener, Served, open_sockets
+from .conftest import SECRET, Listener, Served, as_nobody, open_sockets
 
 
 def test_port_in_use_is_reported_and_leaves_nothing(served: Served, tmp_path: Path) -> None:
@@ -47,3 +47,43 @@ def test_closed_port_can_be_had_again_at_once(served: Served, tmp_path: Path) ->
     other = FlaskFSTransport({"port": served.port}, tmp_path / "other")
     other.master_end().open(Listener())
     other.close()
+
+
+@pytest.mark.parametrize("is_listening", [True, False])
+def test_port_of_somebody_else_is_reported(tmp_path: Path, is_listening: bool) -> None:
+    with socket.socket() as theirs:
+        theirs.bind(("127.0.0.1", 0))
+        if is_listening:
+            theirs.listen()
+        port = theirs.getsockname()[1]
+        transport = FlaskFSTransport({"port": port}, tmp_path)
+        with pytest.raises(PortInUseError, match="it is in use; choose another port, or 0"):
+            transport.master_end().open(Listener())
+        transport.close()
+
+
+def test_address_of_another_host_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DINGSDK_SECRET", SECRET)
+    transport = FlaskFSTransport({"host": "192.0.2.1"}, tmp_path)  # reserved for documentation
+    with pytest.raises(PortInUseError, match="not one of this machine's addresses"):
+        transport.master_end().open(Listener())
+    transport.close()
+
+
+def test_reserved_port_is_reported() -> None:
+    limit = int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
+    if limit < 2:
+        pytest.skip("this host reserves no ports")
+    done = as_nobody(
+        f"""
+        from dingsdk.errors import PortInUseError
+        transport = FlaskFSTransport({{"port": {limit - 1}}}, HOME / "run")
+        try:
+            transport.master_end().open(None)
+        except PortInUseError as error:
+            print(error)
+        """,
+    )
+    assert "only root may have it; choose a port above 1023" in done, done

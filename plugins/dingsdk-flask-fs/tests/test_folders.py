@@ -1,0 +1,105 @@
+"""Folders that cannot or must not be used are refused by name, at the start or when they go."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from dingsdk_flask_fs.transport import FlaskFSTransport
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import DataMissingError, RunFolderError
+
+from .conftest import NOBODY, Listener, as_nobody
+
+
+def open_to_all(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o777)
+
+
+def linked(path: Path) -> None:
+    path.with_name("elsewhere").mkdir(mode=0o700)
+    path.symlink_to("elsewhere")
+
+
+def a_file(path: Path) -> None:
+    path.write_text("mine")
+
+
+def somebody_elses(path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    path.mkdir(mode=0o700)
+    os.chown(path, NOBODY, -1)
+
+
+@pytest.mark.parametrize("make", [open_to_all, linked, a_file, somebody_elses])
+def test_folder_that_is_not_ours_alone_is_refused_by_every_part(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "shared"
+    make(folder)
+    transport = FlaskFSTransport({"data_dir": str(folder)}, tmp_path / "run")
+    for part in (
+        transport.master_end,
+        lambda: transport.slave_end("http://127.0.0.1:9"),
+        transport.data_store,
+        transport.policy_store,
+    ):
+        with pytest.raises(RunFolderError) as caught:
+            part()
+        assert caught.value.path == str(folder)
+    transport.close()
+    assert not folder.is_dir() or list(folder.iterdir()) == []
+
+
+def test_folder_that_cannot_be_written_is_refused() -> None:
+    done = as_nobody(
+        """
+        from dingsdk.errors import RunFolderError
+        folder = HOME / "readonly"
+        folder.mkdir(mode=0o500)
+        transport = FlaskFSTransport({"data_dir": str(folder)}, HOME / "run")
+        for part in (
+            lambda: transport.master_end().open(None), transport.data_store, transport.policy_store
+        ):
+            try:
+                part()
+            except RunFolderError as error:
+                print("refused", error.path.startswith(str(folder)))
+        transport.close()
+        """,
+    )
+    assert done.splitlines() == ["refused True"] * 3, done
+
+
+def test_folder_that_is_removed_meanwhile_is_reported_by_every_use(tmp_path: Path) -> None:
+    transport = FlaskFSTransport({}, tmp_path / "run")
+    data, policies, master = (
+        transport.data_store(),
+        transport.policy_store(),
+        transport.master_end(),
+    )
+    data.put("a", SampleBatch({"c": np.arange(3)}))
+    policies.publish("p", {"w": torch.ones(2)}, 1)
+    shutil.rmtree(transport.data_dir)
+    for use in (
+        lambda: data.put("b", SampleBatch({"c": np.arange(3)})),
+        lambda: policies.publish("p", {"w": torch.ones(2)}, 2),
+        lambda: master.open(Listener()),
+    ):
+        with pytest.raises(RunFolderError) as caught:
+            use()
+        assert caught.value.path.startswith(str(transport.data_dir))
+    with pytest.raises(DataMissingError):
+        data.get("a", timeout_s=0.1)
+    assert policies.newest("p") is None
+    data.delete(["a"])
+    assert data.sweep_orphans([], 0.0) == 0
+    transport.close()
