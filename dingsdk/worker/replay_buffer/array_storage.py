@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -54,6 +54,7 @@ class ArrayStorage(Storage):
         self._schema: Level | None = None
         self._level: Level | None = None
         self._following: NextOf | None = None
+        self._fits_row: Callable[[dict[str, Any]], bool] | None = None
 
     def accept(self, rows: SampleBatch | Sequence[Any]) -> SampleBatch:
         schema = self._schema
@@ -76,7 +77,7 @@ class ArrayStorage(Storage):
 
     def accept_one(self, row: Any) -> Any:
         # A dict that fits goes into the columns as it is; making a batch of it takes 15 us.
-        if type(row) is dict and self._schema is not None and self._schema.fits_row(row):
+        if type(row) is dict and self._fits_row is not None and self._fits_row(row):
             return row
         return self.accept([row])
 
@@ -119,6 +120,7 @@ class ArrayStorage(Storage):
         """Use columns for rows that look like those of ``form``."""
         self._columns = self._form = columns
         self._level = self._schema = Level(columns)
+        self._fits_row = self._level.fits_row
         if self._next_of is not None:
             self._follow(form, self._next_of)
 
@@ -136,7 +138,8 @@ class ArrayStorage(Storage):
         absent = map_columns(stand_in, {next_name: rows[next_name]})
         form = {**self._columns, **absent}
         self._form = {key: form[key] for key in rows}
-        self._schema = Level(self._form, takes_rows=False)
+        self._schema = Level(self._form)
+        self._fits_row = None
 
     def _new_column(self, array: NDArray[Any]) -> NDArray[Any]:
         # Untouched pages of np.empty cost nothing, so a large capacity is cheap until used.

@@ -15,6 +15,7 @@ from dingsdk.worker.replay_buffer.remover import Where
 
 _VIEWED_FORMATS = frozenset("?bBhHiIlLqQfd")
 """Formats that a memoryview can assign numbers to."""
+_Array = np.ndarray  # a row is compared with it column by column
 
 
 class Level:
@@ -40,7 +41,7 @@ class Level:
         "_values",
     )
 
-    def __init__(self, columns: dict[str, Any], takes_rows: bool = True) -> None:
+    def __init__(self, columns: dict[str, Any]) -> None:
         self._fields = len(columns)
         self._arrays = [(key, v) for key, v in columns.items() if type(v) is not dict]
         self._children = [(key, Level(v)) for key, v in columns.items() if type(v) is dict]
@@ -51,8 +52,7 @@ class Level:
         self._flat = [(key, array.dtype) for key, array in flat]
         self._values = [(key, array.dtype, array.shape[1:]) for key, array in deep]
         self._numbers = [(key, v.dtype.type, *_number_check(v.dtype)) for key, v in flat]
-        views = [_flat_view(array) for _, array in flat]
-        self._takes_rows = takes_rows and all(isinstance(view, memoryview) for view in views)
+        self._takes_rows = all(isinstance(_flat_view(array), memoryview) for _, array in flat)
         # Where they go; small values have a width, that of their row in a flat view.
         self._targets = [(key, _flat_view(v) if v.ndim == 1 else v) for key, v in self._arrays]
         self._number_targets = [(key, _flat_view(array)) for key, array in flat]
@@ -127,16 +127,15 @@ class Level:
         try:
             for key, dtype, shape in self._values:
                 value = row[key]
-                if type(value) is not np.ndarray or value.shape != shape:
+                if type(value) is not _Array or value.shape != shape:
                     return False
                 if value.dtype is not dtype and value.dtype != dtype:
                     return False
             for key, own, types, low, high in self._numbers:
                 value = row[key]
+                kind = type(value)
                 # Comparing numpy's scalars takes 0.5 us; those of the column's type all fit.
-                if type(value) is not own and (
-                    type(value) not in types or not low <= value <= high
-                ):
+                if kind is not own and (kind not in types or not low <= value <= high):
                     return False
             for key, level in self._children:
                 value = row[key]

@@ -23,6 +23,7 @@ from dingsdk.errors import (
     SchemaMismatchError,
     StorageFullError,
 )
+from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.memmap_storage import MemmapStorage
 from dingsdk.worker.replay_buffer.remover import FifoRemover
 
@@ -253,6 +254,7 @@ import sys
 import numpy as np
 from dingsdk.data import SampleBatch
 from dingsdk.errors import StorageFullError
+from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.memmap_storage import MemmapStorage
 
 storage = MemmapStorage({"path": sys.argv[1]}, 1_000_000)
@@ -282,3 +284,27 @@ def test_a_disk_that_fills_up_is_an_error_and_no_signal(tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.stdout.split() == ["ENOSPC", "2000", "1500.0"], done.stderr
+
+
+@pytest.mark.parametrize("next_of", NEXT_OF)
+def test_a_buffer_goes_on_where_it_was_closed(tmp_path: Path, next_of: str | None) -> None:
+    def made(reopen: bool) -> NaiveReplayBuffer:
+        storage = {"type": "memmap", "path": str(tmp_path / "rows"), "next_of": next_of}
+        storage["reopen"] = reopen
+        return NaiveReplayBuffer({"replay_buffer_size": 50, "seed": 0, "storage": storage})
+
+    with made(reopen=False) as buffer:
+        for start in range(0, 120, 8):
+            buffer.push(rows_of(start, start + 8), 0)
+        state = buffer.state_dict()
+    with made(reopen=True) as buffer:
+        assert (buffer.count(), buffer.push_count) == (50, 120)
+        buffer.push(rows_of(120, 121)[0], 0)
+        assert buffer.sample(50, 0) is not None
+        newest = buffer.sample(2, 0, sample_range=slice(-2, None))
+        assert newest == rows_of(119, 121)
+        buffer.load_state_dict(state)
+        assert buffer.sample(2, 0, sample_range=slice(-2, None)) == rows_of(118, 120)
+        buffer.clear()
+        buffer.push([{"other": 1}], 0)
+        assert buffer.count() == 1
