@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dingsdk.data import SampleBatch
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointVersionError,
@@ -91,16 +92,19 @@ def test_a_push_that_was_cut_off_shows_nothing_and_loses_only_what_it_replaced(
         before = remover.count
         where, _ = remover.allot(cut)
         storage.put(where, storage.accept(rows_of(rows, rows + cut)))
-    left = min(before, 200 - cut)
+    expected = rows_of(rows - min(before, 200 - cut), rows)
+    # What comes then is another trajectory, in the place of the one that was cut off.
+    number = rows + 1000
     for more in (0, 40, 250):
         with opened(tmp_path / "rows", 200, next_of=next_of, reopen=True) as storage:
             state, remover = found(storage)
-            assert state["push_count"] == rows
+            assert state["push_count"] == (rows if number == rows + 1000 else number)
             for _ in range(more // 10):
-                push(storage, remover, rows, 10)
-                rows += 10
-            left = min(200, left + more)
-            assert storage.take(remover.oldest_first()) == rows_of(rows - left, rows)
+                push(storage, remover, number, 10)
+                number += 10
+                expected = SampleBatch.concat([expected, rows_of(number - 10, number)])[-200:]
+                assert storage.take(remover.oldest_first()) == expected
+            assert storage.take(remover.oldest_first()) == expected
 
 
 def test_a_torn_record_falls_back_to_the_one_before(tmp_path: Path) -> None:
@@ -306,5 +310,5 @@ def test_a_buffer_goes_on_where_it_was_closed(tmp_path: Path, next_of: str | Non
         buffer.load_state_dict(state)
         assert buffer.sample(2, 0, sample_range=slice(-2, None)) == rows_of(118, 120)
         buffer.clear()
-        buffer.push([{"other": 1}], 0)
+        buffer.push([{"obs": 1, "next_obs": 2}], 0)
         assert buffer.count() == 1
