@@ -21,6 +21,7 @@ from dingsdk.testing.rule import CAPABILITIES, Rule, RuleBroken
 from dingsdk.testing.rules import RULES
 
 if TYPE_CHECKING:
+    from dingsdk.testing.buffer_machine import BufferMachine
     from dingsdk.testing.contract import BufferContract, TransportContract
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "CAPABILITIES",
     "RULES",
     "BufferContract",
+    "BufferMachine",
     "ContractError",
     "ContractReport",
     "Fault",
@@ -45,9 +47,10 @@ __all__ = [
 ]
 
 
-# Modules that need a test framework, which the others do without.
+# Modules that need pytest or Hypothesis, which the others do without.
 _LAZY = {
     "BufferContract": "dingsdk.testing.contract",
+    "BufferMachine": "dingsdk.testing.buffer_machine",
     "TransportContract": "dingsdk.testing.contract",
 }
 

@@ -5,12 +5,22 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from dingsdk_in_memory.transport import InMemoryTransport
 
-from dingsdk.testing import CAPABILITIES, RULES, RuleBroken, TransportContract, check_rule
+from dingsdk.testing import (
+    BUFFER_CAPABILITIES,
+    BUFFER_RULES,
+    CAPABILITIES,
+    RULES,
+    Rule,
+    RuleBroken,
+    TransportContract,
+    check_rule,
+)
 from dingsdk.testing import check_transport as check
 from dingsdk.worker.comm import SlaveEnd
 
@@ -19,15 +29,22 @@ def make(run_dir: Path) -> InMemoryTransport:
     return InMemoryTransport({"concurrency": "threads", "check_wire": True}, run_dir)
 
 
-def test_rules_are_numbered_without_gaps_and_described() -> None:
-    assert [rule.number for rule in RULES] == list(range(1, len(RULES) + 1))
-    for rule in RULES:
+@pytest.mark.parametrize(
+    ("rules", "capabilities"),
+    [(RULES, CAPABILITIES), (BUFFER_RULES, BUFFER_CAPABILITIES)],
+    ids=["transports", "buffers"],
+)
+def test_rules_are_numbered_without_gaps_and_described(
+    rules: tuple[Rule, ...], capabilities: Mapping[str, str]
+) -> None:
+    assert [rule.number for rule in rules] == list(range(1, len(rules) + 1))
+    for rule in rules:
         assert 0 < len(rule.title) <= 100, rule.name
-        assert rule.needs in {"", *CAPABILITIES}
+        assert rule.needs in {"", *capabilities}
 
 
-def test_kit_needs_no_pytest() -> None:
-    code = "import sys, dingsdk.testing; sys.exit('pytest' in sys.modules)"
+def test_kit_needs_no_test_framework() -> None:
+    code = "import sys, dingsdk.testing; sys.exit(bool({'pytest', 'hypothesis'} & {*sys.modules}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

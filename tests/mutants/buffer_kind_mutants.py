@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from dingsdk.data import SampleBatch
@@ -25,11 +26,10 @@ class Elastic(Mutant, ElasticReplayBuffer):
     capabilities = BASE | {"distinct", "columns", "elastic"}
 
 
-@mutant(41, 22, 42, 43)
+@mutant(41, 42, 43)
 class CrossesEnds(Sequences):
-    def push(self, data: Any, *args: Any, **options: Any) -> None:
-        self._sampler._end = "no such column"  # type: ignore[attr-defined]
-        super().push(data, *args, **options)
+    def __init__(self, cfg: Mapping[str, Any]) -> None:
+        super().__init__({**cfg, "sampler": {"type": "sequence", "end": "no such column"}})
 
 
 @mutant(42)

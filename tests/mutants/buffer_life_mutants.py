@@ -216,9 +216,8 @@ class TellsOnlyWhatWasStored(Naive):
 
 @mutant(37)
 class SaysTheWrongReason(Naive):
-    def _empty(self) -> None:
-        super()._empty()
-        self._listeners._untold = [(rows, "overwritten") for rows, _ in self._listeners._untold]
+    def add_remove_listener(self, listener: Any) -> None:
+        super().add_remove_listener(lambda rows, reason: listener(rows, "overwritten"))
 
 
 @mutant(38)

@@ -1,0 +1,305 @@
+"""A replay buffer beside a plain model, through any sequence of calls."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Collection, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import InvalidPriorityError, SchemaMismatchError
+from dingsdk.testing.buffer_bench import BufferBench, expect, expect_equal, raises
+from dingsdk.testing.buffer_model import TRAJECTORY, BufferModel
+from dingsdk.testing.buffer_rows import flat, number_of, numbers_of, spoil
+from dingsdk.testing.buffer_rules import BUFFER_CAPABILITIES
+from dingsdk.testing.check import PATIENCE_S, check_capabilities
+from dingsdk.worker.replay_buffer import IBuffer
+
+_CLOSE = 1e-3
+_Step = TypeVar("_Step", bound=Callable[..., Any])
+_bounds = st.none() | st.integers(-10, 10)
+
+
+def _only(capability: str) -> Callable[[_Step], _Step]:
+    return precondition(lambda self: capability in self.capabilities)
+
+
+class BufferMachine(RuleBasedStateMachine):
+    """A Hypothesis state machine that pushes, samples, updates, keeps and clears.
+
+    After every call the buffer must hold what the model holds. A subclass makes the buffer;
+    its ``TestCase`` is the test.
+
+    Example:
+        >>> class Machine(BufferMachine):
+        ...     capabilities = frozenset({"columns", "distinct"})
+        ...     def make_buffer(self, cfg):
+        ...         return MyBuffer(cfg)
+        >>> TestMyBuffer = Machine.TestCase
+
+    Attributes:
+        capabilities: Which of ``BUFFER_CAPABILITIES`` the buffer has.
+    """
+
+    capabilities: ClassVar[Collection[str]] = frozenset()
+
+    def make_buffer(self, cfg: Mapping[str, Any]) -> IBuffer:
+        """Return a fresh buffer with these settings."""
+        raise NotImplementedError(f"{type(self).__name__}.make_buffer(cfg) is missing")
+
+    @initialize(
+        capacity=st.integers(1, 9), seed=st.integers(0, 3), max_use=st.sampled_from([3, math.inf])
+    )
+    def start(self, capacity: int, seed: int, max_use: float) -> None:
+        check_capabilities(self.capabilities, BUFFER_CAPABILITIES)
+        self.folder = tempfile.TemporaryDirectory(prefix="dingsdk-machine-")
+        self.bench = BufferBench(
+            self.make_buffer, Path(self.folder.name), self.capabilities, PATIENCE_S
+        )
+        self.cfg: dict[str, Any] = {"replay_buffer_size": capacity, "seed": seed}
+        if self.bench.has("elastic"):
+            self.cfg["set_buffer_size"] = lambda envstep: envstep or capacity
+        if not self.bench.has("priorities"):
+            max_use = math.inf
+        elif max_use < math.inf:
+            self.cfg["max_use"] = max_use
+        self.model = BufferModel(capacity, max_use)
+        self.gone: list[int] = []
+        self.facts: dict[int, tuple[int, int]] = {}
+        self.seed = seed
+        self.buffer = self.new_buffer()
+        self.pushed_before = 0
+
+    def new_buffer(self, **cfg: Any) -> Any:
+        buffer = self.bench.buffer(**{**self.cfg, **cfg})
+        if self.bench.has("parts"):
+            buffer.add_remove_listener(lambda rows, reason: self.gone.extend(numbers_of(rows)))
+        return buffer
+
+    def teardown(self) -> None:
+        if hasattr(self, "bench"):
+            with self.folder, self.bench:
+                pass
+
+    # Pushing ----------------------------------------------------------------------------------
+    def rows(self, numbers: list[int]) -> list[Any]:
+        rows = self.bench.rows(*numbers)
+        if self.bench.has("sequences"):
+            for row, number in zip(rows, numbers, strict=True):
+                row["done"] = number % TRAJECTORY == TRAJECTORY - 1
+        return rows
+
+    def push(self, numbers: list[int], data: Any) -> None:
+        expected = self.model.push(numbers)
+        self.gone.clear()
+        self.buffer.push(data, 0)
+        if self.bench.has("parts"):
+            expect_equal(self.gone, expected, "rows that left")
+
+    @precondition(lambda self: "episodes" not in self.capabilities)
+    @rule()
+    def push_single(self) -> None:
+        numbers = self.model.fresh(1)
+        self.push(numbers, self.rows(numbers)[0])
+
+    @rule(n=st.integers(0, 25))
+    def push_list(self, n: int) -> None:
+        numbers = self.model.fresh(n)
+        rows = self.rows(numbers)
+        self.push(numbers, rows)
+        spoil(rows)
+
+    @precondition(lambda self: "episodes" not in self.capabilities)
+    @rule(n=st.integers(1, 25))
+    def push_batch(self, n: int) -> None:
+        numbers = self.model.fresh(n)
+        batch = SampleBatch.from_rows(self.rows(numbers))
+        before = batch.copy()
+        self.push(numbers, batch)
+        expect(batch == before, "a push changed the batch")
+        spoil(batch)
+
+    @rule(bad=st.sampled_from([None, {}]), n=st.integers(0, 3))
+    def push_with_one_bad_row(self, bad: Any, n: int) -> None:
+        with raises("a push with a bad row", SchemaMismatchError):
+            self.buffer.push([*self.rows(list(range(n))), bad], 0)
+
+    # Sampling ---------------------------------------------------------------------------------
+    @rule(size=st.integers(0, 12))
+    def sample(self, size: int) -> None:
+        for _ in range(2):
+            self.check_sample(size, self.model.population)
+
+    @_only("distinct")
+    @rule(size=st.integers(0, 12))
+    def sample_with_replacement(self, size: int) -> None:
+        self.check_sample(size, self.model.population, replace=True)
+
+    @_only("ages")
+    @rule(size=st.integers(1, 6), start=_bounds, stop=_bounds, step=st.sampled_from([None, 2, -1]))
+    def sample_by_age(
+        self, size: int, start: int | None, stop: int | None, step: int | None
+    ) -> None:
+        ages = slice(start, stop, step)
+        self.check_sample(size, self.model.rows[ages], sample_range=ages)
+
+    def check_sample(self, size: int, population: list[int], **options: Any) -> None:
+        weights = {}
+        if self.bench.has("proportional") and self.model.rows:
+            weights = self.model.weights(self.buffer.alpha, self.buffer.beta)
+        found = self.bench.sample(self.buffer, size, **options)
+        needed = 1 if options.get("replace") else size
+        if self.bench.has("priorities"):
+            is_served = len(self.model.rows) >= size and len(population) > 0
+        else:
+            is_served = len(population) >= needed
+        if size == 0 or not is_served:
+            expect_equal(found, [] if size == 0 else None, f"a sample of {size} of {population}")
+            return
+        numbers = numbers_of(found)
+        expect_equal(len(numbers), size, "rows of a batch")
+        expect(set(numbers) <= set(population), f"rows {numbers} were drawn of {population}")
+        if self.bench.has("columns"):
+            expect(isinstance(found, SampleBatch), f"a batch is a {type(found).__name__}")
+        if self.bench.has("distinct") and not options.get("replace"):
+            expect_equal(len(set(numbers)), size, f"distinct rows of {numbers}")
+        if self.bench.has("priorities"):
+            self.check_facts(found, weights)
+        spoil(found)
+
+    def check_facts(self, found: Any, weights: Mapping[int, float]) -> None:
+        for row in found:
+            number = number_of(row)
+            self.model.used[number] += 1
+            facts = int(row["replay_unique_id"]), int(row["replay_buffer_idx"])
+            expect_equal(self.facts.setdefault(number, facts), facts, "id and position of a row")
+            expect_equal(int(row["use"]), self.model.used[number], f"use of row {number}")
+            expect(0 < float(row["IS"]) <= 1, f"IS is {row['IS']}")
+            for key, expected in (
+                ("priority", self.model.priority[number]),
+                ("IS", weights.get(number, float(row["IS"]))),
+            ):
+                close = math.isclose(float(row[key]), expected, rel_tol=_CLOSE)
+                expect(close, f"{key} of row {number} is {row[key]}, not {expected}")
+        ids = [unique for unique, _ in self.facts.values()]
+        expect_equal(len(set(ids)), len(ids), f"ids of the rows {self.facts}")
+
+    @_only("sequences")
+    @rule(size=st.integers(1, 4), length=st.integers(1, 4))
+    def sample_sequences(self, size: int, length: int) -> None:
+        found = self.buffer.sample(size, length, 0)
+        starts = self.model.starts(length)
+        if size * length > len(self.model.rows) or not starts:
+            expect_equal(found, None, f"{size} sequences of {length} of {self.model.rows}")
+            return
+        numbers = numbers_of(flat(found))
+        for at in range(0, size * length, length):
+            sequence = numbers[at : at + length]
+            expect(sequence[0] in starts, f"{sequence} does not start at one of {starts}")
+            expect(all(b == a + 1 for a, b in pairwise(sequence)), f"{sequence} is no sequence")
+        expect_equal(len(numbers), size * length, "rows of the sequences")
+
+    # Changing what is drawn -------------------------------------------------------------------
+    @_only("elastic")
+    @rule(envsteps=st.lists(st.integers(1, 12), min_size=1, max_size=3))
+    def move_the_window(self, envsteps: list[int]) -> None:
+        for envstep in envsteps:
+            self.buffer.update(envstep)
+            self.model.window = min(envstep, self.model.capacity)
+            self.check_sample(len(self.model.population), self.model.population)
+
+    @_only("priorities")
+    @rule(data=st.data())
+    def update(self, data: st.DataObject) -> None:
+        if not self.facts:
+            return
+        recent = sorted(self.facts)[-2 * self.model.capacity :]
+        priorities = st.sampled_from([0.01, 0.5, 1.0, 3.0, 20.0])
+        pairs = st.lists(st.tuples(st.sampled_from(recent), priorities), max_size=6)
+        changes = data.draw(pairs)
+        self.buffer.update(self.info(changes))
+        self.model.update(changes)
+        self.check_sample(len(self.model.rows), self.model.rows)
+
+    @_only("priorities")
+    @rule(bad=st.sampled_from([math.nan, math.inf, -1.0]))
+    def update_with_one_bad_priority(self, bad: float) -> None:
+        if self.facts:
+            numbers = sorted(self.facts)[-3:]
+            changes = [*((number, 7.0) for number in numbers), (numbers[0], bad)]
+            with raises(f"an update with priority {bad}", InvalidPriorityError):
+                self.buffer.update(self.info(changes))
+
+    def info(self, changes: list[tuple[int, float]]) -> dict[str, list[Any]]:
+        return {
+            "replay_unique_id": [self.facts[number][0] for number, _ in changes],
+            "replay_buffer_idx": [self.facts[number][1] for number, _ in changes],
+            "priority": [priority for _, priority in changes],
+        }
+
+    # Not too soon, or most of what is tried would be tried on an empty buffer.
+    @precondition(lambda self: self.model.pushed > self.model.capacity // 2)
+    @rule()
+    def clear(self) -> None:
+        self.gone.clear()
+        self.buffer.clear()
+        expected = self.model.clear()
+        if self.bench.has("parts"):
+            expect_equal(self.gone, expected, "rows that left")
+        # Some kinds count on where others begin anew.
+        self.pushed_before = self.buffer.push_count
+
+    # Keeping ----------------------------------------------------------------------------------
+    @rule()
+    def move_to_another_buffer(self) -> None:
+        old = self.buffer
+        self.buffer = self.new_buffer(seed=self.seed + 10)
+        self.buffer.load_state_dict(old.state_dict())
+        size = len(self.model.rows) // 2
+        theirs = self.bench.sample(old, min(size, len(self.model.population)))
+        self.gone.clear()
+        # The model hears of one of the two samples, the other one is thrown away with its buffer.
+        again = self.new_buffer(seed=self.seed + 11)
+        again.load_state_dict(self.buffer.state_dict())
+        mine = self.bench.sample(again, min(size, len(self.model.population)))
+        expect_equal(numbers_of(mine), numbers_of(theirs), "rows drawn after a state was loaded")
+        old.close()
+        again.close()
+
+    @_only("saves")
+    @rule()
+    def save_and_load(self) -> None:
+        folder = str(Path(self.folder.name) / "rows")
+        self.buffer.save_data(folder)
+        other = self.new_buffer()
+        other.load_data(folder)
+        expect_equal(self.bench.contents(other), self.model.rows, "rows saved and loaded")
+        other.close()
+
+    @invariant()
+    def holds_what_the_model_holds(self) -> None:
+        if not hasattr(self, "pushed_before"):
+            return
+        rows = self.model.rows
+        expect_equal(self.buffer.count(), len(rows), "count()")
+        expect_equal(self.buffer.push_count, self.pushed_before + self.model.pushed, "push_count")
+        left = self.model.max_use
+        found = [n for n in self.bench.contents(self.buffer) if self.model.used[n] < left]
+        expect_equal(found, rows, "rows, oldest first")
+        if not self.bench.has("priorities"):  # there a sample would use rows up
+            self.check_sample(len(self.model.population), self.model.population)
+        if self.bench.has("parts"):
+            stats = self.buffer.stats()
+            expect_equal(stats.pushed, stats.left + stats.count, "rows that came")
