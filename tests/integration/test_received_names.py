@@ -145,6 +145,18 @@ def test_module_that_the_local_config_names_is_imported(
     bench.close()
 
 
+@pytest.mark.parametrize("name", ["../escaped", "/tmp/dingsdk-escaped", "a/../../escaped"])
+def test_folder_that_a_task_names_is_not_used(tmp_path: Path, name: str) -> None:
+    bench = Bench(tmp_path / "run", "collector", "in_memory")
+    task = _collector_task(bench.cfg, 0)
+    task["collector_cfg"]["exp_name"] = name
+    bench.ask("collector_start_task", task_info=task)
+    bench.close()
+    assert list((tmp_path / "run" / "log" / "collector").iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert not Path(name).exists()
+
+
 def test_modules_are_found_wherever_a_config_names_them() -> None:
     config = {
         "import_names": ["a", "b.c"],

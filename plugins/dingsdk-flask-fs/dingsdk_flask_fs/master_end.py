@@ -26,8 +26,8 @@ _log = logging.getLogger(__name__)
 
 MIN_FREE_THREADS = 4
 TELL_S = 1.5
-"""How long a closing master waits for workers to ask; between two tasks one asks at once, and
-while it has one at every renewal."""
+"""How long a closing master waits for workers to ask. One without a task does so at once, as all
+are at the end of a run; one that has a task, when that ends or at its next renewal."""
 
 
 class HttpMasterEnd(MasterEnd):

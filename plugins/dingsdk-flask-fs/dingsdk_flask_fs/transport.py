@@ -47,6 +47,7 @@ class FlaskFSTransport(Transport):
         "min_free_bytes": 128 << 20,  # of the shared folder's disk; below it nothing is written
         "keep_policy_versions": 3,
         "durability": "process",  # or power: payloads and policies survive a power cut
+        "digest": "xxh3-128",  # of payloads; or sha256, which cannot be made to fit
         "max_message_bytes": 4 << 20,
         "request_timeout_s": 10.0,
         "lost_after_s": 15.0,  # silence after which a worker gives its master up
@@ -101,6 +102,7 @@ class FlaskFSTransport(Transport):
                     max_payload_bytes=int(self.cfg["max_payload_bytes"]),
                     min_free_bytes=int(self.cfg["min_free_bytes"]),
                     is_durable=self.cfg["durability"] == "power",
+                    algorithm=str(self.cfg["digest"]),
                 )
             return self._data_store
 
@@ -177,6 +179,7 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "min_free_bytes": (lambda value: type(value) is int and value >= 0, ">= 0"),
     "keep_policy_versions": (lambda value: type(value) is int and value >= 2, ">= 2"),
     "durability": (lambda value: value in ("process", "power"), "process or power"),
+    "digest": (lambda value: value in ("xxh3-128", "sha256"), "xxh3-128 or sha256"),
     "max_message_bytes": (
         lambda value: type(value) is int and (64 << 10) <= value <= (1 << 30),
         "in [65536, 2**30]",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ import torch
 from dingsdk_flask_fs.transport import FlaskFSTransport
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import DataMissingError, RunFolderError
+from dingsdk.errors import DataCorruptError, DataMissingError, RunFolderError
 
 from .conftest import NOBODY, Listener, as_nobody
 
@@ -77,6 +79,41 @@ def test_folder_that_cannot_be_written_is_refused() -> None:
         """,
     )
     assert done.splitlines() == ["refused True"] * 3, done
+
+
+class Canary:
+    fired = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return setattr, (Canary, "fired", True)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"run": "../x", "epoch": 1}',
+        b'{"run": "0123456789abcdef0123456789abcdef", "epoch": "1"}',
+        b'{"run": "0123456789abcdef0123456789abcdef", "epoch": -1}',
+        b"x" * 5000,
+        pickle.dumps(Canary()),
+    ],
+)
+def test_note_of_earlier_starts_that_is_damaged_ends_the_start(
+    tmp_path: Path, content: bytes
+) -> None:
+    transport = FlaskFSTransport({}, tmp_path / "run")
+    master = transport.master_end()
+    note = transport.data_dir / "epoch.json"
+    note.write_bytes(content)
+    note.chmod(0o600)
+    with pytest.raises(DataCorruptError, match=r"epoch\.json"):
+        master.open(Listener())
+    assert note.read_bytes() == content
+    assert not Canary.fired
+    transport.close()
 
 
 def test_folder_that_is_removed_meanwhile_is_reported_by_every_use(tmp_path: Path) -> None:

@@ -133,6 +133,7 @@ def test_worker_closes_in_time_while_its_master_stands_still(transport: FlaskFST
         ("max_message_bytes", 10),
         ("lost_after_s", 0),
         ("request_timeout_s", "soon"),
+        ("digest", "md5"),
     ],
 )
 def test_config_value_that_cannot_work_is_named(tmp_path: Path, key: str, value: Any) -> None:
