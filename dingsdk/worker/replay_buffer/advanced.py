@@ -19,6 +19,7 @@ from dingsdk.worker.replay_buffer.priority_sampler import PrioritySampler
 from dingsdk.worker.replay_buffer.remover import Where
 from dingsdk.worker.replay_buffer.requests import check_range, checked_size
 from dingsdk.worker.replay_buffer.row_facts import NOBODY, RowFacts
+from dingsdk.worker.replay_buffer.row_reader import FactColumns
 from dingsdk.worker.replay_buffer.sample_monitor import SampledStats, SampleMonitor
 from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.staleness import Staleness
@@ -127,25 +128,6 @@ class AdvancedReplayBuffer(ReplayBuffer):
     # Writing ------------------------------------------------------------------------------
     def _split(self, rows: Rows) -> tuple[Rows, Arrivals]:
         return take_apart(rows)
-
-    def _insert(self, rows: Rows, n: int) -> None:
-        storage = self._storage
-        special = storage is None or self._sampler_listens or self._commits
-        if special or n > 1 or isinstance(rows, SampleBatch):
-            super()._insert(rows, n)
-            return
-        assert storage is not None
-        # A single dict is hot with collectors of one env: it goes without a batch of its own.
-        rows, facts = take_apart(rows)
-        accepted = storage.accept_one(rows[0])
-        position, leaves = self._remover.allot_one()
-        where = slice(position, position + 1)
-        if leaves:
-            self._remove(where, "overwritten")
-        storage.put_one(position, accepted)
-        self._pushed += 1
-        self._limiter.on_insert(1)
-        self._on_stored(where, facts, 0)
 
     def _on_stored(self, where: Where, facts: Arrivals, first: int) -> None:
         self._facts.next_id += first
@@ -321,6 +303,17 @@ class AdvancedReplayBuffer(ReplayBuffer):
         return self._remover.by_age(np.arange(*sample_range.indices(count), dtype=np.int64))
 
     # Keeping ------------------------------------------------------------------------------
+    def _saved_facts(self, where: NDArray[np.int64]) -> FactColumns:
+        return {"priority": cast(PrioritySampler, self._sampler).priorities(where)}
+
+    def _with_facts(self, rows: Rows, facts: FactColumns) -> Rows:
+        if isinstance(rows, SampleBatch):
+            return rows.with_columns(**facts)
+        return [
+            {**row, "priority": priority}
+            for row, priority in zip(rows, facts["priority"].tolist(), strict=True)
+        ]
+
     def _extra_state(self) -> dict[str, Any]:
         return {**self._facts.state_dict(self._remover.count), "beta": self._beta}
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
-from dingsdk.worker.replay_buffer import persistence, state
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.worker.replay_buffer import state
 from dingsdk.worker.replay_buffer.filling import FilledBuffer
+from dingsdk.worker.replay_buffer.persistence import load
 from dingsdk.worker.replay_buffer.remover import Remover
+from dingsdk.worker.replay_buffer.row_reader import FactColumns, RowReader
 from dingsdk.worker.replay_buffer.sampler import Sampler
+from dingsdk.worker.replay_buffer.saving import save
 from dingsdk.worker.replay_buffer.storage import Rows, Storage
 
 
@@ -18,6 +25,10 @@ class ReplayBuffer(FilledBuffer):
     A subclass that keeps facts about rows overrides :meth:`_extra_state` and
     :meth:`_check_extra_state` besides.
     """
+
+    @cached_property
+    def _row_reader(self) -> RowReader:
+        return RowReader(self, self._saved_facts)
 
     def save_data(self, file: str) -> None:
         """Write all rows, oldest first, into the folder ``file`` (made with its parents).
@@ -31,10 +42,7 @@ class ReplayBuffer(FilledBuffer):
                 numeric arrays; names where.
             BufferClosedError: the buffer is closed.
         """
-        with self._lock:
-            self._check_open()
-            rows = self._contents()
-        persistence.save_rows(file, rows)
+        save(file, self._row_reader)
 
     def load_data(self, file: str) -> None:
         """Push all rows of a folder that :meth:`save_data` wrote; no limiter is asked.
@@ -46,8 +54,16 @@ class ReplayBuffer(FilledBuffer):
             SchemaMismatchError: its rows do not fit those in the buffer; nothing was pushed.
             BufferClosedError: the buffer is closed.
         """
-        rows = persistence.load_rows(file)
-        self._push_unlimited(rows)
+        for rows, facts in load(file):
+            self._push_unlimited(self._with_facts(rows, facts))
+
+    def _saved_facts(self, where: NDArray[np.int64]) -> FactColumns:
+        """Return what is to be saved of rows besides their columns: arrays ``[rows, ...]``."""
+        return {}
+
+    def _with_facts(self, rows: Rows, facts: FactColumns) -> Rows:
+        """Return loaded rows with what was saved of them, in the form in which it is pushed."""
+        return rows
 
     def _push_unlimited(self, rows: Rows) -> None:
         with self._lock:

@@ -73,7 +73,7 @@ class FilledBuffer(BufferCore):
             BufferClosedError: the buffer is closed, or was while waiting.
         """
         # A dict is the hot case of a single row; a copy of 45 bytes must not make a batch first.
-        single = type(data) is dict and not self._keeps_facts
+        single = type(data) is dict
         rows = data if single or isinstance(data, (SampleBatch, list)) else [data]
         n = 1 if single else len(rows)
         with self._lock:
@@ -143,16 +143,22 @@ class FilledBuffer(BufferCore):
         if storage is None or self._sampler_listens or self.used_data is not None:
             self._insert([row], 1)
             return
+        facts = None
+        if self._keeps_facts:
+            (row,), facts = self._split([row])
         accepted = storage.accept_one(row)
         position, leaves = self._remover.allot_one()
         if leaves:
-            if self._listeners.active:
-                self._listeners.note(self._take(slice(position, position + 1)), "overwritten")
-            self._left["overwritten"] += 1
-            self._limiter.on_remove(1)
+            if facts is not None or self._listeners.active:
+                self._remove(slice(position, position + 1), "overwritten")
+            else:
+                self._left["overwritten"] += 1
+                self._limiter.on_remove(1)
         storage.put_one(position, accepted)
         self._pushed += 1
         self._limiter.on_insert(1)
+        if facts is not None:
+            self._on_stored(slice(position, position + 1), facts, 0)
         if self._commits:
             self._commit()
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +20,7 @@ from dingsdk.worker.replay_buffer.row_files import (
     read_column,
     read_objects,
 )
-from dingsdk.worker.replay_buffer.row_reader import KEPT, Piece
-from dingsdk.worker.replay_buffer.saving import save
+from dingsdk.worker.replay_buffer.row_reader import KEPT
 from dingsdk.worker.replay_buffer.storage import Rows
 
 _AT_ONCE_BYTES = 256 << 20
@@ -115,32 +112,3 @@ def _select(
 ) -> tuple[Rows, dict[str, NDArray[Any]]]:
     chosen = rows.take(index) if isinstance(rows, SampleBatch) else [rows[i] for i in index]
     return chosen, {key: array[index] for key, array in facts.items()}
-
-
-def save_rows(path: str | os.PathLike[str], rows: Rows) -> None:
-    """Write rows that nobody changes meanwhile; see :func:`save`."""
-    save(path, _Fixed(rows))
-
-
-def load_rows(path: str | os.PathLike[str]) -> Rows:
-    """Return all rows at once; see :func:`load`."""
-    pieces = [rows for rows, _ in load(path)]
-    if pieces and isinstance(pieces[0], SampleBatch):
-        return SampleBatch.concat(cast(list[SampleBatch], pieces))
-    return [row for rows in pieces for row in rows]
-
-
-class _Fixed:
-    """Rows as a source."""
-
-    is_ordered = True
-
-    def __init__(self, rows: Rows) -> None:
-        self._lineage = secrets.token_hex(16)
-        self._rows = rows
-
-    def hold(self) -> Any:
-        return nullcontext()
-
-    def read(self, start: int, stop: int) -> Piece:
-        return Piece(self._rows[start:stop], start, 0, len(self._rows), {}, self._lineage)

@@ -54,7 +54,9 @@ class RowReader:
     """
 
     def __init__(
-        self, buffer: FilledBuffer, facts: Callable[[Where], FactColumns] = lambda where: {}
+        self,
+        buffer: FilledBuffer,
+        facts: Callable[[NDArray[np.int64]], FactColumns] = lambda where: {},
     ) -> None:
         self._buffer = buffer
         self._remover: Remover | None = None

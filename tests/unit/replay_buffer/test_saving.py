@@ -348,7 +348,7 @@ def test_rows_survive_kills_at_any_moment_of_a_save(tmp_path: Path) -> None:
     kills, outcomes, files = map(int, done.stdout.split())
     assert kills == 20
     assert outcomes > 1  # some saves were done before the kill, so the kills hit saves
-    assert files <= 2 * 9 + 1
+    assert files <= 2 * 9 + 2  # those of two saves, a manifest, and one that was being written
 
 
 @contextmanager
