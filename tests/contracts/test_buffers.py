@@ -1,9 +1,13 @@
-"""Every kind of buffer keeps the contract, over every storage."""
+"""Every kind of buffer keeps the contract, over every storage and with every sampler."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
+
+import pytest
 
 from dingsdk.plugins import default_manager
 from dingsdk.testing import BufferContract
@@ -11,64 +15,92 @@ from dingsdk.worker.replay_buffer import IBuffer
 
 BASE = frozenset({"parts", "saves"})
 ROWS = BASE | {"distinct", "ages"}
+PRIORITIZED = BASE | {"ages", "priorities"}
 
 
 class Contract(BufferContract):
-    """A buffer of the type ``kind`` with a storage of the type ``storage``."""
+    """A buffer of these parts."""
 
-    kind: ClassVar[str] = "naive"
-    storage: ClassVar[str] = "array"
-    capabilities: ClassVar[Collection[str]] = ROWS | {"columns"}
+    parts: ClassVar[Mapping[str, Any]]
 
     def make_buffer(self, cfg: Mapping[str, Any]) -> IBuffer:
-        section = {"type": self.kind, "storage": {"type": self.storage}, **cfg}
-        made: IBuffer = default_manager().create("buffers", section)
+        made: IBuffer = default_manager().create("buffers", {**self.parts, **cfg})
         return made
 
 
+class MappedContract(Contract):
+    """A buffer over a storage that needs a folder, another one for each buffer."""
+
+    @pytest.fixture(autouse=True)
+    def _folders(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        self.folder: Path = tmp_path_factory.mktemp("mapped")
+        self.numbers = itertools.count()
+
+    def make_buffer(self, cfg: Mapping[str, Any]) -> IBuffer:
+        path = str(self.folder / f"{next(self.numbers)}")
+        storage = {**self.parts["storage"], "path": path}
+        return super().make_buffer({"storage": storage, **cfg})
+
+
 class TestNaiveOverArrays(Contract):
-    pass
+    parts: ClassVar = {"type": "naive", "storage": {"type": "array"}}
+    capabilities: ClassVar[Collection[str]] = ROWS | {"columns"}
+
+
+class TestNaiveOverLinkedArrays(TestNaiveOverArrays):
+    parts: ClassVar = {"type": "naive", "storage": {"type": "array", "next_of": "obs"}}
+
+
+class TestNaiveOverMaps(MappedContract):
+    parts: ClassVar = {"type": "naive", "storage": {"type": "memmap"}}
+    capabilities = ROWS | {"columns", "durable"}
 
 
 class TestNaiveOverObjects(Contract):
-    storage = "object"
+    parts: ClassVar = {"type": "naive", "storage": {"type": "object"}}
     capabilities = ROWS | {"objects"}
 
 
-class TestElasticOverArrays(Contract):
-    kind = "elastic"
+class TestNaiveByFirstRow(Contract):
+    parts: ClassVar = {"type": "naive"}
+    capabilities = ROWS | {"columns", "objects"}
+
+
+class TestElastic(Contract):
+    parts: ClassVar = {"type": "elastic", "storage": {"type": "array"}}
     capabilities = BASE | {"columns", "distinct", "elastic"}
 
 
-class TestElasticOverObjects(Contract):
-    kind = "elastic"
-    storage = "object"
-    capabilities = BASE | {"objects", "distinct", "elastic"}
-
-
 class TestSequenceOverArrays(Contract):
-    kind = "sequence"
+    parts: ClassVar = {"type": "sequence", "storage": {"type": "array"}}
     capabilities = BASE | {"columns", "sequences"}
 
 
 class TestSequenceOverObjects(Contract):
-    kind = "sequence"
-    storage = "object"
+    parts: ClassVar = {"type": "sequence", "storage": {"type": "object"}}
     capabilities = BASE | {"objects", "sequences"}
 
 
 class TestEpisodes(Contract):
-    kind = "episode"
-    storage = "object"
+    parts: ClassVar = {"type": "episode"}
     capabilities = ROWS | {"episodes"}
 
 
 class TestAdvancedOverArrays(Contract):
-    kind = "advanced"
-    capabilities = BASE | {"columns", "ages", "priorities", "proportional"}
+    parts: ClassVar = {"type": "advanced", "storage": {"type": "array"}}
+    capabilities = PRIORITIZED | {"columns", "proportional"}
 
 
 class TestAdvancedOverObjects(Contract):
-    kind = "advanced"
-    storage = "object"
-    capabilities = BASE | {"ages", "priorities", "proportional"}
+    parts: ClassVar = {"type": "advanced", "storage": {"type": "object"}}
+    capabilities = PRIORITIZED | {"proportional"}
+
+
+class TestAdvancedByRank(Contract):
+    parts: ClassVar = {"type": "advanced", "sampler": {"type": "rank", "sort_after": 0.01}}
+    capabilities = PRIORITIZED | {"columns"}
+
+
+class TestAdvancedOverMaps(MappedContract):
+    parts: ClassVar = {"type": "advanced", "storage": {"type": "memmap", "next_of": "obs"}}
+    capabilities = PRIORITIZED | {"columns", "proportional", "durable"}

@@ -34,6 +34,7 @@ BUFFER_CAPABILITIES: Final[Mapping[str, str]] = {
         "Made of parts as `ReplayBuffer` is: `limiter` is a setting, `timeout_s` an argument of "
         "`push` and `sample`, and there are `add_remove_listener` and `stats`."
     ),
+    "durable": "Rows stay in a folder when the buffer is closed.",
     "saves": "`save_data` and `load_data` serve the rows of the kit.",
 }
 """What a buffer may declare that it is or can do, and what follows."""

@@ -92,10 +92,8 @@ def rule_48_new_rows_have_the_largest_priority(bench: BufferBench) -> None:
 
 @needs("priorities")
 def rule_49_weights_are_above_0_and_at_most_1(bench: BufferBench) -> None:
-    """``IS`` is in (0, 1], 1 for the row that is drawn the least, and for all that are alike."""
+    """``IS`` is in (0, 1]: 1 for the row that is drawn the least, less for one drawn more."""
     buffer = bench.buffer(*range(CAPACITY))
-    for row in _rows(buffer, CAPACITY):
-        expect_equal(float(row["IS"]), 1.0, "IS while priorities are equal")
     _update(buffer, dict(enumerate(PRIORITIES)))
     found = _all_rows(buffer)
     weights = {number: float(row["IS"]) for number, row in found.items()}
@@ -109,8 +107,11 @@ def rule_49_weights_are_above_0_and_at_most_1(bench: BufferBench) -> None:
 def rule_50_rows_are_drawn_by_priority(bench: BufferBench) -> None:
     """A row is drawn in proportion to ``priority ** alpha``, so for any ``alpha`` of 0 to 1.
 
-    Its ``IS`` is ``(rows * share) ** -beta``, relative to the largest of all rows that are there.
+    Its ``IS`` is ``(rows * share) ** -beta``, relative to the largest of all rows that are there:
+    exactly 1 while priorities are equal.
     """
+    for row in _rows(bench.buffer(*range(CAPACITY)), CAPACITY):
+        expect_equal(float(row["IS"]), 1.0, "IS while priorities are equal")
     for alpha, beta in ((0.0, 0.4), (0.6, 1.0), (1.0, 0.4)):
         cfg = {"alpha": alpha, "beta": beta, "anneal_step": 0}
         buffer = bench.buffer(*range(CAPACITY + 2), **cfg)

@@ -151,7 +151,8 @@ def rule_20_clear_drops_all_rows(bench: BufferBench) -> None:
         bench.expect_contents(buffer, range(21, 21 + CAPACITY), "after clear() and a push")
         if not bench.has("episodes"):
             buffer.clear()
-            buffer.push([{"other": 1.0}], 0)
+            observed = {name: bench.rows(0)[0][name] for name in ("obs", "next_obs")}
+            buffer.push([{**observed, "other": 1.0}], 0)
             expect_equal(buffer.count(), 1, "count() after a push of other columns")
 
 
