@@ -79,7 +79,7 @@ def worker_config(context: RunContext) -> Any:
     names is left alone.
 
     Raises:
-        ConfigError: the replay buffer gives no single rows.
+        ConfigError: the replay buffer gives no single rows, or its storage holds no columns.
     """
     cfg = context.cfg
     buffer_cfg, path = cfg.policy.other.replay_buffer, "policy.other.replay_buffer"
@@ -93,6 +93,13 @@ def worker_config(context: RunContext) -> Any:
         )
     learn, collect = cfg.policy.learn, cfg.policy.collect
     changes: dict[str, Any] = {"exp_name": str(context.run_dir)}
+    storage = (buffer_cfg.get("storage") or {}).get("type")
+    if storage == "object":
+        raise ConfigError(
+            "storage.type 'object' keeps objects row by row, but parallel mode moves columns; "
+            "choose auto, array or memmap, or --mode serial",
+            path=f"{path}.storage.type",
+        )
     limiter = dict(buffer_cfg.get("limiter") or {})
     if limiter.get("type", "min_size") == "min_size" and collect.get("n_sample"):
         per_insert = learn.update_per_collect * learn.batch_size / collect.n_sample

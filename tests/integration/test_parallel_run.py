@@ -171,11 +171,16 @@ def test_buffer_without_single_rows_is_refused_before_the_run(tmp_path: Path, ki
         run(tmp_path, f"policy.other.replay_buffer.type={kind}")
 
 
+def test_storage_of_objects_is_refused_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="moves columns"):
+        run(tmp_path, "policy.other.replay_buffer.storage.type=object")
+
+
 def test_elastic_buffer_and_any_storage_serve_a_run(tmp_path: Path) -> None:
     result = run(
         tmp_path,
         "policy.other.replay_buffer.type=elastic",
         "policy.other.replay_buffer.set_buffer_size={start: 100, end: 400, steps: 1000}",
-        "policy.other.replay_buffer.storage.type=array",
+        "policy.other.replay_buffer.storage={type: array, next_of: obs}",
     )
     assert result.reason == "limit"

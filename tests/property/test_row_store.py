@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,14 +17,20 @@ CAPACITY = 24
 
 
 class RowStoreMachine(RuleBasedStateMachine):
-    """Payloads of up to five rows, dropped in any order, never more than half the capacity."""
+    """Payloads of up to five rows, dropped in any order, never more than half the capacity.
+
+    Each goes on where the one before ended, as pieces of one trajectory do.
+    """
+
+    storage: ClassVar[dict[str, Any]] = {}
 
     def __init__(self) -> None:
         super().__init__()
+        self.steps = 0
         self.payloads: dict[int, SampleBatch] = {}
         self.loads = 0
         self.count = 0
-        self.store = RowStore(CAPACITY, {}, self._load)
+        self.store = RowStore(CAPACITY, self.storage, self._load)
 
     def _load(self, name: str, digest: str | None) -> SampleBatch:
         self.loads += 1
@@ -36,9 +42,10 @@ class RowStoreMachine(RuleBasedStateMachine):
             return
         number, self.count = self.count, self.count + 1
         values = number * 100 + np.arange(rows)
-        self.payloads[number] = SampleBatch(
-            {"value": values, "pair": np.stack([values, -values], 1)}
-        )
+        obs = np.arange(self.steps, self.steps + rows + 1, dtype=np.float32)[:, None]
+        self.steps += rows
+        columns = {"value": values, "pair": np.stack([values, -values], 1)}
+        self.payloads[number] = SampleBatch({**columns, "obs": obs[:-1], "next_obs": obs[1:]})
         self.store.announce({f"p{number}": number})
         if touch:
             self._gather([(number, 0)])
@@ -66,9 +73,17 @@ class RowStoreMachine(RuleBasedStateMachine):
         expected = [number * 100 + row for number, row in wanted]
         assert batch.columns["value"].tolist() == expected
         assert batch.columns["pair"].tolist() == [[value, -value] for value in expected]
+        steps = [self.payloads[number].columns["obs"][row, 0] for number, row in wanted]
+        assert batch.columns["obs"][:, 0].tolist() == steps
+        assert batch.columns["next_obs"][:, 0].tolist() == [step + 1 for step in steps]
+
+
+class NextOfMachine(RowStoreMachine):
+    storage: ClassVar[dict[str, Any]] = {"type": "array", "next_of": "obs"}
 
 
 TestRowStore = RowStoreMachine.TestCase
+TestNextOf = NextOfMachine.TestCase
 
 
 def test_payload_is_loaded_once() -> None:
@@ -106,3 +121,18 @@ def test_unannounced_payload_is_a_protocol_error() -> None:
     store = RowStore(10, {}, lambda *name: SampleBatch({"value": np.arange(4)}))
     with pytest.raises(ProtocolError):
         store.gather(np.asarray([5]), np.asarray([0]))
+
+
+def test_rows_of_one_payload_do_not_rely_on_another() -> None:
+    def load(name: str, digest: str | None) -> SampleBatch:
+        obs = np.arange(4, dtype=np.float32)[:, None] + {"a": 0, "b": 3, "c": 50}[name]
+        return SampleBatch({"obs": obs[:-1], "next_obs": obs[1:]})
+
+    store = RowStore(8, {"type": "array", "next_of": "obs"}, load)
+    store.announce({"a": 0, "b": 1, "c": 2})
+    store.gather(np.asarray([0]), np.asarray([2]))
+    store.gather(np.asarray([1]), np.asarray([0]))  # its first obs is the next one of a's last row
+    store.drop(np.asarray([1]))
+    store.gather(np.asarray([2]), np.asarray([0]))  # takes the place of b
+    batch = store.gather(np.asarray([0]), np.asarray([2]))
+    assert batch.columns["next_obs"].tolist() == [[3.0]]

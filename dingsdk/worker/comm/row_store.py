@@ -118,7 +118,7 @@ class RowStore:
             raise ProtocolError(f"payload {number} was never announced", where="learn task")
         batch = self._load(*known)
         start = self._allocate(len(batch))
-        self._storage.put(slice(start, start + len(batch)), self._storage.accept(batch))
+        self._put(start, batch)
         bisect.insort(self._extents, (start, start + len(batch), number))
         self._offsets[number] = start
 
@@ -157,10 +157,16 @@ class RowStore:
         rows = self._storage.take(
             np.concatenate([np.arange(start, end) for start, end, _ in self._extents])
         )
-        self._storage.put(slice(0, len(rows)), rows)
         extents, self._head = self._extents, 0
         self._extents = []
         for start, end, number in extents:
-            self._extents.append((self._head, self._head + end - start, number))
+            stop = self._head + end - start
+            self._put(self._head, rows[self._head : stop])
+            self._extents.append((self._head, stop, number))
             self._offsets[number] = self._head
-            self._head += end - start
+            self._head = stop
+
+    def _put(self, start: int, rows: SampleBatch) -> None:
+        self._storage.put(slice(start, start + len(rows)), self._storage.accept(rows))
+        # Payloads leave in any order, so none may rely on what another holds.
+        self._storage.seal()

@@ -99,6 +99,10 @@ class ArrayStorage(Storage):
             columns = {key: columns[key] for key in self._form}
         return SampleBatch.trusted(columns, length)
 
+    def seal(self) -> None:
+        if self._following is not None:
+            self._following.seal()
+
     def clear(self) -> None:
         self._clear()
 

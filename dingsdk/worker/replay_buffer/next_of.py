@@ -172,6 +172,10 @@ class NextOf:
             for name, array in _leaves(following):
                 self._own[name][places] = array[alone]
 
+    def seal(self) -> None:
+        """Wait for no follower any more: rows to come are linked among themselves alone."""
+        self._table_rows[:] = -1
+
     def take(self, where: Where) -> Any:
         """Return the following observations of rows, in new (nested) arrays."""
         links = self._links[where]

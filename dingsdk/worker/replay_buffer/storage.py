@@ -74,6 +74,12 @@ class Storage(Configurable, ABC):
     def clear(self) -> None:
         """Drop all rows, and the schema that the first of them set."""
 
+    def seal(self) -> None:
+        """Hear that no row to come follows one that is here.
+
+        For owners that do not let the oldest rows go first, where content is shared by rows.
+        """
+
     def commit(self, state: Mapping[str, int]) -> None:
         """Hear that a push is complete; a storage on disk keeps the state beside the rows.
 
