@@ -33,7 +33,7 @@ def arrive(facts: NDArray[np.int64], start: int, stop: int, first_id: int, iters
 def serve(facts: NDArray[np.int64], where: Ints, learner_iter: int, out: Ints) -> None:
     """Count a use of each row; write ids, uses and staleness to ``out`` (int64[3, n])."""
     for i in range(where.shape[0]):
-        row = where[i]
+        row = np.uint64(where[i])
         out[0, i] = facts[row, 0]
         facts[row, 2] += 1
         out[1, i] = facts[row, 2]
@@ -57,7 +57,7 @@ def match(
     kept = 0
     for i in range(where.shape[0]):
         row = where[i]
-        if 0 <= row < facts.shape[0] and ids[i] >= 0 and facts[row, 0] == ids[i]:
+        if 0 <= row < facts.shape[0] and ids[i] >= 0 and facts[np.uint64(row), 0] == ids[i]:
             places[kept] = row
             values[kept] = priorities[i] + added
             kept += 1

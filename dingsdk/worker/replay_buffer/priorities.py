@@ -156,7 +156,8 @@ def _one(key: str, value: Any, index: int) -> float:
 
 
 def _numbers(key: str, values: Any, kinds: str) -> NDArray[Any]:
-    values = torch_to_numpy(values)
+    if not isinstance(values, (np.ndarray, list)):
+        values = torch_to_numpy(values)
     if isinstance(values, np.ndarray):
         array = values
     elif isinstance(values, (list, tuple)):
