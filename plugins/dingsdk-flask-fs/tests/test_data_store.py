@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import itertools
 import os
 import pickle
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -27,8 +25,9 @@ from dingsdk.errors import (
     DataMissingError,
     ProtocolError,
     RunFolderError,
-    StorageFullError,
 )
+
+from .payloads import file_of, large, mapped, piece, tree
 
 
 @pytest.fixture
@@ -38,29 +37,6 @@ def store(tmp_path: Path) -> Iterator[FileDataStore]:
     made.close()
 
 
-def piece(seed: int = 0, rows: int = 8) -> SampleBatch:
-    rng = np.random.default_rng(seed)
-    return SampleBatch({"obs": rng.random((rows, 4), np.float32), "action": np.arange(rows)})
-
-
-def large() -> SampleBatch:
-    return SampleBatch({"obs": np.full((64, 84, 84), 7, np.uint8), "action": np.arange(64)})
-
-
-def mapped() -> SampleBatch:
-    return SampleBatch({"obs": np.full((1300, 84, 84), 7, np.uint8), "action": np.arange(1300)})
-
-
-def file_of(store: FileDataStore, tmp_path: Path, data_id: str) -> Path:
-    (found,) = (tmp_path / "run" / "data").glob(f"*/{data_id}.ding")
-    return found
-
-
-def tree(root: Path) -> list[str]:
-    return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
-
-
-@pytest.mark.parametrize("batch", [piece(), piece(rows=0), large(), mapped()])
 def test_another_store_on_the_folder_reads_what_was_put(
     store: FileDataStore, tmp_path: Path, batch: SampleBatch
 ) -> None:
@@ -325,132 +301,4 @@ def test_sweep_takes_old_orphans_and_half_written_files_only(tmp_path: Path) -> 
     assert not half.exists()
     assert store.sweep_orphans(["live"], grace_s=0.0) == 2
     assert list(store.ids()) == ["live"]
-    store.close()
-
-
-def test_writing_stops_before_the_disk_is_full(tmp_path: Path) -> None:
-    disk = os.statvfs(tmp_path)
-    store = FileDataStore(tmp_path / "run", min_free_bytes=2 * disk.f_blocks * disk.f_frsize)
-    with pytest.raises(StorageFullError) as caught:
-        store.put("p", piece())
-    assert caught.value.reason == "low_space"
-    assert caught.value.retryable
-    assert len(store) == 0
-    store.close()
-
-
-def test_deleted_files_are_written_over(tmp_path: Path) -> None:
-    ticks = itertools.count()
-    store = FileDataStore(
-        tmp_path / "run", keep_spare_bytes=6 * (64 << 10), clock=lambda: float(next(ticks))
-    )
-    for name in "abcde":
-        store.put(name, piece(rows=100))
-    kept = store.get("a")
-    inodes = {path.stat().st_ino for path in (tmp_path / "run" / "data").rglob("*.ding")}
-    store.delete("abcde")
-    assert len(list((tmp_path / "run" / "spare-small").iterdir())) == 3
-    store.put("f", piece(7, rows=3))
-    assert len(list((tmp_path / "run" / "spare-small").iterdir())) == 2
-    assert file_of(store, tmp_path, "f").stat().st_ino in inodes
-    assert store.get("f") == piece(7, rows=3)
-    assert kept == piece(rows=100)
-    store.close()
-
-
-def test_a_file_that_may_be_mapped_is_not_kept(store: FileDataStore, tmp_path: Path) -> None:
-    store.put("large", large())
-    store.put("mapped", mapped())
-    store.delete(["large", "mapped"])
-    assert len(list((tmp_path / "run").glob("spare*/*"))) == 1
-
-
-def test_a_planted_spare_is_not_written_through(store: FileDataStore, tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("keep")
-    spare = tmp_path / "run" / "spare-small"
-    plants = [
-        lambda path: path.symlink_to(secret),
-        lambda path: path.hardlink_to(secret),
-        lambda path: os.mkfifo(path),
-    ]
-    for number, plant in enumerate(plants):
-        plant(spare / f"spare{number}.ding")
-    for number in range(6):
-        store._spares[0]._next_look = 0.0
-        store.put(f"p{number}", piece(number))
-    assert secret.read_text() == "keep"
-    assert list(spare.iterdir()) == []
-    assert [store.get(f"p{number}") == piece(number) for number in range(6)] == [True] * 6
-
-
-def test_a_reader_never_gets_another_payload_while_files_are_written_over(tmp_path: Path) -> None:
-    """The readers hold files open that are deleted and written over under other names."""
-    store = FileDataStore(tmp_path / "run")
-    stop = threading.Event()
-    problems: list[str] = []
-    reads = [0]
-    current = [0]
-    store.put("p0", piece(0))
-
-    def read() -> None:
-        other = FileDataStore(tmp_path / "run")
-        while not stop.is_set():
-            number = current[0]
-            try:
-                if other.get(f"p{number}", timeout_s=0.0) != piece(number):
-                    problems.append(f"p{number} was another")
-                reads[0] += 1
-            except DataMissingError:
-                continue
-            except DataCorruptError as error:
-                problems.append(str(error))
-        other.close()
-
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + 1.5
-    while time.monotonic() < deadline:
-        number = current[0] + 1
-        store.put(f"p{number}", piece(number))
-        current[0] = number
-        store.delete([f"p{number - 1}"])
-    stop.set()
-    for thread in threads:
-        thread.join(10.0)
-    store.close()
-    assert problems == []
-    assert reads[0] > 10
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "disk"
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=512k,mode=0700", "tmpfs", str(path)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("cannot mount a tmpfs here")
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
-
-
-@pytest.mark.parametrize(("min_free_bytes", "reason"), [(0, "low_space"), (-1 << 30, "ENOSPC")])
-def test_a_disk_that_fills_up_takes_more_once_there_is_room(
-    tiny_disk: Path, min_free_bytes: int, reason: str
-) -> None:
-    store = FileDataStore(tiny_disk, min_free_bytes=min_free_bytes)
-    found = ""
-    for stored in range(100):
-        try:
-            store.put(f"p{stored}", piece(stored, rows=1000))
-        except StorageFullError as error:
-            found = error.reason
-            break
-    assert found == reason
-    assert len(store) == stored > 3
-    assert not list(tiny_disk.rglob(".tmp-*"))
-    store.delete(["p0", "p1"])
-    store.put(f"p{stored}", piece(stored, rows=1000))
-    assert store.get(f"p{stored}") == piece(stored, rows=1000)
     store.close()

@@ -6,8 +6,6 @@ import io
 import json
 import os
 import pickle
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,8 @@ from dingsdk.errors import (
     StorageFullError,
 )
 
+from .policies import damage, folder_of, is_whole, weights
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[FilePolicyStore]:
@@ -39,26 +39,6 @@ def reader(tmp_path: Path) -> Iterator[FilePolicyStore]:
     made = FilePolicyStore(tmp_path / "run")
     yield made
     made.close()
-
-
-def weights(version: int, size: int = 8) -> dict[str, Any]:
-    return {"w": torch.full((size, 2), float(version)), "b": np.full(3, version, np.int64)}
-
-
-def is_whole(found: tuple[int, dict[str, Any]] | None, version: int) -> bool:
-    if found is None or found[0] != version:
-        return False
-    return all(bool((tensor == version).all()) for tensor in found[1].values())
-
-
-def folder_of(tmp_path: Path, policy_id: str = "p") -> Path:
-    return tmp_path / "run" / "policy" / policy_id
-
-
-def damage(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
 
 
 def test_tensors_and_arrays_come_back_as_tensors(
@@ -360,110 +340,3 @@ def test_states_and_versions_that_cannot_be_stored_are_refused(
     full.close()
     with pytest.raises(ConfigError, match=">= 2"):
         FilePolicyStore(tmp_path / "run", keep_versions=1)
-
-
-def test_an_unchanged_policy_is_not_read_again(
-    store: FilePolicyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-    reader = FilePolicyStore(tmp_path / "run", clock=lambda: now[0])
-    store.publish("p", weights(1), 1)
-    assert is_whole(reader.newest("p"), 1)
-    opened: list[str] = []
-    real = os.open
-
-    def noting(path: str, *args: Any, **kwargs: Any) -> int:
-        opened.append(path)
-        return real(path, *args, **kwargs)
-
-    monkeypatch.setattr(os, "open", noting)
-    now[0] = 3.0
-    for _ in range(5):
-        assert reader.newest("p", newer_than=1) is None
-    assert opened.count("LATEST.json") == 1
-    store.publish("p", weights(2), 2)
-    assert is_whole(reader.newest("p", newer_than=1), 2)
-    reader.close()
-
-
-def test_a_swap_within_one_tick_of_the_clock_is_seen(
-    store: FilePolicyStore, tmp_path: Path
-) -> None:
-    """A pointer with the same inode, size and times as one that was read a moment ago."""
-    now = [0.0]
-    reader = FilePolicyStore(tmp_path / "run", clock=lambda: now[0])
-    store.publish("p", weights(1), 1)
-    assert is_whole(reader.newest("p"), 1)
-    known = reader._pointers._known["p"]
-    store.publish("p", weights(2), 2)
-    found = (folder_of(tmp_path) / "LATEST.json").stat()
-    stamps = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
-    object.__setattr__(known, "signature", (*known.signature[:2], *stamps))
-    now[0] = 1.0
-    assert is_whole(reader.newest("p", newer_than=1), 2)
-    reader.close()
-
-
-def test_a_thread_that_was_overtaken_does_not_return_the_older_version(
-    store: FilePolicyStore, reader: FilePolicyStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store.publish("p", weights(1), 1)
-    real = reader._load
-
-    def overtaken(*args: Any) -> Any:
-        state = real(*args)
-        monkeypatch.undo()
-        store.publish("p", weights(2), 2)
-        assert is_whole(reader.newest("p"), 2)  # as another thread would
-        return state
-
-    monkeypatch.setattr(reader, "_load", overtaken)
-    assert is_whole(reader.newest("p"), 2)
-
-
-def test_every_read_is_whole_and_never_older_while_a_policy_is_replaced(
-    store: FilePolicyStore, tmp_path: Path
-) -> None:
-    stop = threading.Event()
-    problems: list[str] = []
-    reads = [0] * 16
-    shared = FilePolicyStore(tmp_path / "run")
-    own = [FilePolicyStore(tmp_path / "run") for _ in range(8)]
-    store.publish("p", weights(0, 2000), 0)
-
-    def read(index: int) -> None:
-        source = own[index] if index < len(own) else shared
-        last = -1
-        while not stop.is_set():
-            try:
-                found = source.newest("p", None if reads[index] % 3 else last - 1)
-            except Exception as error:
-                problems.append(repr(error))
-                return
-            if found is None:
-                problems.append(f"nothing after {last}")
-            elif not is_whole(found, found[0]) or found[0] < last:
-                problems.append(f"{found[0]} after {last}")
-            else:
-                last = found[0]
-            reads[index] += 1
-
-    threads = [threading.Thread(target=read, args=(index,)) for index in range(16)]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + 2.0
-    version = 0
-    while time.monotonic() < deadline:
-        version += 1
-        store.publish("p", weights(version, 2000), version)
-    stop.set()
-    for thread in threads:
-        thread.join(10.0)
-    assert not problems
-    assert min(reads) > 0
-    assert version > 10
-    assert len(list(folder_of(tmp_path).iterdir())) == 4
-    assert all(is_whole(source.newest("p"), version) for source in (*own, shared))
-    assert sum(source.corrupt_count for source in (*own, shared)) == 0
-    for source in (*own, shared):
-        source.close()

@@ -1,0 +1,29 @@
+"""Policies for tests: each version is filled with its number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def weights(version: int, size: int = 8) -> dict[str, Any]:
+    return {"w": torch.full((size, 2), float(version)), "b": np.full(3, version, np.int64)}
+
+
+def is_whole(found: tuple[int, dict[str, Any]] | None, version: int) -> bool:
+    if found is None or found[0] != version:
+        return False
+    return all(bool((tensor == version).all()) for tensor in found[1].values())
+
+
+def folder_of(tmp_path: Path, policy_id: str = "p") -> Path:
+    return tmp_path / "run" / "policy" / policy_id
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
