@@ -30,6 +30,3 @@ def file_of(store: FileDataStore, tmp_path: Path, data_id: str) -> Path:
 
 def tree(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
-
-
-@pytest.mark.parametrize("batch", [piece(), piece(rows=0), large(), mapped()])

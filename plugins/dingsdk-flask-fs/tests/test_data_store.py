@@ -37,6 +37,7 @@ def store(tmp_path: Path) -> Iterator[FileDataStore]:
     made.close()
 
 
+@pytest.mark.parametrize("batch", [piece(), piece(rows=0), large(), mapped()])
 def test_another_store_on_the_folder_reads_what_was_put(
     store: FileDataStore, tmp_path: Path, batch: SampleBatch
 ) -> None:
