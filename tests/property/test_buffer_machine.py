@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any
 
 from hypothesis import settings
 
@@ -11,21 +13,31 @@ from dingsdk.plugins import default_manager
 from dingsdk.testing import BufferMachine
 from dingsdk.worker.replay_buffer import IBuffer
 
-ROWS = frozenset({"parts", "saves"})
-PLAIN = ROWS | {"distinct", "ages"}
-PRIORITIZED = ROWS | {"ages", "priorities", "proportional"}
+BASE = frozenset({"parts", "saves"})
+ROWS = BASE | {"distinct", "ages"}
+PRIORITIZED = BASE | {"ages", "priorities"}
 
 
 def machine(
-    kind: str, capabilities: frozenset[str], examples: int = 25, **storage: Any
+    kind: str,
+    capabilities: frozenset[str],
+    storage: str,
+    examples: int = 20,
+    next_of: str | None = None,
+    **parts: Any,
 ) -> type[BufferMachine.TestCase]:
-    """Return the test of a type of buffer over a storage."""
+    """Return the test of a type of buffer over a type of storage."""
 
     class Machine(BufferMachine):
-        parts: ClassVar[dict[str, Any]] = {"type": kind, "storage": storage}
-
         def make_buffer(self, cfg: Mapping[str, Any]) -> IBuffer:
-            made: IBuffer = default_manager().create("buffers", {**self.parts, **cfg})
+            section = {"type": storage}
+            if next_of is not None:
+                section["next_of"] = next_of
+            if storage == "memmap":
+                self.paths = getattr(self, "paths", None) or itertools.count()
+                section["path"] = str(Path(self.folder.name) / f"map{next(self.paths)}")
+            whole = {"type": kind, **parts, "storage": section, **cfg}
+            made: IBuffer = default_manager().create("buffers", whole)
             return made
 
     Machine.capabilities = capabilities
@@ -34,11 +46,19 @@ def machine(
     return test
 
 
-TestNaiveOverArrays = machine("naive", PLAIN | {"columns"}, type="array")
-TestNaiveOverObjects = machine("naive", PLAIN | {"objects"}, type="object")
-TestElastic = machine("elastic", ROWS | {"distinct", "elastic", "columns"}, type="array")
-TestSequenceOverArrays = machine("sequence", ROWS | {"sequences", "columns"}, type="array")
-TestSequenceOverObjects = machine("sequence", ROWS | {"sequences", "objects"}, type="object")
-TestEpisodes = machine("episode", PLAIN | {"episodes"}, type="object")
-TestAdvancedOverArrays = machine("advanced", PRIORITIZED | {"columns"}, type="array")
-TestAdvancedOverObjects = machine("advanced", PRIORITIZED, type="object")
+TestNaiveOverArrays = machine("naive", ROWS | {"columns"}, "array")
+TestNaiveOverLinkedArrays = machine("naive", ROWS | {"columns"}, "array", next_of="obs")
+TestNaiveOverObjects = machine("naive", ROWS | {"objects"}, "object")
+TestNaiveOverMaps = machine("naive", ROWS | {"columns", "durable"}, "memmap", 8)
+TestElasticOverArrays = machine("elastic", BASE | {"distinct", "elastic", "columns"}, "array")
+TestSequenceOverArrays = machine("sequence", BASE | {"sequences", "columns"}, "array")
+TestSequenceOverObjects = machine("sequence", BASE | {"sequences", "objects"}, "object")
+TestEpisodes = machine("episode", ROWS | {"episodes"}, "object")
+TestAdvancedOverArrays = machine("advanced", PRIORITIZED | {"columns", "proportional"}, "array")
+TestAdvancedOverObjects = machine("advanced", PRIORITIZED | {"proportional"}, "object")
+TestAdvancedByRank = machine(
+    "advanced", PRIORITIZED | {"columns"}, "array", sampler={"type": "rank"}
+)
+TestAdvancedOverLinkedMaps = machine(
+    "advanced", PRIORITIZED | {"columns", "proportional", "durable"}, "memmap", 8, next_of="obs"
+)

@@ -21,11 +21,14 @@ _ROUNDS = 30
 def rule_39_threads_share_a_buffer(bench: BufferBench) -> None:
     """Threads push, sample, update, clear, take states and save at the same time.
 
-    No call fails, every row that comes out is whole and was pushed, and at the end the buffer
-    is as good as new.
+    No call fails, every row that comes out is whole and was pushed, listeners hear of each that
+    leaves once, and at the end the buffer is as good as new.
     """
     capacity = 32
     buffer = bench.buffer(replay_buffer_size=capacity)
+    gone: list[int] = []
+    if bench.has("parts"):
+        buffer.add_remove_listener(lambda rows, reason: gone.extend(numbers_of(rows)))
 
     def push(which: int) -> None:
         for turn in range(_TURNS):
@@ -75,7 +78,9 @@ def rule_39_threads_share_a_buffer(bench: BufferBench) -> None:
     if bench.has("parts"):
         stats = buffer.stats()
         expect_equal(stats.pushed, 3 * 5 * _TURNS + capacity, "rows pushed in all")
-        expect_equal(stats.pushed, stats.overwritten + stats.cleared + stats.count, "rows in all")
+        expect_equal(stats.pushed, stats.left + stats.count, "rows in all")
+        expect_equal(len(gone), stats.left, "rows that listeners heard of")
+        expect_equal(len(set(gone)), len(gone), "different rows that listeners heard of")
 
 
 def rule_40_concurrent_calls_have_an_order(bench: BufferBench) -> None:

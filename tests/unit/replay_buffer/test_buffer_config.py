@@ -1,0 +1,84 @@
+"""What the config of a buffer may hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import ConfigError, ConfigTypeError, UnknownKeyError, UnknownPluginError
+from dingsdk.worker.replay_buffer import NaiveReplayBuffer
+
+
+def make_buffer(**cfg: Any) -> NaiveReplayBuffer:
+    return NaiveReplayBuffer({"replay_buffer_size": 8, "seed": 0, **cfg})
+
+
+def test_default_config_is_a_copy_with_its_name() -> None:
+    cfg = NaiveReplayBuffer.default_config()
+    assert cfg.cfg_type == "NaiveReplayBufferDict"
+    assert cfg.replay_buffer_size == 10000
+    cfg.limiter.min_size = 5
+    assert NaiveReplayBuffer.default_config().limiter.min_size == 1
+    assert NaiveReplayBuffer(cfg).replay_buffer_size == 10000
+
+
+@pytest.mark.parametrize(
+    ("cfg", "error", "path"),
+    [
+        ({"replay_buffer_size": 0}, ConfigError, "replay_buffer_size"),
+        ({"replay_buffer_size": "9"}, ConfigTypeError, "replay_buffer_size"),
+        ({"replay_buffer_size": 2.5}, ConfigTypeError, "replay_buffer_size"),
+        ({"deepcopy": 1}, ConfigTypeError, "deepcopy"),
+        ({"seed": -1}, ConfigError, "seed"),
+        ({"seed": "x"}, ConfigTypeError, "seed"),
+        ({"enable_track_used_data": True}, ConfigError, "data_root"),
+        ({"periodic_thruput_seconds": 0}, ConfigError, "periodic_thruput_seconds"),
+        ({"limiter": {"min_size": 0}}, ConfigError, "limiter.min_size"),
+        (
+            {"limiter": {"type": "samples_per_insert", "samples_per_insert": float("inf")}},
+            ConfigError,
+            "limiter.samples_per_insert",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_named(
+    cfg: dict[str, Any], error: type[ConfigError], path: str
+) -> None:
+    with pytest.raises(error) as caught:
+        make_buffer(**cfg)
+    assert caught.value.path == path
+
+
+def test_unknown_keys_and_types_are_named() -> None:
+    with pytest.raises(UnknownKeyError) as caught:
+        make_buffer(replay_bufer_size=5)
+    assert caught.value.nearest == "replay_buffer_size"
+    with pytest.raises(UnknownKeyError):
+        make_buffer(limiter={"min_siz": 1})
+    with pytest.raises(UnknownKeyError) as caught:
+        make_buffer(limiter={"type": "samples_per_insert", "samples_per_inset": 2})
+    assert caught.value.path == "limiter.samples_per_inset"
+    with pytest.raises(UnknownPluginError):
+        make_buffer(storage={"type": "arry"})
+
+
+def test_a_capacity_no_memory_holds_is_a_config_error_and_the_buffer_is_unchanged() -> None:
+    buffer = make_buffer(replay_buffer_size=2**60)
+    with pytest.raises(ConfigError) as caught:
+        buffer.push(SampleBatch({"x": [1]}), 0)
+    assert caught.value.path == "replay_buffer_size"
+    assert (buffer.count(), buffer.push_count) == (0, 0)
+
+
+def test_check_sizes_refuses_a_run_that_would_wait_for_ever() -> None:
+    make_buffer().check_sizes(batch_size=8)
+    with pytest.raises(ConfigError, match="batch size 9"):
+        make_buffer().check_sizes(batch_size=9)
+    with pytest.raises(ConfigError, match=r"limiter\.min_size 9"):
+        make_buffer(limiter={"min_size": 9}).check_sizes(batch_size=1)
+    ratio = {"type": "samples_per_insert", "samples_per_insert": 2, "error_buffer": 5}
+    with pytest.raises(ConfigError) as caught:
+        make_buffer(limiter=ratio).check_sizes(batch_size=4, push_rows=4)
+    assert caught.value.least == 6
