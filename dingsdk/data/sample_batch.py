@@ -21,6 +21,8 @@ from dingsdk.data.columns import (
 from dingsdk.data.row import Row
 from dingsdk.errors import BatchIndexError, SchemaMismatchError
 
+_from_numpy: Callable[[NDArray[Any]], Any] | None = None
+
 
 class SampleBatch(Sequence[dict[str, Any]]):
     """Named columns with one leading batch dimension, readable as a sequence of dicts.
@@ -187,13 +189,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
         has no read-only form) and negative strides are copied.
         """
         if self._tensors is None:
-            import torch
-
-            def to_tensor(array: NDArray[Any]) -> torch.Tensor:
-                shareable = array.flags.writeable and min(array.strides) >= 0
-                return torch.from_numpy(array if shareable else array.copy())
-
-            self._tensors = map_columns(to_tensor, self._columns)
+            self._tensors = _to_tensors(self._columns)
         return self._tensors
 
     # Deriving -----------------------------------------------------------------------------
@@ -248,11 +244,30 @@ class SampleBatch(Sequence[dict[str, Any]]):
         return type(self), (self._columns,)
 
 
+def _to_tensors(columns: dict[str, Any]) -> dict[str, Any]:
+    # Imported at the first call: batches are made where there is no torch, too.
+    global _from_numpy
+    if _from_numpy is None:
+        import torch
+
+        _from_numpy = torch.from_numpy
+    tensors: dict[str, Any] = {}
+    for key, column in columns.items():
+        if type(column) is dict:
+            tensors[key] = _to_tensors(column)
+            continue
+        flags = column.flags
+        shareable = flags.writeable and (flags.c_contiguous or min(column.strides) >= 0)
+        tensors[key] = _from_numpy(column if shareable else column.copy())
+    return tensors
+
+
 def take_rows(array: NDArray[Any], indices: NDArray[Any]) -> NDArray[Any]:
     """Gather rows of one array into a new one; indices must be integers."""
-    # np.take is the quickest gather, but copies a non-contiguous source whole first.
+    # The method is the quickest gather (np.take adds 1.5 us a call), but copies a source that
+    # is not contiguous whole first.
     if array.flags.c_contiguous:
-        return np.take(array, indices, axis=0)
+        return array.take(indices, 0)
     gathered: NDArray[Any] = array[indices]
     return gathered
 

@@ -189,8 +189,9 @@ class BufferCore(IBuffer):
         self,
         size: int,
         timeout_s: float | None,
-        can_serve: Callable[[], bool],
-        draw: Callable[[], _Batch],
+        can_serve: Callable[..., bool],
+        draw: Callable[..., _Batch],
+        *args: Any,
     ) -> _Batch | None:
         """Draw in one critical section, once that is possible.
 
@@ -200,17 +201,19 @@ class BufferCore(IBuffer):
             can_serve: Whether there are rows enough; it may remove some. The limiter is asked
                 besides.
             draw: Returns the batch.
+            args: What both are called with.
         """
-
-        def is_ready() -> bool:
-            return can_serve() and self._limiter.can_sample(size)
-
         with self._lock:
             if self._closed:
                 self._check_open()
             batch = None
-            if is_ready() or self._wait_for(is_ready, timeout_s):
-                batch = draw()
+            if (can_serve(*args) and self._limiter.can_sample(size)) or (
+                timeout_s is not None
+                and self._wait_for(
+                    lambda: can_serve(*args) and self._limiter.can_sample(size), timeout_s
+                )
+            ):
+                batch = draw(*args)
                 self._limiter.on_sample(size)
                 self._sampled += size
                 if self._gate.waiting:

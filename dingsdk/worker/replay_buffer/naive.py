@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from dingsdk.data import SampleBatch
 from dingsdk.worker.replay_buffer.base import ReplayBuffer
 from dingsdk.worker.replay_buffer.requests import check_range, checked_size
 from dingsdk.worker.replay_buffer.sampler import RowSampler, Sampler
+from dingsdk.worker.replay_buffer.storage import Rows
 
 _log = logging.getLogger(__name__)
 
@@ -77,22 +78,21 @@ class NaiveReplayBuffer(ReplayBuffer):
                 self._check_open()
             return []
 
-        def can_serve() -> bool:
-            ages = self._ages(sample_range)
-            rows = self._remover.count if ages is None else len(ages)
-            return rows > 0 if replace else rows >= size
+        return self._serve(size, timeout_s, self._can_draw, self._draw, size, sample_range, replace)
 
-        def draw() -> SampleBatch | list[Any]:
-            sampler, ages = cast(RowSampler, self._sampler), self._ages(sample_range)
-            if ages is None:
-                ranks = sampler.draw(self._remover.count, size, replace)
-                where = self._remover.positions(ranks)
-            else:
-                ranks = sampler.draw(len(ages), size, replace)
-                where = self._remover.by_age(ages.start + ages.step * ranks)
-            return self._take(where)
+    def _can_draw(self, size: int, sample_range: slice | None, replace: bool) -> bool:
+        ages = self._ages(sample_range)
+        rows = self._remover.count if ages is None else len(ages)
+        return rows > 0 if replace else rows >= size
 
-        return self._serve(size, timeout_s, can_serve, draw)
+    def _draw(self, size: int, sample_range: slice | None, replace: bool) -> Rows:
+        sampler: RowSampler = self._sampler  # type: ignore[assignment]
+        ages = self._ages(sample_range)
+        if ages is None:
+            ranks = sampler.draw(self._remover.count, size, replace)
+            return self._take(self._remover.positions(ranks))
+        ranks = sampler.draw(len(ages), size, replace)
+        return self._take(self._remover.by_age(ages.start + ages.step * ranks))
 
     def _ages(self, sample_range: slice | None) -> range | None:
         """Return the ages of the rows to draw among, None for all."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ class Level:
         "_deep",
         "_fields",
         "_flat",
+        "_gathers",
         "_number_targets",
         "_numbers",
         "_takes_rows",
@@ -53,6 +54,7 @@ class Level:
         self._values = [(key, array.dtype, array.shape[1:]) for key, array in deep]
         self._numbers = [(key, v.dtype.type, *_number_check(v.dtype)) for key, v in flat]
         self._takes_rows = all(isinstance(_flat_view(array), memoryview) for _, array in flat)
+        self._gathers = [(key, _gather_of(array)) for key, array in self._arrays]
         # Where they go; small values have a width, that of their row in a flat view.
         self._targets = [(key, _flat_view(v) if v.ndim == 1 else v) for key, v in self._arrays]
         self._number_targets = [(key, _flat_view(array)) for key, array in flat]
@@ -111,7 +113,7 @@ class Level:
 
     def take(self, where: NDArray[np.int64]) -> dict[str, Any]:
         """Gather rows into new columns; positions ``[B, T]`` give columns ``[B, T, ...]``."""
-        columns: dict[str, Any] = {key: take_rows(array, where) for key, array in self._arrays}
+        columns: dict[str, Any] = {key: gather(where, 0) for key, gather in self._gathers}
         for key, level in self._children:
             columns[key] = level.take(where)
         return columns
@@ -166,6 +168,13 @@ class Level:
         # another name (int64 is both long and long long).
         for key, array in self._arrays:
             array[where] = new[key]
+
+
+def _gather_of(array: NDArray[Any]) -> Callable[[NDArray[np.int64], int], NDArray[Any]]:
+    """Return the quickest way to gather rows: the array's own method, where it copies nothing."""
+    if array.flags.c_contiguous:
+        return array.take
+    return lambda where, axis: take_rows(array, where)
 
 
 def _flat_view(array: NDArray[Any]) -> Any:
