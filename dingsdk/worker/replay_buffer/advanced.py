@@ -269,12 +269,14 @@ class AdvancedReplayBuffer(ReplayBuffer):
         sampler = cast(PrioritySampler, self._sampler)
         among = None if sample_range is None else self._by_age(sample_range)
         where = sampler.draw(size, among)
+        # At once, while what the draw read is still in the nearest cache.
+        weights = sampler.importance(where, self._beta)
         batch: SampleBatch | list[Any] = self._take(where)
         ids, uses, staleness = self._facts.serve(where, learner_iter)
         added: dict[str, NDArray[Any]] = {
             "replay_unique_id": ids,
             "replay_buffer_idx": where,
-            "IS": sampler.importance(where, self._beta),
+            "IS": weights,
             "priority": sampler.priorities(where),
             "use": uses,
             "staleness": staleness,

@@ -33,7 +33,16 @@ _at = np.uint64
 
 def compiled(signature: str | None = None) -> Callable[[_Kernel], _Kernel]:
     """Compile a function that runs without the interpreter lock; its code is kept on disk."""
-    return cast(Callable[[_Kernel], _Kernel], njit(signature, nogil=True, cache=True))
+
+    def compile_kernel(function: _Kernel) -> _Kernel:
+        try:
+            kernel = njit(signature, nogil=True, cache=True)(function)
+        except RuntimeError:
+            # No folder for it can be written to, as in some containers: compiled at each start.
+            kernel = njit(signature, nogil=True)(function)
+        return cast(_Kernel, kernel)
+
+    return compile_kernel
 
 
 @compiled("float64(float64[::1], int64[::1], float64[::1], int64[::1], float64[::1])")

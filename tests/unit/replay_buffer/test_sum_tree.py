@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from dingsdk.worker.replay_buffer.sum_tree import SumTree
+from dingsdk.worker.replay_buffer.tree_kernels import compiled
 
 SIZES = [1, 2, 7, 8, 9, 63, 64, 65, 511, 512, 513, 1000, 4097]
 ALMOST_ONE = 1 - 2**-53
@@ -121,3 +123,10 @@ def test_importance_is_relative_to_the_least_weight() -> None:
 def test_importance_never_is_zero() -> None:
     tree = tree_of([1e-200, 1e200])
     assert 0 < tree.importance(np.array([1]), 1.0)[0] < 1e-37
+
+
+def test_kernels_run_where_their_code_cannot_be_kept() -> None:
+    # numba refuses to keep the code of a function that is in no file.
+    namespace: dict[str, Any] = {}
+    exec(compile("def twice(x):\n    return 2 * x", "<nowhere>", "exec"), namespace)
+    assert compiled("int64(int64)")(namespace["twice"])(21) == 42
