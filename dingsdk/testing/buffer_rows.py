@@ -10,6 +10,8 @@ import numpy as np
 from dingsdk.data import SampleBatch
 from dingsdk.testing.rule import RuleBroken
 
+WIDTH = 64
+"""Of the arrays in a row: as small arrays as these are kept compressed, where any are."""
 EPISODE_LENGTHS = 4
 """An episode's length is 1 to this, by its number."""
 
@@ -105,4 +107,4 @@ def _spoil_columns(columns: dict[str, Any]) -> None:
 
 
 def _observation(number: int) -> dict[str, Any]:
-    return {"pos": np.full(2, number, np.float32), "even": number % 2 == 0}
+    return {"pos": np.full(WIDTH, number, np.float32), "even": number % 2 == 0}

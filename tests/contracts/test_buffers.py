@@ -61,6 +61,11 @@ class TestNaiveOverObjects(Contract):
     capabilities = ROWS | {"objects"}
 
 
+class TestNaiveOverCompressedObjects(Contract):
+    parts: ClassVar = {"type": "naive", "storage": {"type": "object", "compress": "lz4"}}
+    capabilities = frozenset({"ages", "distinct", "objects", "saves"})
+
+
 class TestNaiveByFirstRow(Contract):
     parts: ClassVar = {"type": "naive"}
     capabilities = ROWS | {"columns", "objects"}

@@ -15,7 +15,7 @@ from dingsdk.worker.replay_buffer import IBuffer
 
 BASE = frozenset({"parts", "saves"})
 ROWS = BASE | {"distinct", "ages"}
-PRIORITIZED = BASE | {"ages", "priorities"}
+PRIORITIZED = frozenset({"parts", "ages", "priorities"})
 
 
 def machine(

@@ -12,7 +12,7 @@ import numpy as np
 from dingsdk.data import SampleBatch
 from dingsdk.errors import SchemaMismatchError
 from dingsdk.testing.buffer_bench import CAPACITY, BufferBench, expect, expect_equal, raises
-from dingsdk.testing.buffer_rows import episode_length, flat, make_row, numbers_of
+from dingsdk.testing.buffer_rows import WIDTH, episode_length, flat, make_row, numbers_of
 from dingsdk.testing.buffer_rules.sampling import expect_alike
 from dingsdk.testing.rule import needs
 
@@ -120,7 +120,7 @@ def _sequences(bench: BufferBench, buffer: Any, size: int, length: int) -> list[
     found = buffer.sample(size, length, 0)
     if isinstance(found, SampleBatch):
         shape = found.columns["obs"]["pos"].shape
-        expect_equal(shape, (size, length, 2), "shape of a column [2] in a batch")
+        expect_equal(shape, (size, length, WIDTH), "shape of a column in a batch")
     numbers = numbers_of(flat(found))
     expect_equal(len(numbers), size * length, f"rows of {size} sequences of {length}")
     sequences: list[list[int]] = np.reshape(numbers, (size, length)).tolist()
