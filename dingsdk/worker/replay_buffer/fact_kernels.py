@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.worker.replay_buffer.tree_kernels import Floats, Ints, compiled
+from dingsdk.worker.replay_buffer.compiling import compiled
+from dingsdk.worker.replay_buffer.tree_kernels import Floats, Ints
 
 _UNKNOWN = np.iinfo(np.int64).min
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from dingsdk.worker.replay_buffer.compiling import compiled
 
 UNSEEN = np.iinfo(np.int32).min
 """The mark of a new row that was not looked at yet; that of new row ``i`` is ``UNSEEN + 1 + i``."""
@@ -26,7 +27,7 @@ _OTHER = np.uint64(0xC4CEB9FE1A85EC53)
 _HALF = np.uint64(32)
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def fingerprint(words: NDArray[Any], prints: NDArray[np.uint64]) -> None:
     """Mix each row into its fingerprint; equal rows have equal ones, others hardly ever."""
     width = words.shape[1]
@@ -55,7 +56,7 @@ def fingerprint(words: NDArray[Any], prints: NDArray[np.uint64]) -> None:
         prints[row] = a ^ (a >> _HALF)
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def compare(
     left: NDArray[Any],
     left_rows: NDArray[np.int64],
@@ -74,7 +75,7 @@ def compare(
                 break
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def propose(
     positions: NDArray[np.int64],
     observed: NDArray[np.uint64],
@@ -133,7 +134,7 @@ def propose(
         table_rows[found] = positions[new]
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def settle(
     positions: NDArray[np.int64],
     rows: NDArray[np.int64],

@@ -14,6 +14,7 @@ from dingsdk.data.columns import torch_to_numpy
 from dingsdk.errors import CheckpointCorruptError, SchemaMismatchError
 from dingsdk.worker.replay_buffer.remover import Where
 from dingsdk.worker.replay_buffer.sampler import Sampler
+from dingsdk.worker.replay_buffer.sequence_kernels import accept
 from dingsdk.worker.replay_buffer.settings import read_count, read_flag
 from dingsdk.worker.replay_buffer.storage import Rows
 
@@ -197,23 +198,19 @@ class SequenceSampler(Sampler):
 
     def _accepted(self, size: int, length: int) -> NDArray[np.int64] | None:
         """Draw rows and keep those that lead to a valid start; None where that goes slowly."""
-        count = self._newest - self._oldest
         # Any of the rows that every valid start has before the next one leads to that start, so
         # a stride costs few draws; padded starts may have none but themselves.
         leading = 1 if self.pad else min(self.stride, self._reach(length))
-        found: list[NDArray[np.int64]] = []
-        missing, wanted = size, size + size // 4 + 4
+        span = -1 if self.pad else self._reach(length) - 1
+        starts = np.empty(size, dtype=np.int64)
+        first, count = self._oldest % self.capacity, self._newest - self._oldest
+        found, wanted = 0, size + size // 4 + 4
         for _ in range(_ROUNDS):
-            drawn = (self._rng.random(wanted) * count).astype(np.int64)
-            if self.stride > 1:
-                step = self._since_of(drawn) % self.stride
-                drawn = (drawn - step)[step < leading]
-                drawn = drawn[drawn >= 0]
-            drawn = drawn[self._is_whole(drawn, length)]
-            found.append(drawn[:missing])
-            missing -= len(found[-1])
-            if missing == 0:
-                return found[0] if len(found) == 1 else np.concatenate(found)
+            uniforms = self._rng.random(wanted)
+            rest = starts[found:]
+            found += accept(self._since, first, count, self.stride, leading, span, uniforms, rest)
+            if found == size:
+                return starts
             wanted *= 4
         return None
 

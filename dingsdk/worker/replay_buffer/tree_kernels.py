@@ -14,35 +14,18 @@ as long to update.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar, cast
-
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from dingsdk.worker.replay_buffer.compiling import compiled
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-_Kernel = TypeVar("_Kernel", bound=Callable[..., object])
 
 FANOUT = 8
 """Children of a node: eight float64, one cache line."""
 _SHIFT = 3
 _at = np.uint64
-
-
-def compiled(signature: str | None = None) -> Callable[[_Kernel], _Kernel]:
-    """Compile a function that runs without the interpreter lock; its code is kept on disk."""
-
-    def compile_kernel(function: _Kernel) -> _Kernel:
-        try:
-            kernel = njit(signature, nogil=True, cache=True)(function)
-        except RuntimeError:
-            # No folder for it can be written to, as in some containers: compiled at each start.
-            kernel = njit(signature, nogil=True)(function)
-        return cast(_Kernel, kernel)
-
-    return compile_kernel
 
 
 @compiled("float64(float64[::1], int64[::1], float64[::1], int64[::1], float64[::1])")
