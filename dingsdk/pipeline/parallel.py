@@ -19,6 +19,7 @@ from dingsdk.plugins import default_manager, observe
 from dingsdk.worker import Coordinator
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.learner.checkpoint import save_checkpoint
+from dingsdk.worker.replay_buffer.advanced_config import bounds_rates
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +102,8 @@ def worker_config(context: RunContext) -> Any:
             path=f"{path}.storage.type",
         )
     limiter = dict(buffer_cfg.get("limiter") or {})
-    if limiter.get("type", "min_size") == "min_size" and collect.get("n_sample"):
+    is_free = limiter.get("type", "min_size") == "min_size" and not bounds_rates(buffer_cfg)
+    if is_free and collect.get("n_sample"):
         per_insert = learn.update_per_collect * learn.batch_size / collect.n_sample
         # The largest payload: every env's trajectory is cut in the same round.
         payload_rows = (cfg.env.collector_env_num + 1) * collect.n_sample

@@ -71,6 +71,7 @@ def convert_reference_shape(cfg: Mapping[str, Any]) -> dict[str, Any]:
     for name, path in _PARTS.items():
         _merge_part(main, path, _clean(create.pop(name, {}), f"create_config.{name}"))
     _convert_system(main, create, system)
+    _rename_deque(main)
     if create:
         name = sorted(create)[0]
         raise ConfigError(
@@ -136,10 +137,17 @@ def _clean(section: Mapping[str, Any], path: str) -> dict[str, Any]:
         cleaned["import_names"] = kept
     else:
         cleaned.pop("import_names", None)
-    if cleaned.get("type") == "deque":
-        _log.info("%s.type: deque is called naive here", path)
-        cleaned["type"] = "naive"
     return cleaned
+
+
+def _rename_deque(main: Mapping[str, Any]) -> None:
+    """Name the buffer that does what the reference's ``deque`` does with the policy's settings."""
+    policy = main.get("policy") or {}
+    buffer = (policy.get("other") or {}).get("replay_buffer") or {}
+    if buffer.get("type") == "deque":
+        # That one samples by priority where the policy asks for it, else uniformly.
+        buffer["type"] = "advanced" if policy.get("priority") else "naive"
+        _log.info("policy.other.replay_buffer.type: deque is called %s here", buffer["type"])
 
 
 def _merge_part(main: dict[str, Any], path: str, section: Mapping[str, Any]) -> None:

@@ -171,6 +171,20 @@ def test_buffer_without_single_rows_is_refused_before_the_run(tmp_path: Path, ki
         run(tmp_path, f"policy.other.replay_buffer.type={kind}")
 
 
+def test_prioritized_buffer_with_bounds_of_its_own_serves_a_run(tmp_path: Path) -> None:
+    bounds = "{push_sample_rate_limit: {max: 2.0, min: 0.001}}"
+    result = run(
+        tmp_path,
+        "policy.other.replay_buffer.type=advanced",
+        f"policy.other.replay_buffer.thruput_controller={bounds}",
+        "policy.other.replay_buffer.max_use=40",
+        "policy.other.replay_buffer.max_staleness=150",
+        "policy.priority=true",
+    )
+    assert result.reason == "limit"
+    assert result.train_iter == 200
+
+
 def test_storage_of_objects_is_refused_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="moves columns"):
         run(tmp_path, "policy.other.replay_buffer.storage.type=object")

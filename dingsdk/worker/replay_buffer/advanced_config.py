@@ -89,6 +89,12 @@ class AdvancedSettings:
         )
 
 
+def bounds_rates(cfg: Mapping[str, Any]) -> bool:
+    """Whether ``thruput_controller`` bounds pushes per sample."""
+    limits = _merged(cfg, "thruput_controller")["push_sample_rate_limit"]
+    return bool(limits["max"] != math.inf or limits["min"] != 0)
+
+
 def spread(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config with the keys of the reference handed on to the parts that serve them.
 
@@ -107,7 +113,7 @@ def spread(cfg: Mapping[str, Any]) -> dict[str, Any]:
         full["sampler"] = {"alpha": cfg.get("alpha", DEFAULTS["alpha"]), **sampler}
     controller = _merged(cfg, "thruput_controller")
     limits = controller["push_sample_rate_limit"]
-    if limits["max"] != math.inf or limits["min"] != 0:
+    if bounds_rates(cfg):
         named = (cfg.get("limiter") or {}).get("type", "min_size")
         if named not in ("min_size", "push_sample_rate"):
             raise ConfigError(

@@ -93,6 +93,12 @@ def test_serial_config_compiles_with_its_values(caplog: pytest.LogCaptureFixture
     assert "deque is called naive here" in caplog.text
 
 
+def test_a_deque_of_a_policy_with_priorities_samples_by_them() -> None:
+    shape = serial_shape()
+    shape["main_config"]["policy"]["priority"] = True
+    assert compile_config(shape).policy.other.replay_buffer.type == "advanced"
+
+
 def test_create_config_may_be_given_apart() -> None:
     shape = serial_shape()
 
