@@ -60,7 +60,7 @@ class BufferMachine(RuleBasedStateMachine):
         raise NotImplementedError(f"{type(self).__name__}.make_buffer(cfg) is missing")
 
     @initialize(
-        capacity=st.integers(1, 9), seed=st.integers(0, 3), max_use=st.sampled_from([3, math.inf])
+        capacity=st.integers(1, 9), seed=st.integers(0, 3), max_use=st.sampled_from([2, math.inf])
     )
     def start(self, capacity: int, seed: int, max_use: float) -> None:
         check_capabilities(self.capabilities, BUFFER_CAPABILITIES)
@@ -139,8 +139,8 @@ class BufferMachine(RuleBasedStateMachine):
     # Sampling ---------------------------------------------------------------------------------
     @rule(size=st.integers(0, 12))
     def sample(self, size: int) -> None:
-        for _ in range(2):
-            self.check_sample(size, self.model.population)
+        self.check_sample(size, self.model.population)
+        self.check_sample(min(size, len(self.model.population)), self.model.population)
 
     @_only("distinct")
     @rule(size=st.integers(0, 12))

@@ -87,11 +87,18 @@ class ReplacesItsRowsByDemonstrations(Naive):
         super().load_state_dict(state_dict)
 
 
-@mutant(26, 37)
+@mutant(26, 27)
 class SavesTheRing(Naive):
-    def _contents(self) -> Any:
-        assert self._storage is not None
-        return self._storage.take(np.arange(self._remover.count))
+    def save_data(self, file: str) -> None:
+        state = self.state_dict()
+        if self.count() < self.replay_buffer_size:
+            super().save_data(file)
+            return
+        with Naive({"replay_buffer_size": self.replay_buffer_size}) as other:
+            # The oldest row of a full ring lies at its tail.
+            ring = np.roll(np.arange(self.replay_buffer_size), state["tail"])
+            other.push(SampleBatch(state["data"]).take(ring), 0)
+            other.save_data(file)
 
 
 @mutant(27)

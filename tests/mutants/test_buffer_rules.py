@@ -83,13 +83,13 @@ def is_broken(rule: Rule, made: type[Mutant], folder: Path) -> bool:
 )
 def test_machine_notices_mutants(made: type[Mutant]) -> None:
     class Machine(BufferMachine):
-        capabilities = made.capabilities
+        capabilities = made.capabilities - {"saves"}
 
         def make_buffer(self, cfg: Mapping[str, Any]) -> Any:
             return made(cfg)
 
     quick = settings(
-        max_examples=60,
+        max_examples=120,
         stateful_step_count=20,
         deadline=None,
         database=None,
