@@ -10,8 +10,7 @@ from typing import Any, Self
 from dingsdk.config import deep_merge_dicts
 from dingsdk.errors import ConfigError
 from dingsdk.plugins import default_manager
-from dingsdk.worker.replay_buffer.priorities import read_bounded
-from dingsdk.worker.replay_buffer.settings import read_count
+from dingsdk.worker.replay_buffer.settings import read_bounded, read_count
 
 DEFAULTS: dict[str, Any] = {
     "type": "advanced",

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from dingsdk.data.columns import torch_to_numpy
 from dingsdk.errors import (
-    ConfigError,
-    ConfigTypeError,
     InvalidPriorityError,
     SchemaMismatchError,
 )
@@ -25,35 +23,6 @@ LEAST_PRIORITY = 1e-5
 A row of priority 0 would never be drawn again, and one that is nearly 0 would push the
 importance weights of all others to 0, which are relative to the rarest row.
 """
-
-
-def read_bounded(
-    cfg: Mapping[str, Any],
-    key: str,
-    defaults: Mapping[str, Any],
-    least: float,
-    most: float = math.inf,
-    section: str = "",
-) -> float:
-    """Return a number of a config, such as an exponent in [0, 1].
-
-    Raises:
-        ConfigTypeError: it is no number.
-        ConfigError: it is outside ``[least, most]``.
-    """
-    value = cfg.get(key, defaults.get(key))
-    path = f"{section}.{key}" if section else key
-    expected = f"a number in [{least}, {most}]"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ConfigTypeError(
-            f"{path} must be {expected}, found {value!r}",
-            path=path,
-            expected=expected,
-            found=type(value).__name__,
-        )
-    if not least <= value <= most:
-        raise ConfigError(f"{path} must be {expected}, found {value}", path=path)
-    return float(value)
 
 
 def read_priorities(values: Any) -> NDArray[np.float64]:

@@ -53,6 +53,30 @@ def read_positive(
     return float(value)
 
 
+def read_bounded(
+    cfg: Mapping[str, Any],
+    key: str,
+    defaults: Mapping[str, Any],
+    least: float,
+    most: float = math.inf,
+    section: str = "",
+) -> float:
+    """Return a number of a config, such as an exponent in [0, 1].
+
+    Raises:
+        ConfigTypeError: it is no number.
+        ConfigError: it is outside ``[least, most]``.
+    """
+    value = cfg.get(key, defaults.get(key))
+    path = f"{section}.{key}" if section else key
+    expected = f"a number in [{least}, {most}]"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _wrong_type(path, expected, value)
+    if not least <= value <= most:
+        raise ConfigError(f"{path} must be {expected}, found {value}", path=path)
+    return float(value)
+
+
 def read_flag(cfg: Mapping[str, Any], key: str) -> bool:
     """Return a bool of the config.
 
