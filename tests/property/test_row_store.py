@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from dingsdk import SampleBatch
-from dingsdk.errors import ConfigError, ProtocolError
+from dingsdk.errors import (
+    ConfigError,
+    DataCorruptError,
+    DataMissingError,
+    PayloadsLostError,
+    ProtocolError,
+)
 from dingsdk.worker.comm.row_store import RowStore
 
 CAPACITY = 24
@@ -98,6 +104,30 @@ def test_payload_is_loaded_once() -> None:
     for _ in range(3):
         store.gather(np.asarray([0, 1]), np.asarray([3, 1]))
     assert loads == [("p", "its digest"), ("q", None)]
+
+
+def test_lost_payload_is_looked_for_once_and_keeps_its_first_reason() -> None:
+    loads: list[str] = []
+
+    def load(name: str, digest: str | None) -> SampleBatch:
+        loads.append(name)
+        if loads.count(name) == 1 and name == "damaged":
+            raise DataCorruptError("damaged", where=name, data_id=name)  # and set aside
+        raise DataMissingError("gone", data_id=name)
+
+    store = RowStore(10, {}, load)
+    store.announce({"damaged": 0, "gone": 1})
+    for _ in range(3):
+        with pytest.raises(PayloadsLostError) as caught:
+            store.gather(np.asarray([0, 1]), np.asarray([0, 0]))
+        assert caught.value.facts["reasons"] == {0: "corrupt", 1: "missing"}
+    assert loads == ["damaged", "gone"]
+
+    store.drop(np.asarray([0]))
+    store.announce({"damaged": 0})
+    with pytest.raises(PayloadsLostError):
+        store.gather(np.asarray([0]), np.asarray([0]))
+    assert loads == ["damaged", "gone", "damaged"]
 
 
 def test_gathered_batch_is_owned() -> None:

@@ -268,8 +268,7 @@ class TransportLearner(RoleLife, BaseCommLearner):
         except PayloadsLostError as error:
             # The coordinator never leases them again; this batch is another's now.
             _log.warning("%s", error)
-            # The first reason counts: a damaged payload was set aside, and is missing then.
-            self._lost_payloads = {**error.facts["reasons"], **self._lost_payloads}
+            self._lost_payloads |= error.facts["reasons"]
             return None
         return batch.with_columns(**columns) if columns else batch
 

@@ -46,6 +46,8 @@ class RowStore:
         self._storage = default_manager().create("storages", cfg, capacity)
         self._load = load
         self._names: dict[int, tuple[str, str | None]] = {}
+        self._lost: dict[int, str] = {}
+        """Why payloads could not be read: to look for them again would cost every batch a wait."""
         self._offsets = np.full(1024, -1, dtype=np.int64)
         self._extents: list[tuple[int, int, int]] = []  # (start, end, number), by start
         self._head = 0
@@ -72,6 +74,7 @@ class RowStore:
         self._extents = [extent for extent in self._extents if extent[2] not in gone]
         for number in gone:
             self._names.pop(number, None)
+            self._lost.pop(number, None)
             if number < len(self._offsets):
                 self._offsets[number] = -1
 
@@ -84,6 +87,7 @@ class RowStore:
 
         Raises:
             PayloadsLostError: payloads of the batch are missing or damaged; the others are held.
+                A lost one stays lost, for its first reason, until it is dropped.
         """
         self._reserve(int(payloads.max()))
         offsets = self._offsets[payloads]
@@ -99,14 +103,16 @@ class RowStore:
             self._offsets = grown
 
     def _load_all(self, numbers: list[int]) -> None:
-        reasons: dict[int, str] = {}
         for number in numbers:
+            if number in self._lost:
+                continue
             try:
                 self._add(number)
             except DataMissingError:
-                reasons[number] = "missing"
+                self._lost[number] = "missing"
             except DataCorruptError:
-                reasons[number] = "corrupt"
+                self._lost[number] = "corrupt"
+        reasons = {number: self._lost[number] for number in numbers if number in self._lost}
         if reasons:
             raise PayloadsLostError(
                 f"payloads cannot be read: {reasons}", data_id=None, reasons=reasons
