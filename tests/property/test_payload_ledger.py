@@ -23,6 +23,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = PayloadLedger(RETIRED_KEPT)
         self.number_of: dict[str, int] = {}
         self.rows_of: dict[str, int] = {}
+        self.digest_of: dict[str, str | None] = {}
         self.retired: list[str] = []
         self.in_buffer: list[int] = []
         self.pinned: list[set[int]] = []
@@ -40,19 +41,28 @@ class LedgerMachine(RuleBasedStateMachine):
             self.announce(name, self.rows_of[name])
         self.announce(name, rows)
 
-    def announce(self, name: str, rows: int) -> None:
+    @rule(name=names, is_told=st.booleans())
+    def add_another_under_its_name(self, name: str, is_told: bool) -> None:
+        """The same number of rows; where the store tells digests, they differ."""
+        self.announce(name, self.rows_of[name], "another" if is_told else None)
+
+    def announce(self, name: str, rows: int, digest: str | None = "its digest") -> None:
         is_live = name in self.number_of and self.number_of[name] not in self.deleted
         if not (is_live or name in self.retired[-RETIRED_KEPT:]):
-            number = self.ledger.add(name, rows)
+            number = self.ledger.add(name, rows, digest)
             assert number is not None
             assert number not in self.deleted
             self.number_of[name], self.rows_of[name] = number, rows
+            self.digest_of[name] = digest
+            assert self.ledger.digest(number) == digest
             self.in_buffer += [number] * rows
-        elif rows == self.rows_of[name]:
-            assert self.ledger.add(name, rows) is None
+        elif rows == self.rows_of[name] and (
+            None in (digest, self.digest_of[name]) or digest == self.digest_of[name]
+        ):
+            assert self.ledger.add(name, rows, digest) is None
         else:
             with pytest.raises(ConflictError) as caught:
-                self.ledger.add(name, rows)
+                self.ledger.add(name, rows, digest)
             assert caught.value.data_id == name
 
     @rule(count=st.integers(1, 8))

@@ -40,8 +40,6 @@ class Experience:
         self.buffer = buffer
         self.ledger = PayloadLedger()
         self._leases: dict[str, list[set[int]]] = {}
-        self._digests: dict[int, str] = {}
-        """What collectors told of the payloads, for those who read them; not of every store."""
         self._lost: dict[int, str] = {}
         """Payloads that cannot be read, and why. Their rows are never leased again; they leave
         the buffer, and count as evicted for that reason, when they are overwritten."""
@@ -50,11 +48,9 @@ class Experience:
     def push(self, meta: Mapping[str, Any], envstep: int) -> bool:
         """Acknowledge a payload: all its rows become samples. False: it was known already."""
         rows = int(meta["rows"])
-        number = self.ledger.add(str(meta["data_id"]), rows)
+        number = self.ledger.add(str(meta["data_id"]), rows, meta.get("digest"))
         if number is None:
             return False
-        if meta.get("digest") is not None:
-            self._digests[number] = str(meta["digest"])
         columns: dict[str, Any] = {
             "payload": np.full(rows, number, dtype=np.int64),
             "row": np.arange(rows, dtype=np.int64),
@@ -96,8 +92,9 @@ class Experience:
             "batches": drawn,
             "payloads": {self.ledger.name(number): number for number in fresh},
             "digests": {
-                self.ledger.name(number): self._digests[number]
-                for number in fresh & self._digests.keys()
+                self.ledger.name(number): digest
+                for number in fresh
+                if (digest := self.ledger.digest(number)) is not None
             },
             "dropped": dropped,
         }
@@ -118,8 +115,6 @@ class Experience:
         garbage = self.ledger.take_garbage()
         if not garbage:
             return []
-        for number in garbage:
-            self._digests.pop(number, None)
         for state in states:
             known = state.announced & garbage.keys()
             state.announced -= known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,21 @@ from dingsdk.errors import ConflictError, ProtocolError
 RETIRED_KEPT = 65_536
 """Payloads that are recognised after their deletion: hours of one collector, minutes of many,
 which is longer than any message is on its way."""
+
+
+class _Content(NamedTuple):
+    """What was announced of a payload."""
+
+    rows: int
+    digest: str | None
+
+    def __str__(self) -> str:
+        return f"{self.rows} rows" + (f" with digest {self.digest}" if self.digest else "")
+
+    def agrees_with(self, other: _Content) -> bool:
+        return self.rows == other.rows and (
+            None in (self.digest, other.digest) or self.digest == other.digest
+        )
 
 
 class PayloadLedger:
@@ -30,8 +46,8 @@ class PayloadLedger:
 
     def __init__(self, retired_kept: int = RETIRED_KEPT) -> None:
         self._retired_kept = retired_kept
-        self._retired: dict[str, int] = {}  # data id -> rows, in the order of their deletion
-        self._sizes: dict[int, int] = {}
+        self._retired: dict[str, _Content] = {}  # by data id, in the order of their deletion
+        self._contents: dict[int, _Content] = {}
         self._numbers: dict[str, int] = {}
         self._names: dict[int, str] = {}
         self._rows: dict[int, int] = {}
@@ -41,27 +57,34 @@ class PayloadLedger:
         self.acked_rows = 0
         self.evicted_rows: Counter[str] = Counter()
 
-    def add(self, data_id: str, rows: int) -> int | None:
+    def add(self, data_id: str, rows: int, digest: str | None = None) -> int | None:
         """Enter a payload; return its number, or None when it was entered before (a repeat).
+
+        Args:
+            data_id: Of the payload.
+            rows: How many it has.
+            digest: Of its content, where the store tells one.
 
         Raises:
             ProtocolError: it has no rows.
-            ConflictError: it was entered with another number of rows, which stays.
+            ConflictError: it was entered with another number of rows or another digest, which
+                stays.
         """
         if rows < 1:
             raise ProtocolError(f"payload {data_id!r} has {rows} rows", where="metadata")
-        known = self._size_of(data_id)
+        content = _Content(rows, digest)
+        known = self._content_of(data_id)
         if known is not None:
-            if known != rows:
+            if not known.agrees_with(content):
                 raise ConflictError(
-                    f"payload {data_id!r} has {known} rows, not {rows}; ids are used once",
+                    f"payload {data_id!r} has {known}, not {content}; ids are used once",
                     data_id=data_id,
                 )
             return None
         number, self._next = self._next, self._next + 1
         self._numbers[data_id] = number
         self._names[number] = data_id
-        self._rows[number] = self._sizes[number] = rows
+        self._rows[number], self._contents[number] = rows, content
         self.acked_rows += rows
         return number
 
@@ -72,6 +95,10 @@ class PayloadLedger:
 
     def name(self, number: int) -> str:
         return self._names[number]
+
+    def digest(self, number: int) -> str | None:
+        """What a payload's readers can hold it to, if its collector told."""
+        return self._contents[number].digest
 
     def rows_left(self, number: int) -> int:
         """Rows of a payload that are in the buffer."""
@@ -100,7 +127,7 @@ class PayloadLedger:
         garbage = {number: self._names.pop(number) for number in self._garbage}
         for number, name in garbage.items():
             del self._rows[number], self._numbers[name]
-            self._retired[name] = self._sizes.pop(number)
+            self._retired[name] = self._contents.pop(number)
             if len(self._retired) > self._retired_kept:
                 del self._retired[next(iter(self._retired))]
         self._garbage.clear()
@@ -116,9 +143,9 @@ class PayloadLedger:
         live = sum(self._rows.values())
         assert live == rows_in_buffer, f"{live} live rows, {rows_in_buffer} in the buffer"
 
-    def _size_of(self, data_id: str) -> int | None:
+    def _content_of(self, data_id: str) -> _Content | None:
         number = self._numbers.get(data_id)
-        return self._retired.get(data_id) if number is None else self._sizes[number]
+        return self._retired.get(data_id) if number is None else self._contents[number]
 
     def _collect(self, number: int) -> None:
         if self._rows.get(number) == 0 and number not in self._pins:
