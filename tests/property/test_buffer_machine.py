@@ -15,7 +15,7 @@ from dingsdk.worker.replay_buffer import IBuffer
 
 BASE = frozenset({"parts", "saves"})
 ROWS = BASE | {"distinct", "ages"}
-PRIORITIZED = frozenset({"parts", "ages", "priorities"})
+PRIORITIZED = BASE | {"ages", "priorities"}
 
 
 def machine(

@@ -60,3 +60,9 @@ def test_version_is_that_of_the_distribution() -> None:
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = dingsdk.no_such_name
+
+
+def test_compiled_code_is_imported_by_those_who_use_it() -> None:
+    push = "buffer.push([{'x': 1.0}], 1); buffer.sample(1, 0)"
+    uniform = "import dingsdk.pipeline.parallel as p; from dingsdk.worker import NaiveReplayBuffer"
+    assert "numba" not in modules_after(f"{uniform}; buffer = NaiveReplayBuffer({{}}); {push}")

@@ -25,7 +25,7 @@ def rule_28_constructor_makes_nothing(bench: BufferBench) -> None:
 def rule_29_close_is_idempotent(bench: BufferBench) -> None:
     """``close`` may be called twice, from many threads, and before use; ``count`` is then 0.
 
-    Whatever else reads or writes rows raises BufferClosedError.
+    Whatever else reads or writes rows raises BufferClosedError, and saving leaves no folder.
     """
     for held in (0, 3):
         buffer = bench.buffer(*range(held))
@@ -45,6 +45,7 @@ def rule_29_close_is_idempotent(bench: BufferBench) -> None:
         }.items():
             with raises(f"{name} of a closed buffer", BufferClosedError):
                 use()
+        expect(not folder.exists(), "save_data() of a closed buffer made a folder")
 
 
 def rule_30_close_gives_everything_back(bench: BufferBench) -> None:

@@ -20,7 +20,7 @@ from dingsdk.worker.replay_buffer.remover import Where
 from dingsdk.worker.replay_buffer.requests import check_range, checked_size
 from dingsdk.worker.replay_buffer.row_facts import NOBODY, RowFacts
 from dingsdk.worker.replay_buffer.row_reader import FactColumns
-from dingsdk.worker.replay_buffer.sample_monitor import SampledStats, SampleMonitor
+from dingsdk.worker.replay_buffer.sample_monitor import SampleMonitor
 from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.staleness import Staleness
 from dingsdk.worker.replay_buffer.storage import Rows, Storage
@@ -81,10 +81,6 @@ class AdvancedReplayBuffer(ReplayBuffer):
         self._settings = AdvancedSettings.of(cfg)
         self._beta = self._settings.beta
         self._skipped_updates = 0
-        self._sample_monitor = SampleMonitor(
-            instance_name, *self._settings.monitored, tb_logger=tb_logger
-        )
-        self._report_due = False
         super().__init__(spread(cfg), tb_logger, exp_name, instance_name)
 
     def _start_facts(self) -> None:
@@ -117,10 +113,8 @@ class AdvancedReplayBuffer(ReplayBuffer):
         """Updated priorities that came for rows which had left."""
         return self._skipped_updates
 
-    def sampled_stats(self) -> SampledStats:
-        """Return what the rows of the latest samples were like: age, use, priority, staleness."""
-        with self._lock:
-            return self._sample_monitor.stats(self._pushed, self._sampled)
+    def _new_sample_monitor(self, tb_logger: Any) -> SampleMonitor:
+        return SampleMonitor(self.instance_name, *self._settings.monitored, tb_logger=tb_logger)
 
     def _count(self) -> int:
         return self._facts.live
@@ -257,11 +251,7 @@ class AdvancedReplayBuffer(ReplayBuffer):
         def draw() -> SampleBatch | list[Any]:
             return self._draw(size, cur_learner_iter, sample_range)
 
-        batch = self._serve(size, timeout_s, can_serve, draw)
-        if self._report_due:
-            self._report_due = False
-            self._sample_monitor.report(self.sampled_stats(), self._pushed)
-        return batch
+        return self._serve(size, timeout_s, can_serve, draw)
 
     def _draw(
         self, size: int, learner_iter: int, sample_range: slice | None
@@ -284,7 +274,7 @@ class AdvancedReplayBuffer(ReplayBuffer):
         if self._sample_monitor.is_next():
             seen = {key: added[key] for key in ("use", "priority", "staleness")}
             seen["age"] = self._facts.next_id - 1 - ids
-            self._report_due = self._sample_monitor.record(seen, self._pushed, self._sampled + size)
+            self._look_at(seen, size)
         if self._settings.max_use < math.inf:
             used_up = np.unique(where[uses >= self._settings.max_use])
             if len(used_up):
@@ -338,8 +328,7 @@ class AdvancedReplayBuffer(ReplayBuffer):
             if self._staleness is not None:
                 self._staleness.rebuild()
             self._beta = beta
-            # The base counted those that had left already as pushed.
-            self._pushed -= rows - facts.live
-            self._pushed_before_clear -= rows - facts.live
+            # The base counted those that had left already as pushed; why is not in the state.
+            self._left["used_up"] += rows - facts.live
 
         return apply

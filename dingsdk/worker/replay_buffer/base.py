@@ -42,6 +42,8 @@ class ReplayBuffer(FilledBuffer):
                 numeric arrays; names where.
             BufferClosedError: the buffer is closed.
         """
+        with self._lock:
+            self._check_open()  # before there is a folder
         save(file, self._row_reader)
 
     def load_data(self, file: str) -> None:

@@ -9,6 +9,8 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
+from numpy.typing import NDArray
+
 from dingsdk.errors import BufferClosedError, ConfigError
 from dingsdk.worker.replay_buffer.gate import Gate
 from dingsdk.worker.replay_buffer.interface import BufferStats, IBuffer
@@ -17,6 +19,7 @@ from dingsdk.worker.replay_buffer.listeners import REASONS, RemoveListeners
 from dingsdk.worker.replay_buffer.monitor import ThroughputMonitor
 from dingsdk.worker.replay_buffer.parts import Parts
 from dingsdk.worker.replay_buffer.remover import Where
+from dingsdk.worker.replay_buffer.sample_monitor import SampledStats, SampleMonitor
 from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.storage import Rows, Storage
 from dingsdk.worker.replay_buffer.used_data import UsedData
@@ -69,6 +72,8 @@ class BufferCore(IBuffer):
         self._use_sampler(self._parts.sampler())
         self._use_storage(None if self._parts.chooses_storage else self._parts.storage())
         self._monitor = ThroughputMonitor(instance_name, self._parts.period_s, tb_logger)
+        self._sample_monitor = self._new_sample_monitor(tb_logger)
+        self._report_due = False
         self._gate = Gate()
         self._lock = self._gate.lock
         self._listeners = RemoveListeners(instance_name)
@@ -132,6 +137,14 @@ class BufferCore(IBuffer):
                 capacity=self._capacity,
                 **self._left,
             )
+
+    def sampled_stats(self) -> SampledStats:
+        """Return what the rows of the latest samples were like, such as their age, and rates."""
+        with self._lock:
+            return self._sample_monitor.stats(self._pushed, self._sampled)
+
+    def _new_sample_monitor(self, tb_logger: Any) -> SampleMonitor:
+        return SampleMonitor(self.instance_name, tb_logger=tb_logger)
 
     def can_push(self, n: int) -> bool:
         """Whether the limiter admits ``n`` more rows now."""
@@ -223,9 +236,16 @@ class BufferCore(IBuffer):
             self._listeners.tell(departures)
         if batch is None:
             _log.debug("%s cannot give %d of %d rows", self.instance_name, size, self.count())
+        if self._report_due:
+            self._report_due = False
+            self._sample_monitor.report(self.sampled_stats(), self._pushed)
         if monotonic() >= self._monitor.next_report_s:
             self._monitor.report(self.stats())
         return batch
+
+    def _look_at(self, facts: Mapping[str, NDArray[Any]], size: int) -> None:
+        """Take in what the rows being drawn are like; worth calling where the monitor says so."""
+        self._report_due = self._sample_monitor.record(facts, self._pushed, self._sampled + size)
 
     def _take(self, where: Where) -> Rows:
         assert self._storage is not None

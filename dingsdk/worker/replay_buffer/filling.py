@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from time import monotonic
 from typing import Any, ClassVar
 
 import numpy as np
 
 from dingsdk.data import SampleBatch
+from dingsdk.data.pytree import copy_containers
 from dingsdk.errors import BufferFullError
 from dingsdk.worker.replay_buffer.core import BufferCore
 from dingsdk.worker.replay_buffer.listeners import RemoveListener
@@ -112,7 +114,7 @@ class FilledBuffer(BufferCore):
         if storage is not self._storage:
             self._use_storage(storage)
         if self.used_data is not None:
-            self.used_data.on_stored(accepted)
+            self.used_data.on_stored(rows)
         surplus = n - self._capacity
         where, leaving = self._remover.allot(n if surplus <= 0 else self._capacity)
         if leaving is not None:
@@ -120,18 +122,18 @@ class FilledBuffer(BufferCore):
         if surplus > 0:
             # Rows that are overtaken within one push were in the buffer for no time at all.
             if self._listeners.active:
-                overtaken = self._present(_own_copy(accepted[:surplus]))
+                overtaken = self._present(_own_copy(rows[:surplus], accepted))
                 self._listeners.note(overtaken, "overwritten")
             if self._sampler_listens:
-                self._sampler.on_skip(accepted[:surplus])
-            accepted = accepted[surplus:]
+                self._sampler.on_skip(rows[:surplus])
+            rows, accepted = rows[surplus:], accepted[surplus:]
             self._left["overwritten"] += surplus
             self._limiter.on_remove(surplus)
         storage.put(where, accepted)
         self._pushed += n
         self._limiter.on_insert(n)
         if self._sampler_listens:
-            self._sampler.on_insert(where, accepted)
+            self._sampler.on_insert(where, rows)
         if facts is not None:
             self._on_stored(where, facts, max(surplus, 0))
         if self._commits:
@@ -253,6 +255,11 @@ class FilledBuffer(BufferCore):
         """Drop the facts of all rows."""
 
 
-def _own_copy(accepted: Rows) -> Rows:
-    # Accepted objects are copies already; accepted columns are the caller's.
-    return accepted.copy() if isinstance(accepted, SampleBatch) else accepted
+def _own_copy(rows: Rows, accepted: Rows) -> Rows:
+    """Return rows that are not stored in the form in which those that are come back."""
+    if isinstance(rows, list) and isinstance(accepted, SampleBatch):
+        return SampleBatch.from_rows(rows)
+    if isinstance(rows, list):
+        return [copy_containers(row) for row in rows]
+    owned = rows.copy()
+    return owned if isinstance(accepted, SampleBatch) else [copy.copy(row) for row in owned]

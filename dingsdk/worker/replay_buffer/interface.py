@@ -22,6 +22,16 @@ class IBuffer(Configurable, ABC):
     gives_rows: ClassVar[bool] = True
     """Whether a sample is rows that were pushed, one each: what parallel mode can serve."""
 
+    @property
+    @abstractmethod
+    def replay_buffer_size(self) -> int:
+        """The capacity in rows."""
+
+    @property
+    @abstractmethod
+    def push_count(self) -> int:
+        """Rows pushed so far, those that left included."""
+
     @abstractmethod
     def push(self, data: Any, cur_collector_envstep: int) -> None:
         """Add rows: those of a SampleBatch or a list, or one of any other kind."""
@@ -41,6 +51,10 @@ class IBuffer(Configurable, ABC):
     @abstractmethod
     def count(self) -> int:
         """Return how many rows could be sampled."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything; whatever is called afterwards raises BufferClosedError."""
 
     @abstractmethod
     def save_data(self, file: str) -> None:

@@ -90,9 +90,14 @@ class NaiveReplayBuffer(ReplayBuffer):
         ages = self._ages(sample_range)
         if ages is None:
             ranks = sampler.draw(self._remover.count, size, replace)
-            return self._take(self._remover.positions(ranks))
-        ranks = sampler.draw(len(ages), size, replace)
-        return self._take(self._remover.by_age(ages.start + ages.step * ranks))
+            where = self._remover.positions(ranks)
+        else:
+            ranks = sampler.draw(len(ages), size, replace)
+            where = self._remover.by_age(ages.start + ages.step * ranks)
+        if self._sample_monitor.is_next():
+            newer = self._remover.newer(where)
+            self._look_at({} if newer is None else {"age": newer}, size)
+        return self._take(where)
 
     def _ages(self, sample_range: slice | None) -> range | None:
         """Return the ages of the rows to draw among, None for all."""

@@ -36,7 +36,7 @@ class Sampler(Configurable, ABC):
         self._rng = new_rng(seed)
 
     def on_insert(self, where: Where, rows: Rows) -> None:
-        """Hear of rows that were put at positions, in the order of their ages."""
+        """Hear of rows, as they were pushed, that now lie at positions; oldest first."""
 
     def on_skip(self, rows: Rows) -> None:
         """Hear of rows that a longer push overtook: they came, and left, before those stored."""

@@ -105,6 +105,8 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
             count = self._remover.count
             if count == 0 or (count < batch * length and not replace):
                 return False
+            if not self._limiter.can_sample(batch * length):
+                return False  # before a draw that would be for nothing
             windows = sampler.draw(batch, length)
             drawn[:] = [] if windows is None else [windows]
             return windows is not None
@@ -121,6 +123,8 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
     def _gather(self, windows: Windows) -> SampleBatch | list[list[Any]]:
         ages, mask = windows.ages, windows.mask
         batch, length = ages.shape
+        if self._sample_monitor.is_next():
+            self._look_at({"age": self._remover.count - 1 - ages.reshape(-1)}, ages.size)
         rows = self._take(self._remover.by_age(ages.reshape(-1)))
         if not isinstance(rows, SampleBatch):
             cut = [rows[start : start + length] for start in range(0, batch * length, length)]

@@ -133,6 +133,23 @@ def test_lease_is_renewed_three_times_as_often_as_the_master_said(bench: Bench) 
     assert counts == [0, 1, 1, 2]
 
 
+def test_answers_of_a_worker_whose_job_hangs_are_no_sign_of_life(bench: Bench) -> None:
+    over = threading.Event()
+    role = bench.role(
+        start=lambda task: role.start_job(lambda: (over.wait(PATIENCE_S), None)[1], over.set, "j"),
+        report=lambda task: {"reports": []},
+    )
+    bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
+    bench.now += 61.0  # longer than any step may take
+    bench.master.ask("w0", {"name": "report"}, PATIENCE_S)
+    bench.renewed.clear()
+    for _ in range(3):
+        assert bench.master.ask("w0", {"name": "report"}, PATIENCE_S) == {"reports": []}
+    assert bench.renewed == []
+
+    over.set()
+
+
 def test_job_stops_before_a_lease_that_is_not_renewed_ends(bench: Bench) -> None:
     go_on, is_reporting = threading.Semaphore(0), threading.Event()
     rounds: list[float] = []

@@ -191,3 +191,15 @@ def test_throughput_is_reported_once_per_period(caplog: pytest.LogCaptureFixture
     assert not monitor.is_due()
     assert "pushed_in 3, sampled_out 1, removed 1, current_have 2" in caplog.text
     assert ("buffer_sec/pushed_in", 3, 3) in writer.scalars
+
+
+@pytest.mark.parametrize("kind", ["array", "object"])
+def test_the_age_of_sampled_rows_can_be_read_at_any_time(kind: str) -> None:
+    buffer = make_buffer(storage={"type": kind}, replay_buffer_size=10)
+    assert buffer.sampled_stats().samples == 0
+    buffer.push([{"x": i} for i in range(13)], 0)
+    buffer.sample(1, 0, sample_range=slice(-3, -2))
+    stats = buffer.sampled_stats()
+    assert stats.facts["age"].mean == 2
+    assert stats.sampled_per_s > 0
+    assert stats.pushed_per_s > 0
