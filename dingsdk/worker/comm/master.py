@@ -26,7 +26,8 @@ class Master:
         end: The transport's end.
         scheduler: What the caller runs on.
         on_join: Called with each worker that joins.
-        on_renew: Called with (worker_id) at every sign of life.
+        on_renew: Called with (worker_id) at every renewal, which workers send as long as their
+            work goes on.
         on_lost: Called with (worker_id, reason) once per lost worker, after its tasks failed.
         lease_s: What workers are told when they join; whoever made the master watches over it.
         max_open_tasks: Unanswered tasks that one worker may have.
@@ -129,7 +130,7 @@ class Master:
         if task is None:
             _log.warning("worker %s answered task %r, not its own", worker_id, answer.task_id)
             return
-        self._on_renew(worker_id)
+        # No sign of life: a worker whose work hangs still answers that it has nothing to report.
         task.answered(answer)
 
     # -----------------------------------------------------------------------------------------

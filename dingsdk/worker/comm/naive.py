@@ -37,8 +37,9 @@ class _NaiveWorker(ABC):
 
     def start(self, address: str, timeout_s: float = JOIN_TIMEOUT_S) -> None:
         """Join the master at ``address`` and serve from then on."""
+        end = self._transport.slave_end(address)
         self._slave = Slave(
-            self._transport.slave_end(address),
+            end,
             self._transport.scheduler,
             self._info,
             callback_fn={
@@ -47,6 +48,7 @@ class _NaiveWorker(ABC):
                 f"{self.role}_close_task": lambda task: self._close_task(),
                 **self._tasks(),
             },
+            renew=lambda: end.renew(self._count),
         )
         self._slave.start(timeout_s)
 

@@ -31,6 +31,7 @@ class Slave:
         info: Who this worker is.
         callback_fn: Task name -> function of the task's data.
         renew: Called between tasks and while idle; renews the lease if the work is alive.
+            Answers renew nothing, so that a master with a lease gives a worker without it up.
         on_lost: Called when the master gave this worker up; ends its work, and returns
             whether it may join again.
     """

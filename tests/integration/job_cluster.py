@@ -1,0 +1,92 @@
+"""A coordinator and its workers as jobs of the test's process, over in_memory, driven by hand."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from dingsdk.pipeline.context import RunContext
+from dingsdk.pipeline.parallel import worker_config
+from dingsdk.pipeline.train import compile_run
+from dingsdk.pipeline.workers import make_transport, make_worker, worker_ids
+from dingsdk.worker import Coordinator
+from dingsdk.worker.coordinator import TaskPhase, TaskState
+
+SETS = (
+    "env.collector_env_num=4",
+    "env.collector_episode_num=50",
+    "env.evaluator_env_num=2",
+    "env.n_evaluator_episode=2",
+    "env.stop_value=1000",
+    "policy.collect.n_sample=16",
+    "policy.learn.batch_size=16",
+    "policy.learn.update_per_collect=2",
+    "policy.learn.learner.hook.save_ckpt_after_iter=50",
+    "policy.other.replay_buffer.replay_buffer_size=500",
+    "policy.other.commander.eval_interval=1000",
+    "system.transport.check_wire=true",
+    "system.coordinator.lease_s=5",
+)
+
+
+class JobCluster:
+    """One coordinator, a learner and two collectors."""
+
+    def __init__(self, tmp_path: Path, concurrency: str, *sets: str) -> None:
+        sets = (*SETS, f"system.transport.concurrency={concurrency}", *sets)
+        cfg = compile_run("cartpole-dqn", "parallel", "in_memory", sets, 3)
+        cfg = worker_config(RunContext(cfg=cfg, run_dir=tmp_path))
+        self.run_dir = tmp_path
+        self.transport = make_transport(cfg, tmp_path)
+        self.coordinator = Coordinator(cfg, self.transport)
+        address = self.coordinator.start()
+        self.workers = [
+            make_worker(role, cfg, self.transport, worker_id) for role, worker_id in worker_ids(cfg)
+        ]
+        for worker in self.workers:
+            worker.start(address)
+
+    def expect(self, predicate: Callable[[], bool], timeout_s: float = 40.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        pause = threading.Event()
+        while not predicate():
+            assert self.coordinator.failure is None, self.coordinator.failure
+            assert time.monotonic() < deadline, self.coordinator.status()
+            pause.wait(0.02)
+
+    def train_iter(self) -> int:
+        return self.coordinator.status().train_iter
+
+    def running(self, kind: str, *, attempt: int = 1) -> TaskState:
+        """Wait until a task of a kind runs for that attempt; return its state."""
+        found: list[TaskState] = []
+
+        def is_there() -> bool:
+            found[:] = [
+                state
+                for state in self.coordinator.running_tasks()
+                if (state.kind, state.attempt, state.phase) == (kind, attempt, TaskPhase.RUNNING)
+            ]
+            return bool(found)
+
+        self.expect(is_there)
+        return found[0]
+
+    def lose_over_and_over(self, kind: str) -> str:
+        """Abandon the workers of a task until it is given up; return the task's id."""
+        ids = set()
+        for attempt in (1, 2, 3):
+            state = self.running(kind, attempt=attempt)
+            assert state.worker is not None
+            ids.add(state.task_id)
+            self.transport.abandon_worker(state.worker.worker_id)
+        assert len(ids) == 1
+        return ids.pop()
+
+    def close(self) -> None:
+        assert self.coordinator.close() == []
+        for worker in self.workers:
+            worker.close()
+        self.transport.close()

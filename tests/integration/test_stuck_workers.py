@@ -1,0 +1,81 @@
+"""Workers that are there and do nothing: a step that never ends, envs that take long to build."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium
+import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
+
+from dingsdk.pipeline.threads import torch_threads
+
+from .job_cluster import JobCluster
+
+LEASE_S = 1.0
+PATIENCE_S = 40.0
+SETS = (
+    "env.env_id=StuckCartPole-v0",
+    "env_manager.type=in_process",
+    "env.collector_env_num=1",
+    f"system.coordinator.lease_s={LEASE_S}",
+)
+
+
+class StuckCartPole(CartPoleEnv):
+    """CartPole that gets stuck where a test says so, until it says otherwise."""
+
+    stuck_at: ClassVar[str] = ""
+    has_stuck: ClassVar[threading.Event]
+    go_on: ClassVar[threading.Event]
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._get_stuck_at("build")
+
+    def step(self, action: Any) -> Any:
+        self._get_stuck_at("step")
+        return super().step(action)
+
+    @classmethod
+    def _get_stuck_at(cls, place: str) -> None:
+        if cls.stuck_at == place:
+            cls.stuck_at = ""
+            cls.has_stuck.set()
+            cls.go_on.wait(PATIENCE_S)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_a_stuck_env() -> Iterator[None]:
+    StuckCartPole.stuck_at = ""
+    StuckCartPole.has_stuck, StuckCartPole.go_on = threading.Event(), threading.Event()
+    gymnasium.register("StuckCartPole-v0", StuckCartPole, max_episode_steps=500)
+    with torch_threads(1):
+        yield
+    gymnasium.registry.pop("StuckCartPole-v0")
+
+
+def test_collector_whose_work_hangs_is_lost_and_its_task_goes_to_another(tmp_path: Path) -> None:
+    cluster = JobCluster(tmp_path, "threads", *SETS, "system.collector.progress_timeout_s=0.5")
+    try:
+        cluster.expect(lambda: cluster.train_iter() > 0)
+        StuckCartPole.stuck_at = "step"
+        assert StuckCartPole.has_stuck.wait(PATIENCE_S)
+        everybody = {"learner-0", "collector-0", "collector-1"}
+        master = cluster.coordinator.master
+        cluster.expect(lambda: len(master.workers) == 2)
+        (lost,) = everybody - master.workers.keys()
+
+        def is_handed_on() -> bool:
+            return any(
+                task.attempt == 2 and task.worker is not None and task.worker.worker_id != lost
+                for task in cluster.coordinator.running_tasks()
+            )
+
+        cluster.expect(is_handed_on)
+    finally:
+        StuckCartPole.go_on.set()
+        cluster.close()
