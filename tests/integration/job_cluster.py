@@ -1,4 +1,4 @@
-"""A coordinator and its workers as jobs of the test's process, over in_memory, driven by hand."""
+"""A coordinator and its workers as jobs of the test's process, driven by hand."""
 
 from __future__ import annotations
 
@@ -26,17 +26,26 @@ SETS = (
     "policy.learn.learner.hook.save_ckpt_after_iter=50",
     "policy.other.replay_buffer.replay_buffer_size=500",
     "policy.other.commander.eval_interval=1000",
-    "system.transport.check_wire=true",
     "system.coordinator.lease_s=5",
 )
 
 
 class JobCluster:
-    """One coordinator, a learner and two collectors."""
+    """One coordinator, a learner and two collectors.
 
-    def __init__(self, tmp_path: Path, concurrency: str, *sets: str) -> None:
-        sets = (*SETS, f"system.transport.concurrency={concurrency}", *sets)
-        cfg = compile_run("cartpole-dqn", "parallel", "in_memory", sets, 3)
+    Args:
+        tmp_path: Folder of the run.
+        concurrency: How the jobs of in_memory take turns; None: over flask_fs.
+        *sets: Further settings.
+    """
+
+    def __init__(self, tmp_path: Path, concurrency: str | None, *sets: str) -> None:
+        transport, sets = "flask_fs", (*SETS, *sets)
+        if concurrency is not None:
+            transport = "in_memory"
+            wire = "system.transport.check_wire=true"
+            sets = (f"system.transport.concurrency={concurrency}", wire, *sets)
+        cfg = compile_run("cartpole-dqn", "parallel", transport, sets, 3)
         cfg = worker_config(RunContext(cfg=cfg, run_dir=tmp_path))
         self.run_dir = tmp_path
         self.transport = make_transport(cfg, tmp_path)

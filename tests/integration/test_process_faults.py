@@ -35,8 +35,6 @@ ORPHAN_GRACE_S = 3.0
 SETS = (
     "env.env_id=crashing:CrashingCartPole-v0",
     "env_manager.type=in_process",
-    # The full disk is to be met by the collectors, not by a policy that is just published.
-    "system.learner.send_policy_freq=1000000",
     "system.restarts=50",
     "system.transport.import_names=[crashing]",
     "system.transport.min_free_bytes=65536",

@@ -12,6 +12,7 @@ from dingsdk.data import FrameInfo, SampleBatch
 from dingsdk.errors import ProtocolError, StorageFullError, TaskFail
 from dingsdk.worker.comm.comm_worker import CommWorker
 from dingsdk.worker.comm.imports import check_imports
+from dingsdk.worker.comm.policy_outlet import PolicyOutlet
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.comm.worker_role import ANSWER_WITHIN_S, RoleLife, WorkerRole
 from dingsdk.worker.factory import create_parallel_collector
@@ -149,7 +150,7 @@ class TransportCollector(RoleLife, BaseCommCollector):
         """Stop the collector; return its finish info.
 
         An evaluated policy is published under the task's id, so that the master can keep the
-        very weights that earned the result.
+        very weights that earned the result, unless there is no room for them.
         """
         collector, task_id = self._collector, self._task_info.get("task_id")
         if collector is None:
@@ -160,10 +161,13 @@ class TransportCollector(RoleLife, BaseCommCollector):
         self._role.raise_job_error()
         info: dict[str, Any] = dict(collector.get_finish_info())
         info["task_id"] = task_id
-        if info.get("eval_flag") and self._policy_model is not None:
-            self._role.policy_store.publish(
-                str(task_id), self._policy_model, self._policy_version or 0
+        if (
+            info.get("eval_flag")
+            and self._policy_model is not None
+            and PolicyOutlet(self._role).publish(
+                str(task_id), self._policy_model, self._policy_version or 0, is_last=True
             )
+        ):
             info["policy_id"] = task_id
         self._policy_model = None
         return info

@@ -17,6 +17,7 @@ from dingsdk.policy import create_policy
 from dingsdk.worker.comm.comm_worker import CommWorker
 from dingsdk.worker.comm.imports import check_imports
 from dingsdk.worker.comm.learner_hooks import SendLearnInfoHook, SendPolicyHook
+from dingsdk.worker.comm.policy_outlet import PolicyOutlet
 from dingsdk.worker.comm.row_store import RowStore
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.comm.worker_role import ANSWER_WITHIN_S, RoleLife, WorkerRole
@@ -145,6 +146,7 @@ class TransportLearner(RoleLife, BaseCommLearner):
             },
             progress_timeout_s=float(self._cfg["progress_timeout_s"]),
         )
+        self._policies = PolicyOutlet(self._role)
         self._learner: Any = None
         self._task_info: Mapping[str, Any] = {}
         self._rows: RowStore | None = None
@@ -285,15 +287,27 @@ class TransportLearner(RoleLife, BaseCommLearner):
                     "cur_learner_iter": self._learner.train_iter,
                 }
                 role.condition.notify_all()
-                if not role.job_wait(lambda: bool(self._leased)):
+                if not role.job_wait(lambda: bool(self._leased), self._catch_up):
                     return None
         role.scheduler.yield_turn()
         return None if role.is_stopping else dict(self._leased.popleft())
 
     def send_policy(self, state: Mapping[str, Any]) -> None:
-        self._role.policy_store.publish(
-            str(self._task_info["policy_id"]), state["model"], int(state["iter"])
+        """Publish a policy; where there is no room, the one before stays until the next goes out.
+
+        That is tried after ``send_policy_freq`` iterations, and while the learner waits for data.
+        """
+        self._policies.publish(
+            str(self._task_info["policy_id"]),
+            state["model"],
+            int(state["iter"]),
+            is_last=self._learner.learn_info["learner_done"],
         )
+
+    def _catch_up(self) -> None:
+        if self._policies.is_behind:
+            model = self._learner.policy.state_dict()["model"]
+            self.send_policy({"model": model, "iter": self._learner.train_iter})
 
     def send_learn_info(self, info: Mapping[str, Any]) -> None:
         self._role.advance()

@@ -189,18 +189,21 @@ class WorkerRole:
         self.advance()
         self.scheduler.yield_turn()
 
-    def job_wait(self, predicate: Callable[[], bool]) -> bool:
+    def job_wait(
+        self, predicate: Callable[[], bool], meanwhile: Callable[[], None] | None = None
+    ) -> bool:
         """Wait within the job, condition held, until ``predicate()``; False: stop now.
 
         It has no deadline of its own: ``stop_job`` ends it, and the task that the job works
-        for has one.
+        for has one. ``meanwhile`` is called now and then, condition not held.
         """
         self._waiting += 1
         try:
             while not self.condition.wait_for(
                 lambda: self.is_stopping or predicate(), ANSWER_WITHIN_S
             ):
-                pass
+                if meanwhile is not None:
+                    self._call_outside(meanwhile)
         finally:
             self._waiting -= 1
             self.advance()
@@ -233,11 +236,14 @@ class WorkerRole:
             if left <= 0:
                 return False
             # Renewing may wait for the master, and whoever stops the job needs the condition.
-            self.condition.__exit__(None, None, None)
-            try:
-                self.renew()
-            finally:
-                self.condition.__enter__()
+            self._call_outside(self.renew)
+
+    def _call_outside(self, function: Callable[[], None]) -> None:
+        self.condition.__exit__(None, None, None)
+        try:
+            function()
+        finally:
+            self.condition.__enter__()
 
     def _noticed(self, function: Callable[[], None]) -> Callable[[], None]:
         def run() -> None:

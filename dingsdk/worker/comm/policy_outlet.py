@@ -1,0 +1,83 @@
+"""Where a worker's policies go out: a full disk delays them, and ends nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from dingsdk.errors import StorageFullError
+from dingsdk.worker.comm.worker_role import WorkerRole
+
+_log = logging.getLogger(__name__)
+
+LAST_POLICY_S = 2.0  # well within the time that a job has to stop
+_PAUSE_S = 0.2
+
+
+class PolicyOutlet:
+    """Publishes policies; one that finds no room is left out, and the next one is tried.
+
+    Used by one thread at a time.
+
+    Args:
+        role: Whose policies they are.
+        last_s: How long to look for room for one that no other follows.
+
+    Attributes:
+        unpublished: How many found no room, of all that were to go out.
+        is_behind: Whether the last one did.
+    """
+
+    def __init__(self, role: WorkerRole, last_s: float = LAST_POLICY_S) -> None:
+        self._role = role
+        self._last_s = last_s
+        self.unpublished = 0
+        self.is_behind = False
+
+    def publish(
+        self, policy_id: str, model: Mapping[str, Any], version: int, *, is_last: bool = False
+    ) -> bool:
+        """Publish a version; return whether there was room for it.
+
+        Args:
+            policy_id: Of the policy.
+            model: Its tensors.
+            version: Number of updates that they have seen.
+            is_last: Whether no other will follow: room is then waited for, for a while.
+        """
+        pauses = int(self._last_s / _PAUSE_S) if is_last else 0
+        for left in range(pauses, -1, -1):
+            try:
+                self._role.policy_store.publish(policy_id, model, version)
+            except StorageFullError as error:
+                self._note_outage(policy_id, version, error)
+            else:
+                self._note_success(policy_id, version)
+                return True
+            if left:
+                condition = self._role.condition
+                with condition:
+                    condition.wait_for(lambda: False, _PAUSE_S)
+        self.unpublished += 1
+        return False
+
+    def _note_outage(self, policy_id: str, version: int, error: StorageFullError) -> None:
+        if not self.is_behind:
+            self.is_behind = True
+            _log.warning(
+                "version %d of policy %s is not published, the one before it stays: %s",
+                version,
+                policy_id,
+                error,
+            )
+
+    def _note_success(self, policy_id: str, version: int) -> None:
+        if self.is_behind:
+            self.is_behind = False
+            _log.warning(
+                "version %d of policy %s is published; %d have found no room so far",
+                version,
+                policy_id,
+                self.unpublished,
+            )

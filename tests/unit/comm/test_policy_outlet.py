@@ -1,0 +1,80 @@
+"""Policies that find no room: the one before stays, and the next one is tried."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dingsdk_in_memory.stores import MemoryPolicyStore
+
+from dingsdk.errors import StorageFullError
+from dingsdk.plugins import default_manager
+from dingsdk.worker.comm.policy_outlet import PolicyOutlet
+from dingsdk.worker.comm.worker_role import WorkerRole
+
+MODEL = {"weight": torch.zeros(2)}
+
+
+class NarrowStore(MemoryPolicyStore):
+    """Has no room for as many policies as it is told."""
+
+    refusals = 0
+
+    def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise StorageFullError("no room", path="policies", reason="ENOSPC")
+        super().publish(policy_id, state, version)
+
+    def version(self) -> int:
+        found = self.newest("p")
+        assert found is not None
+        return found[0]
+
+
+@pytest.fixture
+def role(tmp_path: Path) -> Iterator[WorkerRole]:
+    transport = default_manager().create("transports", {"type": "in_memory"}, tmp_path)
+    transport._policy_store = NarrowStore()
+    yield WorkerRole(transport, "w0", "learner", {})
+    transport.close()
+
+
+def test_outage_keeps_the_old_version_is_logged_once_and_counted(
+    role: WorkerRole, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "dingsdk.worker.comm")
+    outlet, store = PolicyOutlet(role), role.policy_store
+    assert isinstance(store, NarrowStore)
+    assert outlet.publish("p", MODEL, 1)
+    store.refusals = 3
+    assert [outlet.publish("p", MODEL, version) for version in (2, 3, 4)] == [False] * 3
+    assert (store.version(), outlet.unpublished, outlet.is_behind) == (1, 3, True)
+    assert len(caplog.records) == 1
+
+    assert outlet.publish("p", MODEL, 5)
+    assert (store.version(), outlet.unpublished, outlet.is_behind) == (5, 3, False)
+    assert len(caplog.records) == 2
+    assert "3 have found no room" in caplog.text
+
+
+def test_last_policy_waits_for_room(role: WorkerRole) -> None:
+    store = role.policy_store
+    assert isinstance(store, NarrowStore)
+    store.refusals = 2
+    outlet = PolicyOutlet(role, last_s=0.4)
+    assert outlet.publish("p", MODEL, 9, is_last=True)
+    assert (store.version(), outlet.unpublished) == (9, 0)
+
+
+def test_last_policy_is_given_up_after_its_time(role: WorkerRole) -> None:
+    store = role.policy_store
+    assert isinstance(store, NarrowStore)
+    store.refusals = 4
+    outlet = PolicyOutlet(role, last_s=0.4)
+    assert not outlet.publish("p", MODEL, 9, is_last=True)
+    assert (store.newest("p"), store.refusals, outlet.unpublished) == (None, 1, 1)
