@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -42,7 +43,8 @@ class StuckCartPole(CartPoleEnv):
 
     @classmethod
     def _get_stuck_at(cls, place: str) -> None:
-        if cls.stuck_at == place:
+        # The test's own thread makes one, to look at its spaces.
+        if cls.stuck_at == place and threading.current_thread() is not threading.main_thread():
             cls.stuck_at = ""
             cls.has_stuck.set()
             cls.go_on.wait(PATIENCE_S)
@@ -76,6 +78,36 @@ def test_collector_whose_work_hangs_is_lost_and_its_task_goes_to_another(tmp_pat
             )
 
         cluster.expect(is_handed_on)
+    finally:
+        StuckCartPole.go_on.set()
+        cluster.close()
+
+
+def test_collector_that_builds_its_envs_for_longer_than_its_lease_keeps_it(tmp_path: Path) -> None:
+    StuckCartPole.stuck_at = "build"
+    cluster = JobCluster(tmp_path, "threads", *SETS)
+    try:
+        assert StuckCartPole.has_stuck.wait(PATIENCE_S)
+        until = time.monotonic() + 1.5 * LEASE_S
+        cluster.expect(lambda: time.monotonic() > until)
+        StuckCartPole.go_on.set()
+        cluster.expect(lambda: cluster.train_iter() > 0)
+        workers = cluster.coordinator.master.workers.values()
+        assert [info.incarnation for info in workers] == [1, 1, 1]
+    finally:
+        StuckCartPole.go_on.set()
+        cluster.close()
+
+
+def test_collector_that_never_gets_its_envs_built_is_lost_at_the_limit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    StuckCartPole.stuck_at = "build"
+    cluster = JobCluster(tmp_path, "threads", *SETS, "system.coordinator.start_timeout_s=0.3")
+    try:
+        assert StuckCartPole.has_stuck.wait(PATIENCE_S)
+        cluster.expect(lambda: len(cluster.coordinator.master.workers) == 2)
+        assert "within 0.3 s, the limit of system.coordinator.start_timeout_s" in caplog.text
     finally:
         StuckCartPole.go_on.set()
         cluster.close()

@@ -119,7 +119,8 @@ class TransportCollector(RoleLife, BaseCommCollector):
         self._stored.clear()
         self._task_info = task_info
         self._policy_version = self._policy_model = None
-        self._collector = self._create_collector(task_info)
+        with self._role.building():
+            self._collector = self._create_collector(task_info)
         self._collector.yield_turn = self._role.yield_turn
         self._role.start_job(
             self._collector.start, self._collector.close, f"{self.collector_uid}-collector"

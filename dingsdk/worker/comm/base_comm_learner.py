@@ -164,7 +164,8 @@ class TransportLearner(RoleLife, BaseCommLearner):
         self._leased.clear()
         self._priorities.clear()
         self._demand = self._info = None
-        self._learner = self._create_learner(task_info)
+        with self._role.building():
+            self._learner = self._create_learner(task_info)
         buffer_cfg = task_info["replay_buffer_cfg"]
         # Twice the size: rows leased for training outlive their eviction from the buffer.
         self._rows = RowStore(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,11 +32,11 @@ Tasks = Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any] | None]]
 class WorkerRole:
     """Runs at most one job (a collector's or learner's loop) for the tasks of one master.
 
-    The lease is renewed while the job makes progress, while it waits in ``wait_for`` (it is
-    not its fault then) and while there is none. A job that hangs elsewhere stops the
-    renewal after ``progress_timeout_s``, and the master gives the worker up. One that goes on
-    after most of a lease without renewal (the host slept, the master cannot be reached) stops
-    by itself, before the master gives its task to another.
+    The lease is renewed while the job makes progress, while it waits in ``job_wait`` (it is
+    not its fault then), while it is built and while there is none. A job that hangs elsewhere
+    stops the renewal after ``progress_timeout_s``, and the master gives the worker up. One that
+    goes on after most of a lease without renewal (the host slept, the master cannot be reached)
+    stops by itself, before the master gives its task to another.
 
     Args:
         transport: What it is connected by.
@@ -113,13 +114,39 @@ class WorkerRole:
     def renew(self) -> None:
         """Renew the lease, if the work is alive and it is time to."""
         now = self._clock()
-        lease_s = self._end.lease_s
-        if now - self._renewed_at < (RENEW_S if lease_s is None else lease_s / RENEWALS):
+        if now - self._renewed_at < self._renewal_s:
             return
         is_idle = self._job is None or self._job.done or self._waiting > 0
         if is_idle or now - self._moved_at < self._progress_timeout_s:
             self._end.renew(self._progress)
             self._renewed_at = self._fenced_from = now
+
+    @property
+    def _renewal_s(self) -> float:
+        lease_s = self._end.lease_s
+        return RENEW_S if lease_s is None else lease_s / RENEWALS
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Renew the lease while a task builds what its job needs, which may take longer than it.
+
+        The master's deadline for the task bounds it: a worker that it gave up renews no more.
+        """
+        is_built = False
+
+        def renew() -> None:
+            with self.condition:
+                while not self.condition.wait_for(lambda: is_built, self._renewal_s):
+                    self._call_outside(self.renew)
+
+        job = self.scheduler.spawn(renew, f"{self.info.worker_id}-renewals")
+        try:
+            yield
+        finally:
+            with self.condition:
+                is_built = True
+                self.condition.notify_all()
+            job.join(CLOSE_TIMEOUT_S)
 
     # The job -----------------------------------------------------------------------------------
     @property

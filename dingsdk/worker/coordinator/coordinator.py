@@ -62,7 +62,8 @@ class Coordinator(Configurable):
     config: ClassVar[dict[str, Any]] = {
         "collector_task_timeout": 30.0,  # seconds that a task may wait for a worker
         "learner_task_timeout": 600.0,
-        "answer_timeout_s": 60.0,  # for a start, a demand or a close
+        "start_timeout_s": 120.0,  # for a worker to build the envs or the policy of a task
+        "answer_timeout_s": 60.0,  # for a demand or a close
         "learn_timeout_s": 600.0,  # for the batches leased at once
         "lease_s": 15.0,  # silence after which a worker is lost
         "max_attempts": 3,  # workers that may be lost over one task

@@ -20,7 +20,7 @@ def drive_collector(coordinator: Coordinator, state: TaskState, task: Mapping[st
     """Start a collector, take its reports until it is done, close it."""
 
     def steps() -> None:
-        _ask(coordinator, state, {"name": "collector_start_task", "task_info": task})
+        _start(coordinator, state, task)
         coordinator.deal_with_collector_started()
         state.phase = TaskPhase.RUNNING
         is_done, answers_left = False, LAST_ANSWERS
@@ -45,7 +45,7 @@ def drive_learner(coordinator: Coordinator, state: TaskState, task: Mapping[str,
     """Start a learner, lease it batch after batch until it is done, close it."""
 
     def steps() -> None:
-        _ask(coordinator, state, {"name": "learner_start_task", "task_info": task})
+        _start(coordinator, state, task)
         state.phase = TaskPhase.RUNNING
         is_done = False
         while not is_done and not coordinator.is_ending:
@@ -57,10 +57,7 @@ def drive_learner(coordinator: Coordinator, state: TaskState, task: Mapping[str,
             if data is None:
                 break
             answer = _ask(
-                coordinator,
-                state,
-                {"name": "learner_learn_task", "data": data},
-                float(coordinator.cfg["learn_timeout_s"]),
+                coordinator, state, {"name": "learner_learn_task", "data": data}, "learn_timeout_s"
             )
             coordinator.deal_with_learner_send_info(state, answer["info"])
             is_done = coordinator.deal_with_learner_judge_finish(state, answer["info"])
@@ -93,17 +90,26 @@ def _drive(coordinator: Coordinator, state: TaskState, steps: Any) -> None:
         coordinator.task_ended(state, TaskPhase.FINISHED, None)
 
 
+def _start(coordinator: Coordinator, state: TaskState, task: Mapping[str, Any]) -> None:
+    name = f"{state.role}_start_task"
+    _ask(coordinator, state, {"name": name, "task_info": task}, "start_timeout_s")
+
+
 def _ask(
     coordinator: Coordinator,
     state: TaskState,
     data: Mapping[str, Any],
-    timeout_s: float | None = None,
+    timeout_key: str = "answer_timeout_s",
 ) -> Mapping[str, Any]:
-    if timeout_s is None:
-        timeout_s = float(coordinator.cfg["answer_timeout_s"])
+    """Ask the task's worker; how long it may take is a key of the coordinator's section."""
     assert state.worker is not None  # assigned before it is driven
-    worker = state.worker
-    return coordinator.master.ask(worker.worker_id, data, timeout_s, worker.incarnation)
+    worker, timeout_s = state.worker, float(coordinator.cfg[timeout_key])
+    try:
+        return coordinator.master.ask(worker.worker_id, data, timeout_s, worker.incarnation)
+    except TaskTimeoutError as error:
+        raise TaskTimeoutError(
+            f"{error}, the limit of system.coordinator.{timeout_key}", **error.facts
+        ) from error
 
 
 def _acknowledge(coordinator: Coordinator, state: TaskState, report: Mapping[str, Any]) -> None:
