@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from dingsdk.plugins import default_manager
+from dingsdk.plugins import PluginManager, default_manager, use_manager
 from dingsdk.testing import BufferContract
 from dingsdk.worker.replay_buffer import IBuffer
+from dingsdk.worker.replay_buffer.memmap_storage import MemmapStorage
 
 BASE = frozenset({"parts", "saves"})
 ROWS = BASE | {"distinct", "ages"}
@@ -54,6 +55,35 @@ class TestNaiveOverLinkedArrays(TestNaiveOverArrays):
 class TestNaiveOverMaps(MappedContract):
     parts: ClassVar = {"type": "naive", "storage": {"type": "memmap"}}
     capabilities = ROWS | {"columns", "durable"}
+
+
+class PackedMaps(MemmapStorage):
+    """Compresses columns as small as those of the kit's rows."""
+
+    least_packed_bytes = 200
+
+
+class PackedContract(MappedContract):
+    """A buffer over :class:`PackedMaps`."""
+
+    @pytest.fixture(autouse=True)
+    def _type(self) -> Iterator[None]:
+        with use_manager(PluginManager()) as manager:
+            manager.registry("storages").register("packed", PackedMaps)
+            yield
+
+
+class TestNaiveOverPackedMaps(PackedContract):
+    parts: ClassVar = {"type": "naive", "storage": {"type": "packed", "compress": "lz4"}}
+    capabilities = ROWS | {"columns", "durable"}
+
+
+class TestSequenceOverLinkedPackedMaps(PackedContract):
+    parts: ClassVar = {
+        "type": "sequence",
+        "storage": {"type": "packed", "compress": "zstd", "next_of": "obs"},
+    }
+    capabilities = BASE | {"columns", "sequences", "durable"}
 
 
 class TestNaiveOverObjects(Contract):

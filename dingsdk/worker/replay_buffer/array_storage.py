@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,8 +11,9 @@ from numpy.typing import NDArray
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import leaves, map_columns
 from dingsdk.errors import ConfigError, ConfigTypeError
+from dingsdk.worker.replay_buffer.compression import Codec
 from dingsdk.worker.replay_buffer.remover import Where
-from dingsdk.worker.replay_buffer.schema import Level, check_pair, convert
+from dingsdk.worker.replay_buffer.schema import Level, check_pair, convert, row_bytes
 from dingsdk.worker.replay_buffer.storage import Rows, Storage
 
 if TYPE_CHECKING:
@@ -39,14 +39,18 @@ class ArrayStorage(Storage):
     def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
         super().__init__(cfg, capacity, deepcopy)
         self._next_of = _read_next_of(cfg)
-        if cfg.get("compress", "none") != "none":
-            raise ConfigError(
-                f"storage.compress is {cfg['compress']!r}, but type {self.config['type']} keeps "
-                "plain columns that are read in place; use type object, or leave compress out "
-                "(next_of halves large observations)",
-                path="storage.compress",
-            )
+        self._codec = self._read_codec(cfg)
         self._clear()
+
+    def _read_codec(self, cfg: Mapping[str, Any]) -> Codec | None:
+        if cfg.get("compress", "none") == "none":
+            return None
+        raise ConfigError(
+            f"storage.compress is {cfg['compress']!r}, but type {self.config['type']} keeps plain "
+            "columns that are read in place; use type memmap or object, or leave compress out "
+            "(next_of halves large observations)",
+            path="storage.compress",
+        )
 
     def _clear(self) -> None:
         self._columns: dict[str, Any] = {}
@@ -165,7 +169,7 @@ class ArrayStorage(Storage):
             raise self._too_large(self._form) from error
 
     def _too_large(self, columns: dict[str, Any]) -> ConfigError:
-        row = sum(math.prod(array.shape[1:]) * array.itemsize for _, array in leaves(columns))
+        row = sum(row_bytes(array) for _, array in leaves(columns))
         return ConfigError(
             f"replay_buffer_size {self.capacity} with rows of {row} bytes needs "
             f"{self.capacity * row} bytes, which cannot be had; choose a smaller one",

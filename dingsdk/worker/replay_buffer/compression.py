@@ -31,8 +31,27 @@ class Packed:
 class Codec:
     """A way to compress; ``unpack`` gives at most as many bytes as it is told."""
 
-    pack: Callable[[bytes], bytes]
+    pack: Callable[[bytes | memoryview], bytes]
     unpack: Callable[[bytes, int], bytes]
+
+    def shrink(self, raw: bytes | memoryview) -> bytes | memoryview:
+        """Return the bytes compressed, or as they are where that is no longer."""
+        packed = self.pack(raw)
+        return packed if len(packed) < len(raw) else raw
+
+    def restore(self, data: bytes, size_bytes: int) -> bytes:
+        """Return the bytes, so many, that :meth:`shrink` was given.
+
+        Raises:
+            DataCorruptError: there are not so many.
+        """
+        raw = data if len(data) == size_bytes else self.unpack(data, size_bytes)
+        if len(raw) != size_bytes:
+            raise DataCorruptError(
+                f"a compressed array gives {len(raw)} bytes, not {size_bytes}",
+                where="compressed array",
+            )
+        return raw
 
     def pack_array(self, value: Any) -> Any:
         """Return a numeric array of 256 bytes or more packed, anything else as it is."""
@@ -40,10 +59,8 @@ class Codec:
             return value
         if value.dtype.kind not in NUMERIC_KINDS:
             return value
-        raw = value.tobytes()
-        packed = self.pack(raw)
-        data = packed if len(packed) < len(raw) else raw
-        return Packed(data, value.dtype, value.shape, len(raw))
+        data = bytes(self.shrink(value.tobytes()))
+        return Packed(data, value.dtype, value.shape, value.nbytes)
 
     def unpack_array(self, value: Any) -> Any:
         """Return what :meth:`pack_array` packed as a new array, anything else as it is.
@@ -54,12 +71,7 @@ class Codec:
         return self._unpacked(value) if type(value) is Packed else value
 
     def _unpacked(self, packed: Packed) -> NDArray[Any]:
-        size, data = packed.size_bytes, packed.data
-        raw = data if len(data) == size else self.unpack(data, size)
-        if len(raw) != size:
-            raise DataCorruptError(
-                f"a compressed array gives {len(raw)} bytes, not {size}", where="compressed array"
-            )
+        raw = self.restore(packed.data, packed.size_bytes)
         return np.frombuffer(bytearray(raw), packed.dtype).reshape(packed.shape)
 
 

@@ -1,9 +1,10 @@
-"""A folder of mapped files that one process uses at a time, and finds again after a crash.
+"""A folder of files of rows that one process uses at a time, and finds again after a crash.
 
 ``lock`` is held while the folder is in use; ``header.json``, written last, says what the files
 are; ``cursor`` holds the last two records of what is in them. A record is a store to memory
 that outlives the process: a process that is killed at any point leaves either record whole.
-(What a power cut leaves of files that were never synced is not promised.)
+(What a power cut leaves of files that were never synced is not promised.) ``spare.bin`` is disk
+space held back.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ FORMAT = "dingsdk-mapped-rows"
 VERSION = 1
 _HEADER = "header.json"
 _HEADER_MAX_BYTES = 1 << 20
-_CURSOR, _LOCK = "cursor.bin", "lock"
+_CURSOR, _LOCK, _SPARE = "cursor.bin", "lock", "spare.bin"
 _RECORD_BYTES = 4096
 _PREFIX = struct.Struct("<QQI")  # checksum of the rest, running number, length of the text
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOMEM}
@@ -80,6 +81,8 @@ class MappedFolder:
         self._unlock = weakref.finalize(self, close_reader, lock)
         self._cursor: NDArray[np.uint8] | None = None
         self._number = 0
+        self._spare_bytes = 0
+        self._slot_files: list[SlotFile] = []
 
     @staticmethod
     def is_taken(path: Path) -> bool:
@@ -104,13 +107,15 @@ class MappedFolder:
         Raises:
             CheckpointCorruptError: there is none, it is a link, or it has fewer.
         """
+        self._check_file(name, rows * int(np.prod(tail, dtype=np.int64)) * dtype.itemsize)
+        return self._map(name, (rows, *tail), dtype, 0)
+
+    def _check_file(self, name: str, size_bytes: int) -> None:
         found = self._folder.stat(name)
-        row = int(np.prod(tail, dtype=np.int64)) * dtype.itemsize
         if found is None or not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
             raise self.corrupt(f"{name} is missing, or no plain file")
-        if found.st_size < rows * row:
+        if found.st_size < size_bytes:
             raise self.corrupt(f"{name} is cut off")
-        return self._map(name, (rows, *tail), dtype, 0)
 
     def size_bytes(self, name: str) -> int:
         """Return the size of a file, 0 where there is none."""
@@ -129,9 +134,62 @@ class MappedFolder:
         try:
             os.posix_fallocate(descriptor, 0, size_bytes)
         except OSError as error:
-            raise self._error("reserve", name, error) from error
+            raise self.error("reserve", name, error) from error
         finally:
             os.close(descriptor)
+
+    # Slots ------------------------------------------------------------------------------------
+    def slots(self, name: str, size_bytes: int, opens: bool) -> SlotFile:
+        """Make a new, sparse file to be read and written in pieces, or open an earlier one.
+
+        Raises:
+            CheckpointCorruptError: there is none to open, it is a link, or it is shorter.
+            StorageFullError: files cannot be so long here.
+        """
+        if opens:
+            self._check_file(name, size_bytes)
+        else:
+            self._folder.unlink(name)
+        descriptor = self._open(name, 0 if opens else os.O_CREAT | os.O_EXCL)
+        file = SlotFile(self, name, descriptor)
+        self._slot_files.append(file)
+        try:
+            os.ftruncate(descriptor, size_bytes)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        except OSError as error:
+            raise self.error("make", name, error) from error
+        return file
+
+    def hold_spare(self, size_bytes: int) -> None:
+        """Hold back so much disk space, or more, for writes that find no other.
+
+        Raises:
+            StorageFullError: there is not so much; what was held back still is.
+        """
+        if size_bytes <= self._spare_bytes:
+            return
+        if not self._spare_bytes:
+            self._folder.unlink(_SPARE)  # that of a process that was killed
+        descriptor = self._open(_SPARE, os.O_CREAT)
+        try:
+            os.posix_fallocate(descriptor, 0, size_bytes)
+        except OSError as error:
+            os.ftruncate(descriptor, self._spare_bytes)
+            raise self.error("reserve", _SPARE, error) from error
+        finally:
+            os.close(descriptor)
+        self._spare_bytes = size_bytes
+
+    def release_spare(self) -> None:
+        """Let writes have the space that was held back."""
+        if self._spare_bytes:
+            self._folder.unlink(_SPARE)
+            self._spare_bytes = 0
+
+    def _close_slots(self) -> None:
+        for file in self._slot_files:
+            file.close()
+        self._slot_files = []
 
     def _map(
         self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], flags: int
@@ -145,7 +203,7 @@ class MappedFolder:
                 return np.zeros(shape, dtype)
             mapped = mmap.mmap(descriptor, size)
         except OSError as error:
-            raise self._error("map", name, error) from error
+            raise self.error("map", name, error) from error
         finally:
             os.close(descriptor)
         if len(shape) > 1:
@@ -157,9 +215,10 @@ class MappedFolder:
         try:
             return _open(self.path / name, os.O_RDWR | flags)
         except OSError as error:
-            raise self._error("open", name, error) from error
+            raise self.error("open", name, error) from error
 
-    def _error(self, action: str, name: str, error: OSError) -> DingError:
+    def error(self, action: str, name: str, error: OSError) -> DingError:
+        """Return the typed form of a failed file operation."""
         path = self.path / name
         if error.errno in _FULL:
             reason = errno.errorcode[error.errno]
@@ -203,6 +262,8 @@ class MappedFolder:
 
     def erase(self) -> None:
         """Delete header and files; without its header the folder is empty at any point."""
+        self._close_slots()
+        self._spare_bytes = 0
         for name in sorted(self._folder.names(), key=lambda name: name != _HEADER):
             if name == _HEADER or name.endswith(".bin"):
                 self._folder.unlink(name)
@@ -248,8 +309,53 @@ class MappedFolder:
 
     def close(self) -> None:
         """Let others use the folder; idempotent."""
+        self._close_slots()
+        self.release_spare()
         self._unlock()
         self._folder.close()
+
+
+class SlotFile:
+    """A file that is read and written by system calls: a disk that is full makes them fail.
+
+    Writing to a map there would kill the process. It also keeps what was read out of its
+    resident memory.
+    """
+
+    def __init__(self, folder: MappedFolder, name: str, descriptor: int) -> None:
+        self.path = folder.path / name
+        self._folder = weakref.proxy(folder)
+        self._descriptor = descriptor
+        self._close = weakref.finalize(self, close_reader, descriptor)
+
+    def write(self, data: bytes | memoryview, offset: int) -> None:
+        """Write all of the bytes, with the space held back if there is no other.
+
+        Raises:
+            StorageFullError: there is still too little.
+        """
+        for is_last in (False, True):
+            try:
+                while len(data):
+                    count = os.pwrite(self._descriptor, data, offset)
+                    data, offset = data[count:], offset + count
+                return
+            except OSError as error:
+                if is_last or error.errno not in _FULL:
+                    raise self._folder.error("write", self.path.name, error) from error
+                self._folder.release_spare()
+
+    def read(self, length: int, offset: int) -> bytes:
+        """Return so many bytes, or fewer where the file ends."""
+        try:
+            return os.pread(self._descriptor, length, offset)
+        except OSError as error:
+            raise self._folder.error("read", self.path.name, error) from error
+
+    def close(self) -> None:
+        """Give the descriptor back; idempotent."""
+        self._descriptor = -1
+        self._close()
 
 
 def check_path(cfg: dict[str, Any]) -> Path:

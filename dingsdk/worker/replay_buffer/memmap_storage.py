@@ -18,13 +18,19 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.worker.replay_buffer.array_storage import ArrayStorage
+from dingsdk.worker.replay_buffer.compression import Codec, read_codec
 from dingsdk.worker.replay_buffer.mapped_folder import MappedFolder, check_path
+from dingsdk.worker.replay_buffer.packed_column import PAGE_BYTES, PackedColumn, slot_bytes
 from dingsdk.worker.replay_buffer.remover import Where
+from dingsdk.worker.replay_buffer.schema import row_bytes
 from dingsdk.worker.replay_buffer.settings import read_flag
 from dingsdk.worker.replay_buffer.storage import Rows
 
 _STEP_BYTES = 64 << 20
 """Disk space is reserved in steps of about this size."""
+_SPARE_BYTES = 64 << 10
+_MOST_PACKED_BYTES = 1 << 30
+"""Codecs take rows up to about two of these."""
 
 
 class MemmapStorage(ArrayStorage):
@@ -38,7 +44,12 @@ class MemmapStorage(ArrayStorage):
         path: The folder. One buffer at a time uses it.
         reopen: Go on with the rows that the folder holds, if any. Without it a folder that
             holds rows is refused.
-        next_of, compress: As for type ``array``.
+        next_of: As for type ``array``.
+        compress: ``none``, ``lz4`` or ``zstd``: keep columns of two pages a row (8192 bytes) and
+            more compressed. Rows take whole pages, and in a ring that is full as many as the
+            longest that was at their position. As many bytes as the longest push has stay
+            reserved beside them. Rows that ``next_of`` finds no follower for are not compressed.
+            ``pip install 'dingsdk[compress]'``.
     """
 
     config: ClassVar[dict[str, Any]] = {
@@ -49,8 +60,12 @@ class MemmapStorage(ArrayStorage):
         "compress": "none",
     }
 
+    least_packed_bytes: ClassVar[int] = 2 * PAGE_BYTES
+    """Rows of a column below this are not compressed: as they take whole pages, it saves none."""
+
     def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
         super().__init__(cfg, capacity, deepcopy)
+        self._compress = cfg.get("compress", "none")
         self._path = check_path(dict(cfg))
         self._reopen = read_flag(cfg, "reopen")
         self._folder: MappedFolder | None = None
@@ -58,9 +73,14 @@ class MemmapStorage(ArrayStorage):
         if not self._reopen:
             self._refuse_taken()
 
+    def _read_codec(self, cfg: Mapping[str, Any]) -> Codec | None:
+        return read_codec(cfg)
+
     def _clear(self) -> None:
         super()._clear()
-        self._names: list[str] = []
+        # The bytes a row of each file that is reserved, and of those that rows are packed in.
+        self._plain_bytes: dict[str, int] = {}
+        self._packed_bytes = 0
         self._state: dict[str, int] | None = None
         self._n_used = self._n_reserved = 0
         # After a push to a full ring was cut off, row 0 is what was at this position.
@@ -72,6 +92,7 @@ class MemmapStorage(ArrayStorage):
         needed = min(self._n_used + len(batch), self.capacity)
         if needed > self._n_reserved:
             self._reserve_rows(needed)
+        self._reserve_packed(len(batch))
         return batch
 
     def accept_one(self, row: Any) -> Any:
@@ -102,11 +123,11 @@ class MemmapStorage(ArrayStorage):
             self._folder.write_record({**state, "shift": self._shift})
 
     def _physical(self, where: Where) -> Where:
-        if not self._shift:
-            return where
         if isinstance(where, slice):
+            if not (self._shift or self._packed_bytes):
+                return where
             where = np.arange(where.start, where.stop)
-        return (where + self._shift) % self.capacity
+        return (where + self._shift) % self.capacity if self._shift else where
 
     # Files ------------------------------------------------------------------------------------
     def _allocate(self, batch: SampleBatch) -> None:
@@ -117,12 +138,14 @@ class MemmapStorage(ArrayStorage):
             self._folder.erase()
             super()._allocate(batch)
             self._reserve_rows(min(len(batch), self.capacity))
+            self._reserve_packed(len(batch))
             if self._following is not None:
                 self._reserve(min(len(batch), self.capacity))
             self._folder.write_header(
                 {
                     "capacity": self.capacity,
                     "next_of": self._next_of,
+                    "compress": self._compress,
                     "columns": [
                         {"path": list(path), "dtype": a.dtype.str, "shape": list(a.shape[1:])}
                         for path, a in flatten(self._form)
@@ -134,12 +157,32 @@ class MemmapStorage(ArrayStorage):
             raise
 
     def _new_column(self, array: NDArray[Any]) -> NDArray[Any]:
-        assert self._folder is not None
-        name = f"column-{len(self._names):04d}.bin"
-        shape, dtype = (self.capacity, *array.shape[1:]), np.dtype(array.dtype.str)
-        column = self._folder.create(name, shape, dtype)
-        self._names.append(name)
+        # The annotation of the class it overrides; an array is all that callers may take it for.
+        column: NDArray[Any] = self._column(array.shape[1:], np.dtype(array.dtype.str))
         return column
+
+    def _column(self, tail: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Make the next column, or open it."""
+        assert self._folder is not None
+        number = f"{len(self._plain_bytes):04d}"
+        size = int(np.prod(tail, dtype=np.int64)) * dtype.itemsize
+        if self._codec is None or not self.least_packed_bytes <= size <= _MOST_PACKED_BYTES:
+            return self._mapped(f"column-{number}.bin", tail, dtype)
+        lengths = self._mapped(f"lengths-{number}.bin", (), np.dtype(np.int32))
+        slot = slot_bytes(size)
+        name = f"column-{number}.bin"
+        file = self._folder.slots(name, self.capacity * slot, self._reopening)
+        self._packed_bytes += slot
+        return PackedColumn(tail, dtype, self._codec, lengths, file)
+
+    def _mapped(self, name: str, tail: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        assert self._folder is not None
+        if self._reopening:
+            array = self._folder.open(name, self.capacity, tail, dtype)
+        else:
+            array = self._folder.create(name, (self.capacity, *tail), dtype)
+        self._plain_bytes[name] = row_bytes(array)
+        return array
 
     def _new_array(
         self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], old: NDArray[Any] | None
@@ -160,21 +203,27 @@ class MemmapStorage(ArrayStorage):
         return f"own-{leaves.index(name.removeprefix('own.')):04d}.bin"
 
     def _reserve_rows(self, rows: int) -> None:
-        columns = [array for _, array in flatten(self._columns)]
-        sizes = [array[:1].nbytes for array in columns]
-        ahead = min(self.capacity, rows + _STEP_BYTES // max(1, sum(sizes)))
+        a_row = max(1, sum(self._plain_bytes.values()))
+        ahead = min(self.capacity, rows + _STEP_BYTES // a_row)
         try:
-            self._reserve_each(ahead, sizes)
+            self._reserve_each(ahead)
         except StorageFullError:
             # What is left may still do for this push.
-            self._reserve_each(rows, sizes)
+            self._reserve_each(rows)
             ahead = rows
         self._n_reserved = ahead
 
-    def _reserve_each(self, rows: int, sizes: list[int]) -> None:
+    def _reserve_each(self, rows: int) -> None:
         assert self._folder is not None
-        for name, size in zip(self._names, sizes, strict=True):
+        for name, size in self._plain_bytes.items():
             self._folder.reserve(name, rows * size)
+
+    def _reserve_packed(self, rows: int) -> None:
+        """Have space for rows that do not shrink, and for telling where on the disk they lie."""
+        if self._packed_bytes:
+            assert self._folder is not None
+            size = min(rows, self.capacity) * self._packed_bytes
+            self._folder.hold_spare(size + size // 64 + _SPARE_BYTES)
 
     def _refuse_taken(self) -> None:
         if MappedFolder.is_taken(self._path):
@@ -199,7 +248,11 @@ class MemmapStorage(ArrayStorage):
         header = folder.read_header()
         if header is None:
             return None
-        for key, wanted in (("capacity", self.capacity), ("next_of", self._next_of)):
+        for key, wanted in (
+            ("capacity", self.capacity),
+            ("next_of", self._next_of),
+            ("compress", self._compress),
+        ):
             if header.get(key) != wanted:
                 raise CheckpointVersionError(
                     f"{self._path} was made with {key} {header.get(key)!r}, this buffer has "
@@ -219,7 +272,7 @@ class MemmapStorage(ArrayStorage):
             state["valid_count"] = state["tail"] = count = count - lost
         self._reopening = True
         try:
-            self._open_columns(folder, header["columns"])
+            self._open_columns(header["columns"])
             self._reopening = False
             if self._following is not None:
                 live = np.zeros(capacity, np.bool_)
@@ -236,7 +289,7 @@ class MemmapStorage(ArrayStorage):
         self.commit(state)
         return dict(state) if count else None
 
-    def _open_columns(self, folder: MappedFolder, entries: list[dict[str, Any]]) -> None:
+    def _open_columns(self, entries: list[dict[str, Any]]) -> None:
         columns: dict[str, Any] = {}
         form: dict[str, Any] = {}
         absent = self._next_of and f"next_{self._next_of}"
@@ -246,9 +299,7 @@ class MemmapStorage(ArrayStorage):
                 raise ValueError(f"column {path!r:.80}")
             _insert(form, path, np.empty((0, *shape), dtype))
             if path[0] != absent:
-                name = f"column-{len(self._names):04d}.bin"
-                _insert(columns, path, folder.open(name, self.capacity, shape, dtype))
-                self._names.append(name)
+                _insert(columns, path, self._column(shape, dtype))
         self._lay_out(columns, form)
 
     def _open_own(self, folder: MappedFolder) -> dict[str, NDArray[Any]]:
@@ -256,9 +307,9 @@ class MemmapStorage(ArrayStorage):
             (".".join(path), array) for path, array in flatten(self._columns[self._next_of or ""])
         ]
         rows = [
-            folder.size_bytes(self._file_of(f"own.{name}")) // array[:1].nbytes
+            folder.size_bytes(self._file_of(f"own.{name}")) // row_bytes(array)
             for name, array in leaves
-            if array[:1].nbytes
+            if row_bytes(array)
         ]
         # A process that was killed while they grew leaves some longer than others.
         count = min(rows, default=self.capacity)

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.data.columns import join_key
-from dingsdk.data.sample_batch import take_rows
 from dingsdk.errors import ConfigError
 from dingsdk.worker.replay_buffer.next_kernels import (
     UNSEEN,
@@ -27,6 +26,7 @@ from dingsdk.worker.replay_buffer.next_kernels import (
     settle,
 )
 from dingsdk.worker.replay_buffer.remover import Where
+from dingsdk.worker.replay_buffer.schema import row_bytes
 
 MOST_ROWS = 1 << 30
 _TABLE_ENTRIES = 4096
@@ -134,7 +134,7 @@ class NextOf:
             self._n_free -= 1
             slot = self._free[self._n_free]
             for name, array in self._stored.items():
-                self._own[name][slot] = array[links[row]]
+                self._own[name][slot] = array.take(links[row], 0)
             self._links[row] = -1 - slot
 
     def put(self, where: Where, observed: Any, following: Any) -> None:
@@ -185,7 +185,7 @@ class NextOf:
         followers = np.maximum(links, 0)
 
         def gather(name: str, array: NDArray[Any]) -> NDArray[Any]:
-            taken = take_rows(array, followers)
+            taken = array.take(followers, 0)
             if len(alone):
                 flat = taken.reshape(links.size, *array.shape[1:])
                 flat[alone] = self._own[name][places]
@@ -209,9 +209,9 @@ class NextOf:
 
 def _word(array: NDArray[Any]) -> tuple[np.dtype[Any], int]:
     """Return the widest unsigned integer that divides a row, and how many make one."""
-    row_bytes = array[:0].nbytes if array.size == 0 else array[:1].nbytes
-    size = next(size for size in (8, 4, 2, 1) if row_bytes % size == 0)
-    return np.dtype(f"u{size}"), row_bytes // size
+    size_bytes = row_bytes(array)
+    word = next(word for word in (8, 4, 2, 1) if size_bytes % word == 0)
+    return np.dtype(f"u{word}"), size_bytes // word
 
 
 def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, NDArray[Any]]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -13,10 +15,15 @@ from dingsdk.worker.replay_buffer.memmap_storage import MemmapStorage
 from dingsdk.worker.replay_buffer.remover import FifoRemover
 
 CAPACITY = 200
+WIDTH = 2100
+"""Of an observation, which is then large enough to be compressed."""
 
 
 def rows_of(start: int, stop: int) -> SampleBatch:
-    """Rows ``start..stop-1``: every 13th ends an episode, so its next observation is no obs."""
+    """Rows ``start..stop-1``: every 13th ends an episode, so its next observation is no obs.
+
+    Every 7th observation is noise, which cannot be compressed.
+    """
     number = np.arange(start, stop)
     after = np.where(number % 13 == 0, -number, number + 1)
     return SampleBatch(
@@ -29,7 +36,10 @@ def rows_of(start: int, stop: int) -> SampleBatch:
 
 
 def _observation(number: np.ndarray) -> np.ndarray:
-    return np.repeat(number.astype(np.float32)[:, None], 300, axis=1)
+    rows = np.repeat(number.astype(np.float32)[:, None], WIDTH, axis=1)
+    for row in np.flatnonzero(number % 7 == 0):
+        rows[row] = np.random.default_rng(abs(number[row])).random(WIDTH, np.float32)
+    return rows
 
 
 def push(storage: MemmapStorage, remover: FifoRemover, start: int, n: int) -> None:
@@ -39,8 +49,8 @@ def push(storage: MemmapStorage, remover: FifoRemover, start: int, n: int) -> No
     storage.commit({**remover.state_dict(), "push_count": start + n})
 
 
-def main(path: str, next_of: str) -> None:
-    storage = MemmapStorage({"path": path, "next_of": next_of or None}, CAPACITY)
+def main(cfg: dict[str, Any]) -> None:
+    storage = MemmapStorage(cfg, CAPACITY)
     remover = FifoRemover({}, CAPACITY)
     total = 0
     for turn in itertools.count():
@@ -51,4 +61,4 @@ def main(path: str, next_of: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(json.loads(sys.argv[1]))
