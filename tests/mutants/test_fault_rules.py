@@ -63,17 +63,22 @@ def reports_repeated_answers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(dingsdk_flask_fs.switchboard, "Mailbox", Believing)
 
 
+def silence_s(end: HttpSlaveEnd, since: float | None) -> float:
+    now = time.monotonic()
+    return now - min(end._silent_since or now, since or now)
+
+
 def raises_on_silence(patch: pytest.MonkeyPatch) -> None:
-    def raise_it(self: HttpSlaveEnd, error: Exception) -> None:
-        if time.monotonic() - self._heard_at > SILENT_S:
+    def raise_it(self: HttpSlaveEnd, error: Exception, since: float | None = None) -> None:
+        if silence_s(self, since) > SILENT_S:
             raise ConnectionResetError(str(error))
 
     patch.setattr(HttpSlaveEnd, "_note_silence", raise_it)
 
 
 def gives_up_for_good_after_silence(patch: pytest.MonkeyPatch) -> None:
-    def give_up(self: HttpSlaveEnd, error: Exception) -> None:
-        if time.monotonic() - self._heard_at > SILENT_S:
+    def give_up(self: HttpSlaveEnd, error: Exception, since: float | None = None) -> None:
+        if silence_s(self, since) > SILENT_S:
             self._asks.close()
 
     patch.setattr(HttpSlaveEnd, "_note_silence", give_up)
