@@ -17,6 +17,7 @@ import os
 import stat
 import struct
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,21 +123,35 @@ class MappedFolder:
         found = self._folder.stat(name)
         return 0 if found is None else found.st_size
 
-    def reserve(self, name: str, size_bytes: int) -> None:
-        """Have the first bytes of a file on disk: writing to a map of a full disk would kill us.
+    def reserve(self, sizes: Mapping[str, int]) -> None:
+        """Have the first bytes of files on disk: writing to a map of a full disk would kill us.
+
+        Args:
+            sizes: Bytes by name.
 
         Raises:
             StorageFullError: they do not fit.
         """
-        if size_bytes == 0:
-            return
-        descriptor = self._open(name, 0)
-        try:
-            os.posix_fallocate(descriptor, 0, size_bytes)
-        except OSError as error:
-            raise self.error("reserve", name, error) from error
-        finally:
-            os.close(descriptor)
+        files = {name: size for name, size in sizes.items() if size}
+        missing = sum(max(0, size - self._disk_bytes(name)) for name, size in files.items())
+        disk = os.statvfs(self.path)
+        # Asked first, as ext4 keeps what it could get of a reservation that fails. Some systems
+        # without a limit tell that they have nothing at all.
+        if disk.f_blocks and missing > disk.f_bavail * disk.f_frsize:
+            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise self.error("reserve", next(iter(files)), full)
+        for name, size in files.items():
+            descriptor = self._open(name, 0)
+            try:
+                os.posix_fallocate(descriptor, 0, size)
+            except OSError as error:
+                raise self.error("reserve", name, error) from error
+            finally:
+                os.close(descriptor)
+
+    def _disk_bytes(self, name: str) -> int:
+        found = self._folder.stat(name)
+        return 0 if found is None else found.st_blocks * 512
 
     # Slots ------------------------------------------------------------------------------------
     def slots(self, name: str, size_bytes: int, opens: bool) -> SlotFile:
@@ -230,7 +245,7 @@ class MappedFolder:
     def write_header(self, facts: dict[str, Any]) -> None:
         """Begin the folder's cursor, and say what its files are; from now on it holds rows."""
         self._cursor = self.create(_CURSOR, (2 * _RECORD_BYTES,), np.dtype(np.uint8))
-        self.reserve(_CURSOR, 2 * _RECORD_BYTES)
+        self.reserve({_CURSOR: 2 * _RECORD_BYTES})
         self._number = 0
         self.write_record({"tail": 0, "valid_count": 0, "shift": 0})
         header = {"format": FORMAT, "version": VERSION, **facts}

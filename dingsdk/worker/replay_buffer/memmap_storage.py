@@ -193,7 +193,7 @@ class MemmapStorage(ArrayStorage):
             return self._folder.open(file, shape[0], shape[1:], dtype)
         grow = self._folder.create if old is None else self._folder.extend
         array = grow(file, shape, dtype)
-        self._folder.reserve(file, array.nbytes)
+        self._folder.reserve({file: array.nbytes})
         return array
 
     def _file_of(self, name: str) -> str:
@@ -215,8 +215,7 @@ class MemmapStorage(ArrayStorage):
 
     def _reserve_each(self, rows: int) -> None:
         assert self._folder is not None
-        for name, size in self._plain_bytes.items():
-            self._folder.reserve(name, rows * size)
+        self._folder.reserve({name: rows * size for name, size in self._plain_bytes.items()})
 
     def _reserve_packed(self, rows: int) -> None:
         """Have space for rows that do not shrink, and for telling where on the disk they lie."""

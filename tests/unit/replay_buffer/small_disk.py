@@ -8,19 +8,26 @@ from pathlib import Path
 
 import pytest
 
-_MOUNT = 'mount -t tmpfs -o size=8m none "$1"'
-_OWN_MOUNTS = ["unshare", "-Urm", "sh", "-c"]
+DISKS = {
+    "tmpfs": (["unshare", "-Urm"], 'mount -t tmpfs -o size=8m none "$1"'),
+    # Which keeps what it could get of a reservation that fails; only root may mount it.
+    "ext4": (
+        ["unshare", "-m"],
+        'truncate -s 9m "$1.img" && mkfs.ext4 -q -m 0 "$1.img" && mount -o loop "$1.img" "$1"',
+    ),
+}
 
 
-def on_a_disk_of_8_mib(tmp_path: Path, code: str) -> str:
+def on_a_disk_of_8_mib(tmp_path: Path, code: str, kind: str) -> str:
     """Run Python code, whose argument is a folder to be made on the disk; return what it prints."""
+    own_mounts, mount = DISKS[kind]
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run([*_OWN_MOUNTS, _MOUNT, "sh", disk], capture_output=True).returncode:
-        pytest.skip("this system lets nobody mount a small disk of their own")
-    script = f'{_MOUNT} && exec "$2" -c "$3" "$1/rows"'
+    if subprocess.run([*own_mounts, "sh", "-c", mount, "sh", disk], capture_output=True).returncode:
+        pytest.skip(f"this system lets us mount no small {kind}")
+    script = f'{mount} && exec "$2" -c "$3" "$1/rows"'
     done = subprocess.run(
-        [*_OWN_MOUNTS, script, "sh", disk, sys.executable, code],
+        [*own_mounts, "sh", "-c", script, "sh", disk, sys.executable, code],
         capture_output=True,
         text=True,
         timeout=60,
