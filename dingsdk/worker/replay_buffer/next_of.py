@@ -178,11 +178,13 @@ class NextOf:
 
     def take(self, where: Where) -> Any:
         """Return the following observations of rows, in new (nested) arrays."""
+        if isinstance(where, slice):
+            where = np.arange(where.start, where.stop)
         links = self._links[where]
         (alone,) = np.nonzero(links.reshape(-1) < 0)
         places = -1 - links.reshape(-1)[alone]
-        # Slots look up row 0, for a moment.
-        followers = np.maximum(links, 0)
+        # Slots look up their own row, for a moment; others may hold what a killed process left.
+        followers = np.where(links < 0, where, links) if len(alone) else links
 
         def gather(name: str, array: NDArray[Any]) -> NDArray[Any]:
             taken = array.take(followers, 0)

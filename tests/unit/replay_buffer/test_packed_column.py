@@ -152,10 +152,9 @@ def claim_impossible(folder: Path) -> None:
     tell_length(folder, -5)
 
 
-def tell_length(folder: Path, length: int) -> None:
-    lengths = np.fromfile(folder / "lengths-0000.bin", np.int32)
-    lengths[2] = length
-    lengths.tofile(folder / "lengths-0000.bin")
+def tell_length(folder: Path, length: int, position: int = 2) -> None:
+    lengths = np.memmap(folder / "lengths-0000.bin", np.int32, "r+")
+    lengths[position] = length
 
 
 @pytest.mark.parametrize("compress", CODECS)
@@ -176,6 +175,18 @@ def test_a_damaged_row_is_refused_and_others_are_not(
         with pytest.raises(DataCorruptError) as caught:
             storage.take(np.arange(8))
         assert caught.value.position == 2
+
+
+def test_rows_with_a_following_observation_of_their_own_look_nowhere_else(tmp_path: Path) -> None:
+    rows = games(8)
+    with opened(tmp_path / "rows", next_of="obs") as storage:
+        storage.put(slice(0, 8), storage.accept(rows))
+        # As a process that was killed while it replaced the oldest row may leave it.
+        tell_length(tmp_path / "rows", 0, position=0)
+        assert storage.take(np.arange(1, 8)) == rows[1:]
+        assert storage.take(slice(7, 8)) == rows[7:]
+        with pytest.raises(DataCorruptError):
+            storage.take(np.asarray([0]))
 
 
 def test_a_file_of_rows_that_was_cut_off_is_refused(tmp_path: Path) -> None:
