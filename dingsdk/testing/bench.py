@@ -33,15 +33,18 @@ class Recorder:
     """A master's listener that writes everything down.
 
     ``events`` holds ("joined", WorkerInfo), ("renewed", worker_id, progress),
-    ("left", worker_id, reason) and ("answered", worker_id, TaskAnswer), as they came.
+    ("left", worker_id, reason) and ("answered", worker_id, TaskAnswer), as they came;
+    ``incarnations`` the one of each id that joined last.
     """
 
     def __init__(self, condition: Condition, patience_s: float) -> None:
         self.events: list[Event] = []
+        self.incarnations: dict[str, int] = {}
         self._condition = condition
         self._patience_s = patience_s
 
     def worker_joined(self, info: WorkerInfo) -> None:
+        self.incarnations[info.worker_id] = info.incarnation
         self._note("joined", info)
 
     def worker_renewed(self, worker_id: str, progress: int) -> None:
@@ -211,14 +214,24 @@ class Bench:
     def join(self, worker_id: str = "w0", address: str = "") -> SlaveEnd:
         """Return the end of a worker that has joined, and is known to the master."""
         end = self.slave(address)
+        self.join_end(end, worker_id)
+        return end
+
+    def join_end(self, end: SlaveEnd, worker_id: str = "w0") -> None:
+        """Make an end join, and wait until the master knows."""
         known = len(self.listener.of("joined", worker_id))
         end.join(WorkerInfo(worker_id, "collector", {"cpu": 1}), self.patience_s)
         self.listener.expect("joined", worker_id, known + 1)
-        return end
+
+    def incarnation(self, worker_id: str) -> int:
+        """Return the incarnation that joined last; 0 where none has."""
+        return self.listener.incarnations.get(worker_id, 0)
 
     def send(self, worker_id: str, *task_ids: str, **data: Any) -> None:
+        """Send tasks to the incarnation that joined last."""
         for task_id in task_ids:
-            self.master.send(worker_id, TaskMessage(task_id, {"name": task_id, **data}))
+            task = TaskMessage(task_id, {"name": task_id, **data})
+            self.master.send(worker_id, self.incarnation(worker_id), task)
 
     def receive(self, end: SlaveEnd) -> TaskMessage:
         """Return the next task of a worker, which must come."""

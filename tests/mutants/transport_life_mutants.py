@@ -133,11 +133,11 @@ class ImportsNames(Board):
 
 @mutant(33)
 class EvaluatesText(MemoryMasterEnd):
-    def send(self, worker_id: str, task: TaskMessage) -> None:
+    def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
         for each in walk(task.data):
             if isinstance(each, str) and each.startswith("__import__"):
                 eval(each)  # noqa: S307 - the defect
-        super().send(worker_id, task)
+        super().send(worker_id, incarnation, task)
 
 
 @mutant(34)

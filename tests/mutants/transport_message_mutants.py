@@ -77,11 +77,11 @@ class LooksForTasksAtTheDeadline(MemorySlaveEnd):
 
 @mutant(4, 11)
 class SendsToAll(MemoryMasterEnd):
-    def send(self, worker_id: str, task: TaskMessage) -> None:
-        super().send(worker_id, task)
+    def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
+        super().send(worker_id, incarnation, task)
         others = [name for name in self._board.mailboxes if name != worker_id]
         if len(others) > 2:
-            super().send(others[0], task)
+            super().send(others[0], self._board.joins[others[0]], task)
 
 
 @mutant(5, 11)
@@ -130,9 +130,9 @@ class SendsAnything(Board):
 
 @mutant(10, 12, 16)
 class SendsIntoTheVoid(MemoryMasterEnd):
-    def send(self, worker_id: str, task: TaskMessage) -> None:
+    def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
         if worker_id in self._board.mailboxes:
-            super().send(worker_id, task)
+            super().send(worker_id, incarnation, task)
 
 
 @mutant(11)
@@ -172,11 +172,17 @@ class KeepsOldTasks(MemoryMasterEnd):
         if kept:
             self._board.kept = {worker_id: kept}  # type: ignore[attr-defined]
 
-    def send(self, worker_id: str, task: TaskMessage) -> None:
+    def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
         kept: dict[str, deque[TaskMessage]] = getattr(self._board, "kept", {})
         for old in kept.pop(worker_id, ()):
-            super().send(worker_id, old)
-        super().send(worker_id, task)
+            super().send(worker_id, incarnation, old)
+        super().send(worker_id, incarnation, task)
+
+
+@mutant(43)
+class SendsToWhoeverHasTheName(MemoryMasterEnd):
+    def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
+        super().send(worker_id, self._board.joins[worker_id], task)
 
 
 @mutant(15)

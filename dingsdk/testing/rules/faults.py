@@ -29,6 +29,7 @@ def rule_36_join_survives_faults(bench: Bench) -> None:
         worker_id = f"w{number}"
         end = bench.far.slave_end(proxy.address)
         end.join(WorkerInfo(worker_id, "collector", {"cpu": 1}), 4 * bench.patience_s)
+        bench.listener.expect("joined", worker_id)
         bench.send(worker_id, "t1")
         expect_equal(bench.receive_ids(end, 1), ["t1"], "tasks")
         end.renew(1)
@@ -110,7 +111,7 @@ def rule_40_worker_comes_back_after_a_silence(bench: Bench) -> None:
         is_lost = True
     proxy.silence(False)
     if is_lost:
-        end.join(WorkerInfo("w0", "collector"), bench.patience_s)
+        bench.join_end(end)
     else:
         expect_equal(bench.receive_ids(end, 2), ["t1", "t2"], "tasks")
     bench.send("w0", "last")

@@ -1,4 +1,4 @@
-"""Rules 12 to 16: leaving, being dropped, and coming back as another."""
+"""Rules 12 to 16 and 43: leaving, being dropped, and coming back as another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 
 from dingsdk.errors import WorkerLostError
 from dingsdk.testing.bench import Bench, expect, expect_equal, raises
-from dingsdk.worker.comm import TaskAnswer, WorkerInfo
+from dingsdk.worker.comm import TaskAnswer, TaskMessage
 
 
 def rule_12_dropped_worker_is_told(bench: Bench) -> None:
@@ -42,7 +42,7 @@ def rule_13_late_messages_are_refused(bench: Bench) -> None:
         end.answer(TaskAnswer("old", True))
     with contextlib.suppress(WorkerLostError):
         end.renew(99)
-    end.join(WorkerInfo("w0", "collector"), bench.patience_s)
+    bench.join_end(end)
     bench.send("w0", "new")
     bench.receive(end)
     end.renew(1)
@@ -59,8 +59,7 @@ def rule_14_worker_comes_back_without_its_work(bench: Bench) -> None:
     expect_equal(bench.receive_ids(end, 1), ["old1"], "tasks")
     for count in (2, 3):
         bench.master.drop("w0", "silent")
-        end.join(WorkerInfo("w0", "collector"), bench.patience_s)
-        bench.listener.expect("joined", "w0", count)
+        bench.join_end(end)
         bench.send("w0", f"new{count}")
         expect_equal(bench.receive_ids(end, 1), [f"new{count}"], "tasks after the join")
         bench.send("w0", "old1", "old2")  # ids may be used again for other tasks
@@ -112,6 +111,24 @@ def rule_16_leaving_is_reported_once(bench: Bench) -> None:
     other.close(bench.patience_s)
     bench.listener.expect("left", "w1")
     expect_equal(len(bench.listener.of("left", "w0")), 1, "reports that it left")
+
+
+def rule_43_task_of_a_predecessor_is_refused(bench: Bench) -> None:
+    """A task sent to an incarnation that is over raises WorkerLostError, though its id is back.
+
+    Each join of an id is announced with a higher ``incarnation`` than those before.
+    """
+    end = bench.join()
+    for _ in range(2):
+        old = bench.incarnation("w0")
+        bench.master.drop("w0", "silent")
+        bench.join_end(end)
+        new = bench.listener.of("joined", "w0")[-1].incarnation
+        expect(new > old, f"incarnation {new} came after {old}")
+        with raises("send() to the incarnation before", WorkerLostError):
+            bench.master.send("w0", old, TaskMessage("stale", {}))
+        bench.send("w0", "fresh")
+        expect_equal(bench.receive_ids(end, 1), ["fresh"], "tasks of the new one")
 
 
 def _discard(value: object) -> None:

@@ -133,14 +133,15 @@ def rule_08_plain_data_arrives_as_sent(bench: Bench) -> None:
     """
     end = bench.join()
     data, result = plain_message(), plain_message()
-    bench.master.send("w0", TaskMessage("t1", data))
+    bench.master.send("w0", bench.incarnation("w0"), TaskMessage("t1", data))
     data["nested"]["a"]["b"].append("changed after it was sent")
     expect_same(dict(bench.receive(end).data), plain_message(), "task")
     end.answer(TaskAnswer("t1", True, result))
     result["array"][:] = -1
     answer = bench.listener.expect("answered", "w0")[0]
     expect_same(dict(answer.result), plain_message(), "result")
-    bench.master.send("w0", TaskMessage("t2", {"pair": (1, (2, 3))}))
+    pair = TaskMessage("t2", {"pair": (1, (2, 3))})
+    bench.master.send("w0", bench.incarnation("w0"), pair)
     expect_same(dict(bench.receive(end).data), {"pair": [1, [2, 3]]}, "tuples")
 
 

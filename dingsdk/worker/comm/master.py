@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import logging
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -52,7 +50,6 @@ class Master:
         self._condition = scheduler.condition()
         self._on_join, self._on_renew, self._on_lost = on_join, on_renew, on_lost
         self._workers: dict[str, WorkerInfo] = {}
-        self._incarnations: Counter[str] = Counter()
         self._lost_for: dict[str, str] = {}  # why each id was lost the last time
         self._open: dict[str, dict[str, Task]] = {}
         """Unanswered tasks by id, of each worker that is joined."""
@@ -112,8 +109,6 @@ class Master:
     # Reports of the transport (MasterListener) -----------------------------------------------
     def worker_joined(self, info: WorkerInfo) -> None:
         with self._condition:
-            self._incarnations[info.worker_id] += 1
-            info = dataclasses.replace(info, incarnation=self._incarnations[info.worker_id])
             self._workers[info.worker_id] = info
             self._open[info.worker_id] = {}
         self._on_join(info)
@@ -149,7 +144,8 @@ class Master:
                 )
             tasks[task.task_id] = task
         try:
-            self._end.send(task.worker_id, TaskMessage(task.task_id, task.task))
+            message = TaskMessage(task.task_id, task.task)
+            self._end.send(task.worker_id, worker.incarnation, message)
         except WorkerLostError:
             # The end noticed first; the report that is on its way fails the task, and says why.
             _log.debug("worker %s left before task %s", task.worker_id, task.task_id)

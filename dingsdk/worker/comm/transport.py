@@ -45,8 +45,9 @@ LEFT = "it left"
 class WorkerInfo:
     """Who joins: an id unique in the run, its role, and what its host offers.
 
-    ``incarnation`` is the master's count of the times that this id has joined, from 1: a
-    worker that was lost and came back is another one, with none of its old work.
+    ``incarnation`` is the master end's number of the join, higher than those of all joins of
+    this id before: a worker that was lost and came back is another one, with none of its old
+    work.
     """
 
     worker_id: str
@@ -98,11 +99,11 @@ class MasterEnd(ABC):
         """Accept workers from now on; return the address that they dial."""
 
     @abstractmethod
-    def send(self, worker_id: str, task: TaskMessage) -> None:
-        """Queue a task for a worker.
+    def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
+        """Queue a task for a worker, as the incarnation that was announced.
 
         Raises:
-            WorkerLostError: no such worker is joined.
+            WorkerLostError: no such worker is joined; one that came back is another.
             ProtocolError: the task is no plain data.
         """
 

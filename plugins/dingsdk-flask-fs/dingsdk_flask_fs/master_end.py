@@ -95,8 +95,8 @@ class HttpMasterEnd(MasterEnd):
         name = socket.gethostname() if _is_wildcard(host) else host
         return f"http://[{name}]:{server.port}" if ":" in name else f"http://{name}:{server.port}"
 
-    def send(self, worker_id: str, task: TaskMessage) -> None:
-        self._opened().send(worker_id, task)
+    def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
+        self._opened().send(worker_id, incarnation, task)
 
     def drop(self, worker_id: str, reason: str) -> None:
         self._opened().drop(worker_id)

@@ -82,9 +82,8 @@ class Switchboard:
         return self._handlers[request.type](request)
 
     # For the master end --------------------------------------------------------------------------
-    def send(self, worker_id: str, task: TaskMessage) -> None:
-        with self._lock:
-            mailbox = self._mailboxes.get(worker_id)
+    def send(self, worker_id: str, inc: int, task: TaskMessage) -> None:
+        mailbox = self._current(worker_id, inc)
         if mailbox is None or not mailbox.put(task):
             raise WorkerLostError(f"worker {worker_id!r} is not joined", worker_id=worker_id)
 
@@ -143,7 +142,7 @@ class Switchboard:
         mailbox = Mailbox(request.worker, inc, request.idem, self._max_bytes)
         with self._lock:
             self._mailboxes[request.worker] = mailbox
-        listener.worker_joined(WorkerInfo(request.worker, role, resource))
+        listener.worker_joined(WorkerInfo(request.worker, role, resource, inc))
         return inc
 
     def _turn(self, request: Request) -> bytes:

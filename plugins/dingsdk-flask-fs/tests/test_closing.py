@@ -186,7 +186,7 @@ def test_worker_can_be_closed_by_its_own_task(served: Served) -> None:
         callback_fn={"end": lambda task: closed.append(slave._end.close() is None)},
     )
     slave.start(5.0)
-    served.end.send("w0", TaskMessage("t1", {"name": "end"}))
+    served.end.send("w0", 1, TaskMessage("t1", {"name": "end"}))
     served.listener.expect(lambda events: ("left", "w0", "it left") in events)
     assert slave.close(5.0)
     assert closed == [True]
@@ -237,7 +237,7 @@ def test_many_starts_and_stops_leave_no_thread_port_or_file(
         transport = FlaskFSTransport({}, tmp_path / "run")
         served = Served(transport)
         ends = [served.slave(f"w{n}") for n in range(2)]
-        served.end.send("w1", TaskMessage("t1", {}))
+        served.end.send("w1", 2, TaskMessage("t1", {}))
         assert ends[1].next_task(5.0).task_id == "t1"
         transport.close()
         files = sum(path.is_file() for path in tmp_path.rglob("*"))

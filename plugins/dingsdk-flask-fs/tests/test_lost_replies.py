@@ -22,7 +22,7 @@ def test_lost_reply_has_no_second_effect(served: Served, proxy: Proxy, kind: str
     proxy.swallow = [f"/v1/{kind}".encode()] * (3 if kind == "join" else 1)
     end = served.slave(address=proxy.address)
     for n in range(1, 4):
-        served.end.send("w0", TaskMessage(f"t{n}", {"n": n}))
+        served.end.send("w0", 1, TaskMessage(f"t{n}", {"n": n}))
         task = end.next_task(5.0)
         assert task.task_id == f"t{n}"
         end.answer(TaskAnswer(task.task_id, True, {"n": n}))
@@ -71,9 +71,9 @@ def test_dropped_worker_is_told_and_joins_as_another_one(served: Served) -> None
     with pytest.raises(WorkerLostError):
         end.renew(1)
     with pytest.raises(WorkerLostError):
-        served.end.send("w0", TaskMessage("t1", {}))
+        served.end.send("w0", 1, TaskMessage("t1", {}))
     end.join(WorkerInfo("w0", "collector"), 5.0)
-    served.end.send("w0", TaskMessage("t1", {}))
+    served.end.send("w0", 1, TaskMessage("t1", {}))
     assert end.next_task(5.0).task_id == "t1"
     assert served.listener.of("answered") == []
     end.close()

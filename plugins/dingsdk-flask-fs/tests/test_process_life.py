@@ -63,7 +63,7 @@ def test_process_forked_beside_our_threads_ends_and_harms_nobody(tmp_path: Path)
             sys.exit(7)  # as a program ends: with its exit handlers, and without our threads
         _, status = os.waitpid(child, 0)
         print("child", os.waitstatus_to_exitcode(status))
-        master.send("w0", TaskMessage("t1", {}))
+        master.send("w0", 1, TaskMessage("t1", {}))
         print("parent", end.next_task(5.0).task_id)
         transport.close()
         """,
@@ -86,7 +86,7 @@ def test_forked_process_can_be_a_worker_of_its_own(tmp_path: Path) -> None:
             os._exit(0 if task.task_id == "t1" else 1)
         while True:
             try:
-                master.send("w1", TaskMessage("t1", {}))
+                master.send("w1", 2, TaskMessage("t1", {}))
                 break
             except ConnectionError:
                 end.next_task(0.05)

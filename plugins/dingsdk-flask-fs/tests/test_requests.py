@@ -84,7 +84,7 @@ ENVELOPE = ("v", "run", "epoch", "worker", "inc", "seq", "idem", "type", "body")
 def test_any_json_in_any_field_is_answered_without_a_500(served: Any, data: st.DataObject) -> None:
     peer = served.peer()
     peer.join()
-    served.end.send("peer", TaskMessage("t1", {}))  # so that no request waits for one
+    served.end.send("peer", 1, TaskMessage("t1", {}))  # so that no request waits for one
     kind = data.draw(st.sampled_from(sorted(BODIES)))
     body: Any = dict(BODIES[kind])
     changes: dict[str, Any] = {}
@@ -207,7 +207,7 @@ def test_request_sent_again_has_the_effect_of_one(served: Any, answer_item: Item
     peer = served.peer()
     peer.join()
     for n in (1, 2):
-        served.end.send("peer", TaskMessage(f"t{n}", {"name": "x"}))
+        served.end.send("peer", 1, TaskMessage(f"t{n}", {"name": "x"}))
     first = peer.turn()
     assert [task["task_id"] for task in first[1]["tasks"]] == ["t1", "t2"]
     assert peer.turn() == first  # its answer was lost: nothing was confirmed

@@ -34,7 +34,7 @@ def test_one_lost_reply_to_a_long_poll_is_no_lost_master(served: Served) -> None
     with FaultProxy(served.address, [*JOIN, Fault.SWALLOW]) as proxy:
         end = served.slave(address=proxy.address)
         assert end.next_task(1.5 * LOST_AFTER_S) is None
-        served.end.send("w0", TaskMessage("t1", {}))
+        served.end.send("w0", 1, TaskMessage("t1", {}))
         assert end.next_task(5.0).task_id == "t1"
         end.close()
     assert served.listener.of("joined") == [("w0",)]

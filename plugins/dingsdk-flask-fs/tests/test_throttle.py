@@ -63,7 +63,7 @@ def test_failures_are_counted_and_then_answered_unheard(served: Any, kind: Any) 
 def test_worker_joins_and_works_while_its_address_is_throttled(served: Any) -> None:
     assert spend(served, lambda: strange(served))[-1] == 429
     end = served.slave()
-    served.end.send("w0", TaskMessage("t1", {}))
+    served.end.send("w0", 1, TaskMessage("t1", {}))
     assert end.next_task(5.0).task_id == "t1"
     end.close()
 
@@ -73,7 +73,7 @@ def test_joined_worker_works_on_while_somebody_forges_its_key_id(served: Any) ->
     peer = served.peer()
     peer.join()
     assert spend(served, lambda: forged(served))[-1] == 429
-    served.end.send("w0", TaskMessage("t1", {}))
+    served.end.send("w0", 1, TaskMessage("t1", {}))
     assert end.next_task(5.0).task_id == "t1"
     assert peer.call("renew", {"answers": [], "progress": 1})[0] == 200
     # A new session is not looked at, signed well or not; elsewhere nobody noticed anything.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +94,7 @@ class Board:
         self.listener: MasterListener | None = None
         self.lease_s: float | None = None
         self.mailboxes: dict[str, deque[TaskMessage]] = {}
+        self.joins: Counter[str] = Counter()
         self.is_closed = False
 
     def carry(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -127,11 +128,11 @@ class MemoryMasterEnd(MasterEnd):
             self._board.condition.notify_all()
         return ADDRESS
 
-    def send(self, worker_id: str, task: TaskMessage) -> None:
+    def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
         message = TaskMessage(task.task_id, self._board.carry(task.data))
         with self._board.condition:
             mailbox = self._board.mailboxes.get(worker_id)
-            if mailbox is None:
+            if mailbox is None or self._board.joins[worker_id] != incarnation:
                 raise WorkerLostError(f"worker {worker_id!r} is not joined", worker_id=worker_id)
             mailbox.append(message)
             self._board.condition.notify_all()
@@ -167,8 +168,11 @@ class MemorySlaveEnd(SlaveEnd):
         board.leave(info.worker_id, "replaced by a new incarnation")
         with board.condition:
             self._mailbox = board.mailboxes[info.worker_id] = deque()
+            board.joins[info.worker_id] += 1
+            incarnation = board.joins[info.worker_id]
             self.lease_s = board.lease_s
-        listener.worker_joined(replace(info, resource=board.carry(info.resource)))
+        resource = board.carry(info.resource)
+        listener.worker_joined(replace(info, resource=resource, incarnation=incarnation))
 
     def next_task(self, timeout_s: float) -> TaskMessage | None:
         with self._board.condition:

@@ -7,6 +7,8 @@ import shutil
 import socket
 import tempfile
 import threading
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ class SocketMasterEnd(MasterEnd):
         # Held while a worker joins or leaves, so that the listener hears it in that order.
         self._moving = threading.RLock()
         self._links: dict[str, Link] = {}
+        self._joins: Counter[str] = Counter()
         self._open: set[Link] = set()
         self._threads: list[threading.Thread] = []
         self._server: socket.socket | None = None
@@ -40,9 +43,9 @@ class SocketMasterEnd(MasterEnd):
         self._start(lambda: self._accept(listener), "socket-master")
         return SCHEME + path
 
-    def send(self, worker_id: str, task: TaskMessage) -> None:
+    def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
         with self._lock:
-            link = self._links.get(worker_id)
+            link = self._links.get(worker_id) if self._joins[worker_id] == incarnation else None
         if link is None:
             raise WorkerLostError(f"worker {worker_id!r} is not joined", worker_id=worker_id)
         try:
@@ -129,8 +132,10 @@ class SocketMasterEnd(MasterEnd):
             with self._lock:
                 if self._is_closed:
                     raise EOFError("the master closed")
+                self._joins[info.worker_id] += 1
+                incarnation = self._joins[info.worker_id]
                 self._links[info.worker_id] = link
-            listener.worker_joined(info)
+            listener.worker_joined(replace(info, incarnation=incarnation))
         link.send({"kind": "welcome"})
 
     def _leave(self, link: Link, worker_id: str, listener: MasterListener) -> None:
