@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -105,7 +105,14 @@ class ForgetsNothing(MemoryPolicyStore):
 
 @mutant(42)
 class SweepsAll(MemoryDataStore):
-    def sweep_orphans(self, live_ids: Collection[str], grace_s: float) -> int:
+    def sweep_orphans(self, is_live: Callable[[str], bool], grace_s: float) -> int:
         count = len(self)
         self._payloads.clear()
         return count
+
+
+@mutant(44)
+class HasWhatItHad(MemoryDataStore):
+    def has(self, data_id: str, timeout_s: float = 2.0) -> bool:
+        self.__dict__.setdefault("had", set()).update(self._payloads)
+        return data_id in self.__dict__["had"]

@@ -1,4 +1,4 @@
-"""Rules 23 to 28 and 42: the step data store."""
+"""Rules 23 to 28, 42 and 44: the step data store."""
 
 from __future__ import annotations
 
@@ -127,12 +127,26 @@ def rule_42_sweep_spares_what_is_live(bench: Bench) -> None:
     writer, sweeper = bench.far.data_store(), bench.near.data_store()
     for number in range(4):
         writer.put(f"p{number}", batch(seed=number))
-    expect_equal(sweeper.sweep_orphans(["p0", "p1"], 3600.0), 0, "payloads swept too early")
+    live = {"p0", "p1", "nobody"}.__contains__
+    expect_equal(sweeper.sweep_orphans(live, 3600.0), 0, "payloads swept too early")
     expect_equal(len(writer), 4, "payloads after a sweep within the grace")
-    swept = sum(sweeper.sweep_orphans(["p0", "p1", "nobody"], 0.0) for _ in range(3))
+    swept = sum(sweeper.sweep_orphans(live, 0.0) for _ in range(3))
     expect_equal(len(writer), 4 - swept, f"payloads after {swept} were swept")
     for number in range(2):
         expect_same(writer.get(f"p{number}"), batch(seed=number), f"the live p{number}")
+
+
+def rule_44_has_tells_what_is_there(bench: Bench) -> None:
+    """``has`` tells whether a payload is there, from ``put`` to ``delete``, by its deadline."""
+    writer, store = bench.far.data_store(), bench.near.data_store()
+    for number in range(2):
+        writer.put(f"p{number}", batch(seed=number))
+    for name in ("p0", "p1"):
+        expect(store.has(name, 0.0), f"has() does not see {name}")
+    store.delete(["p0"])
+    call = bench.timed(partial(store.has, "p0", _WAIT_S), f"has({_WAIT_S})")
+    expect_equal(call.value(_WAIT_S + bench.patience_s), False, "has() of the deleted p0")
+    expect(store.has("p1", 0.0), "has() does not see p1, which was not deleted")
 
 
 def _columns(found: SampleBatch) -> list[tuple[str, Any]]:

@@ -187,17 +187,23 @@ class TransportCollector(RoleLife, BaseCommCollector):
             self._policy_model = model
         return {"model": model, "iter": self._policy_version}
 
+    def _payload_id(self, path: str) -> str:
+        """Return the id under which a payload is stored: it begins with whose it is."""
+        prefix = self._task_info.get("payload_prefix")
+        return f"{prefix}-{path}" if prefix else path
+
     def send_stepdata(self, path: str, stepdata: SampleBatch) -> None:
+        data_id = self._payload_id(path)
         while not self._role.is_stopping:
             try:
-                info = self._role.data_store.put(path, stepdata)
+                info = self._role.data_store.put(data_id, stepdata)
             except StorageFullError as error:
                 # Nothing is acknowledged meanwhile; it goes on where it stood once there is room.
                 _log.warning("%s; trying again in %.0f s", error, STORAGE_PAUSE_S)
                 self._role.pause(STORAGE_PAUSE_S)
             else:
                 if info is not None:
-                    self._stored[path] = info
+                    self._stored[data_id] = info
                 return
 
     def send_metadata(self, metadata: Mapping[str, Any]) -> None:
@@ -207,6 +213,8 @@ class TransportCollector(RoleLife, BaseCommCollector):
                 f"got {sorted(metadata)}",
                 where="metadata",
             )
+        if "data_id" in metadata:
+            metadata = {**metadata, "data_id": self._payload_id(str(metadata["data_id"]))}
         info = self._stored.pop(str(metadata.get("data_id")), None)
         if info is not None:
             metadata = {**metadata, "size_bytes": info.size_bytes, "digest": info.digest}

@@ -26,13 +26,14 @@ number and a check for each:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from dingsdk.config import Configurable
 from dingsdk.data import FrameInfo, SampleBatch
+from dingsdk.errors import DataMissingError
 from dingsdk.worker.comm.scheduler import Scheduler
 
 Role = Literal["collector", "learner"]
@@ -190,12 +191,28 @@ class StepDataStore(ABC):
     def delete(self, data_ids: Iterable[str]) -> None:
         """Delete payloads; ids that are not there are ignored."""
 
-    def sweep_orphans(self, live_ids: Collection[str], grace_s: float) -> int:
+    def has(self, data_id: str, timeout_s: float = 2.0) -> bool:
+        """Return whether a payload is there, or comes before the deadline.
+
+        Asked for every payload before it is acknowledged: override it where there is a cheaper
+        way than to read it.
+        """
+        try:
+            self.get(data_id, timeout_s)
+        except DataMissingError:
+            return False
+        return True
+
+    def sweep_orphans(self, is_live: Callable[[str], bool], grace_s: float) -> int:
         """Delete payloads that nobody announced, once they are ``grace_s`` old.
 
         A worker that dies between ``put`` and its report leaves one. Called by the coordinator
-        alone, now and then, with the ids that it knows. A store that cannot lose a worker so
-        need not override it.
+        alone, now and then. A store that cannot lose a worker so need not override it.
+
+        Args:
+            is_live: Whether a payload of that id may still be announced or read.
+            grace_s: Age at which one that is not goes; it may count from the first sweep that
+                finds it so.
 
         Returns:
             Number of payloads deleted.

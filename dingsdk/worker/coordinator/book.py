@@ -178,6 +178,16 @@ class TaskBook:
         ledgers = [experience.ledger for experience in self.experiences.values()]
         return {name for ledger in ledgers for name in ledger.names}
 
+    def find_live(self) -> Callable[[str], bool]:
+        """Return what tells whether somebody may still announce or read a payload.
+
+        That is every one of a collector that has its task: while the buffer has no room, it
+        holds what it stored for as long as the learner takes.
+        """
+        known = self.live_payloads.union(*(state.waiting for state in self.running.values()))
+        owners = {state.payload_prefix for state in self.running.values()}
+        return lambda data_id: data_id in known or data_id.partition("-")[0] in owners
+
     @property
     def evicted(self) -> dict[str, int]:
         """Samples that left the buffers, by reason."""

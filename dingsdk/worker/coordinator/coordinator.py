@@ -233,20 +233,24 @@ class Coordinator(Configurable):
     def deal_with_collector_send_data(self, state: TaskState, meta: Mapping[str, Any]) -> bool:
         """Acknowledge a payload; False where the buffer's limiter has no room for it now.
 
-        A payload whose buffer is gone is deleted at once.
+        A payload whose buffer is gone is deleted at once, one that is gone itself is left out.
         """
+        data_id = str(meta["data_id"])
+        if not self.data_store.has(data_id):
+            _log.warning("payload %s vanished before it was acknowledged", data_id)
+            return True
         with self.condition:
             experience = self.experience_of(state)
             if experience is None:
-                garbage = [str(meta["data_id"])]
+                garbage = [data_id]
             elif not experience.buffer.can_push(int(meta["rows"])):
                 return False
             else:
                 experience.push(meta, self._book.env_steps)
                 garbage = self._book.take_garbage(experience)
-                if meta["data_id"] not in experience.ledger.names:
+                if data_id not in experience.ledger.names:
                     # A late repeat: its payload was stored anew, and nobody would read it.
-                    garbage.append(str(meta["data_id"]))
+                    garbage.append(data_id)
             self._has_news = True
             self.condition.notify_all()
         if garbage:
@@ -402,8 +406,8 @@ class Coordinator(Configurable):
             return
         self._swept_at = self.clock()
         with self.condition:
-            live = self._book.live_payloads
-        count = self.data_store.sweep_orphans(live, grace_s)
+            is_live = self._book.find_live()
+        count = self.data_store.sweep_orphans(is_live, grace_s)
         if count:
             _log.info("deleted %d payloads that nobody announced", count)
 
@@ -411,6 +415,7 @@ class Coordinator(Configurable):
         worker = state.worker
         assert worker is not None  # assigned
         task = {**state.task, f"{state.role}_id": worker.worker_id}
+        task["payload_prefix"] = state.payload_prefix
         task["resource_info"] = worker.resource
         self._spawn(lambda: drive(self, state, task), f"{state.task_id}-driver")
 

@@ -26,7 +26,9 @@ def drive_collector(coordinator: Coordinator, state: TaskState, task: Mapping[st
         is_done, answers_left = False, LAST_ANSWERS
         while answers_left and not coordinator.must_end(state):
             answer = _ask(coordinator, state, {"name": "collector_data_task"})
-            for report in answer["reports"]:
+            reports = answer["reports"]
+            state.waiting = frozenset(str(r["data_id"]) for r in reports if "data_id" in r)
+            for report in reports:
                 if "data_id" in report:
                     _acknowledge(coordinator, state, report)
                 is_done |= coordinator.deal_with_collector_progress(state, report)

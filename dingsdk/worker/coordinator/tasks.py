@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,6 +49,10 @@ class TaskState:
     attempt: int = 0
     env_steps: int = 0
     lost_env_steps: int = 0
+    payload_prefix: str = field(default_factory=lambda: secrets.token_hex(6))
+    """Begins the ids of this attempt's payloads, up to a ``-``: whose they are."""
+    waiting: frozenset[str] = frozenset()
+    """Payloads that were announced and are not all acknowledged yet."""
     announced: set[int] = field(default_factory=set)
     """Payload numbers that the learner of this attempt has been told of."""
     dropped: list[int] = field(default_factory=list)

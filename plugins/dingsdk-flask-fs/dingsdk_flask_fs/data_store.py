@@ -13,7 +13,8 @@ import secrets
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from dingsdk.data import (
     Buffer,
@@ -46,6 +47,7 @@ _MOST_SPARES = 1024
 _SHARDS = 256
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.001, 0.1
 _logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 class FileDataStore(StepDataStore):
@@ -147,11 +149,32 @@ class FileDataStore(StepDataStore):
             ClosedError: the store was closed meanwhile.
         """
         name = check_id(data_id, "data_id") + _SUFFIX
+        return self._find(data_id, timeout_s, lambda: self._load(data_id, name, expected_digest))
+
+    def get_verified(self, data_id: str, digest: str, timeout_s: float = 2.0) -> SampleBatch:
+        return self.get(data_id, timeout_s, digest)
+
+    def has(self, data_id: str, timeout_s: float = 2.0) -> bool:
+        """Return whether the file is there, damaged or not, or shows before the deadline."""
+        name = check_id(data_id, "data_id") + _SUFFIX
+
+        def look() -> None:
+            with self._data.sub(_shard(data_id), create=False) as folder:
+                if folder.stat(name) is None:
+                    raise DataMissingError(f"no payload {data_id!r}", data_id=data_id)
+
+        try:
+            self._find(data_id, timeout_s, look)
+        except DataMissingError:
+            return False
+        return True
+
+    def _find(self, data_id: str, timeout_s: float, look: Callable[[], _T]) -> _T:
         deadline = self._clock() + timeout_s
         wait_s = _FIRST_WAIT_S
         while True:
             try:
-                return self._load(data_id, name, expected_digest)
+                return look()
             except DataMissingError as error:
                 left_s = deadline - self._clock()
                 if left_s <= 0:
@@ -164,9 +187,6 @@ class FileDataStore(StepDataStore):
                 if self._closed.wait(min(wait_s, left_s)):
                     raise ClosedError("the data store was closed", what="data store") from error
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-
-    def get_verified(self, data_id: str, digest: str, timeout_s: float = 2.0) -> SampleBatch:
-        return self.get(data_id, timeout_s, digest)
 
     def delete(self, data_ids: Iterable[str]) -> None:
         by_shard: dict[str, list[str]] = {}
@@ -186,23 +206,22 @@ class FileDataStore(StepDataStore):
                 if name.endswith(_SUFFIX):
                     yield name.removesuffix(_SUFFIX)
 
-    def sweep_orphans(self, live_ids: Collection[str], grace_s: float) -> int:
+    def sweep_orphans(self, is_live: Callable[[str], bool], grace_s: float) -> int:
         """Delete payloads that are nobody's, and half-written files of dead writers.
 
         A file goes when it was without an owner at a sweep ``grace_s`` or more ago, too. Call
         it from one process only, the one that knows what is live.
 
         Args:
-            live_ids: Payloads that somebody may still read.
+            is_live: Whether somebody may still announce or read a payload.
             grace_s: At least the time from a payload's ``put`` to its announcement.
 
         Returns:
             Number of files deleted.
         """
-        live = frozenset(live_ids)
         count = 0
         for shard, names in self._shards():
-            ownerless = [name for name in names if name.removesuffix(_SUFFIX) not in live]
+            ownerless = [name for name in names if not is_live(name.removesuffix(_SUFFIX))]
             count += self._remove(shard, self._watch.ripe(shard, ownerless, grace_s))
         return count
 

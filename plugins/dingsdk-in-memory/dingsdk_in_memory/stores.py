@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dingsdk import SampleBatch
@@ -39,9 +39,12 @@ class MemoryDataStore(StepDataStore):
         for data_id in data_ids:
             self._payloads.pop(data_id, None)
 
-    def sweep_orphans(self, live_ids: Collection[str], grace_s: float) -> int:
+    def has(self, data_id: str, timeout_s: float = 2.0) -> bool:
+        return data_id in self._payloads
+
+    def sweep_orphans(self, is_live: Callable[[str], bool], grace_s: float) -> int:
         now = time.monotonic()
-        ownerless = self._payloads.keys() - frozenset(live_ids)
+        ownerless = [name for name in list(self._payloads) if not is_live(name)]
         # Its age counts from the first sweep that found it without an owner.
         self._ownerless = {name: self._ownerless.get(name, now) for name in ownerless}
         ripe = [name for name, since in self._ownerless.items() if now - since >= grace_s]

@@ -152,3 +152,23 @@ def test_payload_that_is_announced_again_adds_nothing_at_once_or_late(cluster: C
     cluster.coordinator.validate_state()
     for worker in (collector, learner):
         worker.close()
+
+
+def test_payload_that_vanished_before_it_was_acknowledged_is_left_out(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    collector, learner = EndlessCollector(cluster.transport), HungryLearner(cluster.transport)
+    learner.start(cluster.address)
+    collector.start(cluster.address)
+    cluster.expect(lambda: cluster.collector_task() is not None)
+    state, count = cluster.collector_task(), cluster.coordinator.status().buffer_count
+    assert state is not None
+
+    meta = {"data_id": "vanished", "rows": CAPACITY, "policy_iter": 0}
+    assert cluster.coordinator.deal_with_collector_send_data(state, meta)
+    assert "vanished" in caplog.text
+    assert cluster.coordinator.status().buffer_count == count
+    assert "vanished" not in cluster.coordinator._book.live_payloads
+    cluster.coordinator.validate_state()
+    for worker in (collector, learner):
+        worker.close()

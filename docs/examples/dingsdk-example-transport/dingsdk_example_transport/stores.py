@@ -40,6 +40,9 @@ class FileDataStore(StepDataStore):
             raise DataMissingError(f"no payload {data_id!r}", data_id=data_id) from error
         return decode_frame(content, MAX_BYTES)
 
+    def has(self, data_id: str, timeout_s: float = 2.0) -> bool:
+        return self._folder.stat(check_id(data_id, "data_id") + SUFFIX) is not None
+
     def delete(self, data_ids: Iterable[str]) -> None:
         for data_id in data_ids:
             self._folder.unlink(check_id(data_id, "data_id") + SUFFIX)

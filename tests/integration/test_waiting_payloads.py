@@ -1,0 +1,76 @@
+"""Payloads that wait for a learner that stands still, for longer than orphans are kept."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dingsdk import SampleBatch, hookimpl
+from dingsdk.pipeline.threads import torch_threads
+from dingsdk.plugins import PluginManager, use_manager
+
+from .job_cluster import JobCluster
+
+PATIENCE_S = 40.0
+ORPHAN_GRACE_S = 0.1
+
+
+class Pause:
+    """Keeps the learner between two iterations, when it is told to."""
+
+    def __init__(self) -> None:
+        self.is_wanted = False
+        self.has_begun, self.is_over = threading.Event(), threading.Event()
+
+    @hookimpl
+    def dingsdk_after_iter(self, learner: Any, iteration: int) -> None:
+        if self.is_wanted:
+            self.is_wanted = False
+            self.has_begun.set()
+            self.is_over.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def pause() -> Iterator[Pause]:
+    manager = PluginManager()
+    made = Pause()
+    manager.register_plugin(made, "pause")
+    with use_manager(manager), torch_threads(1):
+        yield made
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, pause: Pause) -> Iterator[JobCluster]:
+    made = JobCluster(tmp_path, "threads", f"system.coordinator.orphan_grace_s={ORPHAN_GRACE_S}")
+    yield made
+    pause.is_over.set()
+    made.close()
+
+
+def test_payloads_that_wait_for_room_are_no_orphans(cluster: JobCluster, pause: Pause) -> None:
+    store = cluster.transport.data_store()
+    cluster.expect(lambda: cluster.train_iter() > 5)
+    pause.is_wanted = True
+    assert pause.has_begun.wait(PATIENCE_S)
+
+    def waiting() -> set[str]:
+        with cluster.coordinator.condition:
+            return set(store._payloads) - cluster.coordinator._book.live_payloads
+
+    # Beyond the one that the coordinator holds for each: those in their collectors' queues.
+    cluster.expect(lambda: len(waiting()) >= 8)
+    found = waiting()
+    store.put("nobodys", SampleBatch({"x": np.zeros(1)}))
+    cluster.expect(lambda: not store.has("nobodys"))
+    assert [name for name in found if not store.has(name)] == []
+
+    pause.is_over.set()
+    until = cluster.train_iter() + 50
+    cluster.expect(lambda: cluster.train_iter() > until)
+    assert cluster.coordinator.status().evicted.get("missing", 0) == 0
+    cluster.coordinator.validate_state()
