@@ -19,7 +19,7 @@ from dingsdk.plugins import default_manager, observe
 from dingsdk.worker import Coordinator
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.learner.checkpoint import save_checkpoint
-from dingsdk.worker.replay_buffer.advanced_config import bounds_rates
+from dingsdk.worker.replay_buffer.prioritized.settings import bounds_rates
 
 _log = logging.getLogger(__name__)
 

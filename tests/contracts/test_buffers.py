@@ -12,7 +12,7 @@ import pytest
 from dingsdk.plugins import PluginManager, default_manager, use_manager
 from dingsdk.testing import BufferContract
 from dingsdk.worker.replay_buffer import IBuffer
-from dingsdk.worker.replay_buffer.memmap_storage import MemmapStorage
+from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
 
 BASE = frozenset({"parts", "saves"})
 ROWS = BASE | {"distinct", "ages"}

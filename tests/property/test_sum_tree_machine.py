@@ -9,11 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dingsdk.worker.replay_buffer.sum_tree import SumTree
+from dingsdk.worker.replay_buffer.sampler.sum_tree import SumTree
 
-WEIGHTS = st.one_of(
-    st.just(0.0), st.floats(1e-12, 1e12), st.sampled_from([1e-300, 1e300, 1.0])
-)
+WEIGHTS = st.one_of(st.just(0.0), st.floats(1e-12, 1e12), st.sampled_from([1e-300, 1e300, 1.0]))
 UNIFORMS = st.one_of(st.floats(0, 1, exclude_max=True), st.sampled_from([0.0, 1 - 2**-53]))
 
 

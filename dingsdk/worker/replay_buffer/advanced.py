@@ -11,19 +11,23 @@ from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import CheckpointCorruptError, ConfigError
-from dingsdk.worker.replay_buffer.advanced_config import DEFAULTS, AdvancedSettings, spread
-from dingsdk.worker.replay_buffer.arrivals import Arrivals, take_apart
 from dingsdk.worker.replay_buffer.base import ReplayBuffer
-from dingsdk.worker.replay_buffer.priorities import LEAST_PRIORITY, read_numbers, read_priorities
-from dingsdk.worker.replay_buffer.priority_sampler import PrioritySampler
+from dingsdk.worker.replay_buffer.keeping.row_reader import FactColumns
+from dingsdk.worker.replay_buffer.prioritized.arrivals import Arrivals, take_apart
+from dingsdk.worker.replay_buffer.prioritized.priorities import (
+    LEAST_PRIORITY,
+    read_numbers,
+    read_priorities,
+)
+from dingsdk.worker.replay_buffer.prioritized.row_facts import NOBODY, RowFacts
+from dingsdk.worker.replay_buffer.prioritized.settings import DEFAULTS, AdvancedSettings, spread
+from dingsdk.worker.replay_buffer.prioritized.staleness import Staleness
 from dingsdk.worker.replay_buffer.remover import Where
 from dingsdk.worker.replay_buffer.requests import check_range, checked_size
-from dingsdk.worker.replay_buffer.row_facts import NOBODY, RowFacts
-from dingsdk.worker.replay_buffer.row_reader import FactColumns
-from dingsdk.worker.replay_buffer.sample_monitor import SampleMonitor
 from dingsdk.worker.replay_buffer.sampler import Sampler
-from dingsdk.worker.replay_buffer.staleness import Staleness
+from dingsdk.worker.replay_buffer.sampler.priority import PrioritySampler
 from dingsdk.worker.replay_buffer.storage import Rows, Storage
+from dingsdk.worker.replay_buffer.watching.samples import SampleMonitor
 
 
 class AdvancedReplayBuffer(ReplayBuffer):

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.worker.replay_buffer import state
 from dingsdk.worker.replay_buffer.filling import FilledBuffer
-from dingsdk.worker.replay_buffer.persistence import load
+from dingsdk.worker.replay_buffer.keeping import state
+from dingsdk.worker.replay_buffer.keeping.loading import load
+from dingsdk.worker.replay_buffer.keeping.row_reader import FactColumns, RowReader
+from dingsdk.worker.replay_buffer.keeping.saving import save
 from dingsdk.worker.replay_buffer.remover import Remover
-from dingsdk.worker.replay_buffer.row_reader import FactColumns, RowReader
 from dingsdk.worker.replay_buffer.sampler import Sampler
-from dingsdk.worker.replay_buffer.saving import save
 from dingsdk.worker.replay_buffer.storage import Rows, Storage
 
 

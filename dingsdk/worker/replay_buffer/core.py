@@ -15,14 +15,14 @@ from dingsdk.errors import BufferClosedError, ConfigError
 from dingsdk.worker.replay_buffer.gate import Gate
 from dingsdk.worker.replay_buffer.interface import BufferStats, IBuffer
 from dingsdk.worker.replay_buffer.limiter import Limiter
-from dingsdk.worker.replay_buffer.listeners import REASONS, RemoveListeners
-from dingsdk.worker.replay_buffer.monitor import ThroughputMonitor
 from dingsdk.worker.replay_buffer.parts import Parts
 from dingsdk.worker.replay_buffer.remover import Where
-from dingsdk.worker.replay_buffer.sample_monitor import SampledStats, SampleMonitor
 from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.storage import Rows, Storage
 from dingsdk.worker.replay_buffer.used_data import UsedData
+from dingsdk.worker.replay_buffer.watching.listeners import REASONS, RemoveListeners
+from dingsdk.worker.replay_buffer.watching.samples import SampledStats, SampleMonitor
+from dingsdk.worker.replay_buffer.watching.throughput import ThroughputMonitor
 
 _log = logging.getLogger(__name__)
 _Batch = TypeVar("_Batch")

@@ -12,9 +12,9 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.pytree import copy_containers
 from dingsdk.errors import BufferFullError
 from dingsdk.worker.replay_buffer.core import BufferCore
-from dingsdk.worker.replay_buffer.listeners import RemoveListener
 from dingsdk.worker.replay_buffer.remover import Where
 from dingsdk.worker.replay_buffer.storage import Rows, Storage, suits_arrays
+from dingsdk.worker.replay_buffer.watching.listeners import RemoveListener
 
 ADOPT_ROWS = 1 << 16
 """Rows of a recovered storage that are looked at at once."""

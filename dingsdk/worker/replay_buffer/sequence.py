@@ -11,7 +11,7 @@ from dingsdk.errors import ConfigError
 from dingsdk.worker.replay_buffer.naive import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.requests import checked_size
 from dingsdk.worker.replay_buffer.sampler import Sampler
-from dingsdk.worker.replay_buffer.sequence_sampler import MASK, SequenceSampler, Windows
+from dingsdk.worker.replay_buffer.sampler.sequence import MASK, SequenceSampler, Windows
 from dingsdk.worker.replay_buffer.settings import read_count
 
 

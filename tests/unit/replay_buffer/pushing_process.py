@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from dingsdk.data import SampleBatch
-from dingsdk.worker.replay_buffer.memmap_storage import MemmapStorage
 from dingsdk.worker.replay_buffer.remover import FifoRemover
+from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
 
 CAPACITY = 200
 WIDTH = 2100

@@ -16,9 +16,9 @@ import numpy as np
 
 from dingsdk.data import SampleBatch
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
-from dingsdk.worker.replay_buffer.persistence import load
-from dingsdk.worker.replay_buffer.row_reader import RowReader
-from dingsdk.worker.replay_buffer.saving import save
+from dingsdk.worker.replay_buffer.keeping.loading import load
+from dingsdk.worker.replay_buffer.keeping.row_reader import RowReader
+from dingsdk.worker.replay_buffer.keeping.saving import save
 
 CAPACITY = 1000
 

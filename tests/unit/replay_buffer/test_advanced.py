@@ -24,7 +24,7 @@ from dingsdk.errors import (
     UnknownKeyError,
 )
 from dingsdk.worker import AdvancedReplayBuffer
-from dingsdk.worker.replay_buffer.arrivals import ADDED
+from dingsdk.worker.replay_buffer.prioritized.arrivals import ADDED
 
 STORAGES = ["array", "object"]
 

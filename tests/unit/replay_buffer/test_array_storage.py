@@ -11,7 +11,7 @@ import torch
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import SchemaMismatchError
-from dingsdk.worker.replay_buffer.array_storage import ArrayStorage
+from dingsdk.worker.replay_buffer.storage.array import ArrayStorage
 
 
 def a_row(**changed: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import zstandard
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, DataCorruptError
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
-from dingsdk.worker.replay_buffer.compression import Codec, Packed, read_codec
+from dingsdk.worker.replay_buffer.storage.compression import Codec, Packed, read_codec
 
 CODECS = ["lz4", "zstd"]
 
@@ -100,7 +100,7 @@ def test_a_codec_that_is_not_installed_names_the_extra(name: str) -> None:
 import sys
 sys.modules["lz4"] = sys.modules["zstandard"] = None
 from dingsdk.errors import ConfigError
-from dingsdk.worker.replay_buffer.compression import read_codec
+from dingsdk.worker.replay_buffer.storage.compression import read_codec
 try:
     read_codec({{"compress": {name!r}}})
 except ConfigError as error:

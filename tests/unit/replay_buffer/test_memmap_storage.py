@@ -26,8 +26,8 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
-from dingsdk.worker.replay_buffer.memmap_storage import MemmapStorage
 from dingsdk.worker.replay_buffer.remover import FifoRemover
+from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
 
 from .pushing_process import CAPACITY, push, rows_of
 from .small_disk import DISKS, on_a_disk_of_8_mib
@@ -265,7 +265,7 @@ import sys
 import numpy as np
 from dingsdk.data import SampleBatch
 from dingsdk.errors import StorageFullError
-from dingsdk.worker.replay_buffer.memmap_storage import MemmapStorage
+from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
 
 storage = MemmapStorage({"path": sys.argv[1]}, 1_000_000)
 pushed = 0

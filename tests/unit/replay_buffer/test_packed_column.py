@@ -13,7 +13,7 @@ import pytest
 from dingsdk.data import SampleBatch
 from dingsdk.errors import CheckpointCorruptError, DataCorruptError
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
-from dingsdk.worker.replay_buffer.memmap_storage import MemmapStorage
+from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
 
 from .small_disk import DISKS, on_a_disk_of_8_mib
 
@@ -205,7 +205,7 @@ from pathlib import Path
 import numpy as np
 from dingsdk.data import SampleBatch
 from dingsdk.errors import StorageFullError
-from dingsdk.worker.replay_buffer.memmap_storage import MemmapStorage
+from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
 
 def rows(number, n, least=0):
     x = np.random.default_rng(number).integers(least, 256, (n, 40000), np.uint8)
@@ -255,7 +255,7 @@ import sys
 import numpy as np
 from dingsdk.data import SampleBatch
 from dingsdk.errors import StorageFullError
-from dingsdk.worker.replay_buffer.memmap_storage import MemmapStorage
+from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
 
 def rows(start):
     x = np.random.default_rng(start).integers(0, 256, (5, 40000), np.uint8)

@@ -7,7 +7,7 @@ import pytest
 
 from dingsdk.errors import CheckpointCorruptError
 from dingsdk.worker.replay_buffer.limiter import MinSizeLimiter, SamplesPerInsertLimiter
-from dingsdk.worker.replay_buffer.sampler import UniformSampler
+from dingsdk.worker.replay_buffer.sampler.uniform import UniformSampler
 
 
 @pytest.mark.parametrize(("population", "size"), [(1, 1), (5, 2), (5, 3), (5, 5), (40, 7)])

@@ -9,12 +9,12 @@ import pytest
 from numpy.typing import NDArray
 
 from dingsdk.errors import CheckpointCorruptError, CheckpointVersionError, ConfigError
-from dingsdk.worker.replay_buffer.priority_sampler import (
+from dingsdk.worker.replay_buffer.sampler.priority import (
     PrioritySampler,
     ProportionalSampler,
     TreeSampler,
 )
-from dingsdk.worker.replay_buffer.rank_sampler import RankSampler
+from dingsdk.worker.replay_buffer.sampler.rank import RankSampler
 
 KINDS = [ProportionalSampler, RankSampler]
 

@@ -13,7 +13,7 @@ import pytest
 from dingsdk.errors import BufferFullError, CheckpointCorruptError, ConfigError, ConfigTypeError
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.limiter import MinSizeLimiter
-from dingsdk.worker.replay_buffer.rate_window import PushSampleRateLimiter
+from dingsdk.worker.replay_buffer.limiter.rate_window import PushSampleRateLimiter
 
 
 class Clock:

@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import pytest
 
-from dingsdk.worker.replay_buffer.sample_monitor import SampleMonitor, Spread
+from dingsdk.worker.replay_buffer.watching.samples import SampleMonitor, Spread
 
 
 class Writer:

@@ -22,10 +22,10 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.digests import digest_of
 from dingsdk.errors import BufferClosedError, CheckpointCorruptError, RunFolderError
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
-from dingsdk.worker.replay_buffer.persistence import load
+from dingsdk.worker.replay_buffer.keeping.loading import load
+from dingsdk.worker.replay_buffer.keeping.row_reader import RowReader
+from dingsdk.worker.replay_buffer.keeping.saving import save
 from dingsdk.worker.replay_buffer.remover import Where
-from dingsdk.worker.replay_buffer.row_reader import RowReader
-from dingsdk.worker.replay_buffer.saving import save
 from dingsdk.worker.replay_buffer.storage import Rows
 
 CRASH = Path(__file__).with_name("save_crash.py")

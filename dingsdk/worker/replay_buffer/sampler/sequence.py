@@ -14,7 +14,7 @@ from dingsdk.data.columns import torch_to_numpy
 from dingsdk.errors import CheckpointCorruptError, SchemaMismatchError
 from dingsdk.worker.replay_buffer.remover import Where
 from dingsdk.worker.replay_buffer.sampler import Sampler
-from dingsdk.worker.replay_buffer.sequence_kernels import accept
+from dingsdk.worker.replay_buffer.sampler.sequence_kernels import accept
 from dingsdk.worker.replay_buffer.settings import read_count, read_flag
 from dingsdk.worker.replay_buffer.storage import Rows
 

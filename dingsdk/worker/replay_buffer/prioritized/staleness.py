@@ -7,8 +7,8 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
+from dingsdk.worker.replay_buffer.prioritized.row_facts import NOBODY, UNKNOWN_ITER, RowFacts
 from dingsdk.worker.replay_buffer.remover import Where
-from dingsdk.worker.replay_buffer.row_facts import NOBODY, UNKNOWN_ITER, RowFacts
 
 _Group = tuple[NDArray[np.int64], NDArray[np.int64]]
 

@@ -15,7 +15,7 @@ from dingsdk.errors import (
     CheckpointVersionError,
     RunFolderError,
 )
-from dingsdk.worker.replay_buffer.row_files import Column, FileEntry, corrupt
+from dingsdk.worker.replay_buffer.keeping.row_files import Column, FileEntry, corrupt
 
 FORMAT = "dingsdk-replay-rows"
 VERSION = 2

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.worker.replay_buffer.compiling import compiled
-from dingsdk.worker.replay_buffer.tree_kernels import Floats, Ints
+from dingsdk.worker.replay_buffer.sampler.tree_kernels import Floats, Ints
 
 _UNKNOWN = np.iinfo(np.int64).min
 

@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 
 from dingsdk.data.columns import join_key
 from dingsdk.errors import ConfigError
-from dingsdk.worker.replay_buffer.next_kernels import (
+from dingsdk.worker.replay_buffer.remover import Where
+from dingsdk.worker.replay_buffer.storage.next_kernels import (
     UNSEEN,
     compare,
     fingerprint,
     propose,
     settle,
 )
-from dingsdk.worker.replay_buffer.remover import Where
-from dingsdk.worker.replay_buffer.schema import row_bytes
+from dingsdk.worker.replay_buffer.storage.schema import row_bytes
 
 MOST_ROWS = 1 << 30
 _TABLE_ENTRIES = 4096

@@ -17,14 +17,14 @@ from dingsdk.errors import (
     ConfigError,
     StorageFullError,
 )
-from dingsdk.worker.replay_buffer.array_storage import ArrayStorage
-from dingsdk.worker.replay_buffer.compression import Codec, read_codec
-from dingsdk.worker.replay_buffer.mapped_folder import MappedFolder, check_path
-from dingsdk.worker.replay_buffer.packed_column import PAGE_BYTES, PackedColumn, slot_bytes
 from dingsdk.worker.replay_buffer.remover import Where
-from dingsdk.worker.replay_buffer.schema import row_bytes
 from dingsdk.worker.replay_buffer.settings import read_flag
 from dingsdk.worker.replay_buffer.storage import Rows
+from dingsdk.worker.replay_buffer.storage.array import ArrayStorage
+from dingsdk.worker.replay_buffer.storage.compression import Codec, read_codec
+from dingsdk.worker.replay_buffer.storage.mapped_folder import MappedFolder, check_path
+from dingsdk.worker.replay_buffer.storage.packed_column import PAGE_BYTES, PackedColumn, slot_bytes
+from dingsdk.worker.replay_buffer.storage.schema import row_bytes
 
 _STEP_BYTES = 64 << 20
 """Disk space is reserved in steps of about this size."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.errors import CheckpointCorruptError
-from dingsdk.worker.replay_buffer import fact_kernels as kernels
+from dingsdk.worker.replay_buffer.prioritized import fact_kernels as kernels
 from dingsdk.worker.replay_buffer.remover import Where
 
 NOBODY = -1

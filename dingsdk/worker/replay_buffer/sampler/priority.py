@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.errors import CheckpointCorruptError, CheckpointVersionError
-from dingsdk.worker.replay_buffer import tree_kernels as kernels
 from dingsdk.worker.replay_buffer.remover import Where
-from dingsdk.worker.replay_buffer.rng_state import load_rng_state, rng_state
 from dingsdk.worker.replay_buffer.sampler import Sampler
+from dingsdk.worker.replay_buffer.sampler import tree_kernels as kernels
+from dingsdk.worker.replay_buffer.sampler.rng_state import load_rng_state, rng_state
+from dingsdk.worker.replay_buffer.sampler.sum_tree import SumTree
 from dingsdk.worker.replay_buffer.settings import read_bounded
-from dingsdk.worker.replay_buffer.sum_tree import SumTree
 
 FIRST_PRIORITY = 1.0
 """The largest priority before any was assigned."""

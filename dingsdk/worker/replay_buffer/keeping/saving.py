@@ -23,21 +23,21 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.files import ensure_dir, folder_error
 from dingsdk.data.pytree import flatten
 from dingsdk.errors import CheckpointError, CheckpointMissingError, DingError, RunFolderError
-from dingsdk.worker.replay_buffer.manifest import (
+from dingsdk.worker.replay_buffer.keeping.manifest import (
     Facts,
     Manifest,
     Segment,
     read_manifest,
     write_manifest,
 )
-from dingsdk.worker.replay_buffer.row_files import (
+from dingsdk.worker.replay_buffer.keeping.row_files import (
     FILE_NAME,
     Column,
     FileEntry,
     write_column,
     write_objects,
 )
-from dingsdk.worker.replay_buffer.row_reader import Piece
+from dingsdk.worker.replay_buffer.keeping.row_reader import Piece
 from dingsdk.worker.replay_buffer.storage import Rows
 
 SEGMENT_ROWS = 131_072

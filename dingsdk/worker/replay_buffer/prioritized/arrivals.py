@@ -11,8 +11,12 @@ from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import SchemaMismatchError
-from dingsdk.worker.replay_buffer.priorities import pushed_iters, pushed_priorities, read_priorities
-from dingsdk.worker.replay_buffer.row_facts import UNKNOWN_ITER
+from dingsdk.worker.replay_buffer.prioritized.priorities import (
+    pushed_iters,
+    pushed_priorities,
+    read_priorities,
+)
+from dingsdk.worker.replay_buffer.prioritized.row_facts import UNKNOWN_ITER
 from dingsdk.worker.replay_buffer.storage import Rows
 
 ADDED = ("replay_unique_id", "replay_buffer_idx", "IS", "priority", "use", "staleness")

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.errors import DataCorruptError
-from dingsdk.worker.replay_buffer.compression import Codec
-from dingsdk.worker.replay_buffer.mapped_folder import SlotFile
+from dingsdk.worker.replay_buffer.storage.compression import Codec
+from dingsdk.worker.replay_buffer.storage.mapped_folder import SlotFile
 
 PAGE_BYTES = 4096
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.worker.replay_buffer import tree_kernels as kernels
 from dingsdk.worker.replay_buffer.remover import Where
+from dingsdk.worker.replay_buffer.sampler import tree_kernels as kernels
 
 _CACHE_LINE = 64
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.errors import CheckpointCorruptError
-from dingsdk.worker.replay_buffer.priority_sampler import TreeSampler
 from dingsdk.worker.replay_buffer.remover import Where
+from dingsdk.worker.replay_buffer.sampler.priority import TreeSampler
 from dingsdk.worker.replay_buffer.settings import read_positive
 
 

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import leaves, map_columns
 from dingsdk.errors import ConfigError, ConfigTypeError
-from dingsdk.worker.replay_buffer.compression import Codec
 from dingsdk.worker.replay_buffer.remover import Where
-from dingsdk.worker.replay_buffer.schema import Level, check_pair, convert, row_bytes
 from dingsdk.worker.replay_buffer.storage import Rows, Storage
+from dingsdk.worker.replay_buffer.storage.compression import Codec
+from dingsdk.worker.replay_buffer.storage.schema import Level, check_pair, convert, row_bytes
 
 if TYPE_CHECKING:
-    from dingsdk.worker.replay_buffer.next_of import NextOf
+    from dingsdk.worker.replay_buffer.storage.next_of import NextOf
 
 
 class ArrayStorage(Storage):
@@ -134,7 +134,7 @@ class ArrayStorage(Storage):
 
     def _follow(self, rows: dict[str, Any], name: str) -> None:
         # Compiled code, which takes a moment to import: only for those who ask for it.
-        from dingsdk.worker.replay_buffer.next_of import NextOf
+        from dingsdk.worker.replay_buffer.storage.next_of import NextOf
 
         self._following = NextOf(self._columns[name], self._new_array)
 

@@ -1,4 +1,4 @@
-"""Reading back the rows of a buffer that :mod:`dingsdk.worker.replay_buffer.saving` wrote."""
+"""Reading back the rows of a buffer that :mod:`saving` wrote."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import CheckpointCorruptError, CheckpointError
-from dingsdk.worker.replay_buffer.manifest import MANIFEST, Manifest, Segment, read_manifest
-from dingsdk.worker.replay_buffer.row_files import (
+from dingsdk.worker.replay_buffer.keeping.manifest import MANIFEST, Manifest, Segment, read_manifest
+from dingsdk.worker.replay_buffer.keeping.row_files import (
     Column,
     check_file,
     corrupt,
     read_column,
     read_objects,
 )
-from dingsdk.worker.replay_buffer.row_reader import KEPT
+from dingsdk.worker.replay_buffer.keeping.row_reader import KEPT
 from dingsdk.worker.replay_buffer.storage import Rows
 
 _AT_ONCE_BYTES = 256 << 20

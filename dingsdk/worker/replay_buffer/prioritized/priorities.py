@@ -15,7 +15,7 @@ from dingsdk.errors import (
     InvalidPriorityError,
     SchemaMismatchError,
 )
-from dingsdk.worker.replay_buffer.fact_kernels import first_wrong
+from dingsdk.worker.replay_buffer.prioritized.fact_kernels import first_wrong
 
 LEAST_PRIORITY = 1e-5
 """What is added to every updated priority, and the least that a pushed one counts for.

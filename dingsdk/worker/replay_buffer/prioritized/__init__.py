@@ -1,0 +1,1 @@
+"""What the prioritized buffer knows of its rows, and its settings."""

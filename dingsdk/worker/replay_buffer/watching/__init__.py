@@ -1,0 +1,1 @@
+"""What buffers tell of themselves: logs, statistics, and the rows that left."""
