@@ -14,6 +14,7 @@ from dingsdk.errors import ConfigError, ConfigTypeError
 from dingsdk.worker.replay_buffer.remover import Where
 from dingsdk.worker.replay_buffer.storage import Rows, Storage
 from dingsdk.worker.replay_buffer.storage.compression import Codec
+from dingsdk.worker.replay_buffer.storage.declared import read_schema
 from dingsdk.worker.replay_buffer.storage.schema import Level, check_pair, convert, row_bytes
 
 if TYPE_CHECKING:
@@ -23,21 +24,29 @@ if TYPE_CHECKING:
 class ArrayStorage(Storage):
     """One preallocated numpy array per column, made at the first push (type ``array``).
 
-    Takes SampleBatch and dicts of numbers and arrays; gives SampleBatch. The first rows set
-    names, shapes and dtypes. Later batches must have exactly these; numbers in dicts are
-    converted where that loses no more than precision (an int into a float column).
+    Takes SampleBatch and dicts of numbers and arrays; gives SampleBatch. The config, or else the
+    first rows, set names, shapes and dtypes. Later batches must have exactly these; numbers in
+    dicts are converted where that loses no more than precision (an int into a float column).
 
     Config:
+        schema: Column names to a dtype, to ``{dtype, shape}`` or, nested, to the same again;
+            None leaves it to the first rows.
         next_of: Name of the column of observations, such as ``obs``: what is in ``next_obs``
             is then stored once, where it is the observation of a later row. Halves the memory
             of large observations; wants unbroken trajectories, in whatever order.
         compress: ``none`` only: columns are read and written in place.
     """
 
-    config: ClassVar[dict[str, Any]] = {"type": "array", "next_of": None, "compress": "none"}
+    config: ClassVar[dict[str, Any]] = {
+        "type": "array",
+        "schema": None,
+        "next_of": None,
+        "compress": "none",
+    }
 
     def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
         super().__init__(cfg, capacity, deepcopy)
+        self._declared = read_schema(cfg.get("schema"))
         self._next_of = _read_next_of(cfg)
         self._codec = self._read_codec(cfg)
         self._clear()
@@ -64,6 +73,9 @@ class ArrayStorage(Storage):
         schema = self._schema
         batch = rows if isinstance(rows, SampleBatch) else SampleBatch.from_rows(rows)
         if schema is None:
+            if self._declared is not None:
+                columns = convert(self._declared, batch.columns, "", strict=batch is rows)
+                batch = SampleBatch.trusted(columns, len(batch))
             self._allocate(batch)
         elif not schema.fits(batch.columns):
             columns = convert(self._form, batch.columns, "", strict=batch is rows)

@@ -44,7 +44,7 @@ class MemmapStorage(ArrayStorage):
         path: The folder. One buffer at a time uses it.
         reopen: Go on with the rows that the folder holds, if any. Without it a folder that
             holds rows is refused.
-        next_of: As for type ``array``.
+        schema, next_of: As for type ``array``.
         compress: ``none``, ``lz4`` or ``zstd``: keep columns of two pages a row (8192 bytes) and
             more compressed. Rows take whole pages, and in a ring that is full as many as the
             longest that was at their position. As many bytes as the longest push has stay
@@ -56,6 +56,7 @@ class MemmapStorage(ArrayStorage):
         "type": "memmap",
         "path": None,
         "reopen": False,
+        "schema": None,
         "next_of": None,
         "compress": "none",
     }

@@ -1,0 +1,82 @@
+"""Columns that the config declares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import ConfigError, SchemaMismatchError
+from dingsdk.worker.replay_buffer import NaiveReplayBuffer
+
+SCHEMA = {
+    "obs": {"image": {"dtype": "uint8", "shape": [2, 2]}, "speed": "float32"},
+    "reward": "float32",
+}
+
+
+def make(schema: Any, tmp_path: Path, kind: str = "array") -> NaiveReplayBuffer:
+    place = {"path": str(tmp_path / "rows")} if kind == "memmap" else {}
+    storage = {"type": kind, "schema": schema, **place}
+    return NaiveReplayBuffer({"replay_buffer_size": 4, "storage": storage})
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    obs = {"image": np.zeros((2, 2), np.uint8), "speed": 1.0}
+    return {"obs": obs, "reward": 0, **changes}
+
+
+@pytest.mark.parametrize("kind", ["array", "memmap"])
+def test_first_rows_take_the_declared_form(tmp_path: Path, kind: str) -> None:
+    with make(SCHEMA, tmp_path, kind) as buffer:
+        buffer.push(row(), 0)
+        buffer.push([row(reward=0.5)], 0)
+        batch = buffer.sample(2, 0)
+        assert isinstance(batch, SampleBatch)
+        assert batch.columns["reward"].dtype == np.float32
+        assert batch.columns["obs"]["image"].shape == (2, 2, 2)
+
+
+@pytest.mark.parametrize("kind", ["array", "memmap"])
+@pytest.mark.parametrize(
+    ("wrong", "key"),
+    [
+        (row(extra=1.0), "extra"),
+        ({"reward": 0.0}, "obs"),
+        (row(reward=np.zeros(3, np.float32)), "reward"),
+        (row(obs={"image": np.zeros((3, 2), np.uint8), "speed": 1.0}), "obs.image"),
+        (row(obs={"image": np.zeros((2, 2), np.float32), "speed": 1.0}), "obs.image"),
+    ],
+)
+def test_first_rows_of_another_form_are_refused(
+    tmp_path: Path, kind: str, wrong: dict[str, Any], key: str
+) -> None:
+    with make(SCHEMA, tmp_path, kind) as buffer:
+        with pytest.raises(SchemaMismatchError) as caught:
+            buffer.push([wrong], 0)
+        assert caught.value.facts["key"] == key
+        assert buffer.count() == 0
+        buffer.push(row(), 0)
+        assert buffer.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({}, "storage.schema"),
+        ("float32", "storage.schema"),
+        ({"x": "wide"}, "storage.schema.x"),
+        ({"x": "O"}, "storage.schema.x"),
+        ({"x": None}, "storage.schema.x"),
+        ({"x": {"dtype": "int64", "shape": [-1]}}, "storage.schema.x"),
+        ({"x": {"dtype": "int64", "size": 3}}, "storage.schema.x"),
+        ({"x": {"y": {}}}, "storage.schema.x.y"),
+    ],
+)
+def test_a_schema_that_is_none_is_named(tmp_path: Path, schema: Any, path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(schema, tmp_path)
+    assert caught.value.path == path
