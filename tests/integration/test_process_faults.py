@@ -44,10 +44,12 @@ SETS = (
 class KillingCoordinator(Coordinator):
     """Kills a worker just before or just after it acknowledges a payload of that worker.
 
-    It can also be told that the task of a worker is done.
+    It can also be told that the task of a worker is done, and call a test for each payload that
+    it has just acknowledged.
     """
 
     kill: Callable[[str, str], None] | None = None
+    acknowledged: Callable[[str], None] | None = None
     done = ""
 
     def deal_with_collector_progress(self, state: Any, report: Mapping[str, Any]) -> bool:
@@ -62,6 +64,8 @@ class KillingCoordinator(Coordinator):
         if is_acked and self.kill is not None:
             self.kill("acknowledged", worker_id)
             self.data_store.get(data_id, 0.0)  # raises where the payload went with its worker
+        if is_acked and self.acknowledged is not None:
+            self.acknowledged(data_id)
         return is_acked
 
 
@@ -275,28 +279,20 @@ def flip_a_byte(path: Path) -> None:
         return  # deleted meanwhile
 
 
-def _number(data_id: str) -> int:
-    return int(data_id.rpartition("-")[2])
-
-
 @pytest.mark.parametrize("harm", [remove, flip_a_byte])
 def test_payload_files_that_come_to_harm_are_replaced_and_counted(
     cluster: CrashCluster, harm: Callable[[Path], None]
 ) -> None:
     before = cluster.incarnations()
     unreadable = cluster.unreadable()
-    again_at = 0.0
 
-    def is_counted() -> bool:
-        nonlocal again_at
-        if time.monotonic() > again_at:
-            again_at = time.monotonic() + 5.0
-            name = max(cluster.payloads(), key=_number)  # not read yet, most likely
-            for path in cluster.data.glob(f"*/{name}.ding"):
-                harm(path)
-        return cluster.unreadable() > unreadable
+    def harm_file(data_id: str) -> None:
+        for path in cluster.data.glob(f"*/{data_id}.ding"):
+            harm(path)
 
-    cluster.expect(is_counted)
+    cluster.coordinator.acknowledged = harm_file  # before the learner has read it, most likely
+    cluster.expect(lambda: cluster.unreadable() > unreadable)
+    cluster.coordinator.acknowledged = None
     cluster.expect_training()
     assert cluster.incarnations() == before
     if harm is flip_a_byte:
