@@ -75,17 +75,11 @@ class AdvancedReplayBuffer(ReplayBuffer):
     sampler_family: ClassVar[type[Sampler]] = PrioritySampler
     _keeps_facts: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        cfg: Mapping[str, Any],
-        tb_logger: Any = None,
-        exp_name: str = "default_experiment",
-        instance_name: str = "buffer",
-    ) -> None:
+    def _configure(self, cfg: Mapping[str, Any]) -> Mapping[str, Any]:
         self._settings = AdvancedSettings.of(cfg)
         self._beta = self._settings.beta
         self._skipped_updates = 0
-        super().__init__(spread(cfg), tb_logger, exp_name, instance_name)
+        return spread(cfg)
 
     def _start_facts(self) -> None:
         self._use_facts(RowFacts(self._capacity))

@@ -65,7 +65,7 @@ class BufferCore(IBuffer):
     ) -> None:
         self.exp_name = exp_name
         self.instance_name = instance_name
-        self._parts = Parts(self.default_config(), cfg, self.sampler_family)
+        self._parts = Parts(self.default_config(), self._configure(cfg), self.sampler_family)
         self._capacity = self._parts.capacity
         self._remover = self._parts.remover()
         self._use_limiter(self._parts.limiter())
@@ -85,6 +85,14 @@ class BufferCore(IBuffer):
         self._pushed = self._sampled = self._pushed_before_clear = 0
         self._left = dict.fromkeys(REASONS, 0)
         self._begin()
+
+    def _configure(self, cfg: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Read what this kind of buffer needs of the config; return what the parts get.
+
+        Raises:
+            ConfigError, ConfigTypeError: a value that cannot work.
+        """
+        return cfg
 
     def _begin(self) -> None:
         """Do what is left to do when all parts are there."""

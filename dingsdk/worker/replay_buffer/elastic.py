@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, cast
 
@@ -34,17 +35,14 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
 
     config: ClassVar[dict[str, Any]] = {"type": "elastic", "set_buffer_size": None}
 
-    def __init__(
-        self,
-        cfg: Mapping[str, Any],
-        tb_logger: Any = None,
-        exp_name: str = "default_experiment",
-        instance_name: str = "buffer",
-    ) -> None:
-        super().__init__(cfg, tb_logger, exp_name, instance_name)
-        self._schedule = _schedule(cfg.get("set_buffer_size"), self._capacity)
-        self._window = self._window_at(0)
+    def _configure(self, cfg: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._schedule = _schedule(cfg.get("set_buffer_size"))
         self._envstep = 0
+        return cfg
+
+    def _begin(self) -> None:
+        self._window = self._window_at(0)
+        super()._begin()
 
     @property
     def window(self) -> int:
@@ -124,10 +122,10 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
         return apply
 
 
-def _schedule(setting: Any, capacity: int) -> Schedule:
+def _schedule(setting: Any) -> Schedule:
     """Return the function that a ``set_buffer_size`` setting stands for."""
     if setting is None:
-        return lambda envstep: capacity
+        return lambda envstep: sys.maxsize
     if callable(setting):
         return cast(Schedule, setting)
     if isinstance(setting, Mapping):

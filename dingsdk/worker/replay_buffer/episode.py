@@ -36,13 +36,7 @@ class EpisodeReplayBuffer(NaiveReplayBuffer):
     config: ClassVar[dict[str, Any]] = {"type": "episode", "storage": {"type": "object"}}
     gives_rows: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        cfg: Mapping[str, Any],
-        tb_logger: Any = None,
-        exp_name: str = "default_experiment",
-        instance_name: str = "buffer",
-    ) -> None:
+    def _configure(self, cfg: Mapping[str, Any]) -> Mapping[str, Any]:
         storage = {**self.default_config()["storage"], **(cfg.get("storage") or {})}
         if storage["type"] == "auto":
             storage["type"] = "object"
@@ -52,7 +46,7 @@ class EpisodeReplayBuffer(NaiveReplayBuffer):
                 "length; use storage.type object, or a buffer of type sequence",
                 path="policy.other.replay_buffer.storage.type",
             )
-        super().__init__({**cfg, "storage": storage}, tb_logger, exp_name, instance_name)
+        return {**cfg, "storage": storage}
 
     @property
     def episode_len(self) -> list[int]:

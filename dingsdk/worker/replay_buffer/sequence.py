@@ -43,20 +43,17 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
     sampler_family: ClassVar[type[Sampler]] = SequenceSampler
     gives_rows: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        cfg: Mapping[str, Any],
-        tb_logger: Any = None,
-        exp_name: str = "default_experiment",
-        instance_name: str = "buffer",
-    ) -> None:
-        super().__init__(cfg, tb_logger, exp_name, instance_name)
-        self._length = read_count({**self.default_config(), **cfg}, "sequence_length", {}, "")
+    def _configure(self, cfg: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._length = read_count(cfg, "sequence_length", self.default_config(), "")
+        return cfg
+
+    def _begin(self) -> None:
         if not self._remover.reuses_oldest_first:
             raise ConfigError(
                 "sequences need a remover that lets the oldest rows go first; choose fifo",
                 path="policy.other.replay_buffer.remover.type",
             )
+        super()._begin()
 
     def sample(  # type: ignore[override]
         self,
