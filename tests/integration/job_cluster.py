@@ -37,9 +37,16 @@ class JobCluster:
         tmp_path: Folder of the run.
         concurrency: How the jobs of in_memory take turns; None: over flask_fs.
         *sets: Further settings.
+        coordinator_cls: Of the coordinator.
     """
 
-    def __init__(self, tmp_path: Path, concurrency: str | None, *sets: str) -> None:
+    def __init__(
+        self,
+        tmp_path: Path,
+        concurrency: str | None,
+        *sets: str,
+        coordinator_cls: type[Coordinator] = Coordinator,
+    ) -> None:
         transport, sets = "flask_fs", (*SETS, *sets)
         if concurrency is not None:
             transport = "in_memory"
@@ -49,7 +56,7 @@ class JobCluster:
         cfg = worker_config(RunContext(cfg=cfg, run_dir=tmp_path))
         self.run_dir = tmp_path
         self.transport = make_transport(cfg, tmp_path)
-        self.coordinator = Coordinator(cfg, self.transport)
+        self.coordinator = coordinator_cls(cfg, self.transport)
         address = self.coordinator.start()
         self.workers = [
             make_worker(role, cfg, self.transport, worker_id) for role, worker_id in worker_ids(cfg)
