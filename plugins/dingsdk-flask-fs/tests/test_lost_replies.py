@@ -73,7 +73,7 @@ def test_dropped_worker_is_told_and_joins_as_another_one(served: Served) -> None
     with pytest.raises(WorkerLostError):
         served.end.send("w0", 1, TaskMessage("t1", {}))
     end.join(WorkerInfo("w0", "collector"), 5.0)
-    served.end.send("w0", 1, TaskMessage("t1", {}))
+    served.end.send("w0", 2, TaskMessage("t1", {}))
     assert end.next_task(5.0).task_id == "t1"
     assert served.listener.of("answered") == []
     end.close()
