@@ -1,4 +1,4 @@
-"""The bench that a rule works at: fresh transports, a listener, workers, and patience."""
+"""The benches that rules work at; of a transport: fresh ones, a listener, workers, patience."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import contextlib
 import itertools
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from dingsdk.errors import DingError
 from dingsdk.testing.rule import RuleBroken
@@ -26,6 +27,7 @@ from dingsdk.worker.comm import (
 )
 
 _T = TypeVar("_T")
+_Make = TypeVar("_Make")
 Event = tuple[Any, ...]
 
 
@@ -127,37 +129,25 @@ class Call(Generic[_T]):
         return self._value[0]
 
 
-class Bench:
-    """Everything that a rule needs; closes it all at the end.
+class RuleBench(ABC, Generic[_Make]):
+    """What the benches share: everything that a rule needs, closed at the end.
 
     Args:
-        make: Run folder -> fresh transport.
-        folder: Where run folders go.
-        capabilities: What the transport declares.
+        make: Makes the part that is held to the rule.
+        folder: An empty folder.
+        capabilities: What the part declares.
         patience_s: How long something that must happen may take.
     """
 
     def __init__(
-        self,
-        make: Callable[[Path], Transport],
-        folder: Path,
-        capabilities: Collection[str],
-        patience_s: float,
+        self, make: _Make, folder: Path, capabilities: Collection[str], patience_s: float
     ) -> None:
         self.folder = folder
         self.patience_s = patience_s
         self._make = make
         self._capabilities = frozenset(capabilities)
-        self._runs = itertools.count()
-        self._transports: list[Transport] = []
-        self._exits = contextlib.ExitStack()
-        self._master: MasterEnd | None = None
-        self.address = ""
 
-    def __enter__(self) -> Bench:
-        self.near = self.transport()
-        self.far = self.sibling(self.near)
-        self.listener = Recorder(self.near.scheduler.condition(), self.patience_s)
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -166,6 +156,40 @@ class Bench:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._close(error)
+
+    @abstractmethod
+    def _close(self, error: BaseException | None) -> None:
+        """Close all that was made; ``error`` is what the rule raised."""
+
+    def has(self, capability: str) -> bool:
+        return capability in self._capabilities
+
+
+class Bench(RuleBench[Callable[[Path], Transport]]):
+    """The bench of a transport: ``make`` returns a fresh one for the run folder it is given."""
+
+    def __init__(
+        self,
+        make: Callable[[Path], Transport],
+        folder: Path,
+        capabilities: Collection[str],
+        patience_s: float,
+    ) -> None:
+        super().__init__(make, folder, capabilities, patience_s)
+        self._runs = itertools.count()
+        self._transports: list[Transport] = []
+        self._exits = contextlib.ExitStack()
+        self._master: MasterEnd | None = None
+        self.address = ""
+
+    def __enter__(self) -> Self:
+        self.near = self.transport()
+        self.far = self.sibling(self.near)
+        self.listener = Recorder(self.near.scheduler.condition(), self.patience_s)
+        return self
+
+    def _close(self, error: BaseException | None) -> None:
         with self._exits:
             late = []
             for transport in reversed(self._transports):
@@ -188,7 +212,7 @@ class Bench:
 
     def sibling(self, transport: Transport) -> Transport:
         """Return the object that another process of the run would have."""
-        if "many_processes" not in self._capabilities:
+        if not self.has("many_processes"):
             return transport
         made = type(transport)(transport.cfg, transport.run_dir)
         self._transports.append(made)

@@ -6,11 +6,10 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from dingsdk.data import SampleBatch
-from dingsdk.testing.bench import Call, expect, expect_equal, raises
+from dingsdk.testing.bench import Call, RuleBench, expect, expect_equal, raises
 from dingsdk.testing.buffer_rows import flat, make_episode, make_row, numbers_of
 from dingsdk.worker.replay_buffer import IBuffer
 
@@ -19,44 +18,25 @@ __all__ = ["BufferBench", "Call", "expect", "expect_equal", "raises"]
 CAPACITY = 6
 """Of the buffers of most rules: small, so that a few rows wrap around."""
 
+MakeBuffer = Callable[[Mapping[str, Any]], IBuffer]
 
-class BufferBench:
-    """Everything that a rule needs; closes it all at the end.
 
-    Args:
-        make: Settings -> fresh buffer with them, over those that the buffer is tested with.
-        folder: An empty folder.
-        capabilities: What the buffer declares.
-        patience_s: How long something that must happen may take.
+class BufferBench(RuleBench[MakeBuffer]):
+    """The bench of a buffer.
+
+    ``make`` returns a fresh one with the settings that it is given, over those that the buffer
+    is tested with.
     """
 
     def __init__(
-        self,
-        make: Callable[[Mapping[str, Any]], IBuffer],
-        folder: Path,
-        capabilities: Collection[str],
-        patience_s: float,
+        self, make: MakeBuffer, folder: Path, capabilities: Collection[str], patience_s: float
     ) -> None:
-        self.folder = folder
-        self.patience_s = patience_s
-        self._make = make
-        self._capabilities = frozenset(capabilities)
+        super().__init__(make, folder, capabilities, patience_s)
         self._buffers: list[Any] = []
 
-    def __enter__(self) -> BufferBench:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _close(self, error: BaseException | None) -> None:
         for buffer in self._buffers:
             Call(buffer.close, "close()").value(self.patience_s)
-
-    def has(self, capability: str) -> bool:
-        return capability in self._capabilities
 
     # Buffers ----------------------------------------------------------------------------------
     def buffer(self, *numbers: int, **cfg: Any) -> Any:

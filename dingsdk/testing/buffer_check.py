@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Collection
 
-from dingsdk.testing.buffer_bench import BufferBench
+from dingsdk.testing.buffer_bench import BufferBench, MakeBuffer
 from dingsdk.testing.buffer_rules import BUFFER_CAPABILITIES, BUFFER_RULES
-from dingsdk.testing.check import PATIENCE_S, check_all, check_capabilities, run_rule
+from dingsdk.testing.check import PATIENCE_S, RuleBook
 from dingsdk.testing.report import ContractReport
-from dingsdk.testing.rule import Rule
-from dingsdk.worker.replay_buffer import IBuffer
 
-MakeBuffer = Callable[[Mapping[str, Any]], IBuffer]
+_BOOK = RuleBook(BUFFER_RULES, BUFFER_CAPABILITIES, BufferBench)
+
+check_buffer_rule = _BOOK.check_rule
 
 
 def check_buffer(
@@ -39,35 +37,4 @@ def check_buffer(
         ContractError: some are; ``report`` has all results, ``broken`` the numbers.
         ValueError: an unknown capability.
     """
-    check_capabilities(capabilities, BUFFER_CAPABILITIES)
-    return check_all(
-        BUFFER_RULES,
-        capabilities,
-        lambda rule, folder: check_buffer_rule(
-            rule, make, folder, capabilities=capabilities, patience_s=patience_s
-        ),
-    )
-
-
-def check_buffer_rule(
-    rule: Rule,
-    make: MakeBuffer,
-    folder: Path,
-    *,
-    capabilities: Collection[str] = (),
-    patience_s: float = PATIENCE_S,
-) -> None:
-    """Hold a buffer to one rule; arguments as ``check_buffer``.
-
-    Args:
-        rule: One of ``BUFFER_RULES``.
-        make: As above.
-        folder: An empty folder for what is saved.
-        capabilities: As above.
-        patience_s: As above.
-
-    Raises:
-        RuleBroken: the rule is broken, or its check did not end.
-        Exception: what the buffer raised where it should not.
-    """
-    run_rule(rule, lambda: BufferBench(make, folder, capabilities, patience_s), patience_s)
+    return _BOOK.check(make, capabilities, patience_s)
