@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from dingsdk_flask_fs.auth import MAC_HEADER, Signer
+from dingsdk_flask_fs.policy_store import FilePolicyStore
 from dingsdk_flask_fs.secret import Secret
 from dingsdk_flask_fs.transport import FlaskFSTransport, parse_address
 
@@ -167,6 +168,20 @@ def an_answer(number: int, task_id: str = "t1", **result: Any) -> dict[str, Any]
 @pytest.fixture
 def transport(tmp_path: Path) -> Iterator[FlaskFSTransport]:
     made = FlaskFSTransport({"threads": 8}, tmp_path / "run")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Iterator[FilePolicyStore]:
+    made = FilePolicyStore(tmp_path / "run")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[FilePolicyStore]:
+    made = FilePolicyStore(tmp_path / "run")
     yield made
     made.close()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +14,12 @@ from dingsdk_flask_fs.policy_store import FilePolicyStore
 from .policies import folder_of, is_whole, weights
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[FilePolicyStore]:
-    made = FilePolicyStore(tmp_path / "run")
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def reader(tmp_path: Path) -> Iterator[FilePolicyStore]:
-    made = FilePolicyStore(tmp_path / "run")
-    yield made
-    made.close()
-
-
 def test_an_unchanged_policy_is_not_read_again(
-    store: FilePolicyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    publisher: FilePolicyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
     reader = FilePolicyStore(tmp_path / "run", clock=lambda: now[0])
-    store.publish("p", weights(1), 1)
+    publisher.publish("p", weights(1), 1)
     assert is_whole(reader.newest("p"), 1)
     opened: list[str] = []
     real = os.open
@@ -48,21 +33,21 @@ def test_an_unchanged_policy_is_not_read_again(
     for _ in range(5):
         assert reader.newest("p", newer_than=1) is None
     assert opened.count("LATEST.json") == 1
-    store.publish("p", weights(2), 2)
+    publisher.publish("p", weights(2), 2)
     assert is_whole(reader.newest("p", newer_than=1), 2)
     reader.close()
 
 
 def test_a_swap_within_one_tick_of_the_clock_is_seen(
-    store: FilePolicyStore, tmp_path: Path
+    publisher: FilePolicyStore, tmp_path: Path
 ) -> None:
     """A pointer with the same inode, size and times as one that was read a moment ago."""
     now = [0.0]
     reader = FilePolicyStore(tmp_path / "run", clock=lambda: now[0])
-    store.publish("p", weights(1), 1)
+    publisher.publish("p", weights(1), 1)
     assert is_whole(reader.newest("p"), 1)
     known = reader._pointers._known["p"]
-    store.publish("p", weights(2), 2)
+    publisher.publish("p", weights(2), 2)
     found = (folder_of(tmp_path) / "LATEST.json").stat()
     stamps = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
     object.__setattr__(known, "signature", (*known.signature[:2], *stamps))
@@ -72,15 +57,15 @@ def test_a_swap_within_one_tick_of_the_clock_is_seen(
 
 
 def test_a_thread_that_was_overtaken_does_not_return_the_older_version(
-    store: FilePolicyStore, reader: FilePolicyStore, monkeypatch: pytest.MonkeyPatch
+    publisher: FilePolicyStore, reader: FilePolicyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.publish("p", weights(1), 1)
+    publisher.publish("p", weights(1), 1)
     real = reader._load
 
     def overtaken(*args: Any) -> Any:
         state = real(*args)
         monkeypatch.undo()
-        store.publish("p", weights(2), 2)
+        publisher.publish("p", weights(2), 2)
         assert is_whole(reader.newest("p"), 2)  # as another thread would
         return state
 
@@ -89,14 +74,14 @@ def test_a_thread_that_was_overtaken_does_not_return_the_older_version(
 
 
 def test_every_read_is_whole_and_never_older_while_a_policy_is_replaced(
-    store: FilePolicyStore, tmp_path: Path
+    publisher: FilePolicyStore, tmp_path: Path
 ) -> None:
     stop = threading.Event()
     problems: list[str] = []
     reads = [0] * 16
     shared = FilePolicyStore(tmp_path / "run")
     own = [FilePolicyStore(tmp_path / "run") for _ in range(8)]
-    store.publish("p", weights(0, 2000), 0)
+    publisher.publish("p", weights(0, 2000), 0)
 
     def read(index: int) -> None:
         source = own[index] if index < len(own) else shared
@@ -122,7 +107,7 @@ def test_every_read_is_whole_and_never_older_while_a_policy_is_replaced(
     version = 0
     while time.monotonic() < deadline:
         version += 1
-        store.publish("p", weights(version, 2000), version)
+        publisher.publish("p", weights(version, 2000), version)
     stop.set()
     for thread in threads:
         thread.join(10.0)

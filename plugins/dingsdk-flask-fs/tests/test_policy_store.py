@@ -6,7 +6,6 @@ import io
 import json
 import os
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +26,8 @@ from dingsdk.errors import (
 from .policies import damage, folder_of, is_whole, weights
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[FilePolicyStore]:
-    made = FilePolicyStore(tmp_path / "run")
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def reader(tmp_path: Path) -> Iterator[FilePolicyStore]:
-    made = FilePolicyStore(tmp_path / "run")
-    yield made
-    made.close()
-
-
 def test_tensors_and_arrays_come_back_as_tensors(
-    store: FilePolicyStore, reader: FilePolicyStore
+    publisher: FilePolicyStore, reader: FilePolicyStore
 ) -> None:
     state = {
         "z": torch.randn(3, 4),
@@ -53,7 +38,7 @@ def test_tensors_and_arrays_come_back_as_tensors(
         "transposed": torch.randn(4, 2, requires_grad=True).t(),
         "array": np.arange(6, dtype=">f8").reshape(2, 3),
     }
-    store.publish("p", state, 3)
+    publisher.publish("p", state, 3)
     found = reader.newest("p")
     assert found is not None
     assert found[0] == 3
@@ -69,16 +54,18 @@ def test_tensors_and_arrays_come_back_as_tensors(
 
 
 def test_the_state_may_change_after_it_was_published(
-    store: FilePolicyStore, reader: FilePolicyStore
+    publisher: FilePolicyStore, reader: FilePolicyStore
 ) -> None:
     state = weights(1)
-    store.publish("p", state, 1)
+    publisher.publish("p", state, 1)
     state["w"].zero_()
     assert is_whole(reader.newest("p"), 1)
 
 
-def test_any_reader_of_safetensors_reads_a_version(store: FilePolicyStore, tmp_path: Path) -> None:
-    store.publish("p", weights(4), 4)
+def test_any_reader_of_safetensors_reads_a_version(
+    publisher: FilePolicyStore, tmp_path: Path
+) -> None:
+    publisher.publish("p", weights(4), 4)
     found = safetensors.torch.load_file(folder_of(tmp_path) / "000000000004.safetensors")
     assert is_whole((4, found), 4)
 
@@ -88,41 +75,43 @@ def test_nothing_published_is_nothing_found(reader: FilePolicyStore) -> None:
     reader.discard("p")
 
 
-def test_only_newer_versions_are_returned(store: FilePolicyStore, reader: FilePolicyStore) -> None:
-    store.publish("p", weights(5), 5)
+def test_only_newer_versions_are_returned(
+    publisher: FilePolicyStore, reader: FilePolicyStore
+) -> None:
+    publisher.publish("p", weights(5), 5)
     assert is_whole(reader.newest("p", newer_than=4), 5)
     assert reader.newest("p", newer_than=5) is None
     assert reader.newest("p", newer_than=6) is None
     assert is_whole(reader.newest("p"), 5)
 
 
-def test_publishing_never_goes_back(store: FilePolicyStore, tmp_path: Path) -> None:
-    store.publish("p", weights(5), 5)
+def test_publishing_never_goes_back(publisher: FilePolicyStore, tmp_path: Path) -> None:
+    publisher.publish("p", weights(5), 5)
     resumed = FilePolicyStore(tmp_path / "run")
     for version in (3, 5):
         resumed.publish("p", weights(-1), version)
-        assert is_whole(store.newest("p"), 5)
+        assert is_whole(publisher.newest("p"), 5)
     resumed.publish("p", weights(6), 6)
-    assert is_whole(store.newest("p"), 6)
+    assert is_whole(publisher.newest("p"), 6)
     resumed.close()
 
 
 def test_a_reader_does_not_follow_a_pointer_that_went_back(
-    store: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
+    publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
 ) -> None:
-    store.publish("p", weights(5), 5)
+    publisher.publish("p", weights(5), 5)
     old = (folder_of(tmp_path) / "LATEST.json").read_bytes()
-    store.publish("p", weights(6), 6)
+    publisher.publish("p", weights(6), 6)
     assert is_whole(reader.newest("p"), 6)
     (folder_of(tmp_path) / "LATEST.json").write_bytes(old)
     assert reader.newest("p") is None
-    store.publish("p", weights(7), 7)
+    publisher.publish("p", weights(7), 7)
     assert is_whole(reader.newest("p"), 7)
 
 
-def test_old_versions_go(store: FilePolicyStore, tmp_path: Path) -> None:
+def test_old_versions_go(publisher: FilePolicyStore, tmp_path: Path) -> None:
     for version in range(0, 50, 10):
-        store.publish("p", weights(version), version)
+        publisher.publish("p", weights(version), version)
     assert sorted(path.name for path in folder_of(tmp_path).iterdir()) == [
         "000000000020.safetensors",
         "000000000030.safetensors",
@@ -133,79 +122,79 @@ def test_old_versions_go(store: FilePolicyStore, tmp_path: Path) -> None:
 
 def test_half_written_files_of_a_dead_publisher_go(tmp_path: Path) -> None:
     now = [0.0]
-    store = FilePolicyStore(tmp_path / "run", clock=lambda: now[0])
-    store.publish("p", weights(1), 1)
+    publisher = FilePolicyStore(tmp_path / "run", clock=lambda: now[0])
+    publisher.publish("p", weights(1), 1)
     half = folder_of(tmp_path) / ".tmp-0123456789abcdef"
     half.write_bytes(b"half")
-    store.publish("p", weights(2), 2)
+    publisher.publish("p", weights(2), 2)
     assert half.exists()
     now[0] = 61.0
-    store.publish("p", weights(3), 3)
+    publisher.publish("p", weights(3), 3)
     assert not half.exists()
-    store.close()
+    publisher.close()
 
 
 def test_discard_forgets_a_policy_and_the_next_one_starts_anew(
-    store: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
+    publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
 ) -> None:
-    store.publish("p", weights(9), 9)
-    store.publish("other", weights(1), 1)
+    publisher.publish("p", weights(9), 9)
+    publisher.publish("other", weights(1), 1)
     assert is_whole(reader.newest("p"), 9)
-    store.discard("p")
+    publisher.discard("p")
     assert not folder_of(tmp_path).exists()
     assert reader.newest("p") is None
-    store.publish("p", weights(2), 2)
-    assert is_whole(store.newest("p"), 2)
-    assert is_whole(store.newest("other"), 1)
+    publisher.publish("p", weights(2), 2)
+    assert is_whole(publisher.newest("p"), 2)
+    assert is_whole(publisher.newest("other"), 1)
     assert is_whole(reader.newest("p"), 2)
 
 
 def test_a_policy_that_begins_anew_in_the_same_folder_is_followed(
-    store: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
+    publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
 ) -> None:
     """A file system gives the folder's inode out again; so does this, for certain."""
     for version in (8, 9):
-        store.publish("p", weights(version), version)
+        publisher.publish("p", weights(version), version)
     damage(folder_of(tmp_path) / "000000000009.safetensors")
     assert is_whole(reader.newest("p"), 8)
     inode = folder_of(tmp_path).stat().st_ino
     for path in folder_of(tmp_path).iterdir():
         path.unlink()
-    store.publish("p", weights(2), 2)
+    publisher.publish("p", weights(2), 2)
     assert folder_of(tmp_path).stat().st_ino == inode
     assert is_whole(reader.newest("p"), 2)
-    store.publish("p", weights(9), 9)  # not the damaged one
+    publisher.publish("p", weights(9), 9)  # not the damaged one
     assert is_whole(reader.newest("p", newer_than=2), 9)
 
 
 def test_a_policy_discarded_and_published_again_is_followed_every_time(
-    store: FilePolicyStore, reader: FilePolicyStore
+    publisher: FilePolicyStore, reader: FilePolicyStore
 ) -> None:
     for version in range(30, 0, -1):
-        store.publish("p", weights(version), version)
+        publisher.publish("p", weights(version), version)
         assert is_whole(reader.newest("p"), version)
-        store.discard("p")
+        publisher.discard("p")
 
 
 def test_a_damaged_newest_version_falls_back_and_is_counted_once(
-    store: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
+    publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
 ) -> None:
     for version in (1, 2, 3):
-        store.publish("p", weights(version), version)
+        publisher.publish("p", weights(version), version)
     damage(folder_of(tmp_path) / "000000000003.safetensors")
     assert is_whole(reader.newest("p"), 2)
     for _ in range(3):
         assert reader.newest("p", newer_than=2) is None
     assert reader.corrupt_count == 1
-    store.publish("p", weights(4), 4)
+    publisher.publish("p", weights(4), 4)
     assert is_whole(reader.newest("p", newer_than=2), 4)
 
 
 def test_no_whole_version_is_an_error(
-    store: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
+    publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
 ) -> None:
     for version in (1, 2):
-        store.publish("p", weights(version), version)
+        publisher.publish("p", weights(version), version)
         damage(folder_of(tmp_path) / f"{version:012d}.safetensors")
     with pytest.raises(DataCorruptError, match="whole"):
         reader.newest("p")
@@ -214,10 +203,10 @@ def test_no_whole_version_is_an_error(
 
 
 def test_an_announced_version_that_is_not_there_falls_back(
-    store: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
+    publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
 ) -> None:
     for version in (1, 2):
-        store.publish("p", weights(version), version)
+        publisher.publish("p", weights(version), version)
     content = (folder_of(tmp_path) / "000000000002.safetensors").read_bytes()
     (folder_of(tmp_path) / "000000000002.safetensors").unlink()
     assert is_whole(reader.newest("p"), 1)
@@ -226,11 +215,11 @@ def test_an_announced_version_that_is_not_there_falls_back(
 
 
 def test_a_version_that_was_never_announced_is_not_read(
-    store: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
+    publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
 ) -> None:
-    store.publish("p", weights(1), 1)
+    publisher.publish("p", weights(1), 1)
     old = (folder_of(tmp_path) / "LATEST.json").read_bytes()
-    store.publish("p", weights(2), 2)
+    publisher.publish("p", weights(2), 2)
     (folder_of(tmp_path) / "LATEST.json").write_bytes(old)
     assert is_whole(reader.newest("p"), 1)
 
@@ -251,16 +240,16 @@ def test_a_version_that_was_never_announced_is_not_read(
     ],
 )
 def test_a_damaged_pointer_is_counted_and_looked_past(
-    store: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path, change: dict[str, Any]
+    publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path, change: dict[str, Any]
 ) -> None:
     for version in (1, 2):
-        store.publish("p", weights(version), version)
+        publisher.publish("p", weights(version), version)
     pointer = folder_of(tmp_path) / "LATEST.json"
     pointer.write_text(json.dumps(json.loads(pointer.read_text()) | change))
     assert is_whole(reader.newest("p"), 2)
     assert reader.corrupt_count == 1
-    store.publish("p", weights(2), 2)
-    store.publish("p", weights(3), 3)
+    publisher.publish("p", weights(2), 2)
+    publisher.publish("p", weights(3), 3)
     assert is_whole(reader.newest("p", newer_than=2), 3)
 
 
@@ -272,12 +261,12 @@ class Canary:
 
 
 def test_pickles_and_archives_are_never_opened(
-    store: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
+    publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
 ) -> None:
     archive = io.BytesIO()
     torch.save({"w": torch.ones(2), "x": Canary()}, archive)
     for version, data in enumerate((pickle.dumps(Canary()), archive.getvalue()), 1):
-        store.publish("p", weights(version), version)
+        publisher.publish("p", weights(version), version)
         (folder_of(tmp_path) / f"{version:012d}.safetensors").write_bytes(data)
         pointer = folder_of(tmp_path) / "LATEST.json"
         with pytest.raises(DataCorruptError):
@@ -289,9 +278,9 @@ def test_pickles_and_archives_are_never_opened(
 
 
 def test_planted_links_and_pipes_are_refused(
-    store: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
+    publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
 ) -> None:
-    store.publish("p", weights(1), 1)
+    publisher.publish("p", weights(1), 1)
     version = folder_of(tmp_path) / "000000000001.safetensors"
     (tmp_path / "theirs").write_bytes(version.read_bytes())
     for plant in (lambda: version.symlink_to(tmp_path / "theirs"), lambda: os.mkfifo(version)):
@@ -304,14 +293,14 @@ def test_planted_links_and_pipes_are_refused(
 
 @pytest.mark.parametrize("policy_id", ["../x", "/x", "a/b", "a\0b", "..", "a" * 65, "NUL", ""])
 def test_what_is_no_id_is_refused_and_nothing_changes(
-    store: FilePolicyStore, tmp_path: Path, policy_id: str
+    publisher: FilePolicyStore, tmp_path: Path, policy_id: str
 ) -> None:
-    store.publish("p", weights(1), 1)
+    publisher.publish("p", weights(1), 1)
     before = sorted(tmp_path.rglob("*"))
     for use in (
-        lambda: store.publish(policy_id, weights(1), 1),
-        lambda: store.newest(policy_id),
-        lambda: store.discard(policy_id),
+        lambda: publisher.publish(policy_id, weights(1), 1),
+        lambda: publisher.newest(policy_id),
+        lambda: publisher.discard(policy_id),
     ):
         with pytest.raises(ProtocolError):
             use()
@@ -319,17 +308,17 @@ def test_what_is_no_id_is_refused_and_nothing_changes(
 
 
 def test_states_and_versions_that_cannot_be_stored_are_refused(
-    store: FilePolicyStore, tmp_path: Path
+    publisher: FilePolicyStore, tmp_path: Path
 ) -> None:
     for state in ({}, {"w": "text"}, {"w": {"nested": torch.ones(1)}}, {"w": np.array(["a"])},
                   {1: torch.ones(1)}, {"w": torch.ones(1, dtype=torch.complex64)},
                   {"w": torch.ones(2, 2).to_sparse()}):  # fmt: skip
         with pytest.raises(SchemaMismatchError):
-            store.publish("p", state, 1)
+            publisher.publish("p", state, 1)
     for version in (-1, 10**12, 1.0, True):
         with pytest.raises(ProtocolError):
-            store.publish("p", weights(1), version)  # type: ignore[arg-type]
-    assert store.newest("p") is None
+            publisher.publish("p", weights(1), version)  # type: ignore[arg-type]
+    assert publisher.newest("p") is None
     tight = FilePolicyStore(tmp_path / "run", max_policy_bytes=100)
     with pytest.raises(ConfigError):
         tight.publish("p", weights(1), 1)
