@@ -1,0 +1,269 @@
+"""Master and slaves: what they promise over any transport."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dingsdk_flask_fs.transport import FlaskFSTransport
+from dingsdk_in_memory.transport import InMemoryTransport
+
+from dingsdk.errors import (
+    ProtocolError,
+    TaskFail,
+    TaskFailedError,
+    TaskTimeoutError,
+    WorkerLostError,
+)
+from dingsdk.worker.comm import Master, Slave, TaskStatus, Transport, WorkerInfo
+
+MAKE: Mapping[str, Callable[[Path], Transport]] = {
+    "turns": lambda path: InMemoryTransport({"concurrency": "turns", "check_wire": True}, path),
+    "threads": lambda path: InMemoryTransport({"concurrency": "threads", "check_wire": True}, path),
+    "flask_fs": lambda path: FlaskFSTransport({"threads": 8}, path),
+}
+
+
+class Cluster:
+    """A master and its slaves, with the master's reports written down."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self.joined: list[str] = []
+        self.renewed: list[str] = []
+        self.lost: list[tuple[str, str]] = []
+        self.news = transport.scheduler.condition()
+        self.master = Master(
+            transport.master_end(),
+            transport.scheduler,
+            on_join=lambda info: self._note(self.joined, info.worker_id),
+            on_renew=lambda worker_id: self._note(self.renewed, worker_id),
+            on_lost=lambda worker_id, reason: self._note(self.lost, (worker_id, reason)),
+        )
+        self.address = self.master.start()
+        self.slaves: list[Slave] = []
+
+    def _note(self, book: list[Any], entry: Any) -> None:
+        with self.news:
+            book.append(entry)
+            self.news.notify_all()
+
+    def expect(self, predicate: Callable[[], bool]) -> None:
+        with self.news:
+            assert self.news.wait_for(predicate, 5.0)
+
+    def add(self, worker_id: str, **tasks: Callable[[Mapping[str, Any]], Any]) -> Slave:
+        slave = Slave(
+            self.transport.slave_end(self.address),
+            self.transport.scheduler,
+            WorkerInfo(worker_id, "collector", {"cpu": 1}),
+            callback_fn=tasks,
+        )
+        slave.start(timeout_s=5.0)
+        self.slaves.append(slave)
+        return slave
+
+    def close(self) -> None:
+        for slave in self.slaves:
+            assert slave.close()
+        self.master.close()
+
+
+@pytest.fixture(params=MAKE)
+def transport(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Transport]:
+    monkeypatch.delenv("DINGSDK_SECRET", raising=False)
+    monkeypatch.delenv("DINGSDK_SECRET_FILE", raising=False)
+    made = MAKE[request.param](tmp_path / "run")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def cluster(transport: Transport) -> Iterator[Cluster]:
+    made = Cluster(transport)
+    yield made
+    made.close()
+
+
+def test_task_result_comes_back_and_callbacks_fire_once(cluster: Cluster) -> None:
+    cluster.add("w0", double=lambda task: {"value": 2 * task["value"]})
+    completed: list[Any] = []
+    failed: list[Any] = []
+
+    task = cluster.master.new_task("w0", {"name": "double", "value": 21})
+    assert task.status is TaskStatus.IDLE
+    assert task.result is None
+    task.on_complete(lambda data, result: completed.append(result)).on_fail(
+        lambda data, result: failed.append(result)
+    )
+    task.start().join(5.0)
+
+    assert task.status is TaskStatus.COMPLETED
+    assert task.result == {"value": 42}
+    assert completed == [{"value": 42}]
+    assert failed == []
+    with pytest.raises(ValueError, match="started before"):
+        task.start()
+
+
+def test_joined_worker_is_announced_with_its_resources(cluster: Cluster) -> None:
+    cluster.add("w0")
+    assert cluster.joined == ["w0"]
+    assert cluster.master.workers["w0"].resource == {"cpu": 1}
+
+
+def test_task_that_raises_fails_with_traceback_and_the_worker_serves_on(cluster: Cluster) -> None:
+    def broken(task: Mapping[str, Any]) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    cluster.add("w0", broken=broken, fine=lambda task: None)
+    with pytest.raises(TaskFailedError) as caught:
+        cluster.master.ask("w0", {"name": "broken"}, 5.0)
+    assert "in broken" in caught.value.traceback
+    assert "ZeroDivisionError: on purpose" in str(caught.value)
+    assert cluster.master.ask("w0", {"name": "fine"}, 5.0) == {}
+
+
+def test_task_fail_carries_its_result(cluster: Cluster) -> None:
+    def refuse(task: Mapping[str, Any]) -> None:
+        raise TaskFail({"message": "not today"}, "refused")
+
+    cluster.add("w0", refuse=refuse)
+    failed: list[Any] = []
+    task = cluster.master.new_task("w0", {"name": "refuse"})
+    task.on_fail(lambda data, result: failed.append(result)).start().join(5.0)
+    assert task.status is TaskStatus.FAILED
+    assert failed == [{"message": "not today"}]
+
+
+def test_unknown_task_name_fails(cluster: Cluster) -> None:
+    cluster.add("w0")
+    with pytest.raises(TaskFailedError) as caught:
+        cluster.master.ask("w0", {"name": "nonsense"}, 5.0)
+    assert caught.value.result == {"message": "task name error"}
+
+
+def test_task_without_answer_times_out(cluster: Cluster) -> None:
+    condition = cluster.transport.scheduler.condition()
+    free: list[int] = []
+
+    def hang(task: Mapping[str, Any]) -> None:
+        with condition:
+            condition.wait_for(lambda: bool(free), 5.0)
+
+    cluster.add("w0", hang=hang)
+    with pytest.raises(TaskTimeoutError) as caught:
+        cluster.master.ask("w0", {"name": "hang"}, 0.1)
+    assert caught.value.task == "hang"
+    with condition:
+        free.append(1)
+        condition.notify_all()
+
+
+def test_lost_worker_fails_its_task_and_is_reported_once(cluster: Cluster) -> None:
+    condition = cluster.transport.scheduler.condition()
+    free: list[int] = []
+
+    def hang(task: Mapping[str, Any]) -> dict[str, Any]:
+        with condition:
+            condition.wait_for(lambda: bool(free), 5.0)
+        return {"late": True}
+
+    cluster.add("w0", hang=hang, fine=lambda task: {"ok": True})
+    task = cluster.master.new_task("w0", {"name": "hang"}).start()
+    cluster.transport.abandon_worker("w0")
+    with pytest.raises(WorkerLostError):
+        task.value(5.0)
+    assert cluster.lost == [("w0", "abandoned")]
+    with condition:
+        free.append(1)
+        condition.notify_all()
+    # Its late answer is refused, and it joins again as a new incarnation.
+    cluster.expect(lambda: cluster.joined == ["w0", "w0"])
+    assert task.status is TaskStatus.FAILED
+    assert cluster.master.ask("w0", {"name": "fine"}, 5.0) == {"ok": True}
+    with pytest.raises(WorkerLostError):
+        cluster.master.ask("w0", {"name": "fine"}, 5.0, incarnation=1)
+    assert cluster.master.workers["w0"].incarnation == 2
+
+
+def test_task_for_an_unknown_worker_is_refused(cluster: Cluster) -> None:
+    task = cluster.master.new_task("nobody", {"name": "x"})
+    with pytest.raises(WorkerLostError):
+        task.start()
+    assert task.status is TaskStatus.START_FAILED
+
+
+def test_task_that_is_no_plain_data_is_refused(cluster: Cluster) -> None:
+    cluster.add("w0")
+    with pytest.raises(ProtocolError):
+        cluster.master.ask("w0", {"name": "x", "function": print}, 5.0)
+
+
+def test_two_workers_serve_side_by_side(cluster: Cluster) -> None:
+    counts = {"w0": itertools.count(), "w1": itertools.count()}
+    for name, counter in counts.items():
+        cluster.add(name, count=lambda task, counter=counter: {"n": next(counter)})
+    tasks = [cluster.master.new_task(name, {"name": "count"}).start() for name in ("w0", "w1") * 5]
+    results = [(task.worker_id, task.value(5.0)["n"]) for task in tasks]
+    assert sorted(results) == sorted((name, n) for name in counts for n in range(5))
+
+
+def test_thousands_of_tasks_in_flight_all_come_back_once(cluster: Cluster) -> None:
+    done: list[int] = []
+    cluster.add("w0", count=lambda task: {"n": task["n"]})
+    tasks = [cluster.master.new_task("w0", {"name": "count", "n": n}) for n in range(3000)]
+    for task in tasks:
+        task.on_complete(lambda data, result: done.append(result["n"])).start()
+    for task in tasks:
+        task.join(20.0)
+    assert done == list(range(3000))
+
+
+def test_result_that_is_no_plain_data_fails_its_task_and_the_worker_serves_on(
+    cluster: Cluster,
+) -> None:
+    cluster.add("w0", bad=lambda task: {"function": print}, fine=lambda task: None)
+    with pytest.raises(TaskFailedError, match="cannot travel"):
+        cluster.master.ask("w0", {"name": "bad"}, 5.0)
+    assert cluster.master.ask("w0", {"name": "fine"}, 5.0) == {}
+
+
+def test_arrays_and_infinities_travel_both_ways(cluster: Cluster) -> None:
+    cluster.add("w0", echo=lambda task: {"x": task["x"]})
+    result = cluster.master.ask(
+        "w0", {"name": "echo", "x": {"rows": np.arange(3), "limit": float("inf")}}, 5.0
+    )
+    assert result["x"]["rows"].tolist() == [0, 1, 2]
+    assert result["x"]["limit"] == float("inf")
+
+
+def test_master_that_closes_ends_its_workers_without_a_search(cluster: Cluster) -> None:
+    slave = cluster.add("w0")
+    cluster.master.close()
+    assert slave.close(timeout_s=3.0)
+
+
+@pytest.mark.parametrize("lease_s", [6.5, None])
+def test_worker_is_told_the_lease_when_it_joins(
+    transport: Transport, lease_s: float | None
+) -> None:
+    master = Master(
+        transport.master_end(),
+        transport.scheduler,
+        on_join=lambda info: None,
+        on_renew=lambda worker_id: None,
+        on_lost=lambda worker_id, reason: None,
+        lease_s=float("inf") if lease_s is None else lease_s,
+    )
+    end = transport.slave_end(master.start())
+    end.join(WorkerInfo("w0", "collector"), 5.0)
+    assert end.lease_s == lease_s
+    end.close()
+    master.close()
