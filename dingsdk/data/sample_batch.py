@@ -47,29 +47,34 @@ class SampleBatch(Sequence[dict[str, Any]]):
         (2, 1.0)
     """
 
-    __slots__ = ("_columns", "_length", "_tensors")
+    __slots__ = ("_columns", "_is_plain", "_length", "_tensors")
 
     _columns: dict[str, Any]
     _length: int
     _tensors: dict[str, Any] | None
+    _is_plain: bool
 
     def __init__(self, columns: Mapping[str, Any]) -> None:
         self._columns = as_columns(columns)
         self._length = common_length(self._columns)
         self._tensors = None
+        self._is_plain = False
 
     @classmethod
-    def trusted(cls, columns: dict[str, Any], length: int) -> SampleBatch:
+    def trusted(cls, columns: dict[str, Any], length: int, is_plain: bool = False) -> SampleBatch:
         """Wrap columns without checking them, for code that made them itself.
 
         Args:
             columns: Names to arrays ``[length, ...]`` or nested dicts of them; not copied.
             length: The batch dimension of every array.
+            is_plain: Whether no column is a dict, and all are contiguous and writable: torch
+                then takes them as they are.
         """
         batch = cls.__new__(cls)
         batch._columns = columns
         batch._length = length
         batch._tensors = None
+        batch._is_plain = is_plain
         return batch
 
     @classmethod
@@ -189,7 +194,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
         has no read-only form) and negative strides are copied.
         """
         if self._tensors is None:
-            self._tensors = _to_tensors(self._columns)
+            self._tensors = _to_tensors(self._columns, self._is_plain)
         return self._tensors
 
     # Deriving -----------------------------------------------------------------------------
@@ -218,6 +223,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
             array.flags.writeable = False
         # Tensors handed out before still share the memory; new ones must not.
         self._tensors = None
+        self._is_plain = False
         return self
 
     def __eq__(self, other: object) -> bool:
@@ -244,13 +250,15 @@ class SampleBatch(Sequence[dict[str, Any]]):
         return type(self), (self._columns,)
 
 
-def _to_tensors(columns: dict[str, Any]) -> dict[str, Any]:
+def _to_tensors(columns: dict[str, Any], is_plain: bool = False) -> dict[str, Any]:
     # Imported at the first call: batches are made where there is no torch, too.
     global _from_numpy
     if _from_numpy is None:
         import torch
 
         _from_numpy = torch.from_numpy
+    if is_plain:
+        return dict(zip(columns, map(_from_numpy, columns.values()), strict=True))
     tensors: dict[str, Any] = {}
     for key, column in columns.items():
         if type(column) is dict:

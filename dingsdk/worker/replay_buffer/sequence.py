@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dingsdk.data import SampleBatch
-from dingsdk.data.columns import map_columns
+from dingsdk.data.columns import leaves, map_columns
 from dingsdk.errors import ConfigError
 from dingsdk.worker.replay_buffer.naive import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.requests import checked_size
@@ -63,7 +66,7 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
         sample_range: slice | None = None,
         replace: bool = False,
         timeout_s: float | None = None,
-    ) -> SampleBatch | list[list[Any]] | None:
+    ) -> SampleBatch | list[Any] | None:
         """Return ``batch`` sequences, every valid start alike; starts may repeat.
 
         Args:
@@ -117,12 +120,16 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
             self._check_open()
             return cast(SequenceSampler, self._sampler).count_starts(length)
 
-    def _gather(self, windows: Windows) -> SampleBatch | list[list[Any]]:
+    def _gather(self, windows: Windows) -> SampleBatch | list[Any]:
         ages, mask = windows.ages, windows.mask
         batch, length = ages.shape
         if self._sample_monitor.is_next():
             self._look_at({"age": self._remover.count - 1 - ages.reshape(-1)}, ages.size)
-        rows = self._take(self._remover.by_age(ages.reshape(-1)))
+        where = self._remover.by_age(ages.reshape(-1))
+        if self._storage.takes_grids:  # type: ignore[union-attr]
+            grid = self._take(where.reshape(batch, length))
+            return grid if mask is None else _masked(cast(SampleBatch, grid).columns, mask)
+        rows = self._take(where)
         if not isinstance(rows, SampleBatch):
             cut = [rows[start : start + length] for start in range(0, batch * length, length)]
             if mask is None:
@@ -132,11 +139,11 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
                 for pair in zip(cut, mask.tolist(), strict=True)
             ]
         columns = map_columns(lambda a: a.reshape(batch, length, *a.shape[1:]), rows.columns)
-        if mask is not None:
-            map_columns(lambda array: _blank(array, mask), columns)
-            columns[MASK] = mask
-        return SampleBatch.trusted(columns, batch)
+        return SampleBatch.trusted(columns, batch) if mask is None else _masked(columns, mask)
 
 
-def _blank(array: Any, mask: Any) -> None:
-    array[~mask] = 0
+def _masked(columns: dict[str, Any], mask: NDArray[np.bool_]) -> SampleBatch:
+    """Return sequences with their mask, and zeros where it is False."""
+    for _, array in leaves(columns):
+        array[~mask] = 0
+    return SampleBatch.trusted({**columns, MASK: mask}, len(mask))

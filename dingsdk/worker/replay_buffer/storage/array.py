@@ -44,6 +44,8 @@ class ArrayStorage(Storage):
         "compress": "none",
     }
 
+    takes_grids: ClassVar[bool] = True
+
     def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
         super().__init__(cfg, capacity, deepcopy)
         self._declared = read_schema(cfg.get("schema"))
@@ -64,6 +66,7 @@ class ArrayStorage(Storage):
     def _clear(self) -> None:
         self._columns: dict[str, Any] = {}
         self._form: dict[str, Any] = {}
+        self._is_plain = False
         self._schema: Level | None = None
         self._level: Level | None = None
         self._following: NextOf | None = None
@@ -113,7 +116,7 @@ class ArrayStorage(Storage):
         if self._following is not None:
             columns[f"next_{self._next_of}"] = self._following.take(where)
             columns = {key: columns[key] for key in self._form}
-        return SampleBatch.trusted(columns, length)
+        return SampleBatch.trusted(columns, length, self._is_plain)
 
     def seal(self) -> None:
         if self._following is not None:
@@ -143,6 +146,7 @@ class ArrayStorage(Storage):
         self._fits_row = self._level.fits_row
         if self._next_of is not None:
             self._follow(form, self._next_of)
+        self._is_plain = not any(type(column) is dict for column in form.values())
 
     def _follow(self, rows: dict[str, Any], name: str) -> None:
         # Compiled code, which takes a moment to import: only for those who ask for it.

@@ -27,6 +27,9 @@ class Storage(Configurable, ABC):
 
     config: ClassVar[dict[str, Any]] = {"type": ""}
 
+    takes_grids: ClassVar[bool] = False
+    """Whether :meth:`take` serves positions of several dimensions."""
+
     def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
         self.capacity = capacity
         self.deepcopy = deepcopy
@@ -62,8 +65,8 @@ class Storage(Configurable, ABC):
     def take(self, where: Where) -> Rows:
         """Return what lies at positions that were written to, as the caller's own copy.
 
-        Storages of columns also take int64 positions of several dimensions: ``[B, T]`` gives a
-        SampleBatch of ``B`` rows whose columns are ``[B, T, ...]``.
+        With ``takes_grids``, int64 positions ``[B, T]`` give a SampleBatch of ``B`` rows whose
+        columns are ``[B, T, ...]``.
         """
 
     @abstractmethod
