@@ -230,26 +230,20 @@ class AdvancedReplayBuffer(ReplayBuffer):
         size = checked_size(size)
         check_range(sample_range)
         if size == 0:
-            with self._lock:
-                self._check_open()
-            return []
+            return self._no_rows()
+        args = size, cur_learner_iter, sample_range
+        return self._serve(size, timeout_s, self._can_draw, self._draw, *args)
 
-        def can_serve() -> bool:
-            if self._staleness is not None:
-                stale = self._staleness.take(
-                    math.floor(cur_learner_iter - self._settings.max_staleness)
-                )
-                if len(stale):
-                    self._remove(stale, "stale")
-            count = self._facts.live
-            if count < size * self._settings.rows_per_sampled:
-                return False
-            return sample_range is None or len(range(*sample_range.indices(count))) > 0
-
-        def draw() -> SampleBatch | list[Any]:
-            return self._draw(size, cur_learner_iter, sample_range)
-
-        return self._serve(size, timeout_s, can_serve, draw)
+    def _can_draw(self, size: int, learner_iter: int, sample_range: slice | None) -> bool:
+        """Let stale rows go; return whether there are enough of the others."""
+        if self._staleness is not None:
+            stale = self._staleness.take(math.floor(learner_iter - self._settings.max_staleness))
+            if len(stale):
+                self._remove(stale, "stale")
+        count = self._facts.live
+        if count < size * self._settings.rows_per_sampled:
+            return False
+        return sample_range is None or len(range(*sample_range.indices(count))) > 0
 
     def _draw(
         self, size: int, learner_iter: int, sample_range: slice | None

@@ -68,13 +68,9 @@ class ReplayBuffer(FilledBuffer):
         return rows
 
     def _push_unlimited(self, rows: Rows) -> None:
-        with self._lock:
-            self._check_open()
+        with self._change():
             if len(rows):
                 self._insert(rows, len(rows))
-            self._gate.wake()
-            departures = self._listeners.collect()
-        self._listeners.tell(departures)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of rows, counters and random state, taken at one moment.
@@ -130,8 +126,7 @@ class ReplayBuffer(FilledBuffer):
         use_extra = self._check_extra_state(state_dict, sampler)
         if self.used_data is not None and len(rows):
             self.used_data.check(rows)
-        with self._lock:
-            self._check_open()
+        with self._change():
             self._empty()
             if self._commits:
                 # There is one such storage; should its disk be full, the buffer is left empty.
@@ -151,9 +146,6 @@ class ReplayBuffer(FilledBuffer):
             use_extra()
             if self._commits:
                 self._commit()
-            self._gate.wake()
-            departures = self._listeners.collect()
-        self._listeners.tell(departures)
 
     def _filled_storage(
         self, state_dict: Mapping[str, Any], rows: Rows, remover: Remover

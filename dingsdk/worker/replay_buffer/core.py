@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from time import monotonic
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -247,7 +247,7 @@ class BufferCore(IBuffer):
         if self._report_due:
             self._report_due = False
             self._sample_monitor.report(self.sampled_stats(), self._pushed)
-        if monotonic() >= self._monitor.next_report_s:
+        if self._monitor.is_due():
             self._monitor.report(self.stats())
         return batch
 
@@ -262,6 +262,22 @@ class BufferCore(IBuffer):
     def _present(self, rows: Rows) -> Rows:
         """Return rows that were taken out of the storage in the form in which they are given."""
         return rows
+
+    def _no_rows(self) -> list[Any]:
+        """Return the sample of size 0, which an open buffer can always give."""
+        with self._lock:
+            self._check_open()
+        return []
+
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        """Hold the lock of an open buffer; then wake who waits, and tell of the rows that left."""
+        with self._lock:
+            self._check_open()
+            yield
+            self._gate.wake()
+            departures = self._listeners.collect()
+        self._listeners.tell(departures)
 
     # Waiting and closing ------------------------------------------------------------------
     def _check_open(self) -> None:

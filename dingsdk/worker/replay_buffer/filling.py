@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from time import monotonic
 from typing import Any, ClassVar
 
 import numpy as np
@@ -94,7 +93,7 @@ class FilledBuffer(BufferCore):
             departures = self._listeners.collect() if self._listeners.untold else None
         if departures:
             self._listeners.tell(departures)
-        if monotonic() >= self._monitor.next_report_s:
+        if self._monitor.is_due():
             self._monitor.report(self.stats())
 
     def _insert(self, rows: Rows, n: int) -> None:
@@ -195,12 +194,8 @@ class FilledBuffer(BufferCore):
         Raises:
             BufferClosedError: the buffer is closed.
         """
-        with self._lock:
-            self._check_open()
+        with self._change():
             self._empty()
-            self._gate.wake()
-            departures = self._listeners.collect()
-        self._listeners.tell(departures)
 
     def _empty(self) -> None:
         count = self._count()

@@ -74,9 +74,7 @@ class NaiveReplayBuffer(ReplayBuffer):
         size = checked_size(size)
         check_range(sample_range)
         if size == 0:
-            with self._lock:
-                self._check_open()
-            return []
+            return self._no_rows()
 
         return self._serve(size, timeout_s, self._can_draw, self._draw, size, sample_range, replace)
 

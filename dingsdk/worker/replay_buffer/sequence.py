@@ -95,9 +95,7 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
         batch = checked_size(batch)
         length = self._length if sequence is None else checked_size(sequence, "a sequence", 1)
         if batch == 0:
-            with self._lock:
-                self._check_open()
-            return []
+            return self._no_rows()
         sampler = cast(SequenceSampler, self._sampler)
         drawn: list[Windows] = []
 
