@@ -4,7 +4,8 @@
 ``TransportContract`` makes a pytest test of each. ``check_buffer`` and ``BufferContract`` do that
 for replay buffers and the storages, samplers, removers and limiters that they are made of;
 ``BufferMachine`` compares one with a plain model, through any sequence of calls. The rules are
-listed in ``docs/reference``. ``FaultProxy`` puts a bad network before an endpoint.
+listed in ``docs/reference``. ``FaultProxy`` puts a bad network before an endpoint,
+``failing_calls`` a bad disk below a storage.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dingsdk.testing.buffer_check import check_buffer, check_buffer_rule
 from dingsdk.testing.buffer_rules import BUFFER_CAPABILITIES, BUFFER_RULES
 from dingsdk.testing.check import check_rule, check_transport
+from dingsdk.testing.failing_calls import failing_calls
 from dingsdk.testing.fault_proxy import Fault, FaultProxy, seeded_faults
 from dingsdk.testing.report import ContractError, ContractReport, RuleResult
 from dingsdk.testing.rule import CAPABILITIES, Rule, RuleBroken
@@ -43,6 +45,7 @@ __all__ = [
     "check_buffer_rule",
     "check_rule",
     "check_transport",
+    "failing_calls",
     "seeded_faults",
 ]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from dingsdk_flask_fs.policy_store import FilePolicyStore
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import DataCorruptError, DingError, RunFolderError, StorageFullError
+from dingsdk.testing import failing_calls
 
 CALLS = ("open", "writev", "write", "readv", "close", "rename", "fstat", "stat", "mkdir")
 CALLS += ("unlink", "fstatvfs", "listdir", "fsync", "ftruncate")
@@ -25,37 +25,10 @@ NUMBERS = [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE]
 SIZES = pytest.mark.parametrize("rows", [8, 40_000])
 
 
-@contextmanager
-def failing(at: int, number: int, persistent: bool) -> Iterator[Callable[[], int]]:
-    """Let the N-th system call of the stores fail, or all but closing from then on."""
-    count = 0
-    real = {name: getattr(os, name) for name in CALLS}
-
-    def shim(name: str) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == at or (persistent and count > at and name not in {"close", "unlink"}):
-                if name == "close":  # a failed close has closed all the same
-                    real[name](*args, **kwargs)
-                raise OSError(number, os.strerror(number))
-            return real[name](*args, **kwargs)
-
-        return call
-
-    for name in CALLS:
-        setattr(os, name, shim(name))
-    try:
-        yield lambda: count
-    finally:
-        for name, function in real.items():
-            setattr(os, name, function)
-
-
 def attempt(at: int, number: int, persistent: bool, act: Callable[[], Any]) -> tuple[Any, bool]:
     """Return (the typed error or None, whether the fault was beyond the last call)."""
     error: DingError | None = None
-    with failing(at, number, persistent) as calls:
+    with failing_calls(CALLS, at, number, persistent) as calls:
         try:
             act()
         except (StorageFullError, RunFolderError) as caught:

@@ -7,8 +7,7 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from dingsdk.errors import (
     RunFolderError,
     StorageFullError,
 )
+from dingsdk.testing import failing_calls
 
 BAD_IDS = [
     *("../x", "/etc/passwd", "a/b", "a\0b", "%2e%2e", "..\\", "a" * 300, "x; touch P", ".", ".."),
@@ -44,33 +44,6 @@ def tree(root: Path) -> list[str]:
 
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-
-
-@contextmanager
-def failing(at: int, number: int, persistent: bool = False) -> Iterator[Callable[[], int]]:
-    """Let the N-th of the system calls that change files fail (or all from then on)."""
-    count = 0
-    real = {name: getattr(os, name) for name in CALLS}
-
-    def shim(name: str) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == at or (persistent and count > at and name not in {"close", "unlink"}):
-                if name == "close":  # a failed close has closed all the same
-                    real[name](*args, **kwargs)
-                raise OSError(number, os.strerror(number))
-            return real[name](*args, **kwargs)
-
-        return call
-
-    for name in CALLS:
-        setattr(os, name, shim(name))
-    try:
-        yield lambda: count
-    finally:
-        for name, function in real.items():
-            setattr(os, name, function)
 
 
 @pytest.mark.parametrize("text", BAD_IDS)
@@ -224,7 +197,7 @@ def test_whichever_call_fails_the_file_is_old_or_new(
         with PrivateDir(tmp_path / f"run{at}") as folder:
             inner = folder.sub("inner")
             inner.write_atomic("a", [b"old"])
-            with failing(at, number, persistent) as calls:
+            with failing_calls(CALLS, at, number, persistent) as calls:
                 raised = None
                 try:
                     inner.write_atomic("a", [b"n", b"ew"], durable=True)
@@ -249,7 +222,7 @@ def test_whichever_call_fails_opening_leaves_no_descriptor(tmp_path: Path, numbe
     at, made = 0, 0
     while True:
         at += 1
-        with failing(at, number) as calls:
+        with failing_calls(CALLS, at, number) as calls:
             try:
                 folder = PrivateDir(tmp_path / f"run{at}")
             except (StorageFullError, RunFolderError):
