@@ -14,20 +14,9 @@ from dingsdk.pipeline.workers import make_transport, make_worker, worker_ids
 from dingsdk.worker import Coordinator
 from dingsdk.worker.coordinator import TaskPhase, TaskState
 
-SETS = (
-    "env.collector_env_num=4",
-    "env.collector_episode_num=50",
-    "env.evaluator_env_num=2",
-    "env.n_evaluator_episode=2",
-    "env.stop_value=1000",
-    "policy.collect.n_sample=16",
-    "policy.learn.batch_size=16",
-    "policy.learn.update_per_collect=2",
-    "policy.learn.learner.hook.save_ckpt_after_iter=50",
-    "policy.other.replay_buffer.replay_buffer_size=500",
-    "policy.other.commander.eval_interval=1000",
-    "system.coordinator.lease_s=5",
-)
+from .short_runs import ENDLESS
+
+SETS = (*ENDLESS, "env.stop_value=1000", "system.coordinator.lease_s=5")
 
 
 class JobCluster:

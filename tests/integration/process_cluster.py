@@ -15,24 +15,13 @@ from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.workers import make_transport, worker_ids
 from dingsdk.worker import Coordinator
 
+from .short_runs import ENDLESS
+
 LEASE_S = 3.0
 PATIENCE_S = 60.0
 """Head room of what is promised without a figure: processes start in seconds, in many where the
 machine is busy."""
-SETS = (
-    "env.collector_env_num=4",
-    "env.collector_episode_num=50",
-    "env.evaluator_env_num=2",
-    "env.n_evaluator_episode=2",
-    "env.stop_value=.inf",
-    "policy.collect.n_sample=16",
-    "policy.learn.batch_size=16",
-    "policy.learn.update_per_collect=2",
-    "policy.learn.learner.hook.save_ckpt_after_iter=50",
-    "policy.other.replay_buffer.replay_buffer_size=500",
-    "policy.other.commander.eval_interval=1000",
-    f"system.coordinator.lease_s={LEASE_S}",
-)
+SETS = (*ENDLESS, "env.stop_value=.inf", f"system.coordinator.lease_s={LEASE_S}")
 
 
 class ProcessCluster:

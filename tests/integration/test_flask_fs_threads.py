@@ -13,19 +13,9 @@ from dingsdk.pipeline.parallel import parallel_pipeline
 from dingsdk.pipeline.train import compile_run
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
-QUICK = (
-    "env.collector_env_num=4",
-    "env.collector_episode_num=2",
-    "env.evaluator_env_num=2",
-    "env.n_evaluator_episode=2",
-    "policy.collect.n_sample=16",
-    "policy.learn.batch_size=16",
-    "policy.learn.update_per_collect=2",
-    "policy.learn.learner.train_iterations=200",
-    "policy.other.replay_buffer.replay_buffer_size=500",
-    "policy.other.commander.eval_interval=0.2",
-    "system.transport.workers=threads",
-)
+from . import short_runs
+
+QUICK = (*short_runs.QUICK, "system.transport.workers=threads")
 
 
 def run(tmp_path: Path, *sets: str, **kwargs: Any) -> RunResult:

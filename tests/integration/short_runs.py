@@ -1,0 +1,31 @@
+"""Settings that make a run of CartPole short."""
+
+from __future__ import annotations
+
+QUICK = (
+    "env.collector_env_num=4",
+    "env.collector_episode_num=2",
+    "env.evaluator_env_num=2",
+    "env.n_evaluator_episode=2",
+    "policy.collect.n_sample=16",
+    "policy.learn.batch_size=16",
+    "policy.learn.update_per_collect=2",
+    "policy.learn.learner.train_iterations=200",
+    "policy.other.replay_buffer.replay_buffer_size=500",
+    "policy.other.commander.eval_interval=0.2",
+)
+"""A run that ends by itself after 200 iterations."""
+
+ENDLESS = (
+    "env.collector_env_num=4",
+    "env.collector_episode_num=50",
+    "env.evaluator_env_num=2",
+    "env.n_evaluator_episode=2",
+    "policy.collect.n_sample=16",
+    "policy.learn.batch_size=16",
+    "policy.learn.update_per_collect=2",
+    "policy.learn.learner.hook.save_ckpt_after_iter=50",
+    "policy.other.replay_buffer.replay_buffer_size=500",
+    "policy.other.commander.eval_interval=1000",
+)
+"""A run in small steps, which goes on until it is ended."""
