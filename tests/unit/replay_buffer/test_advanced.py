@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
-import time
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,9 +11,7 @@ import torch
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import (
-    BufferClosedError,
     BufferFullError,
-    CheckpointCorruptError,
     ConfigError,
     ConfigTypeError,
     InvalidPriorityError,
@@ -26,39 +21,7 @@ from dingsdk.errors import (
 from dingsdk.worker import AdvancedReplayBuffer
 from dingsdk.worker.replay_buffer.prioritized.arrivals import ADDED
 
-STORAGES = ["array", "object"]
-
-
-def make_buffer(**cfg: Any) -> AdvancedReplayBuffer:
-    return AdvancedReplayBuffer({"replay_buffer_size": 8, "seed": 0, **cfg})
-
-
-def row(number: int, **more: Any) -> dict[str, Any]:
-    return {"obs": np.full(3, number, np.float32), "action": number, **more}
-
-
-def batch(*numbers: int, **columns: Any) -> SampleBatch:
-    rows = SampleBatch.from_rows([row(number) for number in numbers])
-    return rows.with_columns(**columns) if columns else rows
-
-
-def column(sample: Any, key: str) -> list[Any]:
-    return [each[key].item() if hasattr(each[key], "item") else each[key] for each in sample]
-
-
-def info(sample: Any, priority: Any) -> dict[str, Any]:
-    keys = ("replay_unique_id", "replay_buffer_idx")
-    return {**{key: column(sample, key) for key in keys}, "priority": priority}
-
-
-def facts(buffer: AdvancedReplayBuffer, key: str) -> dict[int, Any]:
-    """Return a fact of each row by its action, from samples of one row each."""
-    found: dict[int, Any] = {}
-    for age in range(buffer.count()):
-        sample = buffer.sample(1, 0, slice(age, age + 1))
-        found[column(sample, "action")[0]] = column(sample, key)[0]
-    return found
-
+from .prioritized_rows import STORAGES, batch, column, equal_states, facts, info, make_buffer, row
 
 # Config ---------------------------------------------------------------------------------------
 
@@ -362,12 +325,6 @@ def test_one_bad_priority_leaves_everything_as_it_was(priority: Any) -> None:
     assert buffer.skipped_updates == 0
 
 
-def equal_states(a: Any, b: Any) -> bool:
-    if isinstance(a, Mapping):
-        return a.keys() == b.keys() and all(equal_states(a[key], b[key]) for key in a)
-    return bool(np.array_equal(a, b)) if isinstance(a, np.ndarray) else bool(a == b)
-
-
 # Sampling -------------------------------------------------------------------------------------
 
 
@@ -453,155 +410,3 @@ def test_statistics_of_sampled_rows_can_be_read() -> None:
         "staleness": 2.0,
         "age": 0.5,
     }
-
-
-# Waiting, closing, threads --------------------------------------------------------------------
-
-
-def test_a_waiting_sample_gets_the_rows_that_are_pushed() -> None:
-    buffer = make_buffer()
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(buffer.sample(2, 0, timeout_s=10)))
-    thread.start()
-    buffer.push(batch(0), 0)
-    buffer.push(batch(1), 0)
-    thread.join(10)
-    assert len(found[0]) == 2
-
-
-def test_a_closed_buffer_refuses_everything() -> None:
-    buffer = make_buffer()
-    buffer.push(batch(0, 1), 0)
-    given = info(buffer.sample(2, 0), [1.0, 1.0])
-    buffer.close()
-    buffer.close()
-    for call in (lambda: buffer.update(given), lambda: buffer.sample(1, 0), buffer.state_dict):
-        with pytest.raises(BufferClosedError):
-            call()
-    assert buffer.count() == 0
-
-
-def test_threads_leave_a_consistent_buffer() -> None:
-    buffer = AdvancedReplayBuffer(
-        {"replay_buffer_size": 300, "seed": 0, "max_use": 20, "max_staleness": 400}
-    )
-    stop = threading.Event()
-    failures: list[BaseException] = []
-    iteration = [0]
-
-    def work(step: Any) -> None:
-        try:
-            while not stop.is_set():
-                step()
-        except BaseException as error:
-            failures.append(error)
-            stop.set()
-
-    def push() -> None:
-        n = iteration[0]
-        buffer.push(batch(*range(7), collect_iter=np.full(7, n)), n)
-
-    def learn() -> None:
-        iteration[0] += 1
-        sample = buffer.sample(16, iteration[0])
-        if sample is not None:
-            assert isinstance(sample, SampleBatch)
-            weights = sample.columns["IS"]
-            assert np.all((weights > 0) & (weights <= 1))
-            buffer.update(info(sample, sample.columns["priority"] * 1.01))
-
-    def disturb() -> None:
-        buffer.state_dict()
-        buffer.clear()
-        time.sleep(0.01)
-
-    threads = [
-        threading.Thread(target=work, args=(step,))
-        for step in (push, push, push, learn, learn, learn, disturb)
-    ]
-    for thread in threads:
-        thread.start()
-    stop.wait(1.0)
-    stop.set()
-    for thread in threads:
-        thread.join(10)
-    assert not failures, failures
-    stats = buffer.stats()
-    assert stats.pushed == stats.count + stats.left
-    sampler: Any = buffer._sampler
-    assert sampler.drawable == buffer.count()
-    weights = sampler._tree.weights
-    assert sampler._tree.total == pytest.approx(math.fsum(weights), rel=1e-9)
-    where = np.flatnonzero(buffer._facts.ids(np.arange(300)) >= 0)
-    assert where.tolist() == np.flatnonzero(weights).tolist()
-    assert len(set(buffer._facts.ids(where).tolist())) == len(where)
-
-
-# Keeping --------------------------------------------------------------------------------------
-
-
-def trained_buffer(**cfg: Any) -> AdvancedReplayBuffer:
-    buffer = make_buffer(replay_buffer_size=50, **cfg)
-    rng = np.random.default_rng(0)
-    for n in range(12):
-        buffer.push(batch(*range(n * 7, n * 7 + 7), collect_iter=np.full(7, n)), n)
-        sample = buffer.sample(5, n)
-        buffer.update(info(sample, rng.random(5) * 3))
-    return buffer
-
-
-@pytest.mark.parametrize("sampler", ["proportional", "rank"])
-@pytest.mark.parametrize("storage", STORAGES)
-def test_a_loaded_state_goes_on_as_if_nothing_had_happened(sampler: str, storage: str) -> None:
-    cfg = {
-        "max_use": 2,
-        "max_staleness": 9,
-        "sampler": {"type": sampler},
-        "storage": {"type": storage},
-    }
-    old = trained_buffer(**cfg)
-    new = make_buffer(replay_buffer_size=50, **{**cfg, "seed": 77})
-    new.push(batch(1, 2, 3), 0)
-    new.load_state_dict(old.state_dict())
-    assert old.stats().used_up > 0
-    assert new.count() == old.count()
-    for n in range(12, 30):
-        for buffer in (old, new):
-            buffer.push(batch(*range(n, n + 5), collect_iter=np.full(5, n)), n)
-        ours, theirs = old.sample(5, n), new.sample(5, n)
-        for key in ("action", *ADDED):
-            assert column(ours, key) == column(theirs, key)
-        for buffer in (old, new):
-            buffer.update(info(ours, np.array(column(ours, "action")) % 5))
-    assert (new.count(), new.push_count, new.beta) == (old.count(), old.push_count, old.beta)
-    stats = new.stats()
-    assert stats.pushed == stats.count + stats.left
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"beta": 2.0},
-        {"beta": None},
-        {"next_unique_id": 1},
-        {"next_unique_id": "7"},
-        {"replay_unique_id": np.zeros(50, np.int64)},
-        {"replay_unique_id": np.arange(49)},
-        {"replay_unique_id": np.full(50, -1)},
-        {"use": np.full(50, 0.5)},
-        {"collect_iter": None},
-    ],
-)
-def test_a_state_that_contradicts_itself_changes_nothing(change: dict[str, Any]) -> None:
-    state = trained_buffer().state_dict()
-    buffer = trained_buffer(seed=3)
-    before = buffer.state_dict()
-    with pytest.raises(CheckpointCorruptError):
-        buffer.load_state_dict({**state, **change})
-    assert equal_states(buffer.state_dict(), before)
-
-
-def test_demonstrations_are_pushed_with_their_priorities() -> None:
-    buffer = make_buffer()
-    buffer.load_state_dict({"data": [row(0, priority=4.0), row(1)]})
-    assert facts(buffer, "priority") == {0: 4.0, 1: 1.0}
