@@ -33,16 +33,16 @@ class ThroughputMonitor:
         self._period_s = period_s
         self._tb_logger = tb_logger
         self._clock = clock
-        self._next_report_s = clock() + period_s
+        self.next_report_s = clock() + period_s
         self._before = BufferStats(0, 0, 0, 0, 0, 0)
 
     def is_due(self) -> bool:
         """Whether a period has passed since the last report."""
-        return self._clock() >= self._next_report_s
+        return self._clock() >= self.next_report_s
 
     def report(self, stats: BufferStats) -> None:
         """Log what changed since the last report."""
-        self._next_report_s = self._clock() + self._period_s
+        self.next_report_s = self._clock() + self._period_s
         before, self._before = self._before, stats
         facts = {
             "pushed_in": stats.pushed - before.pushed,
