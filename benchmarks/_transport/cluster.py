@@ -108,7 +108,7 @@ class Cluster:
         self.master.close()
         self.transport.close()
 
-    def _on_lost(self, worker_id: str, reason: str) -> None:
+    def _on_lost(self, info: WorkerInfo, reason: str) -> None:
         self.lost += 1
 
 

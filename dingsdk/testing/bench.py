@@ -257,6 +257,10 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
             task = TaskMessage(task_id, {"name": task_id, **data})
             self.master.send(worker_id, self.incarnation(worker_id), task)
 
+    def drop(self, worker_id: str) -> None:
+        """Drop the incarnation that joined last."""
+        self.master.drop(worker_id, self.incarnation(worker_id), "silent")
+
     def receive(self, end: SlaveEnd) -> TaskMessage:
         """Return the next task of a worker, which must come."""
         task = end.next_task(self.patience_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from dingsdk.errors import (
     TaskTimeoutError,
     WorkerLostError,
 )
-from dingsdk.worker.comm import Master, Slave, TaskStatus, Transport, WorkerInfo
+from dingsdk.worker.comm import Master, Slave, TaskAnswer, TaskStatus, Transport, WorkerInfo
 
 MAKE: Mapping[str, Callable[[Path], Transport]] = {
     "turns": lambda path: InMemoryTransport({"concurrency": "turns", "check_wire": True}, path),
@@ -34,18 +35,23 @@ class Cluster:
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self.joined: list[str] = []
+        self.incarnations: list[tuple[str, int]] = []
         self.renewed: list[str] = []
         self.lost: list[tuple[str, str]] = []
         self.news = transport.scheduler.condition()
         self.master = Master(
             transport.master_end(),
             transport.scheduler,
-            on_join=lambda info: self._note(self.joined, info.worker_id),
+            on_join=self._on_join,
             on_renew=lambda worker_id: self._note(self.renewed, worker_id),
-            on_lost=lambda worker_id, reason: self._note(self.lost, (worker_id, reason)),
+            on_lost=lambda info, reason: self._note(self.lost, (info.worker_id, reason)),
         )
         self.address = self.master.start()
         self.slaves: list[Slave] = []
+
+    def _on_join(self, info: WorkerInfo) -> None:
+        self.incarnations.append((info.worker_id, info.incarnation))
+        self._note(self.joined, info.worker_id)
 
     def _note(self, book: list[Any], entry: Any) -> None:
         with self.news:
@@ -193,6 +199,49 @@ def test_lost_worker_fails_its_task_and_is_reported_once(cluster: Cluster) -> No
     assert cluster.master.workers["w0"].incarnation == 2
 
 
+def test_loss_of_an_old_incarnation_spares_the_one_that_came_back(cluster: Cluster) -> None:
+    cluster.transport.slave_end(cluster.address).join(WorkerInfo("w0", "collector"), 5.0)
+    cluster.add("w0", fine=lambda task: {"ok": True})
+    assert [incarnation for _, incarnation in cluster.incarnations] == [1, 2]
+    lost = list(cluster.lost)
+    cluster.master.lose("w0", "its lease ended just when it came back", incarnation=1)
+    assert cluster.master.ask("w0", {"name": "fine"}, 5.0) == {"ok": True}
+    assert cluster.lost == lost
+    cluster.master.lose("w0", "its lease ended", incarnation=2)
+    assert cluster.lost == [*lost, ("w0", "its lease ended")]
+
+
+def test_worker_that_leaves_while_it_joins_anew_is_heard_of_in_order(transport: Transport) -> None:
+    """A report of its leaving that came last would be taken for one of the new incarnation."""
+    heard: list[str] = []
+    is_leaving = threading.Event()
+
+    class Listener:
+        def worker_joined(self, info: WorkerInfo) -> None:
+            heard.append("joined")
+
+        def worker_left(self, worker_id: str, reason: str) -> None:
+            is_leaving.set()
+            threading.Event().wait(0.2)
+            heard.append("left")
+
+        def worker_renewed(self, worker_id: str, progress: int) -> None: ...
+        def task_answered(self, worker_id: str, answer: TaskAnswer) -> None: ...
+
+    master = transport.master_end()
+    address = master.open(Listener())
+    first, second = transport.slave_end(address), transport.slave_end(address)
+    first.join(WorkerInfo("w0", "collector"), 5.0)
+    leaver = threading.Thread(target=first.close)
+    leaver.start()
+    assert is_leaving.wait(5.0)
+    second.join(WorkerInfo("w0", "collector"), 5.0)
+    leaver.join(5.0)
+    assert heard == ["joined", "left", "joined"]
+    second.close()
+    master.close()
+
+
 def test_task_for_an_unknown_worker_is_refused(cluster: Cluster) -> None:
     task = cluster.master.new_task("nobody", {"name": "x"})
     with pytest.raises(WorkerLostError):
@@ -259,7 +308,7 @@ def test_worker_is_told_the_lease_when_it_joins(
         transport.scheduler,
         on_join=lambda info: None,
         on_renew=lambda worker_id: None,
-        on_lost=lambda worker_id, reason: None,
+        on_lost=lambda info, reason: None,
         lease_s=float("inf") if lease_s is None else lease_s,
     )
     end = transport.slave_end(master.start())

@@ -20,7 +20,7 @@ transport = default_manager().create("transports", {"type": kind}, run_dir)
 joined = threading.Event()
 master = Master(
     transport.master_end(), transport.scheduler, on_join=lambda info: joined.set(),
-    on_renew=lambda worker_id: None, on_lost=lambda worker_id, reason: None,
+    on_renew=lambda worker_id: None, on_lost=lambda info, reason: None,
 )
 slave = Slave(
     transport.slave_end(master.start()), transport.scheduler, WorkerInfo("w0", "collector"),

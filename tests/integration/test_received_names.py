@@ -39,7 +39,7 @@ class Bench:
             self.transport.scheduler,
             on_join=lambda info: None,
             on_renew=lambda worker_id: None,
-            on_lost=lambda worker_id, reason: None,
+            on_lost=lambda info, reason: None,
         )
         self.master.start()
         self.worker = make_worker(role, _config(run_dir, transport, *sets), self.transport, "w0")

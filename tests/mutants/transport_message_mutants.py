@@ -148,9 +148,10 @@ class DeafToTheSixth(MemoryMasterEnd):
 
 @mutant(12)
 class DropsInSilence(MemoryMasterEnd):
-    def drop(self, worker_id: str, reason: str) -> None:
+    def drop(self, worker_id: str, incarnation: int, reason: str) -> None:
         with self._board.condition:
-            self._board.mailboxes.pop(worker_id, None)
+            if self._board.joins[worker_id] == incarnation:
+                self._board.mailboxes.pop(worker_id, None)
 
 
 @mutant(13, 15)
@@ -166,9 +167,9 @@ class TakesLateAnswers(MemorySlaveEnd):
 
 @mutant(14)
 class KeepsOldTasks(MemoryMasterEnd):
-    def drop(self, worker_id: str, reason: str) -> None:
+    def drop(self, worker_id: str, incarnation: int, reason: str) -> None:
         kept = self._board.mailboxes.get(worker_id)
-        super().drop(worker_id, reason)
+        super().drop(worker_id, incarnation, reason)
         if kept:
             self._board.kept = {worker_id: kept}  # type: ignore[attr-defined]
 
@@ -183,6 +184,12 @@ class KeepsOldTasks(MemoryMasterEnd):
 class SendsToWhoeverHasTheName(MemoryMasterEnd):
     def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
         super().send(worker_id, self._board.joins[worker_id], task)
+
+
+@mutant(45)
+class DropsWhoeverHasTheName(MemoryMasterEnd):
+    def drop(self, worker_id: str, incarnation: int, reason: str) -> None:
+        super().drop(worker_id, self._board.joins[worker_id], reason)
 
 
 @mutant(15)

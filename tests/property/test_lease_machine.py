@@ -7,6 +7,7 @@ was lost; and time. The commander is a real one that counts places without forgi
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -139,6 +140,8 @@ class LeaseMachine(RuleBasedStateMachine):
             incarnation=self.incarnations[worker_id],
         )
         self.book.join(info)
+        # A report that the one before is lost, which comes only now, is none of this one.
+        self.book.lose(dataclasses.replace(info, incarnation=info.incarnation - 1))
         self.joined[worker_id] = info
         self.lease_ends[worker_id] = self.now + LEASE_S
 
@@ -295,8 +298,9 @@ class LeaseMachine(RuleBasedStateMachine):
 
     # ----------------------------------------------------------------------------------------
     def _lose(self, worker_id: str) -> None:
-        self.book.lose(worker_id)
-        self.joined.pop(worker_id, None)
+        info = self.joined.pop(worker_id, None)
+        if info is not None:
+            self.book.lose(info)
         self.lease_ends.pop(worker_id, None)
 
     def _is_orphan(self, state: TaskState) -> bool:

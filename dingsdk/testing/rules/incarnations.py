@@ -1,4 +1,4 @@
-"""Rules 12 to 16 and 43: leaving, being dropped, and coming back as another."""
+"""Rules 12 to 16, 43 and 45: leaving, being dropped, and coming back as another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def rule_12_dropped_worker_is_told(bench: Bench) -> None:
     end = bench.join()
     job = bench.spawn(lambda: _discard(end.next_task(20 * bench.patience_s)), "waits for a task")
     bench.timed(lambda: end.renew(1), "renew() beside a wait").value(bench.patience_s)
-    bench.master.drop("w0", "silent")
+    bench.drop("w0")
     error = bench.ended(job, "the wait of a dropped worker")
     expect(isinstance(error, WorkerLostError), f"the wait of a dropped worker ended with {error!r}")
     with raises("next_task() of a dropped worker", WorkerLostError):
@@ -37,7 +37,7 @@ def rule_13_late_messages_are_refused(bench: Bench) -> None:
     end = bench.join()
     bench.send("w0", "old")
     bench.receive(end)
-    bench.master.drop("w0", "silent")
+    bench.drop("w0")
     with contextlib.suppress(WorkerLostError):
         end.answer(TaskAnswer("old", True))
     with contextlib.suppress(WorkerLostError):
@@ -58,7 +58,7 @@ def rule_14_worker_comes_back_without_its_work(bench: Bench) -> None:
     bench.send("w0", "old1", "old2", "old3")
     expect_equal(bench.receive_ids(end, 1), ["old1"], "tasks")
     for count in (2, 3):
-        bench.master.drop("w0", "silent")
+        bench.drop("w0")
         bench.join_end(end)
         bench.send("w0", f"new{count}")
         expect_equal(bench.receive_ids(end, 1), [f"new{count}"], "tasks after the join")
@@ -121,7 +121,7 @@ def rule_43_task_of_a_predecessor_is_refused(bench: Bench) -> None:
     end = bench.join()
     for _ in range(2):
         old = bench.incarnation("w0")
-        bench.master.drop("w0", "silent")
+        bench.drop("w0")
         bench.join_end(end)
         new = bench.listener.of("joined", "w0")[-1].incarnation
         expect(new > old, f"incarnation {new} came after {old}")
@@ -129,6 +129,20 @@ def rule_43_task_of_a_predecessor_is_refused(bench: Bench) -> None:
             bench.master.send("w0", old, TaskMessage("stale", {}))
         bench.send("w0", "fresh")
         expect_equal(bench.receive_ids(end, 1), ["fresh"], "tasks of the new one")
+
+
+def rule_45_drop_of_a_predecessor_spares_the_successor(bench: Bench) -> None:
+    """To drop an incarnation that is over changes nothing for the one that has its id now."""
+    end = bench.join()
+    old = bench.incarnation("w0")
+    bench.join_end(end)
+    bench.master.drop("w0", old, "its lease ended just when it came back")
+    bench.send("w0", "t1")
+    expect_equal(bench.receive_ids(end, 1), ["t1"], "tasks of the one that came back")
+    end.renew(1)
+    end.answer(TaskAnswer("t1", True))
+    bench.listener.expect("answered", "w0")
+    bench.listener.expect("renewed", "w0")
 
 
 def _discard(value: object) -> None:

@@ -172,7 +172,7 @@ def rule_10_unknown_worker_is_refused(bench: Bench) -> None:
     for worker_id in ("nobody", "W0", "w"):
         with raises(f"send() to {worker_id}", WorkerLostError):
             bench.send(worker_id, "t1")
-        bench.master.drop(worker_id, "unknown")
+        bench.master.drop(worker_id, 1, "unknown")
     bench.send("w0", "t2")
     expect_equal(bench.receive_ids(end, 1), ["t2"], "tasks")
 

@@ -26,7 +26,8 @@ class Master:
         on_join: Called with each worker that joins.
         on_renew: Called with (worker_id) at every renewal, which workers send as long as their
             work goes on.
-        on_lost: Called with (worker_id, reason) once per lost worker, after its tasks failed.
+        on_lost: Called with (worker, reason) once per lost worker, after its tasks failed; it may
+            have come back by then, as another incarnation.
         lease_s: What workers are told when they join; whoever made the master watches over it.
         max_open_tasks: Unanswered tasks that one worker may have.
 
@@ -41,7 +42,7 @@ class Master:
         *,
         on_join: Callable[[WorkerInfo], None],
         on_renew: Callable[[str], None],
-        on_lost: Callable[[str, str], None],
+        on_lost: Callable[[WorkerInfo, str], None],
         lease_s: float | None = None,
         max_open_tasks: int = 4096,
     ) -> None:
@@ -96,18 +97,28 @@ class Master:
         """
         return self.new_task(worker_id, data, incarnation).start().value(timeout_s)
 
-    def lose(self, worker_id: str, reason: str) -> None:
-        """Give a worker up: fail its open tasks and refuse what it still sends."""
-        self._end.drop(worker_id, reason)
-        self._forget(worker_id, reason)
+    def lose(self, worker_id: str, reason: str, incarnation: int | None = None) -> None:
+        """Give a worker up: fail its open tasks and refuse what it still sends.
+
+        With an incarnation, only that one: whoever came back under its id stays.
+        """
+        with self._condition:
+            worker = self._workers.get(worker_id)
+        if worker is not None and incarnation in (None, worker.incarnation):
+            self._end.drop(worker_id, worker.incarnation, reason)
+            self._forget(worker, reason)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        for worker_id in self.workers:
-            self._forget(worker_id, "the master closed", announce=False)
+        for worker in self.workers.values():
+            self._forget(worker, "the master closed", announce=False)
         self._end.close(timeout_s)
 
     # Reports of the transport (MasterListener) -----------------------------------------------
     def worker_joined(self, info: WorkerInfo) -> None:
+        with self._condition:
+            old = self._workers.get(info.worker_id)
+        if old is not None:  # dropped by a thread that is still busy with it
+            self._forget(old, "it joined again")
         with self._condition:
             self._workers[info.worker_id] = info
             self._open[info.worker_id] = {}
@@ -117,7 +128,10 @@ class Master:
         self._on_renew(worker_id)
 
     def worker_left(self, worker_id: str, reason: str) -> None:
-        self._forget(worker_id, reason)
+        with self._condition:
+            worker = self._workers.get(worker_id)
+        if worker is not None:
+            self._forget(worker, reason)
 
     def task_answered(self, worker_id: str, answer: TaskAnswer) -> None:
         with self._condition:
@@ -154,17 +168,19 @@ class Master:
                 tasks.pop(task.task_id, None)
             raise
 
-    def _forget(self, worker_id: str, reason: str, *, announce: bool = True) -> None:
+    def _forget(self, worker: WorkerInfo, reason: str, *, announce: bool = True) -> None:
+        worker_id = worker.worker_id
         with self._condition:
-            if self._workers.pop(worker_id, None) is None:
+            if self._workers.get(worker_id) is not worker:
                 return
+            del self._workers[worker_id]
             orphans = self._open.pop(worker_id)
             self._lost_for[worker_id] = reason
         for task in orphans.values():
             task.fail(_lost(worker_id, reason))
         if announce:
             observe().connection_lost(worker_id=worker_id, reason=reason)
-            self._on_lost(worker_id, reason)
+            self._on_lost(worker, reason)
 
 
 def _lost(worker_id: str, reason: str) -> WorkerLostError:

@@ -13,7 +13,7 @@ number and a check for each:
 
 - A joined worker is announced once; its messages arrive in the order it sent them.
 - A task is delivered to the worker it was sent to, at most once per incarnation.
-- After ``drop(worker_id)`` nothing of that incarnation is delivered any more, and every
+- After ``drop`` nothing of that incarnation is delivered any more, and every
   call of its slave end raises ``WorkerLostError`` until it joins again: from the first
   ``next_task`` or ``renew`` on, which ask the master.
 - ``put`` makes a payload readable before it returns; it is immutable from then on.
@@ -79,7 +79,9 @@ class TaskAnswer:
 class MasterListener(Protocol):
     """What a master end reports, from whichever thread it runs on. No method may block.
 
-    The ``reason`` of ``worker_left`` is for people, but for ``LEFT``: a task is not blamed for it.
+    What is reported of one worker id comes in its order: that an incarnation left, before the next
+    one joins. The ``reason`` of ``worker_left`` is for people, but for ``LEFT``: a task is not
+    blamed for it.
     """
 
     def worker_joined(self, info: WorkerInfo) -> None: ...
@@ -109,8 +111,12 @@ class MasterEnd(ABC):
         """
 
     @abstractmethod
-    def drop(self, worker_id: str, reason: str) -> None:
-        """Forget a worker: its late messages are refused. Unknown ids are ignored."""
+    def drop(self, worker_id: str, incarnation: int, reason: str) -> None:
+        """Forget a worker, as the incarnation that was announced: its late messages are refused.
+
+        Unknown ids are ignored, and so are incarnations that are over: the worker that came back
+        meanwhile is another.
+        """
 
     @abstractmethod
     def close(self, timeout_s: float = 5.0) -> None: ...

@@ -205,9 +205,15 @@ class TaskBook:
         self.pool.add(info)
         self.leases.grant(info.worker_id)
 
-    def lose(self, worker_id: str) -> None:
-        self.pool.remove(worker_id)
-        self.leases.end(worker_id)
+    def lose(self, info: WorkerInfo) -> None:
+        """Forget a worker, unless it has come back as another incarnation."""
+        if self.pool.remove(info):
+            self.leases.end(info.worker_id)
+
+    def silent_workers(self) -> list[WorkerInfo]:
+        """Return the workers whose lease is over; their leases are gone afterwards."""
+        found = (self.pool.get(worker_id) for worker_id in self.leases.expired())
+        return [worker for worker in found if worker is not None]
 
     # ----------------------------------------------------------------------------------------
     def _next_attempt(self, state: TaskState) -> TaskState:

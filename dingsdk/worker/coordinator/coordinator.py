@@ -359,10 +359,10 @@ class Coordinator(Configurable):
         with self.condition:
             self._book.leases.renew(worker_id)
 
-    def _on_lost(self, worker_id: str, reason: str) -> None:
-        _log.warning("worker %s is lost: %s", worker_id, reason)
+    def _on_lost(self, info: WorkerInfo, reason: str) -> None:
+        _log.warning("worker %s is lost: %s", info.worker_id, reason)
         with self.condition:
-            self._book.lose(worker_id)
+            self._book.lose(info)
         self.notify()
 
     # The dispatcher ------------------------------------------------------------------------------
@@ -386,9 +386,11 @@ class Coordinator(Configurable):
             if stalled_s > float(self.cfg["lease_s"]) / RENEWALS:
                 # This process was stopped, or another job held it up: renewals wait to be heard.
                 self._book.leases.postpone(stalled_s)
-            silent = self._book.leases.expired()
-        for worker_id in silent:
-            self.master.lose(worker_id, f"silent for {self.cfg['lease_s']} s")
+            silent = self._book.silent_workers()
+        for worker in silent:
+            self.master.lose(
+                worker.worker_id, f"silent for {self.cfg['lease_s']} s", worker.incarnation
+            )
         self._sweep()
         for role, drive in DRIVERS.items():
             with self.condition:

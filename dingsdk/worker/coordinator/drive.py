@@ -79,7 +79,8 @@ def _drive(coordinator: Coordinator, state: TaskState, steps: Any) -> None:
     except TaskTimeoutError as error:
         # Lost first, so that its late answer cannot meet the next task.
         if state.worker is not None:
-            coordinator.master.lose(state.worker.worker_id, str(error))
+            worker = state.worker
+            coordinator.master.lose(worker.worker_id, str(error), worker.incarnation)
         coordinator.task_ended(state, TaskPhase.LOST, error)
     except DingError as error:
         coordinator.task_ended(state, TaskPhase.FAILED, error)

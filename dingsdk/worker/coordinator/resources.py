@@ -16,9 +16,16 @@ class WorkerPool:
         self._workers[info.worker_id] = info
         self._idle[info.worker_id] = None
 
-    def remove(self, worker_id: str) -> None:
-        self._workers.pop(worker_id, None)
-        self._idle.pop(worker_id, None)
+    def get(self, worker_id: str) -> WorkerInfo | None:
+        return self._workers.get(worker_id)
+
+    def remove(self, info: WorkerInfo) -> bool:
+        """Forget a worker; False where its id is unknown, or another incarnation's by now."""
+        if self._workers.get(info.worker_id) != info:
+            return False
+        del self._workers[info.worker_id]
+        self._idle.pop(info.worker_id, None)
+        return True
 
     def has_idle(self, role: Role) -> bool:
         return any(self._workers[worker_id].role == role for worker_id in self._idle)

@@ -98,12 +98,12 @@ class HttpMasterEnd(MasterEnd):
     def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
         self._opened().send(worker_id, incarnation, task)
 
-    def drop(self, worker_id: str, reason: str) -> None:
-        self._opened().drop(worker_id)
+    def drop(self, worker_id: str, incarnation: int, reason: str) -> None:
+        self._opened().drop(worker_id, incarnation)
 
     def abandon_worker(self, worker_id: str) -> None:
         """Cut a worker off as if its host had died; it may join again."""
-        self._opened().abandon(worker_id, "abandoned")
+        self._opened().abandon(worker_id, None, "abandoned")
 
     def close(self, timeout_s: float = 5.0) -> None:
         with self._lock:

@@ -47,7 +47,7 @@ class Switchboard:
         self._lease = b"" if lease_s is None else b',"lease_ms":%d' % (1000 * lease_s)
         self._polls = threading.Semaphore(max_polls)
         self._lock = threading.Lock()
-        self._joining = threading.RLock()
+        self._joining = threading.RLock()  # held while the listener hears who joined or left
         self._mailboxes: dict[str, Mailbox] = {}
         self._joins: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._incs = itertools.count(1)
@@ -87,18 +87,21 @@ class Switchboard:
         if mailbox is None or not mailbox.put(task):
             raise WorkerLostError(f"worker {worker_id!r} is not joined", worker_id=worker_id)
 
-    def drop(self, worker_id: str) -> bool:
-        """Forget a worker; return whether it was joined."""
+    def drop(self, worker_id: str, inc: int | None) -> bool:
+        """Forget a worker, as that incarnation or as any; return whether it was joined."""
         with self._lock:
-            mailbox = self._mailboxes.pop(worker_id, None)
-        if mailbox is not None:
-            mailbox.close()
-        return mailbox is not None
+            mailbox = self._mailboxes.get(worker_id)
+            if mailbox is None or inc not in (None, mailbox.inc):
+                return False
+            del self._mailboxes[worker_id]
+        mailbox.close()
+        return True
 
-    def abandon(self, worker_id: str, reason: str) -> None:
-        """Drop a worker and tell the listener."""
-        if self.drop(worker_id):
-            self._told().worker_left(worker_id, reason)
+    def abandon(self, worker_id: str, inc: int | None, reason: str) -> None:
+        """Drop a worker and tell the listener, before it hears of the next one of that id."""
+        with self._joining:
+            if self.drop(worker_id, inc):
+                self._told().worker_left(worker_id, reason)
 
     def close(self) -> None:
         """End all waits; whoever asks from now on is told that the run is over."""
@@ -137,7 +140,7 @@ class Switchboard:
 
     def _admit(self, request: Request, role: Any, resource: Mapping[str, Any]) -> int:
         listener = self._told()
-        self.abandon(request.worker, "replaced by a new incarnation")
+        self.abandon(request.worker, None, "replaced by a new incarnation")
         inc = next(self._incs)
         mailbox = Mailbox(request.worker, inc, request.idem, self._max_bytes)
         with self._lock:
@@ -173,10 +176,7 @@ class Switchboard:
 
     def _leave(self, request: Request) -> bytes:
         mailbox = self._deliver(request)
-        with self._lock:
-            is_current = self._mailboxes.get(request.worker) is mailbox
-        if is_current:
-            self.abandon(request.worker, LEFT)
+        self.abandon(request.worker, request.inc, LEFT)
         return b'{"answered":%d}' % mailbox.answered
 
     # -------------------------------------------------------------------------------------------

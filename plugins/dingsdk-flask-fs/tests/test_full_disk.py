@@ -34,7 +34,7 @@ def test_collector_without_room_reports_nothing_and_closes_in_time(
         transport.scheduler,
         on_join=lambda info: None,
         on_renew=lambda worker_id: None,
-        on_lost=lambda worker_id, reason: None,
+        on_lost=lambda info, reason: None,
     )
     collector = make_worker("collector", cfg, transport, "w0")
     collector.start(master.start())

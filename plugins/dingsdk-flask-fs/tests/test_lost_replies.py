@@ -64,7 +64,7 @@ def test_answer_leaves_without_another_call(served: Served) -> None:
 
 def test_dropped_worker_is_told_and_joins_as_another_one(served: Served) -> None:
     end = served.slave()
-    served.end.drop("w0", "silent")
+    served.end.drop("w0", 1, "silent")
     for call in (lambda: end.next_task(1.0), lambda: end.answer(TaskAnswer("t", True))):
         with pytest.raises(WorkerLostError):
             call()
@@ -81,7 +81,7 @@ def test_dropped_worker_is_told_and_joins_as_another_one(served: Served) -> None
 
 def test_drop_wakes_a_waiting_worker_at_once(served: Served) -> None:
     end = served.slave()
-    timer = threading.Timer(0.2, served.end.drop, ("w0", "silent"))
+    timer = threading.Timer(0.2, served.end.drop, ("w0", 1, "silent"))
     timer.start()
     started = time.monotonic()
     with pytest.raises(WorkerLostError):

@@ -226,7 +226,7 @@ def test_join_sent_again_announces_once_and_gives_the_same_incarnation(served: A
     same = [peer.call("join", BODIES["join"], idem="again") for _ in range(3)]
     assert same == [same[0]] * 3
     assert served.listener.of("joined") == [("peer",), ("peer",)]
-    served.end.drop("peer", "test")
+    served.end.drop("peer", same[0][1]["inc"], "test")
     assert peer.call("join", BODIES["join"], idem="again")[0] == 409
 
 
@@ -273,7 +273,7 @@ def test_message_of_another_run_epoch_or_incarnation_is_stale(
         assert (status, answer["code"]) == (409, "StaleEpochError")
     assert peer.join() > old
     assert peer.call("answer", answers, inc=old)[0] == 409
-    served.end.drop("peer", "silent")
+    served.end.drop("peer", peer.inc, "silent")
     assert peer.call("renew", BODIES["renew"])[0] == 409
     assert served.listener.of("answered") == []
     assert served.listener.of("renewed") == []

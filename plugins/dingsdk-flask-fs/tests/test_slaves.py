@@ -37,7 +37,7 @@ def master_of(transport: FlaskFSTransport) -> Master:
         transport.scheduler,
         on_join=lambda info: None,
         on_renew=lambda worker_id: None,
-        on_lost=lambda worker_id, reason: None,
+        on_lost=lambda info, reason: None,
     )
     master.start()
     return master

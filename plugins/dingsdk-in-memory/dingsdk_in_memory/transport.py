@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -90,6 +91,7 @@ class Board:
 
     def __init__(self, scheduler: Scheduler, *, check_wire: bool) -> None:
         self.condition = scheduler.condition()
+        self.moving = threading.RLock()  # held while the listener hears who joined or left
         self.check_wire = check_wire
         self.listener: MasterListener | None = None
         self.lease_s: float | None = None
@@ -104,12 +106,17 @@ class Board:
         carried: Mapping[str, Any] = decode_message(encode_message(data))
         return carried
 
-    def leave(self, worker_id: str, reason: str) -> None:
-        with self.condition:
-            known = self.mailboxes.pop(worker_id, None) is not None
-            self.condition.notify_all()
-        if known and self.listener is not None:
-            self.listener.worker_left(worker_id, reason)
+    def leave(self, worker_id: str, reason: str, mailbox: deque[TaskMessage] | None = None) -> None:
+        """Forget a worker, or only the one that has ``mailbox``, and tell the listener."""
+        with self.moving:
+            with self.condition:
+                found = self.mailboxes.get(worker_id)
+                if found is None or (mailbox is not None and mailbox is not found):
+                    return
+                del self.mailboxes[worker_id]
+                self.condition.notify_all()
+            if self.listener is not None:
+                self.listener.worker_left(worker_id, reason)
 
     def close(self) -> None:
         with self.condition:
@@ -137,10 +144,11 @@ class MemoryMasterEnd(MasterEnd):
             mailbox.append(message)
             self._board.condition.notify_all()
 
-    def drop(self, worker_id: str, reason: str) -> None:
+    def drop(self, worker_id: str, incarnation: int, reason: str) -> None:
         with self._board.condition:
-            self._board.mailboxes.pop(worker_id, None)
-            self._board.condition.notify_all()
+            if self._board.joins[worker_id] == incarnation:
+                self._board.mailboxes.pop(worker_id, None)
+                self._board.condition.notify_all()
 
     def close(self, timeout_s: float = 5.0) -> None:
         self._board.close()
@@ -165,14 +173,15 @@ class MemorySlaveEnd(SlaveEnd):
                 raise WorkerLostError(
                     f"no master within {timeout_s:.1f} s", worker_id=info.worker_id
                 )
-        board.leave(info.worker_id, "replaced by a new incarnation")
-        with board.condition:
-            self._mailbox = board.mailboxes[info.worker_id] = deque()
-            board.joins[info.worker_id] += 1
-            incarnation = board.joins[info.worker_id]
-            self.lease_s = board.lease_s
         resource = board.carry(info.resource)
-        listener.worker_joined(replace(info, resource=resource, incarnation=incarnation))
+        with board.moving:
+            board.leave(info.worker_id, "replaced by a new incarnation")
+            with board.condition:
+                self._mailbox = board.mailboxes[info.worker_id] = deque()
+                board.joins[info.worker_id] += 1
+                incarnation = board.joins[info.worker_id]
+                self.lease_s = board.lease_s
+            listener.worker_joined(replace(info, resource=resource, incarnation=incarnation))
 
     def next_task(self, timeout_s: float) -> TaskMessage | None:
         with self._board.condition:
@@ -193,8 +202,8 @@ class MemorySlaveEnd(SlaveEnd):
         if self._is_closed:
             return
         self._is_closed = True
-        if not self._is_dropped:
-            self._board.leave(self._worker_id, LEFT)
+        if self._mailbox is not None:
+            self._board.leave(self._worker_id, LEFT, self._mailbox)
 
     # ---------------------------------------------------------------------------------------
     @property

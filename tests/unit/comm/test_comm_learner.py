@@ -28,7 +28,7 @@ def learner(tmp_path: Path) -> Iterator[TransportLearner]:
         transport.scheduler,
         on_join=lambda info: None,
         on_renew=lambda worker_id: None,
-        on_lost=lambda worker_id, reason: None,
+        on_lost=lambda info, reason: None,
     )
     made = TransportLearner({"type": "in_memory"}, transport, "l0")
     made.start(master.start())

@@ -32,7 +32,7 @@ class Bench:
             self.transport.scheduler,
             on_join=self.joined.append,
             on_renew=self.renewed.append,
-            on_lost=lambda worker_id, reason: None,
+            on_lost=lambda info, reason: None,
             lease_s=10.0,
             max_open_tasks=64,
         )

@@ -29,7 +29,7 @@ def test_worker_lost_while_busy_does_not_come_back() -> None:
     pool.add(WorkerInfo("c0", "collector", incarnation=1))
     taken = pool.take("collector")
     assert taken is not None
-    pool.remove("c0")
+    assert pool.remove(taken)
     pool.give_back(taken)
     assert pool.take("collector") is None
     assert pool.count("collector") == 0
@@ -39,9 +39,19 @@ def test_old_incarnation_cannot_free_the_new_one() -> None:
     pool = WorkerPool()
     pool.add(WorkerInfo("c0", "collector", incarnation=1))
     old = pool.take("collector")
-    pool.remove("c0")
+    assert old is not None
+    pool.remove(old)
     pool.add(WorkerInfo("c0", "collector", incarnation=2))
     assert pool.take("collector") is not None
-    assert old is not None
     pool.give_back(old)
     assert not pool.has_idle("collector")
+
+
+def test_loss_of_an_old_incarnation_spares_the_new_one() -> None:
+    pool = WorkerPool()
+    old = WorkerInfo("c0", "collector", incarnation=1)
+    pool.add(old)
+    pool.add(WorkerInfo("c0", "collector", incarnation=2))
+    assert not pool.remove(old)
+    assert pool.count("collector") == 1
+    assert pool.has_idle("collector")

@@ -53,10 +53,11 @@ class SocketMasterEnd(MasterEnd):
         except OSError as error:
             raise WorkerLostError(f"{worker_id!r}: {error}", worker_id=worker_id) from error
 
-    def drop(self, worker_id: str, reason: str) -> None:
+    def drop(self, worker_id: str, incarnation: int, reason: str) -> None:
         # Out of the table first: what its link still brings is then nobody's.
         with self._lock:
-            link = self._links.pop(worker_id, None)
+            is_current = self._joins[worker_id] == incarnation
+            link = self._links.pop(worker_id, None) if is_current else None
         if link is not None:
             link.cut()
 
@@ -127,7 +128,7 @@ class SocketMasterEnd(MasterEnd):
         with self._moving:
             old = self._holder(info.worker_id)
             if old is not None:
-                self.drop(info.worker_id, "replaced")
+                self.drop(info.worker_id, self._joins[info.worker_id], "replaced")
                 listener.worker_left(info.worker_id, "replaced by a new incarnation")
             with self._lock:
                 if self._is_closed:
