@@ -1,6 +1,6 @@
 """Step data in a shared folder: one checked frame a payload, under a name used once.
 
-``data/<hex digit>/<data_id>.ding``; damaged files end in ``quarantine/``, deleted ones in
+``data/<2 hex digits>/<data_id>.ding``; damaged files end in ``quarantine/``, deleted ones in
 ``spare-small/`` and ``spare-large/``, where they wait to be written over: new pages of a file
 cost more than the write itself (3.8 ms and 0.5 ms for 3.6 MB, 2 cores, ext4).
 """
@@ -12,6 +12,7 @@ import os
 import secrets
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
@@ -35,7 +36,6 @@ from dingsdk.errors import (
 )
 from dingsdk.worker.comm import StepDataStore
 from dingsdk_flask_fs.orphans import OrphanWatch
-from dingsdk_flask_fs.shards import Shards, shard_of
 from dingsdk_flask_fs.spares import SparePool
 
 _SUFFIX = ".ding"
@@ -44,6 +44,7 @@ _COPIED_BYTES = 8 << 20
 """Payloads up to this size are read into memory and their files used again. A map of a larger
 one may be in use when the payload is deleted, so that its file is not touched any more."""
 _MOST_SPARES = 1024
+_SHARDS = 256
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.001, 0.1
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -91,7 +92,7 @@ class FileDataStore(StepDataStore):
         self.corrupt_count = 0
         self.missing_count = 0
         with PrivateDir(path) as root:
-            self._data = Shards(root.sub("data"))
+            self._data = root.sub("data")
             self._quarantine = root.sub("quarantine")
             # What must survive a power cut is never written over: the disk may have it half.
             budget = 0 if is_durable else keep_spare_bytes
@@ -122,13 +123,13 @@ class FileDataStore(StepDataStore):
                 "Lower policy.collect.n_sample",
                 path="policy.collect.n_sample",
             )
-        folder = self._data.of(data_id)
-        # One writer an id is the rule, and a repeated write the exception, so that between
-        # this look and the rename only the same content can come.
-        if folder.stat(name) is not None and self._is_stored(folder, data_id, info):
-            return info
-        self._check_free(folder, info.size_bytes)
-        self._write_new(folder, name, list(buffers), info.size_bytes)
+        with self._data.sub(_shard(data_id)) as folder:
+            # One writer an id is the rule, and a repeated write the exception, so that between
+            # this look and the rename only the same content can come.
+            if folder.stat(name) is not None and self._is_stored(folder, data_id, info):
+                return info
+            self._check_free(folder, info.size_bytes)
+            self._write_new(folder, name, list(buffers), info.size_bytes)
         return info
 
     def get(
@@ -158,8 +159,9 @@ class FileDataStore(StepDataStore):
         name = check_id(data_id, "data_id") + _SUFFIX
 
         def look() -> None:
-            if self._data.of(data_id, create=False).stat(name) is None:
-                raise DataMissingError(f"no payload {data_id!r}", data_id=data_id)
+            with self._data.sub(_shard(data_id), create=False) as folder:
+                if folder.stat(name) is None:
+                    raise DataMissingError(f"no payload {data_id!r}", data_id=data_id)
 
         try:
             self._find(data_id, timeout_s, look)
@@ -187,8 +189,11 @@ class FileDataStore(StepDataStore):
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     def delete(self, data_ids: Iterable[str]) -> None:
+        by_shard: dict[str, list[str]] = {}
         for data_id in data_ids:
-            self._remove(shard_of(check_id(data_id, "data_id")), [data_id + _SUFFIX])
+            by_shard.setdefault(_shard(check_id(data_id, "data_id")), []).append(data_id + _SUFFIX)
+        for shard, names in by_shard.items():
+            self._remove(shard, names)
 
     def __len__(self) -> int:
         return sum(1 for _ in self.ids())
@@ -196,7 +201,7 @@ class FileDataStore(StepDataStore):
     # Upkeep -----------------------------------------------------------------------------------
     def ids(self) -> Iterator[str]:
         """Yield the ids of all payloads there are."""
-        for _, names in self._data.names():
+        for _, names in self._shards():
             for name in names:
                 if name.endswith(_SUFFIX):
                     yield name.removesuffix(_SUFFIX)
@@ -215,7 +220,7 @@ class FileDataStore(StepDataStore):
             Number of files deleted.
         """
         count = 0
-        for shard, names in self._data.names():
+        for shard, names in self._shards():
             ownerless = [name for name in names if not is_live(name.removesuffix(_SUFFIX))]
             count += self._remove(shard, self._watch.ripe(shard, ownerless, grace_s))
         return count
@@ -230,18 +235,18 @@ class FileDataStore(StepDataStore):
 
     # ------------------------------------------------------------------------------------------
     def _load(self, data_id: str, name: str, expected_digest: str | None) -> SampleBatch:
-        folder = self._data.of(data_id, create=False)
-        try:
-            content = folder.view(name, self._max_bytes, map_above=_COPIED_BYTES)
-            return decode_frame(content, self._max_bytes, expected_digest)
-        except DataCorruptError as error:
-            if folder.stat(name) is None:  # deleted while we read it
-                raise DataMissingError(f"no payload {data_id!r}", data_id=data_id) from error
-            self.corrupt_count += 1
-            self._set_aside(folder, data_id)
-            raise DataCorruptError(
-                f"payload {data_id!r}: {error}", where=error.where, data_id=data_id
-            ) from error
+        with self._data.sub(_shard(data_id), create=False) as folder:
+            try:
+                content = folder.view(name, self._max_bytes, map_above=_COPIED_BYTES)
+                return decode_frame(content, self._max_bytes, expected_digest)
+            except DataCorruptError as error:
+                if folder.stat(name) is None:  # deleted while we read it
+                    raise DataMissingError(f"no payload {data_id!r}", data_id=data_id) from error
+                self.corrupt_count += 1
+                self._set_aside(folder, data_id)
+                raise DataCorruptError(
+                    f"payload {data_id!r}: {error}", where=error.where, data_id=data_id
+                ) from error
 
     def _write_new(
         self, folder: PrivateDir, name: str, buffers: list[Buffer], size_bytes: int
@@ -317,18 +322,31 @@ class FileDataStore(StepDataStore):
     def _remove(self, shard: str, names: Iterable[str]) -> int:
         count = 0
         try:
-            folder = self._data.named(shard, create=False)
+            with self._data.sub(shard, create=False) as folder:
+                for name in names:
+                    try:
+                        count += self._give_away(folder, name) or folder.unlink(name)
+                    except (RunFolderError, StorageFullError) as error:
+                        # What cannot be removed now is an orphan for a later sweep.
+                        _logger.warning("cannot delete a payload: %s", error)
         except DataMissingError:
             return 0
-        for name in names:
-            try:
-                count += self._give_away(folder, name) or folder.unlink(name)
-            except (RunFolderError, StorageFullError) as error:
-                # What cannot be removed now is an orphan for a later sweep.
-                _logger.warning("cannot delete a payload: %s", error)
         return count
 
     def _give_away(self, folder: PrivateDir, name: str) -> bool:
         found = folder.stat(name) if name.endswith(_SUFFIX) else None
         pool = self._pool_for(found.st_size) if found is not None else None
         return found is not None and pool is not None and pool.give(folder, name, found)
+
+    def _shards(self) -> Iterator[tuple[str, list[str]]]:
+        for shard in self._data.names():
+            try:
+                with self._data.sub(shard, create=False) as folder:
+                    names = folder.names()
+            except DataMissingError:
+                continue
+            yield shard, names
+
+
+def _shard(data_id: str) -> str:
+    return f"{zlib.crc32(data_id.encode()) % _SHARDS:02x}"
