@@ -231,10 +231,9 @@ class AdvancedReplayBuffer(ReplayBuffer):
         check_range(sample_range)
         if size == 0:
             return self._no_rows()
-        args = size, cur_learner_iter, sample_range
-        return self._serve(size, timeout_s, self._can_draw, self._draw, *args)
+        return self._serve(size, timeout_s, self._draw, size, cur_learner_iter, sample_range)
 
-    def _can_draw(self, size: int, learner_iter: int, sample_range: slice | None) -> bool:
+    def _has_rows(self, size: int, learner_iter: int, sample_range: slice | None) -> bool:
         """Let stale rows go; return whether there are enough of the others."""
         if self._staleness is not None:
             stale = self._staleness.take(math.floor(learner_iter - self._settings.max_staleness))
@@ -247,7 +246,9 @@ class AdvancedReplayBuffer(ReplayBuffer):
 
     def _draw(
         self, size: int, learner_iter: int, sample_range: slice | None
-    ) -> SampleBatch | list[Any]:
+    ) -> SampleBatch | list[Any] | None:
+        if not self._has_rows(size, learner_iter, sample_range):
+            return None
         sampler = cast(PrioritySampler, self._sampler)
         among = None if sample_range is None else self._by_age(sample_range)
         where = sampler.draw(size, among)

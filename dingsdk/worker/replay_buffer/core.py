@@ -6,8 +6,9 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from time import monotonic
 from types import TracebackType
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 from numpy.typing import NDArray
 
@@ -25,7 +26,6 @@ from dingsdk.worker.replay_buffer.watching.samples import SampledStats, SampleMo
 from dingsdk.worker.replay_buffer.watching.throughput import ThroughputMonitor
 
 _log = logging.getLogger(__name__)
-_Batch = TypeVar("_Batch")
 
 
 class BufferCore(IBuffer):
@@ -55,6 +55,8 @@ class BufferCore(IBuffer):
 
     sampler_family: ClassVar[type[Sampler]] = Sampler
     """What the sampler of this kind of buffer has to be."""
+    parts_type: ClassVar[type[Parts]] = Parts
+    """What makes its parts from the config."""
 
     def __init__(
         self,
@@ -65,7 +67,9 @@ class BufferCore(IBuffer):
     ) -> None:
         self.exp_name = exp_name
         self.instance_name = instance_name
-        self._parts = Parts(self.default_config(), self._configure(cfg), self.sampler_family)
+        self._parts = self.parts_type(
+            self.default_config(), self._configure(cfg), self.sampler_family
+        )
         self._capacity = self._parts.capacity
         self._remover = self._parts.remover()
         self._use_limiter(self._parts.limiter())
@@ -210,31 +214,25 @@ class BufferCore(IBuffer):
         self,
         size: int,
         timeout_s: float | None,
-        can_serve: Callable[..., bool],
-        draw: Callable[..., _Batch],
+        draw: Callable[..., Rows | None],
         *args: Any,
-    ) -> _Batch | None:
+    ) -> Rows | None:
         """Draw in one critical section, once that is possible.
 
         Args:
             size: Rows that it takes, >= 1.
             timeout_s: Seconds to wait for it; None: not at all.
-            can_serve: Whether there are rows enough; it may remove some. The limiter is asked
-                besides.
-            draw: Returns the batch.
-            args: What both are called with.
+            draw: Returns the batch, or None where there are too few rows; it may remove some.
+                Called when the limiter admits the sample.
+            args: What it is called with.
         """
         with self._lock:
             if self._closed:
                 self._check_open()
-            batch = None
-            if (can_serve(*args) and self._limiter.can_sample(size)) or (
-                timeout_s is not None
-                and self._wait_for(
-                    lambda: can_serve(*args) and self._limiter.can_sample(size), timeout_s
-                )
-            ):
-                batch = draw(*args)
+            batch = draw(*args) if self._limiter.can_sample(size) else None
+            if batch is None and timeout_s is not None:
+                batch = self._wait_to_draw(size, timeout_s, draw, *args)
+            if batch is not None:
                 self._limiter.on_sample(size)
                 self._sampled += size
                 if self._gate.waiting:
@@ -247,8 +245,21 @@ class BufferCore(IBuffer):
         if self._report_due:
             self._report_due = False
             self._sample_monitor.report(self.sampled_stats(), self._pushed)
-        if self._monitor.is_due():
+        if monotonic() >= self._monitor.next_report_s:
             self._monitor.report(self.stats())
+        return batch
+
+    def _wait_to_draw(
+        self, size: int, timeout_s: float, draw: Callable[..., Rows | None], *args: Any
+    ) -> Rows | None:
+        batch: Rows | None = None
+
+        def has_drawn() -> bool:
+            nonlocal batch
+            batch = draw(*args) if self._limiter.can_sample(size) else None
+            return batch is not None
+
+        self._wait_for(has_drawn, timeout_s)
         return batch
 
     def _look_at(self, facts: Mapping[str, NDArray[Any]], size: int) -> None:

@@ -94,7 +94,6 @@ class FilledBuffer(BufferCore):
             departures = self._listeners.collect() if self._listeners.untold else None
         if departures:
             self._listeners.tell(departures)
-        # What is_due() says, without its frames: they would take a twentieth of a small push.
         if monotonic() >= self._monitor.next_report_s:
             self._monitor.report(self.stats())
 
@@ -109,7 +108,7 @@ class FilledBuffer(BufferCore):
             self.used_data.check(rows)
         storage = self._storage
         if storage is None:
-            storage = self._parts.storage("array" if suits_arrays(rows) else "object")
+            storage = self._parts.storage(self._storage_kind(rows))
         # From here on nothing fails: either all rows are in, or none and nothing changed.
         accepted = storage.accept(rows)
         if storage is not self._storage:
@@ -139,6 +138,10 @@ class FilledBuffer(BufferCore):
             self._on_stored(where, facts, max(surplus, 0))
         if self._commits:
             self._commit()
+
+    def _storage_kind(self, rows: Rows) -> str:
+        """Return the type of storage that ``auto`` means for first rows."""
+        return "array" if suits_arrays(rows) else "object"
 
     def _insert_one(self, row: Any) -> None:
         """Store one row, or raise with nothing changed."""

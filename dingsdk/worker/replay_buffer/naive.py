@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from dingsdk.data import SampleBatch
 from dingsdk.worker.replay_buffer.base import ReplayBuffer
@@ -76,21 +76,17 @@ class NaiveReplayBuffer(ReplayBuffer):
         if size == 0:
             return self._no_rows()
 
-        return self._serve(size, timeout_s, self._can_draw, self._draw, size, sample_range, replace)
+        return self._serve(size, timeout_s, self._draw, size, sample_range, replace)
 
-    def _can_draw(self, size: int, sample_range: slice | None, replace: bool) -> bool:
+    def _draw(self, size: int, sample_range: slice | None, replace: bool) -> Rows | None:
         ages = self._ages(sample_range)
-        rows = self._remover.count if ages is None else len(ages)
-        return rows > 0 if replace else rows >= size
-
-    def _draw(self, size: int, sample_range: slice | None, replace: bool) -> Rows:
-        sampler: RowSampler = self._sampler  # type: ignore[assignment]
-        ages = self._ages(sample_range)
+        population = self._remover.count if ages is None else len(ages)
+        if population < size and not (replace and population):
+            return None
+        ranks = cast(RowSampler, self._sampler).draw(population, size, replace)
         if ages is None:
-            ranks = sampler.draw(self._remover.count, size, replace)
             where = self._remover.positions(ranks)
         else:
-            ranks = sampler.draw(len(ages), size, replace)
             where = self._remover.by_age(ages.start + ages.step * ranks)
         if self._sample_monitor.is_next():
             newer = self._remover.newer(where)

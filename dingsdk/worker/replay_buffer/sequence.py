@@ -96,20 +96,16 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
         length = self._length if sequence is None else checked_size(sequence, "a sequence", 1)
         if batch == 0:
             return self._no_rows()
-        sampler = cast(SequenceSampler, self._sampler)
-        drawn: list[Windows] = []
+        return self._serve(batch * length, timeout_s, self._draw_stretches, batch, length, replace)
 
-        def can_serve() -> bool:
-            count = self._remover.count
-            if count == 0 or (count < batch * length and not replace):
-                return False
-            if not self._limiter.can_sample(batch * length):
-                return False  # before a draw that would be for nothing
-            windows = sampler.draw(batch, length)
-            drawn[:] = [] if windows is None else [windows]
-            return windows is not None
-
-        return self._serve(batch * length, timeout_s, can_serve, lambda: self._gather(drawn[0]))
+    def _draw_stretches(
+        self, batch: int, length: int, replace: bool
+    ) -> SampleBatch | list[Any] | None:
+        count = self._remover.count
+        if count == 0 or (count < batch * length and not replace):
+            return None
+        windows = cast(SequenceSampler, self._sampler).draw(batch, length)
+        return None if windows is None else self._gather(windows)
 
     def count_starts(self, sequence: int | None = None) -> int:
         """Return how many sequences of that length could be drawn; looks at every row."""

@@ -183,12 +183,11 @@ def test_throughput_is_reported_once_per_period(caplog: pytest.LogCaptureFixture
     buffer = make_buffer(replay_buffer_size=2)
     buffer.push(batch(1, 2, 3), 0)
     buffer.sample(1, 0)
-    assert not monitor.is_due()
+    assert monitor.next_report_s == 60.0
     now[0] = 60.0
-    assert monitor.is_due()
     with caplog.at_level(logging.INFO):
         monitor.report(buffer.stats())
-    assert not monitor.is_due()
+    assert monitor.next_report_s == 120.0
     assert "pushed_in 3, sampled_out 1, removed 1, current_have 2" in caplog.text
     assert ("buffer_sec/pushed_in", 3, 3) in writer.scalars
 

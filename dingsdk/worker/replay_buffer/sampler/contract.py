@@ -83,5 +83,5 @@ class RowSampler(Sampler):
             replace: Whether a rank may come more than once.
 
         Returns:
-            int64[size], ascending: neighbours share cache lines when they are gathered.
+            int64[size], in any order.
         """

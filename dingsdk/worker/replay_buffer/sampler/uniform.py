@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.worker.replay_buffer.sampler.contract import RowSampler
+from dingsdk.worker.replay_buffer.sampler.uniform_kernels import add_distinct
 
 
 class UniformSampler(RowSampler):
@@ -17,9 +18,7 @@ class UniformSampler(RowSampler):
 
     def draw(self, population: int, size: int, replace: bool = False) -> NDArray[np.int64]:
         if replace or size == 1:
-            drawn = self._integers(population, size)
-            drawn.sort()
-            return drawn
+            return self._integers(population, size)
         if 2 * size <= population:
             return self._distinct(population, size)
         # Most rows are wanted: draw those to leave out.
@@ -32,18 +31,11 @@ class UniformSampler(RowSampler):
         # Generator.choice(replace=False) works on a permutation of the population, which
         # costs as much as the buffer is large. Drawing on until `size` distinct ranks are found
         # leaves every set equally likely, and the first draw nearly always suffices.
-        drawn = self._integers(population, size)
-        drawn.sort()
-        repeats = drawn[1:] == drawn[:-1]
-        while np.count_nonzero(repeats):
-            # A mask takes a third of the time of np.unique.
-            fresh = np.ones(size, dtype=np.bool_)
-            np.logical_not(repeats, out=fresh[1:])
-            drawn = drawn[fresh]
-            drawn = np.concatenate((drawn, self._integers(population, size - len(drawn))))
-            drawn.sort()
-            repeats = drawn[1:] == drawn[:-1]
-        return drawn
+        ranks = np.empty(size, np.int64)
+        found = 0
+        while found < size:
+            found = add_distinct(self._rng.random(size - found), population, ranks, found)
+        return ranks
 
     def _integers(self, population: int, size: int) -> NDArray[np.int64]:
         # Half the time of Generator.integers (3.4 and 7.2 us for 256). Doubles have 53 random
