@@ -1,6 +1,6 @@
 """Step data in a shared folder: one checked frame a payload, under a name used once.
 
-``data/<2 hex digits>/<data_id>.ding``; damaged files end in ``quarantine/``, deleted ones in
+``data/<hex digit>/<data_id>.ding``; damaged files end in ``quarantine/``, deleted ones in
 ``spare-small/`` and ``spare-large/``, where they wait to be written over: new pages of a file
 cost more than the write itself (3.8 ms and 0.5 ms for 3.6 MB, 2 cores, ext4).
 """
@@ -12,7 +12,6 @@ import os
 import secrets
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
@@ -36,6 +35,7 @@ from dingsdk.errors import (
 )
 from dingsdk.worker.comm import StepDataStore
 from dingsdk_flask_fs.orphans import OrphanWatch
+from dingsdk_flask_fs.shards import Shards
 from dingsdk_flask_fs.spares import SparePool
 
 _SUFFIX = ".ding"
@@ -44,7 +44,6 @@ _COPIED_BYTES = 8 << 20
 """Payloads up to this size are read into memory and their files used again. A map of a larger
 one may be in use when the payload is deleted, so that its file is not touched any more."""
 _MOST_SPARES = 1024
-_SHARDS = 256
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.001, 0.1
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -92,7 +91,8 @@ class FileDataStore(StepDataStore):
         self.corrupt_count = 0
         self.missing_count = 0
         with PrivateDir(path) as root:
-            self._data = root.sub("data")
+            with root.sub("data") as data:
+                self._data = Shards(data)
             self._quarantine = root.sub("quarantine")
             # What must survive a power cut is never written over: the disk may have it half.
             budget = 0 if is_durable else keep_spare_bytes
@@ -123,13 +123,13 @@ class FileDataStore(StepDataStore):
                 "Lower policy.collect.n_sample",
                 path="policy.collect.n_sample",
             )
-        with self._data.sub(_shard(data_id)) as folder:
-            # One writer an id is the rule, and a repeated write the exception, so that between
-            # this look and the rename only the same content can come.
-            if folder.stat(name) is not None and self._is_stored(folder, data_id, info):
-                return info
-            self._check_free(folder, info.size_bytes)
-            self._write_new(folder, name, list(buffers), info.size_bytes)
+        folder = self._data.of(data_id)
+        # One writer an id is the rule, and a repeated write the exception, so that between
+        # this look and the rename only the same content can come.
+        if folder.stat(name) is not None and self._is_stored(folder, data_id, info):
+            return info
+        self._check_free(folder, info.size_bytes)
+        self._write_new(folder, name, list(buffers), info.size_bytes)
         return info
 
     def get(
@@ -159,9 +159,8 @@ class FileDataStore(StepDataStore):
         name = check_id(data_id, "data_id") + _SUFFIX
 
         def look() -> None:
-            with self._data.sub(_shard(data_id), create=False) as folder:
-                if folder.stat(name) is None:
-                    raise DataMissingError(f"no payload {data_id!r}", data_id=data_id)
+            if self._data.of(data_id).stat(name) is None:
+                raise DataMissingError(f"no payload {data_id!r}", data_id=data_id)
 
         try:
             self._find(data_id, timeout_s, look)
@@ -189,11 +188,8 @@ class FileDataStore(StepDataStore):
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     def delete(self, data_ids: Iterable[str]) -> None:
-        by_shard: dict[str, list[str]] = {}
-        for data_id in data_ids:
-            by_shard.setdefault(_shard(check_id(data_id, "data_id")), []).append(data_id + _SUFFIX)
-        for shard, names in by_shard.items():
-            self._remove(shard, names)
+        for data_id in [check_id(each, "data_id") for each in data_ids]:
+            self._remove(self._data.of(data_id), data_id + _SUFFIX)
 
     def __len__(self) -> int:
         return sum(1 for _ in self.ids())
@@ -201,8 +197,8 @@ class FileDataStore(StepDataStore):
     # Upkeep -----------------------------------------------------------------------------------
     def ids(self) -> Iterator[str]:
         """Yield the ids of all payloads there are."""
-        for _, names in self._shards():
-            for name in names:
+        for folder in self._data:
+            for name in folder.names():
                 if name.endswith(_SUFFIX):
                     yield name.removesuffix(_SUFFIX)
 
@@ -220,9 +216,10 @@ class FileDataStore(StepDataStore):
             Number of files deleted.
         """
         count = 0
-        for shard, names in self._shards():
-            ownerless = [name for name in names if not is_live(name.removesuffix(_SUFFIX))]
-            count += self._remove(shard, self._watch.ripe(shard, ownerless, grace_s))
+        for folder in self._data:
+            ownerless = [n for n in folder.names() if not is_live(n.removesuffix(_SUFFIX))]
+            for name in self._watch.ripe(folder.path.name, ownerless, grace_s):
+                count += self._remove(folder, name)
         return count
 
     def close(self) -> None:
@@ -235,18 +232,18 @@ class FileDataStore(StepDataStore):
 
     # ------------------------------------------------------------------------------------------
     def _load(self, data_id: str, name: str, expected_digest: str | None) -> SampleBatch:
-        with self._data.sub(_shard(data_id), create=False) as folder:
-            try:
-                content = folder.view(name, self._max_bytes, map_above=_COPIED_BYTES)
-                return decode_frame(content, self._max_bytes, expected_digest)
-            except DataCorruptError as error:
-                if folder.stat(name) is None:  # deleted while we read it
-                    raise DataMissingError(f"no payload {data_id!r}", data_id=data_id) from error
-                self.corrupt_count += 1
-                self._set_aside(folder, data_id)
-                raise DataCorruptError(
-                    f"payload {data_id!r}: {error}", where=error.where, data_id=data_id
-                ) from error
+        folder = self._data.of(data_id)
+        try:
+            content = folder.view(name, self._max_bytes, map_above=_COPIED_BYTES)
+            return decode_frame(content, self._max_bytes, expected_digest)
+        except DataCorruptError as error:
+            if folder.stat(name) is None:  # deleted while we read it
+                raise DataMissingError(f"no payload {data_id!r}", data_id=data_id) from error
+            self.corrupt_count += 1
+            self._set_aside(folder, data_id)
+            raise DataCorruptError(
+                f"payload {data_id!r}: {error}", where=error.where, data_id=data_id
+            ) from error
 
     def _write_new(
         self, folder: PrivateDir, name: str, buffers: list[Buffer], size_bytes: int
@@ -319,34 +316,15 @@ class FileDataStore(StepDataStore):
                 reason="low_space",
             )
 
-    def _remove(self, shard: str, names: Iterable[str]) -> int:
-        count = 0
+    def _remove(self, folder: PrivateDir, name: str) -> bool:
         try:
-            with self._data.sub(shard, create=False) as folder:
-                for name in names:
-                    try:
-                        count += self._give_away(folder, name) or folder.unlink(name)
-                    except (RunFolderError, StorageFullError) as error:
-                        # What cannot be removed now is an orphan for a later sweep.
-                        _logger.warning("cannot delete a payload: %s", error)
-        except DataMissingError:
-            return 0
-        return count
+            return self._give_away(folder, name) or folder.unlink(name)
+        except (RunFolderError, StorageFullError) as error:
+            # What cannot be removed now is an orphan for a later sweep.
+            _logger.warning("cannot delete a payload: %s", error)
+            return False
 
     def _give_away(self, folder: PrivateDir, name: str) -> bool:
         found = folder.stat(name) if name.endswith(_SUFFIX) else None
         pool = self._pool_for(found.st_size) if found is not None else None
         return found is not None and pool is not None and pool.give(folder, name, found)
-
-    def _shards(self) -> Iterator[tuple[str, list[str]]]:
-        for shard in self._data.names():
-            try:
-                with self._data.sub(shard, create=False) as folder:
-                    names = folder.names()
-            except DataMissingError:
-                continue
-            yield shard, names
-
-
-def _shard(data_id: str) -> str:
-    return f"{zlib.crc32(data_id.encode()) % _SHARDS:02x}"
