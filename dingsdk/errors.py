@@ -7,7 +7,9 @@ attributes (``error.facts``), so that programs and tests never parse the text.
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 
@@ -231,7 +233,10 @@ class ProtocolError(DingError, ValueError):
 
 
 class WorkerLostError(DingError, ConnectionError):
-    """A worker that left or fell silent. Facts: ``worker_id``, ``task_id``."""
+    """A worker that left or fell silent.
+
+    Facts: ``worker_id``, ``task_id``; ``replaced``: its id is another worker's now.
+    """
 
     retryable = True
 
@@ -312,3 +317,18 @@ def nearest_name(asked: str, known: Iterable[str]) -> str | None:
     """Return the known name spelled most like ``asked``, or None when none is close."""
     close = difflib.get_close_matches(asked, list(known), n=1, cutoff=0.6)
     return close[0] if close else None
+
+
+def raised_at(error: BaseException) -> str:
+    """Return ``" (<file>, line <n>)"`` where the error left the user's code, or ``""``.
+
+    For messages about an import that failed: the frames of the import machinery and of
+    dingsdk itself say nothing.
+    """
+    if isinstance(error, SyntaxError):
+        return ""  # its own text says it
+    own = str(Path(__file__).parent)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(("<", own)) and "importlib" not in frame.filename:
+            return f" ({frame.filename}, line {frame.lineno})"
+    return ""

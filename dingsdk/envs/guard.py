@@ -21,6 +21,12 @@ ERROR = "error"
 FAILURES = "env_failures"
 """Info key, int: failures in this call of ``step`` or ``reset``; absent if there were none."""
 
+_FAULTS = (Exception, SystemExit)
+"""What counts as a failure of the env. An env that calls sys.exit() ends itself, not the run."""
+
+_STEP_PARTS = "obs, reward, terminated, truncated, info"
+_RESET_PARTS = "obs, info"
+
 _log = logging.getLogger(__name__)
 
 
@@ -97,14 +103,18 @@ class GuardedEnv(gym.Env[Any, Any]):
             EnvError: too many failures in a row; the env's last error is the cause.
         """
         try:
-            obs, reward, terminated, truncated, info = self.env.step(action)
+            answer = self.env.step(action)
+            try:
+                obs, reward, terminated, truncated, info = answer
+            except (TypeError, ValueError) as error:
+                raise _wrong_answer("step", answer, _STEP_PARTS) from error
             obs = self._schema.conform(obs)
-            reward = float(reward)
-            if reward != reward:
-                raise _nan_reward()
-            if info and info.get(ABNORMAL):
+            reward = _plain_reward(reward)
+            if not isinstance(info, dict):
+                raise _mismatch("info", "a dict", type(info).__name__)
+            if info.get(ABNORMAL):
                 raise EnvError(f"env {self._env_id} reported an abnormal step", env_id=self._env_id)
-        except Exception as error:
+        except _FAULTS as error:
             return self._restart(error)
         if terminated or truncated:
             self._failures_in_row = 0
@@ -123,12 +133,19 @@ class GuardedEnv(gym.Env[Any, Any]):
     def _reset(self, seed: int | None) -> tuple[Any, dict[str, Any]]:
         while True:
             try:
-                obs, info = self.env.reset(seed=seed, **self._reset_kwargs)
-                return self._schema.conform(obs), dict(info)
-            except Exception as error:
+                answer = self.env.reset(seed=seed, **self._reset_kwargs)
+                try:
+                    obs, info = answer
+                except (TypeError, ValueError) as error:
+                    raise _wrong_answer("reset", answer, _RESET_PARTS) from error
+                obs = self._schema.conform(obs)
+                if not isinstance(info, dict):
+                    raise _mismatch("info", "a dict", type(info).__name__)
+                return obs, dict(info)
+            except _FAULTS as error:
                 seed = self._recover(error)
 
-    def _restart(self, error: Exception) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def _restart(self, error: BaseException) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         failures_before = self._failures
         obs, info = self._reset(self._recover(error))
         info[ABNORMAL] = True
@@ -136,7 +153,7 @@ class GuardedEnv(gym.Env[Any, Any]):
         info[FAILURES] = self._failures - failures_before
         return obs, 0.0, False, False, info
 
-    def _recover(self, error: Exception) -> int | None:
+    def _recover(self, error: BaseException) -> int | None:
         """Count the failure and get a working env; return the seed of its next reset."""
         while True:
             self._failures += 1
@@ -158,7 +175,7 @@ class GuardedEnv(gym.Env[Any, Any]):
                 if self._renews:
                     close_quietly(self.env)
                     self.env = self._env_fn()
-            except Exception as again:
+            except _FAULTS as again:
                 error = again
             else:
                 return restart_seed(self._seed, self._rebuilds, self.keep_seed)
@@ -173,12 +190,12 @@ def restart_seed(
     return derive_seed(seed, name, rebuilds)
 
 
-def env_error(cause: Exception, env_id: int | None, failures: int) -> EnvError:
+def env_error(cause: BaseException, env_id: int | None, failures: int) -> EnvError:
     """Return the error that ends a run for an env (None: a vector env as a whole)."""
     who = "the vector env" if env_id is None else f"env {env_id}"
     return EnvError(
-        f"{who} failed {failures} times without completing an episode, last with "
-        f"{type(cause).__name__}: {cause}; correct the env, or raise env_manager.max_retry",
+        f"{who} failed {failures} times without completing an episode; correct it, or raise "
+        f"env_manager.max_retry. Its last error: {type(cause).__name__}: {cause}",
         env_id=env_id,
         failures=failures,
         # An error that crosses a process boundary loses its cause.
@@ -194,10 +211,34 @@ def close_quietly(env: Any, **kwargs: Any) -> None:
         _log.debug("closing a failed env failed", exc_info=True)
 
 
-def _nan_reward() -> SchemaMismatchError:
+def _plain_reward(reward: Any) -> float:
+    """Return a reward as a float; an array of one element is taken as well."""
+    try:
+        plain = float(reward)
+    except (TypeError, ValueError) as error:
+        if getattr(reward, "size", None) != 1:
+            raise _mismatch("reward", "a number", repr(reward)) from error
+        plain = float(reward.item())
+    if plain != plain:
+        raise _mismatch("reward", "a finite number", "NaN")
+    return plain
+
+
+def _wrong_answer(method: str, answer: Any, parts: str) -> SchemaMismatchError:
+    found = f"{len(answer)} values" if isinstance(answer, tuple) else type(answer).__name__
+    advice = "; an env of the old gym API needs a wrapper" if isinstance(answer, tuple) else ""
     return SchemaMismatchError(
-        "the env returned reward: NaN, a finite number is needed; correct the env",
-        key="reward",
-        expected="a number",
-        found="NaN",
+        f"the env's {method}() returned {found}, gymnasium's API has ({parts}){advice}",
+        key=method,
+        expected=parts,
+        found=found,
+    )
+
+
+def _mismatch(key: str, expected: str, found: str) -> SchemaMismatchError:
+    return SchemaMismatchError(
+        f"the env returned {key}: {found}, {expected} is needed",
+        key=key,
+        expected=expected,
+        found=found,
     )

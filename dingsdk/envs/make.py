@@ -10,7 +10,14 @@ import gymnasium as gym
 
 from dingsdk.config import to_plain
 from dingsdk.envs.base import EnvManager
-from dingsdk.errors import ConfigError, ConfigTypeError, UnknownEnvError, nearest_name
+from dingsdk.errors import (
+    ConfigError,
+    ConfigTypeError,
+    EnvError,
+    UnknownEnvError,
+    nearest_name,
+    raised_at,
+)
 from dingsdk.plugins import default_manager
 
 
@@ -50,6 +57,7 @@ class EnvFn:
         Raises:
             UnknownEnvError: no such id, or a package that the env needs is missing.
             ConfigError: kwargs that the env does not take.
+            EnvError: its constructor raised.
         """
         env = self._make(gym.make, **{"disable_env_checker": True, **self.kwargs})
         for index, section in enumerate(self.wrappers):
@@ -87,12 +95,6 @@ class EnvFn:
         spec = self.spec
         try:
             return maker(spec, **kwargs)
-        except TypeError as error:
-            raise ConfigError(
-                f"env.kwargs: {self.env_id} cannot be made with {self.kwargs}: {error}",
-                path="env.kwargs",
-                env_id=self.env_id,
-            ) from error
         except (gym.error.Error, ImportError) as error:
             # gymnasium's text names the package to install where one is missing.
             raise UnknownEnvError(
@@ -100,6 +102,19 @@ class EnvFn:
                 path="env.env_id",
                 env_id=self.env_id,
                 nearest=None,
+            ) from error
+        except Exception as error:
+            if isinstance(error, TypeError) and self.kwargs:
+                raise ConfigError(
+                    f"env.kwargs: {self.env_id} cannot be made with {self.kwargs}: {error}",
+                    path="env.kwargs",
+                    env_id=self.env_id,
+                ) from error
+            raise EnvError(
+                f"{self.env_id} cannot be made: its constructor raised "
+                f"{type(error).__name__}: {error}",
+                env_id=self.env_id,
+                failures=1,
             ) from error
 
 
@@ -116,7 +131,15 @@ def find_spec(env_id: str) -> Any:
         except ModuleNotFoundError as error:
             raise UnknownEnvError(
                 f"env.env_id: {env_id!r} names the module {module!r}, which cannot be imported: "
-                f"{error}; install it, or correct the name",
+                f"{error}; install it, put its folder on PYTHONPATH, or correct the name",
+                path="env.env_id",
+                env_id=env_id,
+                nearest=None,
+            ) from error
+        except (Exception, SystemExit) as error:
+            raise UnknownEnvError(
+                f"env.env_id: {env_id!r} names the module {module!r}, whose import raised "
+                f"{type(error).__name__}: {error}{raised_at(error)}",
                 path="env.env_id",
                 env_id=env_id,
                 nearest=None,

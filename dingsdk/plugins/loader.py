@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from dingsdk.errors import DingError, PluginLoadError, nearest_name
+from dingsdk.errors import DingError, PluginLoadError, nearest_name, raised_at
 from dingsdk.plugins import hookspecs
 from dingsdk.plugins.kinds import API_VERSION
 from dingsdk.plugins.markers import PROJECT_NAME
@@ -127,7 +127,8 @@ class Loader:
             if isinstance(error, PluginLoadError) and error.facts.get("plugin") == owner:
                 raise
             raise PluginLoadError(
-                f"plugin {owner} cannot be loaded: {type(error).__name__}: {error}",
+                f"plugin {owner} cannot be loaded: {type(error).__name__}: {error}"
+                f"{raised_at(error)}",
                 plugin=owner,
                 reason="broken",
             ) from error

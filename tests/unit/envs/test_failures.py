@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, ClassVar
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
 from dingsdk.envs import EnvManager, create_env_manager, make_env_fns
+from dingsdk.envs.guard import GuardedEnv
 from dingsdk.errors import EnvError, SchemaMismatchError
 
 RAISE, NAN, WRONG_SHAPE, NAN_REWARD, REPORT = 1, 2, 3, 4, 5
@@ -107,6 +109,72 @@ def test_unfit_observation_is_named_with_key_and_shape(fault: int, found: str) -
         assert cause.key == "obs"
         assert cause.expected == "float32[2]"
         assert found in cause.found
+
+
+class Answering:
+    """An env that answers a step and a reset as it is told."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    metadata: ClassVar[dict[str, Any]] = {}
+    render_mode = spec = None
+    obs = np.zeros(1, np.float32)
+
+    def __init__(self, step: Any = None, reset: Any = (obs, {})) -> None:
+        self._answers = {"step": step, "reset": reset}
+
+    def reset(self, **_: Any) -> Any:
+        return self._answers["reset"]
+
+    def step(self, action: Any) -> Any:
+        if isinstance(self._answers["step"], BaseException):
+            raise self._answers["step"]
+        return self._answers["step"]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("reward", [2, np.float64(2), np.array(2.0), np.array([2.0])])
+def test_reward_of_any_numeric_form_is_taken(reward: Any) -> None:
+    env = GuardedEnv(lambda: Answering((Answering.obs, reward, True, False, {})), 0)
+    env.reset()
+    assert env.step(0)[1] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("answers", "key", "text"),
+    [
+        ({"step": (Answering.obs, 1.0, False, {})}, "step", "4 values.*terminated.*old gym API"),
+        ({"step": None}, "step", "NoneType"),
+        ({"step": (Answering.obs, np.ones(2), False, False, {})}, "reward", "a number is needed"),
+        ({"step": (Answering.obs, None, False, False, {})}, "reward", "None"),
+        ({"step": (Answering.obs, 1.0, False, False, None)}, "info", "NoneType, a dict"),
+        ({"reset": Answering.obs}, "reset", "ndarray.*obs, info"),
+        ({"reset": (Answering.obs, None)}, "info", "NoneType, a dict"),
+    ],
+)
+def test_answer_of_the_wrong_form_is_named(answers: dict[str, Any], key: str, text: str) -> None:
+    env = GuardedEnv(lambda: Answering(**answers), 0, max_retry=0)
+
+    def play() -> None:
+        env.reset()
+        env.step(0)
+
+    with pytest.raises(EnvError, match=text) as caught:
+        play()
+    cause = caught.value.__cause__
+    assert isinstance(cause, SchemaMismatchError)
+    assert cause.key == key
+
+
+def test_env_that_exits_fails_as_one_that_raises() -> None:
+    env = GuardedEnv(lambda: Answering(SystemExit(3)), 0)
+    env.reset()
+    assert env.step(0)[4]["error"] == "SystemExit: 3"
+    env.step(0)
+    with pytest.raises(EnvError, match="SystemExit: 3"):
+        env.step(0)
 
 
 def test_unfit_part_of_a_dict_observation_is_named_by_its_path() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from dingsdk.envs import EnvFn, create_env_manager, make_env_fns
 from dingsdk.errors import (
     ConfigError,
     ConfigTypeError,
+    EnvError,
     UnknownEnvError,
     UnknownKeyError,
     UnknownPluginError,
@@ -74,6 +76,35 @@ def test_missing_package_passes_on_the_hint_of_gymnasium() -> None:
 def test_module_that_cannot_be_imported_is_named() -> None:
     with pytest.raises(UnknownEnvError, match="'no_such_module'"):
         make_env_fns({"env_id": "no_such_module:Env-v0"}, 1)
+
+
+def test_module_that_raises_is_named_with_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_envs.py").write_text("import gymnasium\n\ngymnasium.regster()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UnknownEnvError, match=r"AttributeError.*regster.*broken_envs\.py, line 3"):
+        make_env_fns({"env_id": "broken_envs:Env-v0"}, 1)
+
+
+@pytest.mark.parametrize(
+    ("cause", "kwargs", "error"),
+    [
+        (RuntimeError("no display"), {}, EnvError),
+        # Nothing was given that it could not take.
+        (TypeError("object of type 'int' has no len()"), {}, EnvError),
+        (TypeError("unexpected keyword argument 'size'"), {"size": 3}, ConfigError),
+    ],
+)
+def test_constructor_that_raises_is_named(
+    cause: Exception, kwargs: dict[str, Any], error: type[Exception]
+) -> None:
+    def entry_point(**_: Any) -> None:
+        raise cause
+
+    gym.register("Tiny/Raising-v0", entry_point=entry_point)
+    with pytest.raises(error, match=f"Tiny/Raising-v0 cannot be made.*{re.escape(str(cause))}"):
+        EnvFn({"env_id": "Tiny/Raising-v0", "kwargs": kwargs})()
 
 
 def test_module_of_an_env_id_is_imported_first(tmp_path: Path) -> None:
