@@ -116,9 +116,30 @@ class TestSequenceOverObjects(Contract):
     capabilities = BASE | {"objects", "sequences"}
 
 
-class TestEpisodes(Contract):
+class TestEpisodesByFirstPush(Contract):
     parts: ClassVar = {"type": "episode"}
-    capabilities = ROWS | {"episodes"}
+    capabilities: ClassVar[Collection[str]] = ROWS | {"episodes"}
+
+
+class TestEpisodesOverArrays(TestEpisodesByFirstPush):
+    parts: ClassVar = {"type": "episode", "storage": {"type": "array", "next_of": "obs"}}
+
+
+class TestEpisodesOverObjects(TestEpisodesByFirstPush):
+    parts: ClassVar = {"type": "episode", "storage": {"type": "object"}}
+
+
+class TestEpisodesOverMaps(MappedContract):
+    parts: ClassVar = {"type": "episode", "storage": {"type": "memmap"}}
+    capabilities = ROWS | {"episodes", "durable"}
+
+
+class TestEpisodesOverLinkedPackedMaps(PackedContract):
+    parts: ClassVar = {
+        "type": "episode",
+        "storage": {"type": "packed", "compress": "lz4", "next_of": "obs"},
+    }
+    capabilities = ROWS | {"episodes", "durable"}
 
 
 class TestAdvancedOverArrays(Contract):

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import resource
+import signal
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import ConfigError, SchemaMismatchError
+from dingsdk.errors import (
+    CheckpointCorruptError,
+    CheckpointVersionError,
+    ConfigError,
+    SchemaMismatchError,
+    StorageFullError,
+)
+from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.episode import EpisodeReplayBuffer
+from dingsdk.worker.replay_buffer.remover import FifoRemover
+
+from .pushing_episodes import CAPACITY, episode_of
 
 
 def episode(first: int, length: int) -> list[dict[str, Any]]:
@@ -104,8 +120,182 @@ def test_demonstrations_are_pushed_as_they_are() -> None:
     assert buffer.episode_len == [2, 4]
 
 
-@pytest.mark.parametrize("storage", ["array", "memmap"])
-def test_storages_of_one_shape_are_refused(storage: str) -> None:
-    with pytest.raises(ConfigError, match="episodes differ in length"):
-        make(storage={"type": storage})
-    assert make(storage={"type": "auto"}).count() == 0
+def test_the_first_push_decides_what_auto_means() -> None:
+    columns, objects = make(), make()
+    columns.push([episode(0, 2), SampleBatch.from_rows(episode(5, 3))], 0)
+    assert columns.state_dict()["storage"] == "array"
+    with pytest.raises(SchemaMismatchError, match="obs"):
+        columns.push([episode(0, 2), [{"x": 1}]], 0)
+    assert columns.episode_len == [2, 3]
+    objects.push([episode(0, 2), ["text"]], 0)
+    assert objects.state_dict()["storage"] == "object"
+    for buffer in (columns, objects):
+        other = make()
+        other.load_state_dict(buffer.state_dict())
+        other.push([episode(0, 4)], 0)
+        buffer.push([episode(0, 4)], 0)
+        assert other.sample(3, 0) == buffer.sample(3, 0)
+        assert other.state_dict()["storage"] == buffer.state_dict()["storage"]
+
+
+def test_a_refused_first_push_decides_nothing() -> None:
+    buffer = make()
+    with pytest.raises(SchemaMismatchError):
+        buffer.push([episode(0, 2), [{"x": 1}]], 0)
+    buffer.push([[{"other": 1.0}] * 3], 0)
+    assert buffer.episode_len == [3]
+
+
+def test_numbers_of_lists_are_converted_and_those_of_columns_are_not() -> None:
+    buffer = make()
+    buffer.push([[{"reward": 0.5}]], 0)
+    buffer.push([[{"reward": 1}, {"reward": 2}]], 0)
+    newest = buffer.sample(1, 0, sample_range=slice(-1, None))
+    assert newest is not None
+    assert newest[0].columns["reward"].tolist() == [1.0, 2.0]
+    with pytest.raises(SchemaMismatchError, match="reward"):
+        buffer.push([SampleBatch({"reward": np.array([1])})], 0)
+
+
+STORAGES: list[Any] = [
+    pytest.param({"type": "array"}, id="array"),
+    pytest.param({"type": "array", "next_of": "obs"}, id="array-next_of"),
+    pytest.param({"type": "memmap"}, id="memmap"),
+    pytest.param({"type": "memmap", "next_of": "obs", "compress": "lz4"}, id="memmap-packed"),
+]
+
+
+def opened(path: Path, storage: dict[str, Any], **cfg: Any) -> EpisodeReplayBuffer:
+    if storage["type"] == "memmap":
+        storage = {**storage, "path": str(path), "reopen": (path / "header.json").exists()}
+    return make(CAPACITY, storage=storage, **cfg)
+
+
+def held(buffer: EpisodeReplayBuffer) -> list[SampleBatch]:
+    ages = [slice(age, age + 1) for age in range(buffer.count())]
+    return [each for age in ages for each in buffer.sample(1, 0, age) or []]
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_columns_grow_with_the_episodes(tmp_path: Path, storage: dict[str, Any]) -> None:
+    with opened(tmp_path / "rows", storage) as buffer:
+        for first in range(0, 60, 4):
+            buffer.push([episode_of(first)], 0)
+            buffer.push([episode_of(first + n) for n in range(1, 4)], 0)
+            newest = first + 4
+            expected = [episode_of(n) for n in range(max(0, newest - CAPACITY), newest)]
+            assert held(buffer) == expected
+            assert buffer.episode_len == [len(each) for each in expected]
+        buffer.push([episode_of(n) for n in range(60, 70)], 0)
+        assert held(buffer) == [episode_of(n) for n in range(70 - CAPACITY, 70)]
+
+
+@pytest.mark.parametrize("storage", STORAGES[2:])
+def test_a_buffer_on_disk_goes_on_where_it_was_closed(
+    tmp_path: Path, storage: dict[str, Any]
+) -> None:
+    pushed = 0
+    for pushes in (3, 1, 20, 0, 40):
+        with opened(tmp_path / "rows", storage) as buffer:
+            expected = [episode_of(n) for n in range(max(0, pushed - CAPACITY), pushed)]
+            assert held(buffer) == expected
+            assert buffer.push_count == pushed
+            for n in range(pushed, pushed + pushes):
+                buffer.push([episode_of(n)], 0)
+            pushed += pushes
+            state = buffer.state_dict()
+    with opened(tmp_path / "rows", storage) as buffer:
+        buffer.clear()
+        buffer.push([[{"obs": 1, "next_obs": 2}] * 3], 0)
+        buffer.load_state_dict(state)
+        expected = [episode_of(n) for n in range(pushed - CAPACITY, pushed)]
+        assert held(buffer) == expected
+    with opened(tmp_path / "rows", storage) as buffer:
+        assert held(buffer) == expected
+
+
+@pytest.mark.parametrize("storage", STORAGES[2:])
+def test_a_push_that_was_cut_off_leaves_the_episodes_of_before(
+    tmp_path: Path, storage: dict[str, Any]
+) -> None:
+    with opened(tmp_path / "rows", storage) as buffer:
+        for n in range(CAPACITY + 3):
+            buffer.push([episode_of(n)], 0)
+        store = buffer._storage
+        assert store is not None
+        # All that a push does but for its last step, which makes it count.
+        store.put(np.array([3, 4, 0]), store.accept([episode_of(n) for n in range(90, 93)]))
+    for first in (3, 5):
+        with opened(tmp_path / "rows", storage) as buffer:
+            assert held(buffer) == [episode_of(n) for n in range(first, first + CAPACITY)]
+            buffer.push([episode_of(first + CAPACITY), episode_of(first + CAPACITY + 1)], 0)
+
+
+@pytest.mark.parametrize("storage", STORAGES[2:])
+def test_episodes_of_a_killed_process_are_found_again(
+    tmp_path: Path, storage: dict[str, Any]
+) -> None:
+    folder = tmp_path / "rows"
+    command = [sys.executable, str(Path(__file__).parent / "pushing_episodes.py")]
+    text = json.dumps({**storage, "path": str(folder)})
+    with subprocess.Popen([*command, text], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        told = [child.stdout.readline() for _ in range(40)]
+        child.send_signal(signal.SIGKILL)
+        told += child.stdout.readlines()
+    pushed = int([line for line in told if line.endswith(b"\n")][-1])
+    with opened(folder, storage) as buffer:
+        newest = buffer.push_count
+        assert pushed <= newest <= pushed + 3
+        for n in range(newest, newest + 3):
+            assert held(buffer) == [episode_of(k) for k in range(n - CAPACITY, n)]
+            buffer.push([episode_of(n)], 0)
+
+
+def test_episodes_and_rows_do_not_share_a_folder(tmp_path: Path) -> None:
+    storage = {"type": "memmap", "path": str(tmp_path / "rows")}
+    with make(storage=storage) as buffer:
+        buffer.push([episode(0, 3)], 0)
+    cfg = {"replay_buffer_size": 4, "storage": {**storage, "reopen": True}}
+    with pytest.raises(CheckpointVersionError, match="episodes"):
+        NaiveReplayBuffer(cfg)
+    (tmp_path / "rows" / "marks.bin").unlink()
+    with pytest.raises(CheckpointCorruptError, match="marks"):
+        EpisodeReplayBuffer(cfg)
+
+
+@pytest.mark.parametrize("storage", STORAGES[2:])
+def test_a_disk_without_room_for_an_episode_keeps_the_others(
+    tmp_path: Path, storage: dict[str, Any]
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with opened(tmp_path / "rows", storage) as buffer:
+        for n in range(4):
+            buffer.push([episode_of(n)], 0)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, limits[1]))
+        try:
+            with pytest.raises(StorageFullError):
+                buffer.push([SampleBatch.concat([episode_of(n)] * 40)], 0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert held(buffer) == [episode_of(n) for n in range(4)]
+        for n in range(4, 30):
+            buffer.push([episode_of(n)], 0)
+    with opened(tmp_path / "rows", storage) as buffer:
+        assert held(buffer) == [episode_of(n) for n in range(30 - CAPACITY, 30)]
+
+
+class YoungestFirst(FifoRemover):
+    """Promises nothing of the order in which episodes leave."""
+
+    config: ClassVar[dict[str, Any]] = {"type": "youngest"}
+    reuses_oldest_first = False
+
+
+def test_episodes_on_disk_need_a_remover_that_keeps_their_order(tmp_path: Path) -> None:
+    with use_manager(PluginManager()) as manager:
+        manager.registry("removers").register("youngest", YoungestFirst)
+        cfg: dict[str, Any] = {"remover": {"type": "youngest"}}
+        make(storage={"type": "array"}, **cfg).push([episode(0, 2)], 0)
+        with pytest.raises(ConfigError, match="fifo"):
+            make(storage={"type": "memmap", "path": str(tmp_path / "rows")}, **cfg)

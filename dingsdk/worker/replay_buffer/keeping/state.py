@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from dingsdk.data import SampleBatch
 from dingsdk.errors import (
     CheckpointCorruptError,
@@ -75,10 +73,13 @@ def check(state: Mapping[str, Any], capacity: int) -> Rows:
         if not isinstance(state[part], Mapping):
             raise CheckpointCorruptError(f"the buffer state's {part} entry is no mapping")
     rows = rows_of(state["data"])
-    kind = "array" if isinstance(rows, SampleBatch) else "object" if rows else None
-    if state["storage"] != kind:
+    # Episodes are a list in columns too.
+    kinds = (
+        ("array",) if isinstance(rows, SampleBatch) else ("object", "array") if rows else (None,)
+    )
+    if state["storage"] not in kinds:
         raise CheckpointCorruptError(
-            f"the buffer state's storage is {state['storage']!r}, but its data is of {kind!r}"
+            f"the buffer state's storage is {state['storage']!r}, but its data is of {kinds[0]!r}"
         )
     return rows
 
@@ -99,14 +100,8 @@ def fill(storage: Storage, remover: Remover, rows: Rows) -> None:
     Raises:
         CheckpointCorruptError: the storage does not take them.
     """
-    by_age = remover.oldest_first()
-    # A storage fills from position 0 on.
-    by_position = np.argsort(by_age)
     try:
         accepted = storage.accept(rows)
     except DingError as error:
         raise CheckpointCorruptError(f"the buffer state's data is wrong: {error}") from error
-    if isinstance(accepted, SampleBatch):
-        storage.put(by_age, accepted)
-    else:
-        storage.put(by_age[by_position], [accepted[i] for i in by_position.tolist()])
+    storage.put(remover.oldest_first(), accepted)

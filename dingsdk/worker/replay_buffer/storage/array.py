@@ -118,6 +118,42 @@ class ArrayStorage(Storage):
             columns = {key: columns[key] for key in self._form}
         return SampleBatch.trusted(columns, length, self._is_plain)
 
+    def make_room(self, rows: int) -> None:
+        """Have room for accepted rows that are yet to be put, where one push was many.
+
+        Raises:
+            ConfigError, StorageFullError: there is none; nothing changed.
+        """
+        if self._following is not None:
+            self._reserve(min(rows, self.capacity))
+
+    def grow(self, capacity: int) -> None:
+        """Have a larger capacity; rows stay at their positions.
+
+        Raises:
+            ConfigError, StorageFullError: there is no room for it; nothing changed.
+        """
+        before, self.capacity = self.capacity, capacity
+        try:
+            columns = self._longer_columns()
+            if self._following is not None:
+                self._following.observe(columns[self._next_of])  # type: ignore[index]
+        except BaseException as error:
+            too_large = self._too_large(self._form)
+            self.capacity = before
+            if isinstance(error, (MemoryError, ValueError)):
+                raise too_large from error
+            raise
+        self._lay_out(columns, self._form)
+
+    def _longer_columns(self) -> dict[str, Any]:
+        def longer(array: NDArray[Any]) -> NDArray[Any]:
+            column = self._new_column(array)
+            column[: len(array)] = array
+            return column
+
+        return map_columns(longer, self._columns)
+
     def seal(self) -> None:
         if self._following is not None:
             self._following.seal()
@@ -152,7 +188,8 @@ class ArrayStorage(Storage):
         # Compiled code, which takes a moment to import: only for those who ask for it.
         from dingsdk.worker.replay_buffer.storage.next_of import NextOf
 
-        self._following = NextOf(self._columns[name], self._new_array)
+        if self._following is None:
+            self._following = NextOf(self._columns[name], self._new_array)
 
         def stand_in(array: NDArray[Any]) -> NDArray[Any]:
             shape = (self.capacity, *array.shape[1:])
@@ -187,8 +224,8 @@ class ArrayStorage(Storage):
     def _too_large(self, columns: dict[str, Any]) -> ConfigError:
         row = sum(row_bytes(array) for _, array in leaves(columns))
         return ConfigError(
-            f"replay_buffer_size {self.capacity} with rows of {row} bytes needs "
-            f"{self.capacity * row} bytes, which cannot be had; choose a smaller one",
+            f"{self.capacity} rows of {row} bytes need {self.capacity * row} bytes, which cannot "
+            "be had; choose a smaller replay_buffer_size",
             path="replay_buffer_size",
             size_bytes=self.capacity * row,
         )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dingsdk.config import Configurable
 from dingsdk.data import SampleBatch
@@ -50,7 +51,8 @@ class Storage(Configurable, ABC):
     def put(self, where: Where, rows: Rows) -> None:
         """Write accepted rows to positions, one each; what was there is gone.
 
-        A position is first used when all below it have been (rows fill from 0 on).
+        Rows come oldest first, and fill positions from 0 on: one is first used when all below
+        it have been, or are in the same call.
         """
 
     def accept_one(self, row: Any) -> Any:
@@ -86,6 +88,20 @@ class Storage(Configurable, ABC):
             state: ``tail`` and ``valid_count`` of the remover, and what else the buffer wants
                 to get back from :meth:`recovered`.
         """
+
+    def keep_marks(self) -> None:
+        """Hear, before anything else, that the owner marks rows (see :meth:`mark`)."""
+
+    def mark(self, where: Where, marks: NDArray[np.int64] | int) -> None:
+        """Hear of whole numbers for rows, which have 0 at first.
+
+        Of equal positions the last counts. A storage on disk keeps them beside the rows, at
+        once, so that :meth:`recovered_marks` gives them back; others have no use for them.
+        """
+
+    def recovered_marks(self, where: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Return the marks of recovered rows, None where none were kept."""
+        return None
 
     def recovered(self) -> dict[str, int] | None:
         """Return the state of the rows that the storage holds from an earlier process, if any.

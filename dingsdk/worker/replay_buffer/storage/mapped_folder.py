@@ -118,6 +118,10 @@ class MappedFolder:
         if found.st_size < size_bytes:
             raise self.corrupt(f"{name} is cut off")
 
+    def discard(self, name: str) -> None:
+        """Delete a file, if it is there."""
+        self._folder.unlink(name)
+
     def size_bytes(self, name: str) -> int:
         """Return the size of a file, 0 where there is none."""
         found = self._folder.stat(name)
@@ -157,10 +161,16 @@ class MappedFolder:
     def slots(self, name: str, size_bytes: int, opens: bool) -> SlotFile:
         """Make a new, sparse file to be read and written in pieces, or open an earlier one.
 
+        One that is open already becomes longer.
+
         Raises:
             CheckpointCorruptError: there is none to open, it is a link, or it is shorter.
             StorageFullError: files cannot be so long here.
         """
+        for file in self._slot_files:
+            if file.path.name == name:
+                file.resize(size_bytes)
+                return file
         if opens:
             self._check_file(name, size_bytes)
         else:
@@ -168,11 +178,8 @@ class MappedFolder:
         descriptor = self._open(name, 0 if opens else os.O_CREAT | os.O_EXCL)
         file = SlotFile(self, name, descriptor)
         self._slot_files.append(file)
-        try:
-            os.ftruncate(descriptor, size_bytes)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        except OSError as error:
-            raise self.error("make", name, error) from error
+        file.resize(size_bytes)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         return file
 
     def hold_spare(self, size_bytes: int) -> None:
@@ -342,6 +349,17 @@ class SlotFile:
         self._folder = weakref.proxy(folder)
         self._descriptor = descriptor
         self._close = weakref.finalize(self, close_reader, descriptor)
+
+    def resize(self, size_bytes: int) -> None:
+        """Have this length; what is added takes no space until it is written to.
+
+        Raises:
+            StorageFullError: files cannot be so long here.
+        """
+        try:
+            os.ftruncate(self._descriptor, size_bytes)
+        except OSError as error:
+            raise self._folder.error("make", self.path.name, error) from error
 
     def write(self, data: bytes | memoryview, offset: int) -> None:
         """Write all of the bytes, with the space held back if there is no other.

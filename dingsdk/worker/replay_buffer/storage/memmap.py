@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
-from dingsdk.data.columns import NUMERIC_KINDS
+from dingsdk.data.columns import NUMERIC_KINDS, map_columns
 from dingsdk.data.pytree import flatten
 from dingsdk.errors import (
     CheckpointError,
@@ -26,6 +26,7 @@ from dingsdk.worker.replay_buffer.storage.mapped_folder import MappedFolder, che
 from dingsdk.worker.replay_buffer.storage.packed_column import PAGE_BYTES, PackedColumn, slot_bytes
 from dingsdk.worker.replay_buffer.storage.schema import row_bytes
 
+_MARKS = "marks.bin"
 _STEP_BYTES = 64 << 20
 """Disk space is reserved in steps of about this size."""
 _SPARE_BYTES = 64 << 10
@@ -70,7 +71,15 @@ class MemmapStorage(ArrayStorage):
         self._path = check_path(dict(cfg))
         self._reopen = read_flag(cfg, "reopen")
         self._folder: MappedFolder | None = None
-        self._reopening = False
+        # What becomes of the next file that is mapped.
+        self._mapping: Literal["create", "open", "extend"] = "create"
+        self._keeps_marks = False
+        self._made_with: dict[str, Any] = {
+            "capacity": capacity,
+            "episodes": None,
+            "next_of": self._next_of,
+            "compress": self._compress,
+        }
         if not self._reopen:
             self._refuse_taken()
 
@@ -82,6 +91,7 @@ class MemmapStorage(ArrayStorage):
         # The bytes a row of each file that is reserved, and of those that rows are packed in.
         self._plain_bytes: dict[str, int] = {}
         self._packed_bytes = 0
+        self._marks: NDArray[np.int64] | None = None
         self._state: dict[str, int] | None = None
         self._n_used = self._n_reserved = 0
         # After a push to a full ring was cut off, row 0 is what was at this position.
@@ -90,11 +100,12 @@ class MemmapStorage(ArrayStorage):
     # Writing ----------------------------------------------------------------------------------
     def accept(self, rows: SampleBatch | Sequence[Any]) -> SampleBatch:
         batch = super().accept(rows)
-        needed = min(self._n_used + len(batch), self.capacity)
-        if needed > self._n_reserved:
-            self._reserve_rows(needed)
-        self._reserve_packed(len(batch))
+        self._reserve_files(len(batch))
         return batch
+
+    def make_room(self, rows: int) -> None:
+        super().make_room(rows)
+        self._reserve_files(rows)
 
     def accept_one(self, row: Any) -> Any:
         return self.accept([row])
@@ -106,13 +117,26 @@ class MemmapStorage(ArrayStorage):
         if state is not None and start < state["valid_count"]:
             # From here on, and until the push is complete, these rows are neither old nor new.
             self._record({**state, "cut": len(rows)})
-        super().put(self._physical(where), rows)
+        physical = self._physical(where)
+        super().put(physical, rows)
+        if self._marks is not None:
+            self._marks[physical] = 0
 
     def put_one(self, position: int, row: Any) -> None:
         self.put(slice(position, position + 1), row)
 
     def take(self, where: Where) -> SampleBatch:
         return super().take(self._physical(where))
+
+    def keep_marks(self) -> None:
+        self._keeps_marks = True
+
+    def mark(self, where: Where, marks: NDArray[np.int64] | int) -> None:
+        if self._marks is not None:
+            self._marks[self._physical(where)] = marks
+
+    def recovered_marks(self, where: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        return None if self._marks is None else self._marks[self._physical(where)]
 
     def commit(self, state: Mapping[str, int]) -> None:
         self._state = dict(state)
@@ -138,15 +162,14 @@ class MemmapStorage(ArrayStorage):
         try:
             self._folder.erase()
             super()._allocate(batch)
-            self._reserve_rows(min(len(batch), self.capacity))
-            self._reserve_packed(len(batch))
+            if self._keeps_marks:
+                self._marks = self._new_marks("create")
+            self._reserve_files(len(batch))
             if self._following is not None:
                 self._reserve(min(len(batch), self.capacity))
             self._folder.write_header(
                 {
-                    "capacity": self.capacity,
-                    "next_of": self._next_of,
-                    "compress": self._compress,
+                    **self._made_with,
                     "columns": [
                         {"path": list(path), "dtype": a.dtype.str, "shape": list(a.shape[1:])}
                         for path, a in flatten(self._form)
@@ -172,16 +195,17 @@ class MemmapStorage(ArrayStorage):
         lengths = self._mapped(f"lengths-{number}.bin", (), np.dtype(np.int32))
         slot = slot_bytes(size)
         name = f"column-{number}.bin"
-        file = self._folder.slots(name, self.capacity * slot, self._reopening)
+        file = self._folder.slots(name, self.capacity * slot, self._mapping == "open")
         self._packed_bytes += slot
         return PackedColumn(tail, dtype, self._codec, lengths, file)
 
     def _mapped(self, name: str, tail: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         assert self._folder is not None
-        if self._reopening:
+        if self._mapping == "open":
             array = self._folder.open(name, self.capacity, tail, dtype)
         else:
-            array = self._folder.create(name, (self.capacity, *tail), dtype)
+            make = getattr(self._folder, self._mapping)
+            array = make(name, (self.capacity, *tail), dtype)
         self._plain_bytes[name] = row_bytes(array)
         return array
 
@@ -190,7 +214,7 @@ class MemmapStorage(ArrayStorage):
     ) -> NDArray[Any]:
         assert self._folder is not None
         file = self._file_of(name)
-        if self._reopening:
+        if self._mapping == "open":
             return self._folder.open(file, shape[0], shape[1:], dtype)
         grow = self._folder.create if old is None else self._folder.extend
         array = grow(file, shape, dtype)
@@ -202,6 +226,51 @@ class MemmapStorage(ArrayStorage):
             return "links.bin"
         leaves = [".".join(path) for path, _ in flatten(self._columns[self._next_of or ""])]
         return f"own-{leaves.index(name.removeprefix('own.')):04d}.bin"
+
+    def hold_episodes(self, capacity: int) -> None:
+        """Hear, before anything else, that the owner keeps so many episodes of any length.
+
+        It gives each a number, which marks its rows; :meth:`commit` is told the ``first`` that
+        is there and the ``next``, and the capacity in rows grows.
+        """
+        self._keeps_marks = True
+        self._made_with.update(capacity=capacity, episodes=True)
+
+    def grow(self, capacity: int) -> None:
+        before = self.capacity
+        super().grow(capacity)
+        if self._keeps_marks:
+            try:
+                # The last, as its length tells the capacity to a process that reopens the folder.
+                self._marks = self._new_marks("extend")
+            except BaseException:
+                self.capacity = before
+                raise
+
+    def _longer_columns(self) -> dict[str, Any]:
+        before = self._plain_bytes, self._packed_bytes
+        self._plain_bytes, self._packed_bytes = {}, 0
+        self._mapping = "extend"
+        try:
+            return map_columns(self._new_column, self._columns)
+        except BaseException:
+            self._plain_bytes, self._packed_bytes = before
+            raise
+        finally:
+            self._mapping = "create"
+
+    def _new_marks(self, mapping: Literal["create", "open", "extend"]) -> NDArray[np.int64]:
+        before, self._mapping = self._mapping, mapping
+        try:
+            return self._mapped(_MARKS, (), np.dtype(np.int64))
+        finally:
+            self._mapping = before
+
+    def _reserve_files(self, rows: int) -> None:
+        needed = min(self._n_used + rows, self.capacity)
+        if needed > self._n_reserved:
+            self._reserve_rows(needed)
+        self._reserve_packed(rows)
 
     def _reserve_rows(self, rows: int) -> None:
         a_row = max(1, sum(self._plain_bytes.values()))
@@ -248,11 +317,7 @@ class MemmapStorage(ArrayStorage):
         header = folder.read_header()
         if header is None:
             return None
-        for key, wanted in (
-            ("capacity", self.capacity),
-            ("next_of", self._next_of),
-            ("compress", self._compress),
-        ):
+        for key, wanted in self._made_with.items():
             if header.get(key) != wanted:
                 raise CheckpointVersionError(
                     f"{self._path} was made with {key} {header.get(key)!r}, this buffer has "
@@ -261,6 +326,44 @@ class MemmapStorage(ArrayStorage):
                     expected=wanted,
                 )
         state = folder.read_record()
+        count = self._place_ring(folder, state)
+        holds_episodes = self._made_with["episodes"]
+        if holds_episodes:
+            self.capacity = folder.size_bytes(_MARKS) // 8
+            if not self.capacity:
+                raise folder.corrupt(f"{_MARKS} is missing")
+        capacity = self.capacity
+        self._mapping = "open"
+        try:
+            self._open_columns(header["columns"])
+            self._open_marks(folder)
+            self._mapping = "create"
+            live: NDArray[np.bool_] = np.zeros(capacity, np.bool_)
+            if holds_episodes:
+                first, end = state.get("first", 0), state.get("next", 0)
+                marks = cast("NDArray[np.int64]", self._marks)
+                marks[marks >= end] = 0  # of a push that was cut off, as the next has its numbers
+                live = marks >= max(first, 1)
+            else:
+                live[(np.arange(count) + self._shift) % capacity] = True
+            if self._following is not None:
+                self._following.recover(live, self._open_own(folder))
+        except CheckpointError:
+            raise
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise folder.corrupt(f"its header or links are wrong ({error!r})") from error
+        finally:
+            self._mapping = "create"
+        if self._shift:
+            self._n_used = capacity
+        else:
+            self._n_used = int(np.flatnonzero(live).max(initial=-1)) + 1
+        self._reserve_rows(self._n_used)
+        self.commit(state)
+        return dict(state) if live.any() else None
+
+    def _place_ring(self, folder: MappedFolder, state: dict[str, int]) -> int:
+        """Put right what a push that was cut off left of the ring; return how many rows it has."""
         cut, shift = state.pop("cut", 0), state.pop("shift", -1)
         count, tail, capacity = state.get("valid_count", -1), state.get("tail", -1), self.capacity
         if not (0 <= count <= capacity and 0 <= tail < capacity and 0 <= shift < capacity):
@@ -270,24 +373,15 @@ class MemmapStorage(ArrayStorage):
             lost = max(0, min(count, count + cut - capacity))
             self._shift = (shift + (tail - count) % capacity + lost) % capacity
             state["valid_count"] = state["tail"] = count = count - lost
-        self._reopening = True
-        try:
-            self._open_columns(header["columns"])
-            self._reopening = False
-            if self._following is not None:
-                live = np.zeros(capacity, np.bool_)
-                live[(np.arange(count) + self._shift) % capacity] = True
-                self._following.recover(live, self._open_own(folder))
-        except CheckpointError:
-            raise
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise folder.corrupt(f"its header or links are wrong ({error!r})") from error
-        finally:
-            self._reopening = False
-        self._n_used = capacity if self._shift else count
-        self._reserve_rows(self._n_used)
-        self.commit(state)
-        return dict(state) if count else None
+        return count
+
+    def _open_marks(self, folder: MappedFolder) -> None:
+        if not self._keeps_marks:
+            # Rows to come would find those of rows that they replace.
+            folder.discard(_MARKS)
+        else:
+            # A folder of a buffer that kept none has no such file.
+            self._marks = self._new_marks("open" if folder.size_bytes(_MARKS) else "create")
 
     def _open_columns(self, entries: list[dict[str, Any]]) -> None:
         columns: dict[str, Any] = {}

@@ -48,18 +48,11 @@ class NextOf:
     """
 
     def __init__(self, observed: Any, new_array: NewArray) -> None:
-        self._observed = observed
         self._new_array = new_array
-        self._stored = dict(_leaves(observed))
-        capacity = len(next(iter(self._stored.values())))
-        if capacity > MOST_ROWS:
-            raise ConfigError(
-                f"storage.next_of serves up to {MOST_ROWS} rows, not {capacity}; leave it out or "
-                "lower replay_buffer_size",
-                path="storage.next_of",
-            )
+        self._links: NDArray[np.int32] = np.empty(0, np.int32)
+        self.observe(observed)
         self._words = {name: _word(array) for name, array in self._stored.items()}
-        self._links = new_array("links", (capacity,), np.dtype(np.int32), None)
+        capacity = len(self._links)
         self._own: dict[str, NDArray[Any]] = {}
         self._n_slots = 0
         self._free = np.empty(0, np.int32)
@@ -67,6 +60,25 @@ class NextOf:
         entries = min(_TABLE_ENTRIES, max(64, 1 << (capacity - 1).bit_length()))
         self._table_prints = np.zeros(entries, np.uint64)
         self._table_rows = np.full(entries, -1, np.int32)
+
+    def observe(self, observed: Any) -> None:
+        """Go on with longer columns of observations, which hold the rows that there are.
+
+        Raises:
+            ConfigError: the capacity is above 2**30.
+            MemoryError, OSError: there is no room for more; nothing changed.
+        """
+        stored = dict(_leaves(observed))
+        capacity = len(next(iter(stored.values())))
+        if capacity > MOST_ROWS:
+            raise ConfigError(
+                f"storage.next_of serves up to {MOST_ROWS} rows, not {capacity}; leave it out or "
+                "lower replay_buffer_size",
+                path="storage.next_of",
+            )
+        old = self._links if len(self._links) else None
+        self._links = self._new_array("links", (capacity,), np.dtype(np.int32), old)
+        self._observed, self._stored = observed, stored
 
     @property
     def own_count(self) -> int:

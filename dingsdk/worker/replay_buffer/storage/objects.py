@@ -51,11 +51,9 @@ class ObjectStorage(Storage):
         if isinstance(where, slice):
             self._items[where] = rows
             return
+        self._items += [None] * (int(where.max()) + 1 - len(self._items))
         for position, row in zip(where.tolist(), rows, strict=True):
-            if position == len(self._items):
-                self._items.append(row)
-            else:
-                self._items[position] = row
+            self._items[position] = row
 
     def take(self, where: Where) -> list[Any]:
         if isinstance(where, slice):
