@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from dingsdk_flask_fs.transport import FlaskFSTransport
 from dingsdk_in_memory.transport import InMemoryTransport
 
 from dingsdk.errors import (
+    ClosedError,
     ProtocolError,
     TaskFail,
     TaskFailedError,
@@ -297,6 +299,36 @@ def test_master_that_closes_ends_its_workers_without_a_search(cluster: Cluster) 
     slave = cluster.add("w0")
     cluster.master.close()
     assert slave.close(timeout_s=3.0)
+
+
+def test_worker_that_is_busy_while_its_master_closes_ends_with_its_task(cluster: Cluster) -> None:
+    is_busy, go_on = threading.Event(), threading.Event()
+    slave = cluster.add("w0", work=lambda task: (is_busy.set(), go_on.wait(20.0), None)[2])
+    task = cluster.master.new_task("w0", {"name": "work"}).start()
+    assert is_busy.wait(5.0)
+    started = time.monotonic()
+    cluster.master.close()
+    assert time.monotonic() - started < 5.0
+    with pytest.raises(WorkerLostError):
+        task.value(5.0)
+    with pytest.raises(ClosedError):
+        slave._end.check()
+    go_on.set()
+    # It looks for no other master: this one said that the run is over.
+    assert slave._job is not None
+    assert slave._job.join(2.0)
+    assert slave.failure is None
+
+
+def test_of_two_workers_with_one_id_the_first_stays_away(cluster: Cluster) -> None:
+    first = cluster.add("w0")
+    cluster.add("w0", fine=lambda task: {"ok": True})
+    assert first._job is not None
+    assert first._job.join(5.0)
+    assert isinstance(first.failure, WorkerLostError)
+    assert first.failure.replaced
+    assert cluster.master.ask("w0", {"name": "fine"}, 5.0) == {"ok": True}
+    assert [incarnation for _, incarnation in cluster.incarnations] == [1, 2]
 
 
 @pytest.mark.parametrize("lease_s", [6.5, None])

@@ -104,7 +104,7 @@ class Slave:
             except ClosedError:
                 return
             except WorkerLostError as error:
-                _log.warning("%s; joining again", error)
+                _log.warning("%s", error)
                 if not self._join_again(error):
                     return
 
@@ -121,6 +121,11 @@ class Slave:
     def _join_again(self, lost: WorkerLostError) -> bool:
         if self._on_lost is not None and not self._on_lost():
             _log.error("%s has work that does not end; it stays away", self.info.worker_id)
+            self.failure = lost
+            return False
+        if lost.facts.get("replaced"):
+            # It would take the id back, and lose it again, with a task each time.
+            _log.error("%s: its id is another worker's now; it stays away", self.info.worker_id)
             self.failure = lost
             return False
         try:

@@ -123,7 +123,12 @@ class MasterEnd(ABC):
 
 
 class SlaveEnd(ABC):
-    """A worker's end of its connection. One thread serves tasks; any may renew or answer."""
+    """A worker's end of its connection. One thread serves tasks; any may renew or answer.
+
+    Where the end knows that another worker has joined under the id, its ``WorkerLostError`` has the
+    fact ``replaced``: who is told so stays away, or the two would take the id from each other for
+    ever.
+    """
 
     lease_s: float | None = None
     """Since ``join``: the lease that the master grants, s; None where it does not say."""
@@ -155,6 +160,18 @@ class SlaveEnd(ABC):
     @abstractmethod
     def renew(self, progress: int) -> None:
         """Renew the worker's lease, with a count that grows as its work goes on."""
+
+    def check(self) -> None:
+        """Raise what is known here of the incarnation's end; ask nobody, wait for nothing.
+
+        Called now and then while a task is served, which shall not outlive the run by much.
+        Override it where an end learns so without a call of its worker's.
+
+        Raises:
+            WorkerLostError: the master gave it up.
+            ClosedError: this end or the master closed.
+        """
+        return
 
     @abstractmethod
     def close(self, timeout_s: float = 5.0) -> None:

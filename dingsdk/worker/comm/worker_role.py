@@ -112,7 +112,12 @@ class WorkerRole:
         return None if self._slave is None else self._slave.failure
 
     def renew(self) -> None:
-        """Renew the lease, if the work is alive and it is time to."""
+        """Renew the lease, if the work is alive and it is time to.
+
+        Raises:
+            WorkerLostError, ClosedError: the master gave this worker up, or ended.
+        """
+        self._end.check()
         now = self._clock()
         if now - self._renewed_at < self._renewal_s:
             return

@@ -78,9 +78,8 @@ def _failed(error: DingError) -> flask.Response:
     status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
     if status == 500:
         return _broken(error)
-    facts = {
-        name: error.facts[name] for name in ("supported", "epoch", "run") if name in error.facts
-    }
+    told = ("supported", "epoch", "run", "replaced")
+    facts = {name: error.facts[name] for name in told if name in error.facts}
     return _error(status, error.code, str(error), **facts)
 
 

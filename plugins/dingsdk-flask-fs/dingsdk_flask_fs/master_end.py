@@ -25,9 +25,9 @@ from dingsdk_flask_fs.throttle import Throttle
 _log = logging.getLogger(__name__)
 
 MIN_FREE_THREADS = 4
-TELL_S = 1.5
+TELL_S = 2.0
 """How long a closing master waits for workers to ask. One without a task does so at once, as all
-are at the end of a run; one that has a task, when that ends or at its next renewal."""
+are at the end of a run; one that is busy with a task, within ``slave_end.PRESENCE_S``."""
 
 
 class HttpMasterEnd(MasterEnd):

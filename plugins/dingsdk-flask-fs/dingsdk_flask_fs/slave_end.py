@@ -11,18 +11,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from dingsdk.data import check_id, decode_message, encode_message
+from dingsdk.data import check_id, encode_message
 from dingsdk.errors import (
     AuthError,
     ClosedError,
     DingError,
-    ProtocolError,
     StaleEpochError,
     WorkerLostError,
 )
 from dingsdk.worker.comm import SlaveEnd, TaskAnswer, TaskMessage, WorkerInfo
 from dingsdk_flask_fs.auth import Signer
-from dingsdk_flask_fs.connection import Connection, ForeignAnswerError, LinkError, Reply
+from dingsdk_flask_fs.connection import Connection, ForeignAnswerError, LinkError
 from dingsdk_flask_fs.messages import (
     MAX_WAIT_S,
     OVERHEAD_BYTES,
@@ -33,6 +32,7 @@ from dingsdk_flask_fs.messages import (
     field,
     whole,
 )
+from dingsdk_flask_fs.replies import open_reply
 from dingsdk_flask_fs.secret import Secret
 
 PREFETCH = 64
@@ -42,6 +42,9 @@ LINGER_S = 0.001
 MARGIN_S = 2.0
 """How much longer than its wait a request for tasks may take, at most."""
 BACKOFF_S = (0.05, 2.0)
+PRESENCE_S = 1.0
+"""How long a worker may be busy before its end asks whether the master is still there: what it does
+is for nobody when the run is over."""
 
 
 class HttpSlaveEnd(SlaveEnd):
@@ -98,6 +101,8 @@ class HttpSlaveEnd(SlaveEnd):
         self._answers: deque[tuple[int, bytes]] = deque()
         self._last_answer = 0
         self._carried = 0
+        self._is_asking = False
+        self._heard_at = 0.0
         self._silent_since: float | None = None
         """When the first request was sent of those that have had no answer."""
 
@@ -147,7 +152,7 @@ class HttpSlaveEnd(SlaveEnd):
             self._tasks.clear()
             self._answers.clear()
             self._last_task = self._last_answer = self._carried = 0
-            self._silent_since = None
+            self._silent_since, self._heard_at = None, time.monotonic()
             if self._is_closed:
                 raise self._closed()
             if self._sender is None:
@@ -215,6 +220,10 @@ class HttpSlaveEnd(SlaveEnd):
             inc = self._inc
         self._report("renew", f'"progress":{int(progress)},', inc)
 
+    def check(self) -> None:
+        with self._condition:
+            self._check()
+
     # Messages ------------------------------------------------------------------------------
     def _turn(self, wait_s: float) -> None:
         """Confirm, report and ask in one request."""
@@ -229,7 +238,11 @@ class HttpSlaveEnd(SlaveEnd):
             wait_s,
         )
         deadline = time.monotonic() + wait_s + self._margin_s
-        reply = self._ask(self._asks, "turn", body, inc, deadline)
+        self._is_asking = True
+        try:
+            reply = self._ask(self._asks, "turn", body, inc, deadline)
+        finally:
+            self._is_asking = False
         tasks = [decode_task(each) for each in field(reply, "tasks", list)]
         with self._condition:
             if self._inc != inc:
@@ -264,15 +277,20 @@ class HttpSlaveEnd(SlaveEnd):
             return
 
     def _send_answers(self) -> None:
-        """Send the answers that no other request took along. Runs until the close."""
+        """Send the answers that no other request took along, and ask where none did for long.
+
+        Runs until the close.
+        """
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._is_closed or self._has_unsent())
+                if self._condition.wait_for(
+                    lambda: self._is_closed or self._has_unsent(), PRESENCE_S
+                ):
+                    # Nobody needs a notice of the answers to come; they are looked at below.
+                    self._condition.wait_for(lambda: self._is_closed, LINGER_S)
                 if self._is_closed:
                     return
-                # Nobody needs a notice of the answers to come; they are looked at below.
-                self._condition.wait_for(lambda: self._is_closed, LINGER_S)
-                if not self._has_unsent():
+                if not (self._has_unsent() or self._is_unheard()):
                     continue
                 inc = self._inc
             try:
@@ -305,7 +323,7 @@ class HttpSlaveEnd(SlaveEnd):
         except (WorkerLostError, ClosedError) as error:
             self._note(error, inc)
             raise
-        self._silent_since = None
+        self._silent_since, self._heard_at = None, time.monotonic()
         return answer
 
     def _ask_once(
@@ -323,7 +341,7 @@ class HttpSlaveEnd(SlaveEnd):
             if self._is_closed and request.type != "leave":
                 raise self._closed() from None
             raise
-        return _opened(reply, request, self._max_bytes)
+        return open_reply(reply, request, self._max_bytes)
 
     def _request(self, kind: str, inc: int) -> Request:
         seq = next(self._seqs)
@@ -340,6 +358,10 @@ class HttpSlaveEnd(SlaveEnd):
     # State; the condition is held in the first four ----------------------------------------
     def _has_unsent(self) -> bool:
         return self._gone is None and self._last_answer > self._carried
+
+    def _is_unheard(self) -> bool:
+        is_quiet = not self._is_asking and time.monotonic() - self._heard_at >= PRESENCE_S
+        return self._gone is None and is_quiet
 
     def _unconfirmed(self) -> list[bytes]:
         """Return the answers to send, as many as one message takes."""
@@ -399,30 +421,3 @@ class HttpSlaveEnd(SlaveEnd):
 
     def _closed(self) -> ClosedError:
         return ClosedError(f"the connection of {self._worker_id!r} is closed", what="slave end")
-
-
-def _opened(reply: Reply, request: Request, max_bytes: int) -> dict[str, Any]:
-    """Return the content of an answer, or raise the error that it reports."""
-    content = decode_message(reply.body, max_bytes)
-    if not isinstance(content, dict):
-        raise ProtocolError("an answer is an object", where="$")
-    if reply.status == 200:
-        return content
-    message = str(content.get("message", ""))[:1000]
-    if reply.status == 409:
-        raise StaleEpochError(
-            message,
-            worker_id=request.worker,
-            run=check_id(content.get("run")),
-            epoch=whole(content, "epoch"),
-        )
-    if reply.status == 410:
-        raise ClosedError(message, what="master")
-    if reply.status >= 500:
-        raise LinkError(f"the master failed to serve a {request.type} request: {message}")
-    raise ProtocolError(
-        f"the master refused a {request.type} request ({reply.status}): {message}",
-        where=request.type,
-        status=reply.status,
-        request_id=content.get("request_id"),
-    )

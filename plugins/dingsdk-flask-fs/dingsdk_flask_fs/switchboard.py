@@ -185,7 +185,7 @@ class Switchboard:
         answers = decode_answers(request.body)
         mailbox = self._current(request.worker, request.inc)
         if mailbox is None:
-            raise self._stale(request, "the master gave this incarnation up")
+            raise self._lost(request)
         listener = self._told()
 
         def report(answer: TaskAnswer) -> None:
@@ -199,7 +199,7 @@ class Switchboard:
         if self._is_closed:
             raise self._over(request)
         if mailbox.is_closed:
-            raise self._stale(request, "the master gave this incarnation up")
+            raise self._lost(request)
 
     def _current(self, worker_id: str, inc: int) -> Mailbox | None:
         with self._lock:
@@ -218,10 +218,18 @@ class Switchboard:
             self._told_all.notify_all()
         return ClosedError("the run is over", what="master")
 
-    def _stale(self, request: Request, why: str) -> StaleEpochError:
+    def _lost(self, request: Request) -> StaleEpochError:
+        with self._lock:
+            holder = self._mailboxes.get(request.worker)
+        if holder is not None and holder.inc > request.inc:
+            return self._stale(request, "another worker has joined under its id", replaced=True)
+        return self._stale(request, "the master gave this incarnation up")
+
+    def _stale(self, request: Request, why: str, **facts: Any) -> StaleEpochError:
         return StaleEpochError(
             f"worker {request.worker!r}: {why}",
             worker_id=request.worker,
             epoch=self.epoch,
             run=self.run,
+            **facts,
         )

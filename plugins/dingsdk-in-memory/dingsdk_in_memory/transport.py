@@ -198,6 +198,10 @@ class MemorySlaveEnd(SlaveEnd):
     def renew(self, progress: int) -> None:
         self._listener().worker_renewed(self._worker_id, progress)
 
+    def check(self) -> None:
+        with self._board.condition:
+            self._check()
+
     def close(self, timeout_s: float = 5.0) -> None:
         if self._is_closed:
             return
@@ -218,8 +222,10 @@ class MemorySlaveEnd(SlaveEnd):
         if self._shut:
             raise self._closed()
         if self._mailbox is None or self._is_dropped:
+            replaced = self._worker_id in self._board.mailboxes
+            why = "another worker has joined under its id" if replaced else "the master gave it up"
             raise WorkerLostError(
-                f"the master gave worker {self._worker_id!r} up", worker_id=self._worker_id
+                f"worker {self._worker_id!r}: {why}", worker_id=self._worker_id, replaced=replaced
             )
 
     def _listener(self) -> MasterListener:

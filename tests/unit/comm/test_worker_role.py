@@ -114,6 +114,28 @@ def test_close_cuts_a_task_off_instead_of_answering_that_its_job_ended(bench: Be
     assert caught.value.reason == LEFT
 
 
+def test_task_that_waits_for_its_job_ends_with_the_master(bench: Bench) -> None:
+    stop, is_waiting = threading.Event(), threading.Event()
+
+    def report(task: Mapping[str, Any]) -> None:
+        with role.condition:
+            is_waiting.set()
+            role.task_wait(lambda: False, PATIENCE_S)
+
+    role = bench.role(
+        start=lambda task: role.start_job(lambda: (stop.wait(PATIENCE_S), None)[1], stop.set, "j"),
+        report=report,
+    )
+    bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
+    bench.master.new_task("w0", {"name": "report"}).start()
+    assert is_waiting.wait(PATIENCE_S)
+    started = time.monotonic()
+    bench.master.close()
+    bench.wait(lambda: role.is_over)
+    assert time.monotonic() - started < 5.0
+    assert role.failure is None
+
+
 def test_lease_is_renewed_three_times_as_often_as_the_master_said(bench: Bench) -> None:
     is_busy, go_on = threading.Event(), threading.Event()
     role = bench.role(wait=lambda task: (is_busy.set(), go_on.wait(PATIENCE_S), None)[2])
