@@ -6,6 +6,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dingsdk.data import SampleBatch
 from dingsdk.worker.replay_buffer.base import ReplayBuffer
 from dingsdk.worker.replay_buffer.requests import check_range, checked_size
@@ -89,9 +92,12 @@ class NaiveReplayBuffer(ReplayBuffer):
         else:
             where = self._remover.by_age(ages.start + ages.step * ranks)
         if self._sample_monitor.is_next():
-            newer = self._remover.newer(where)
-            self._look_at({} if newer is None else {"age": newer}, size)
+            self._look_at_ages(where)
         return self._take(where)
+
+    def _look_at_ages(self, where: NDArray[np.int64]) -> None:
+        newer = self._remover.newer(where)
+        self._look_at({} if newer is None else {"age": newer}, len(where))
 
     def _ages(self, sample_range: slice | None) -> range | None:
         """Return the ages of the rows to draw among, None for all."""

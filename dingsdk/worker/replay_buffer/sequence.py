@@ -115,15 +115,14 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
             return cast(SequenceSampler, self._sampler).count_starts(length)
 
     def _gather(self, windows: Windows) -> SampleBatch | list[Any]:
-        ages, mask = windows.ages, windows.mask
-        batch, length = ages.shape
+        where, mask = windows
+        batch, length = where.shape
         if self._sample_monitor.is_next():
-            self._look_at({"age": self._remover.count - 1 - ages.reshape(-1)}, ages.size)
-        where = self._remover.by_age(ages.reshape(-1))
+            self._look_at_ages(where.reshape(-1))
         if self._storage.takes_grids:  # type: ignore[union-attr]
-            grid = self._take(where.reshape(batch, length))
+            grid = self._take(where)
             return grid if mask is None else _masked(cast(SampleBatch, grid).columns, mask)
-        rows = self._take(where)
+        rows = self._take(where.reshape(-1))
         if not isinstance(rows, SampleBatch):
             cut = [rows[start : start + length] for start in range(0, batch * length, length)]
             if mask is None:

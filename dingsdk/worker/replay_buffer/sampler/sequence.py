@@ -13,7 +13,7 @@ from dingsdk.data.columns import torch_to_numpy
 from dingsdk.errors import CheckpointCorruptError, SchemaMismatchError
 from dingsdk.worker.replay_buffer.remover import Where
 from dingsdk.worker.replay_buffer.sampler import Sampler
-from dingsdk.worker.replay_buffer.sampler.sequence_kernels import accept
+from dingsdk.worker.replay_buffer.sampler.sequence_kernels import accept, follow
 from dingsdk.worker.replay_buffer.settings import read_count, read_flag
 from dingsdk.worker.replay_buffer.storage import Rows
 
@@ -26,11 +26,11 @@ class Windows(NamedTuple):
     """Stretches of rows.
 
     Attributes:
-        ages: int64[batch, time], ages of rows; of any row where the mask is False.
+        where: int64[batch, time], positions of rows; of any row where the mask is False.
         mask: bool[batch, time], False outside the trajectory; None: nothing is outside.
     """
 
-    ages: NDArray[np.int64]
+    where: NDArray[np.int64]
     mask: NDArray[np.bool_] | None
 
 
@@ -71,13 +71,13 @@ class SequenceSampler(Sampler):
         self._end = cfg["end"]
         self._trajectory = cfg["trajectory"]
         self._block_length = read_count(cfg, "block_length", self.config, "sampler")
-        # Steps since the start of the trajectory, in a ring by order of arrival. Pages of it
-        # that were never written to take no memory.
+        # Steps since the start of the trajectory, by position. Pages of it that were never
+        # written to take no memory.
         self._since = np.zeros(capacity, dtype=np.int32)
         self.clear()
 
     def clear(self) -> None:
-        self._oldest = self._newest = 0  # numbers of arrival: of the oldest row, of the next
+        self._first = self._count = 0  # the position of the oldest row, and how many there are
         self._next_since = 0
         self._last_trajectory: Any = None
         self._has_end: bool | None = None
@@ -114,25 +114,24 @@ class SequenceSampler(Sampler):
 
     def on_insert(self, where: Where, rows: Rows) -> None:
         n = len(rows)
-        since = self._since_start(rows, n)
-        first = self._newest % self.capacity
-        fitting = min(n, self.capacity - first)
-        self._since[first : first + fitting] = since[:fitting]
-        self._since[: n - fitting] = since[fitting:]
-        self._newest += n
+        self._since[where] = self._since_start(rows, n)
+        if self._count == 0:
+            self._first = where.start if isinstance(where, slice) else int(where[0])
+        self._count += n
         self._listed = None
 
     def on_skip(self, rows: Rows) -> None:
         self._since_start(rows, len(rows))
 
     def on_remove(self, where: Where) -> None:
-        self._oldest += where.stop - where.start if isinstance(where, slice) else len(where)
+        n = where.stop - where.start if isinstance(where, slice) else len(where)
+        self._first = (self._first + n) % self.capacity
+        self._count -= n
         self._listed = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the random state, and where in its trajectory the oldest row lies."""
-        held = self._newest > self._oldest
-        first = self._since[self._oldest % self.capacity] if held else self._next_since
+        first = self._since[self._first] if self._count else self._next_since
         return {**super().state_dict(), "first_since": int(first)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -177,9 +176,9 @@ class SequenceSampler(Sampler):
             length: Rows of each, >= 1, without the burn-in.
 
         Returns:
-            Ages int64[size, burn_in + length], or None where there is no valid start.
+            Positions int64[size, burn_in + length], or None where there is no valid start.
         """
-        if self._newest == self._oldest:
+        if self._count == 0:
             return None
         starts = self._accepted(size, length)
         if starts is None:
@@ -187,8 +186,11 @@ class SequenceSampler(Sampler):
             if len(valid) == 0:
                 return None
             starts = valid[(self._rng.random(size) * len(valid)).astype(np.int64)]
-        ages = starts[:, None] + np.arange(-self.burn_in if self.pad else 0, self._reach(length))
-        return Windows(*self._masked(ages, starts)) if self.pad else Windows(ages, None)
+        if self.pad:
+            return self._padded(starts[:, None] + np.arange(-self.burn_in, length), starts)
+        where = np.empty((size, self._reach(length)), np.int64)
+        follow(starts, self._first, self.capacity, where)
+        return Windows(where, None)
 
     def _reach(self, length: int) -> int:
         """Return how many rows from its start a stretch needs."""
@@ -201,7 +203,7 @@ class SequenceSampler(Sampler):
         leading = 1 if self.pad else min(self.stride, self._reach(length))
         span = -1 if self.pad else self._reach(length) - 1
         starts = np.empty(size, dtype=np.int64)
-        first, count = self._oldest % self.capacity, self._newest - self._oldest
+        first, count = self._first, self._count
         found, wanted = 0, size + size // 4 + 4
         for _ in range(_ROUNDS):
             uniforms = self._rng.random(wanted)
@@ -215,7 +217,7 @@ class SequenceSampler(Sampler):
     def _all_starts(self, length: int) -> NDArray[np.int64]:
         """Return the ages of all valid starts; kept until rows come or go."""
         if self._listed is None or self._listed[0] != length:
-            ages = np.arange(self._newest - self._oldest, dtype=np.int64)
+            ages = np.arange(self._count, dtype=np.int64)
             if self.stride > 1:
                 ages = ages[self._since_of(ages) % self.stride == 0]
             self._listed = length, ages[self._is_whole(ages, length)]
@@ -227,25 +229,25 @@ class SequenceSampler(Sampler):
             return np.ones(len(starts), dtype=np.bool_)
         span = self._reach(length) - 1
         last = starts + span
-        inside = last < self._newest - self._oldest
-        np.minimum(last, self._newest - self._oldest - 1, out=last)
+        inside = last < self._count
+        np.minimum(last, self._count - 1, out=last)
         # Steps count on by one within a trajectory, and begin at 0 anew in the next.
         whole: NDArray[np.bool_] = (self._since_of(last) - self._since_of(starts)) == span
         return whole & inside
 
-    def _masked(
-        self, ages: NDArray[np.int64], starts: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        count = self._newest - self._oldest
-        held = np.clip(ages, 0, count - 1)
+    def _padded(self, ages: NDArray[np.int64], starts: NDArray[np.int64]) -> Windows:
+        held = np.clip(ages, 0, self._count - 1)
         steps = self._since_of(held) - self._since_of(starts)[:, None]
         mask = (held == ages) & (steps == ages - starts[:, None])
-        return np.where(mask, ages, starts[:, None]), mask
+        return Windows(self._positions(np.where(mask, ages, starts[:, None])), mask)
 
     def _since_of(self, ages: NDArray[np.int64]) -> NDArray[np.int32]:
-        where = ages + self._oldest % self.capacity
+        return self._since.take(self._positions(ages))
+
+    def _positions(self, ages: NDArray[np.int64]) -> NDArray[np.int64]:
+        where = ages + self._first
         np.subtract(where, self.capacity, out=where, where=where >= self.capacity)
-        return np.take(self._since, where)
+        return where
 
 
 def _column(rows: Rows, name: str) -> NDArray[Any] | None:

@@ -1,4 +1,4 @@
-"""The compiled inner loop of drawing sequences; see ``sequence_sampler`` for the words."""
+"""The compiled inner loops of drawing sequences; see ``sequence`` for the words."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def accept(
     """Turn draws of rows into valid starts, dropping those that lead to none.
 
     Args:
-        since: int32[capacity], steps since the start of the trajectory, in a ring.
-        first: Where in it the oldest row is.
+        since: int32[capacity], steps since the start of the trajectory, by position in the ring.
+        first: Position of the oldest row.
         count: Rows there are, >= 1.
         stride: Starts lie so many steps apart.
         leading: How many rows from a start on lead to it.
@@ -57,3 +57,15 @@ def accept(
         starts[found] = age
         found += 1
     return found
+
+
+@compiled("void(int64[::1], int64, int64, int64[:, ::1])")
+def follow(starts: NDArray[np.int64], first: int, capacity: int, where: NDArray[np.int64]) -> None:
+    """Fill ``where``, int64[n, time], with the positions from each start (an age) on."""
+    for i in range(where.shape[0]):
+        at = first + starts[i]
+        for j in range(where.shape[1]):
+            if at >= capacity:
+                at -= capacity
+            where[i, j] = at
+            at += 1
