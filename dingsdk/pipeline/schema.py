@@ -15,6 +15,9 @@ _NotNegative = Annotated[int, msgspec.Meta(ge=0)]
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
 
+LARGEST_INT = 10**15
+"""Whole numbers beyond this fit no count of anything, and break the arithmetic of numpy."""
+
 RANGES: Mapping[str, Any] = {
     "policy.discount_factor": _Share,
     "policy.nstep": _Count,
@@ -26,12 +29,14 @@ RANGES: Mapping[str, Any] = {
     "policy.collect.n_sample": _Count,
     "policy.collect.n_episode": _Count,
     "policy.collect.unroll_len": _Count,
+    "policy.collect.collector.seed": _NotNegative,
     "policy.eval.evaluator.eval_freq": _Count,
     "policy.other.eps.start": _Share,
     "policy.other.eps.end": _Share,
     "policy.other.eps.decay": _Positive,
     "policy.other.replay_buffer.replay_buffer_size": _Count,
-    "policy.other.commander.collector_task_space": _NotNegative | None,
+    "policy.other.replay_buffer.seed": _NotNegative,
+    "policy.other.commander.collector_task_space": _NotNegative,
     "policy.other.commander.learner_task_space": _NotNegative,
 }
 """Ranges that the type of a default does not tell, by dotted path; absent keys are skipped."""
@@ -110,22 +115,26 @@ def check_ranges(cfg: Mapping[str, Any]) -> None:
 
 
 def check_capacity(cfg: Mapping[str, Any]) -> None:
-    """Check that the replay buffer can hold one batch.
+    """Check that the replay buffer can hold one batch, and what one collect gives.
 
     Raises:
-        ConfigError: it cannot, so that the run would wait for ever.
+        ConfigError: it cannot, so that the run would wait for ever, or drop what it collects.
     """
-    batch_size = cfg["policy"].get("learn", {}).get("batch_size")
-    buffer_path = "policy.other.replay_buffer.replay_buffer_size"
-    capacity = cfg["policy"].get("other", {}).get("replay_buffer", {}).get("replay_buffer_size")
-    if batch_size is not None and capacity is not None and capacity < batch_size:
-        raise ConfigError(
-            f"{buffer_path} is {capacity}, less than policy.learn.batch_size {batch_size}: "
-            "no batch could ever be sampled; raise the first or lower the second",
-            path=buffer_path,
-            capacity=capacity,
-            batch_size=batch_size,
-        )
+    policy, path = cfg["policy"], "policy.other.replay_buffer.replay_buffer_size"
+    capacity = policy.get("other", {}).get("replay_buffer", {}).get("replay_buffer_size")
+    for section, key, outcome in (
+        ("learn", "batch_size", "no batch could ever be sampled"),
+        ("collect", "n_sample", "part of each collect would be dropped at once"),
+    ):
+        needed = policy.get(section, {}).get(key)
+        if needed is not None and capacity is not None and capacity < needed:
+            raise ConfigError(
+                f"{path} is {capacity}, less than policy.{section}.{key} {needed}: "
+                f"{outcome}; raise the first or lower the second",
+                path=path,
+                capacity=capacity,
+                needed=needed,
+            )
 
 
 def _whole_number(value: Any, path: str) -> Any:
@@ -134,7 +143,9 @@ def _whole_number(value: Any, path: str) -> Any:
     if isinstance(value, float):
         if not value.is_integer():
             raise _wrong(path, "a whole number", value)
-        return int(value)
+        value = int(value)
+    if abs(value) > LARGEST_INT:
+        raise _wrong(path, f"a whole number up to {LARGEST_INT:.0e}", value)
     return value
 
 

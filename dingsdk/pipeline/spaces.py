@@ -40,7 +40,7 @@ def fill_model_shapes(policy_cls: Any, policy: dict[str, Any], env: Mapping[str,
         stated = model.get(key)
         if stated is None:
             model[key] = found
-        elif _dimensions(stated) != _dimensions(found):
+        elif _as_list(stated) != _as_list(found):
             path = f"policy.model.{key}"
             raise ConfigError(
                 f"{path} is {stated}, but {env['env_id']} has {found}; leave the key out to "
@@ -51,5 +51,5 @@ def fill_model_shapes(policy_cls: Any, policy: dict[str, Any], env: Mapping[str,
             )
 
 
-def _dimensions(shape: Any) -> tuple[int, ...]:
-    return tuple(shape) if isinstance(shape, list | tuple) else (int(shape),)
+def _as_list(shape: Any) -> list[Any]:
+    return list(shape) if isinstance(shape, list | tuple) else [shape]

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.envs.base import EnvManager, Timestep
-from dingsdk.errors import EnvError
 from dingsdk.worker.collector.policy_output import check_dicts
 from dingsdk.worker.collector.random_actions import RandomActions
 from dingsdk.worker.collector.rollout import ActingMode, Rollout
@@ -56,17 +55,13 @@ class DictRollout(Rollout):
         """Return ``{env_id: obs}`` of the envs to step.
 
         Raises:
-            EnvError: no env waits for an action.
+            ConfigError: no env waits for an action.
         """
         obs = self._env.ready_obs
         if self._can_step_some and not self._is_live.all():
             obs = {env_id: value for env_id, value in obs.items() if self._is_live[env_id]}
         if not obs:
-            raise EnvError(
-                "no env waits for an action: every env has used up the manager's episode_num",
-                env_id=None,
-                failures=0,
-            )
+            self._refuse_to_idle()
         self._obs_pool.update(obs)
         return obs
 

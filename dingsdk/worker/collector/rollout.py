@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.envs.base import EnvManager
+from dingsdk.errors import ConfigError
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -133,6 +134,19 @@ class Rollout(ABC):
     @abstractmethod
     def record(self, obs: Any, output: Any, step: Any, train_iter: int) -> None:
         """Record one round and keep the books."""
+
+    def _refuse_to_idle(self) -> None:
+        """Raise the error of a rollout whose envs are all DONE: it would go round for ever.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            f"every env has used up the {self._env.episode_num:g} episodes that the env manager "
+            "allows it, and more are to be played; leave env_manager.episode_num away",
+            path="env_manager.episode_num",
+            found=self._env.episode_num,
+        )
 
     def _abandon(self, env_ids: NDArray[np.int64]) -> None:
         """Forget the episodes under way in envs that failed."""

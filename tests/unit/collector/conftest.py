@@ -113,10 +113,13 @@ def make_collector(tmp_path: Any) -> Iterator[Callable[..., Any]]:
         lengths: Any = ((5,), (5,)),
         manager_type: str = "in_process",
         fails: Any = None,
+        episode_num: float = np.inf,
         **cfg: Any,
     ) -> tuple[SampleSerialCollector, Counters]:
         counters = Counters(lengths, fails or {})
-        env = create_env_manager({"type": manager_type}, counters.env_fns)
+        env = create_env_manager(
+            {"type": manager_type, "episode_num": episode_num}, counters.env_fns
+        )
         collector = SampleSerialCollector(
             {**SampleSerialCollector.default_config(), **cfg},
             env=env,

@@ -7,7 +7,7 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.envs import create_env_manager, make_env_fns
-from dingsdk.errors import EnvError, NonFiniteError, NotSetError, PolicyOutputError
+from dingsdk.errors import ConfigError, EnvError, NonFiniteError, NotSetError, PolicyOutputError
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.worker.collector.sample import SampleSerialCollector
 
@@ -145,6 +145,16 @@ def test_level_seeds_become_a_column(make_policy, make_collector, form) -> None:
     batch = _batch(collector.collect(level_seeds=[70, 71]))
 
     assert (batch.columns["seed"] == batch.columns["obs"][:, 0] + 70).all()
+
+
+def test_envs_that_have_played_all_they_may_end_the_collect(
+    make_policy, make_collector, form, manager_type
+) -> None:
+    collector, _ = make_collector(make_policy(12, form), manager_type=manager_type, episode_num=1)
+
+    with pytest.raises(ConfigError, match="used up the 1 episodes") as caught:
+        collector.collect(policy_kwargs=GREEDY)
+    assert caught.value.path == "env_manager.episode_num"
 
 
 def test_random_collect_does_not_ask_the_policy(make_policy, make_collector, form) -> None:

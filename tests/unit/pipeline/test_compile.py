@@ -60,6 +60,26 @@ def test_stated_shape_that_is_not_the_envs_is_refused() -> None:
     assert (caught.value.stated, caught.value.found) == (7, 4)
 
 
+@pytest.mark.parametrize("shape", [".nan", ".inf", "text", "{a: 1}", "[4, 1]", "''"])
+def test_stated_shape_of_any_form_is_compared(shape: str) -> None:
+    with pytest.raises(ConfigError, match=r"policy\.model\.obs_shape is .*, but CartPole-v1 has 4"):
+        compile_config(changed(f"policy.model.obs_shape={shape}"))
+
+
+def test_stated_shape_may_be_a_list_of_one() -> None:
+    assert compile_config(changed("policy.model.obs_shape=[4]")).policy.model.obs_shape == [4]
+
+
+@pytest.mark.parametrize(
+    "path", ["env.collector_env_num", "env.n_evaluator_episode", "policy.nstep"]
+)
+def test_whole_number_that_counts_nothing_real_is_refused(path: str) -> None:
+    with pytest.raises(ConfigTypeError) as caught:
+        compile_config(changed(f"{path}=1e30"))
+
+    assert caught.value.path == path
+
+
 def test_users_values_win_over_all_defaults() -> None:
     cfg = compile_config(
         changed("policy.learn.batch_size=7", "policy.other.replay_buffer.replay_buffer_size=99")

@@ -78,9 +78,11 @@ def test_open_section_is_taken_as_it_is() -> None:
         ("policy.discount_factor", 1.5),
         ("policy.learn.learning_rate", 0.0),
         ("policy.other.replay_buffer.replay_buffer_size", -1),
+        ("policy.other.replay_buffer.seed", "abc"),
+        ("policy.collect.collector.seed", -1),
     ],
 )
-def test_value_out_of_range_is_refused(path: str, value: float) -> None:
+def test_value_out_of_range_is_refused(path: str, value: Any) -> None:
     cfg: Any = value
     for key in reversed(path.split(".")):
         cfg = {key: cfg}
@@ -92,13 +94,14 @@ def test_value_out_of_range_is_refused(path: str, value: float) -> None:
     assert caught.value.found == value
 
 
-def test_buffer_smaller_than_a_batch_is_refused_before_the_run() -> None:
-    policy = {"learn": {"batch_size": 64}, "other": {"replay_buffer": {"replay_buffer_size": 63}}}
+@pytest.mark.parametrize(("section", "key"), [("learn", "batch_size"), ("collect", "n_sample")])
+def test_buffer_too_small_to_work_with_is_refused_before_the_run(section: str, key: str) -> None:
+    policy = {section: {key: 64}, "other": {"replay_buffer": {"replay_buffer_size": 63}}}
 
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=rf"63, less than policy\.{section}\.{key} 64") as caught:
         check_capacity({"policy": policy})
 
-    assert (caught.value.capacity, caught.value.batch_size) == (63, 64)
+    assert (caught.value.capacity, caught.value.needed) == (63, 64)
 
 
 def test_buffer_of_exactly_one_batch_is_accepted() -> None:
