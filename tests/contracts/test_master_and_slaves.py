@@ -126,15 +126,18 @@ def test_joined_worker_is_announced_with_its_resources(cluster: Cluster) -> None
     assert cluster.master.workers["w0"].resource == {"cpu": 1}
 
 
-def test_task_that_raises_fails_with_traceback_and_the_worker_serves_on(cluster: Cluster) -> None:
+@pytest.mark.parametrize("cause", [ZeroDivisionError("on purpose"), SystemExit("on purpose")])
+def test_task_that_raises_fails_with_traceback_and_the_worker_serves_on(
+    cluster: Cluster, cause: BaseException
+) -> None:
     def broken(task: Mapping[str, Any]) -> None:
-        raise ZeroDivisionError("on purpose")
+        raise cause
 
     cluster.add("w0", broken=broken, fine=lambda task: None)
     with pytest.raises(TaskFailedError) as caught:
         cluster.master.ask("w0", {"name": "broken"}, 5.0)
     assert "in broken" in caught.value.traceback
-    assert "ZeroDivisionError: on purpose" in str(caught.value)
+    assert f"{type(cause).__name__}: on purpose" in str(caught.value)
     assert cluster.master.ask("w0", {"name": "fine"}, 5.0) == {}
 
 

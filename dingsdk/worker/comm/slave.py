@@ -147,7 +147,8 @@ class Slave:
             answer = TaskAnswer(task.task_id, False, failure.facts["result"], str(failure))
         except WorkerLostError:
             raise  # no failure of the task: it is for another worker
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            # An exit would end this loop alone, and the master would wait for an answer.
             _log.debug("task %s raised on %s", task.data.get("name"), worker_id, exc_info=True)
             answer = TaskAnswer(
                 task.task_id,
