@@ -33,7 +33,7 @@ def run_guarded(command: click.Command, argv: Sequence[str] | None) -> int:
     except click.exceptions.Exit as ended:
         return ended.exit_code
     except (click.Abort, KeyboardInterrupt):
-        click.echo("Interrupted before the run started; nothing to save.", err=True)
+        click.echo("Interrupted; there was nothing to save.", err=True)
         return INTERRUPTED
     except DingError as error:
         return _report(error, settings["debug"])
@@ -42,13 +42,12 @@ def run_guarded(command: click.Command, argv: Sequence[str] | None) -> int:
         # complaining about it once more when it flushes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         traceback.print_exc()
-        click.echo(
-            f"\nError: {type(error).__name__}: {error}\n"
-            "This is a defect of dingsdk or of a plugin, not of your config.",
-            err=True,
-        )
+        advice = "This is a defect of dingsdk or of a plugin, not of your config."
+        if isinstance(error, MemoryError):
+            advice = "Lower the sizes in the config: envs, batch, replay buffer, network."
+        click.echo(f"\nError: {type(error).__name__}: {error}\n{advice}", err=True)
         return FAILED
     return code if isinstance(code, int) else 0
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -10,6 +13,8 @@ from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.workers import make_worker, place_of, worker_ids
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.transport import Transport
+
+_log = logging.getLogger(__name__)
 
 STALL_LIMIT_S = 60.0
 """How long one job may keep all others of a cooperative transport waiting."""
@@ -64,9 +69,22 @@ class ThreadCrew(Crew):
             )
 
     def close(self, timeout_s: float) -> None:
-        for worker in reversed(self._workers):
-            worker.close()
+        # Side by side: where one job keeps all others waiting, each close takes its full time.
+        closers = [
+            threading.Thread(target=worker.close, name="close", daemon=True)
+            for worker in self._workers
+        ]
         self._workers.clear()
+        deadline = time.monotonic() + timeout_s
+        for closer in closers:
+            closer.start()
+        for closer in closers:
+            closer.join(max(0.0, deadline - time.monotonic()))
+        stalled = self._transport.scheduler.stalled_job(timeout_s)
+        if stalled is not None:
+            _log.warning(
+                "this job does not end, and no other could save anything meanwhile: %s", stalled
+            )
 
 
 class AbsentCrew(Crew):

@@ -24,9 +24,10 @@ from dingsdk.worker.replay_buffer.prioritized.settings import bounds_rates
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.1
-CLOSE_S = (10.0, 8.0)
-INTERRUPTED_CLOSE_S = (4.0, 4.0)
-"""How long tasks, then workers may take to end; 10 s for all where the user waits for it."""
+CLOSE_S = (10.0, 8.0, 5.0)
+INTERRUPTED_CLOSE_S = (4.0, 3.0, 1.0)
+"""How long tasks, then workers, then the transport may take to end; together less than 10 s
+where the user waits for it."""
 
 
 def parallel_pipeline(context: RunContext) -> RunResult:
@@ -41,7 +42,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         stack.enter_context(torch_threads(cfg.system.torch_threads))
         transport = make_transport(cfg, context.run_dir)
         stack.callback(_remove_data, transport)
-        stack.callback(transport.close)
+        stack.callback(lambda: transport.close(_closing_times(context)[2]))
         evaluations = _Evaluations(context)
         coordinator = Coordinator(
             cfg,
@@ -182,7 +183,7 @@ def _close_coordinator(coordinator: Coordinator, context: RunContext) -> None:
         _log.warning("did not end in time: %s", ", ".join(stuck))
 
 
-def _closing_times(context: RunContext) -> tuple[float, float]:
+def _closing_times(context: RunContext) -> tuple[float, float, float]:
     return INTERRUPTED_CLOSE_S if context.stop.is_set() else CLOSE_S
 
 

@@ -51,6 +51,7 @@ class ConsoleProgress:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
         self._live: Any = None
+        self._printed: RunStatus | None = None
 
     def __enter__(self) -> ConsoleProgress:
         if self._console.is_terminal:
@@ -76,7 +77,7 @@ class ConsoleProgress:
             self._live.update(self._render(), refresh=True)
             self._live.stop()
         else:
-            self._console.print(self._line(self._status()), highlight=False)
+            self._print_line()
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """Print one line for an evaluation; a terminal keeps it above the live table."""
@@ -94,7 +95,13 @@ class ConsoleProgress:
             if self._live is not None:
                 self._live.update(self._render(), refresh=True)
             else:
-                self._console.print(self._line(self._status()), highlight=False, markup=False)
+                self._print_line()
+
+    def _print_line(self) -> None:
+        status = self._status()
+        if status != self._printed:  # it stands still while the parts of the run are closed
+            self._printed = status
+            self._console.print(self._line(status), highlight=False, markup=False)
 
     def _line(self, status: RunStatus) -> str:
         return (

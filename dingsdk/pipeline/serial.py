@@ -57,7 +57,7 @@ def serial_pipeline(context: RunContext) -> RunResult:
         workers.learner.call_hook("before_run")
         context.recorder.mark_first_step()
         try:
-            reason = _run(context, workers)
+            reason = _run_breakable(context, workers)
         except Exception:
             _save_after_failure(workers.learner)
             raise
@@ -69,14 +69,29 @@ def serial_pipeline(context: RunContext) -> RunResult:
         )
 
 
+def _run_breakable(context: RunContext, workers: _Workers) -> Reason:
+    """Run; where a part does not return in time after ``context.stop``, break it off."""
+    try:
+        context.is_breakable = True
+        try:
+            return _run(context, workers)
+        finally:
+            context.is_breakable = False
+    except KeyboardInterrupt:
+        if not context.stop.is_set():
+            raise
+        _log.warning("a collect, an evaluation or an iteration took too long and was broken off")
+        return "interrupted"
+
+
 def _run(context: RunContext, workers: _Workers) -> Reason:
     learner, collector, buffer = workers.learner, workers.collector, workers.buffer
     while True:
         collect_kwargs = workers.commander.step()
-        if workers.evaluator.should_eval(learner.train_iter) and _evaluate(context, workers):
-            return "stop_value"
         if context.stop.is_set():
             return "interrupted"
+        if workers.evaluator.should_eval(learner.train_iter) and _evaluate(context, workers):
+            return "stop_value"
         if context.is_limit_reached(collector.envstep, learner.train_iter):
             return "stop_value" if _evaluate_last(context, workers) else "limit"
         samples = collector.collect(train_iter=learner.train_iter, policy_kwargs=collect_kwargs)

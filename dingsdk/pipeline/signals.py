@@ -9,6 +9,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+PATIENCE_S = 4.0
+"""How long a run may take to notice that it shall stop, before it is broken off."""
+
 EXIT_CODES: dict[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
@@ -22,6 +25,9 @@ class StopOnSignal:
         announce: Called with a line for the user at each signal; must not take a lock that
             the main thread may hold.
         doing: What the first signal leads to, for that line.
+        may_break: Asked ``PATIENCE_S`` after the first signal. Where it answers True, the main
+            thread, which may be deep in an env that never ends, gets a KeyboardInterrupt. None
+            for a main thread that notices by itself. Uses SIGALRM.
     """
 
     def __init__(
@@ -29,10 +35,12 @@ class StopOnSignal:
         stop: threading.Event,
         announce: Callable[[str], None],
         doing: str = "stopping and saving a checkpoint",
+        may_break: Callable[[], bool] | None = None,
     ) -> None:
         self._stop = stop
         self._announce = announce
         self._doing = doing
+        self._may_break = may_break
         self._previous: dict[int, Any] = {}
         self.received: signal.Signals | None = None
 
@@ -40,9 +48,13 @@ class StopOnSignal:
         if threading.current_thread() is threading.main_thread():
             for number in EXIT_CODES:
                 self._previous[number] = signal.signal(number, self._handle)
+            if self._may_break is not None:
+                self._previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._break)
         return self
 
     def __exit__(self, *exc_info: Any) -> None:
+        if signal.SIGALRM in self._previous:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
@@ -56,3 +68,9 @@ class StopOnSignal:
         self.received = name
         self._announce(f"{name.name}: {self._doing}; press Ctrl-C again to exit at once")
         self._stop.set()
+        if self._may_break is not None:
+            signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
+
+    def _break(self, number: int, frame: FrameType | None) -> None:
+        if self._may_break is not None and self._may_break():
+            raise KeyboardInterrupt

@@ -86,7 +86,12 @@ def run_pipeline(
     shown = NoProgress() if progress is None else progress(context)
     context.recorder = RunRecorder(on_evaluation=shown.on_evaluation)
     try:
-        with shown, StopOnSignal(context.stop, announce or _to_stderr) as signals:
+        stopper = StopOnSignal(
+            context.stop,
+            announce or _to_stderr,
+            may_break=(lambda: context.is_breakable) if mode == "serial" else None,
+        )
+        with shown, stopper as signals:
             result = _pipeline(mode)(context)
         if signals.received is not None and result.reason == "interrupted":
             result = dataclasses.replace(result, signal=int(signals.received))

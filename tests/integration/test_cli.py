@@ -185,18 +185,20 @@ def test_saved_config_can_be_trained_again(trained: tuple[Path, str], shell: She
     assert "Limit reached" in shell.out
 
 
-def start_training(cwd: Path) -> subprocess.Popen[str]:
-    """Start a run without end and return once it trains."""
+def start_training(
+    cwd: Path, *more: str, until: str = r"evaluation: .* iteration [1-9]"
+) -> subprocess.Popen[str]:
+    """Start a run without end and return once it prints ``until``."""
     process = subprocess.Popen(
         [*PROGRAM, "train", "cartpole-dqn", *SMALL,
          "--set", "system.max_env_steps=null", "--set", "env.stop_value=.inf",
-         "--set", "policy.eval.evaluator.eval_freq=20"],
+         "--set", "policy.eval.evaluator.eval_freq=20", *more],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(cwd)},
     )  # fmt: skip
     assert process.stdout is not None
     for line in process.stdout:
-        if re.search(r"evaluation: .* iteration [1-9]", line):
+        if re.search(until, line):
             return process
     pytest.fail(f"the run ended by itself: {process.communicate()[1]}")
 
@@ -222,6 +224,49 @@ def test_signal_stops_within_10_s_with_a_checkpoint(
     assert load_checkpoint(tmp_path / saved[1]).iteration > 0
     result = json.loads((tmp_path / "runs" / "cartpole-dqn" / "result.json").read_text())
     assert (result["reason"], result["signal"]) == ("interrupted", int(number))
+
+
+STUCK_ENV = """
+import time
+
+import gymnasium as gym
+import numpy as np
+
+
+class Stuck(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        time.sleep(600)
+
+
+gym.register("Stuck-v0", entry_point=Stuck)
+"""
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_signal_stops_within_10_s_also_where_an_env_hangs(tmp_path: Path, mode: str) -> None:
+    (tmp_path / "stuck_env.py").write_text(STUCK_ENV)
+    process = start_training(
+        tmp_path, "--mode", mode, "--set", "env.env_id=stuck_env:Stuck-v0", until="0 env steps"
+    )
+    sent_at = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+
+    assert time.monotonic() - sent_at < 10
+    assert process.returncode == 130
+    assert "Interrupted after 0 env steps" in out
+    assert "Traceback" not in err
+    if mode == "serial":
+        assert "checkpoint saved" in out
+    else:  # all jobs share one thread
+        assert "no other could save anything" in err
+        assert "time.sleep(600)" in err
 
 
 def test_second_signal_exits_at_once(tmp_path: Path) -> None:
