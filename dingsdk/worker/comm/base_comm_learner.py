@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -27,7 +28,8 @@ from dingsdk.worker.learner.hook import LearnerHook
 _log = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 0.5
-"""How long to look for a payload that was announced; then its rows are replaced by others."""
+"""How long to look for payloads that were announced, all together from then on, however many are
+gone; then their rows are replaced by others."""
 LEARN_TIMEOUT_S = 3600.0
 """Bound on one learn task; its master has a shorter deadline, and the lease a shorter one still."""
 
@@ -155,6 +157,7 @@ class TransportLearner(RoleLife, BaseCommLearner):
         self._info: dict[str, Any] | None = None
         self._priorities: list[Mapping[str, Any]] = []
         self._lost_payloads: dict[int, str] = {}
+        self._load_until = 0.0
 
     # Tasks ------------------------------------------------------------------------------------
     def deal_with_learner_start(self, task_info: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -193,6 +196,7 @@ class TransportLearner(RoleLife, BaseCommLearner):
         if self._rows is None:
             raise TaskFail({"message": "no learner"}, "this learner has no task")
         self._rows.announce(data.get("payloads", {}), data.get("digests"))
+        self._load_until = time.monotonic() + LOAD_TIMEOUT_S
         dropped = data.get("dropped")
         if dropped is not None and len(dropped):
             self._rows.drop(np.asarray(dropped))
@@ -335,9 +339,10 @@ class TransportLearner(RoleLife, BaseCommLearner):
 
     def _load_payload(self, data_id: str, digest: str | None) -> SampleBatch:
         store = self._role.data_store
+        timeout_s = max(0.0, self._load_until - time.monotonic())
         if digest is None:
-            return store.get(data_id, LOAD_TIMEOUT_S)
-        return store.get_verified(data_id, digest, LOAD_TIMEOUT_S)
+            return store.get(data_id, timeout_s)
+        return store.get_verified(data_id, digest, timeout_s)
 
     def _ids(self) -> dict[str, Any]:
         return {

@@ -17,6 +17,7 @@ from dingsdk.worker.comm.worker_role import RENEWALS
 from dingsdk.worker.coordinator.book import TaskBook
 from dingsdk.worker.coordinator.drive import drive_collector, drive_learner
 from dingsdk.worker.coordinator.experience import Experience
+from dingsdk.worker.coordinator.payload_care import PayloadCare
 from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
 from dingsdk.worker.factory import create_buffer, create_parallel_commander
 
@@ -107,7 +108,8 @@ class Coordinator(Configurable):
         self._jobs: list[Job] = []
         self._train_iter = 0
         self._learner_tasks = 0
-        self._swept_at = self._looked_at = clock()
+        self._payload_care = PayloadCare(self.data_store, self.condition, self.cfg, clock)
+        self._looked_at = clock()
         self._has_news = False
         self._is_started = False
         self._is_closed = False
@@ -312,6 +314,8 @@ class Coordinator(Configurable):
             self._book.commander.update_learner_info(state.task_id, info)
         if garbage:
             self.data_store.delete(garbage)
+        if experience is not None:
+            self._payload_care.look(experience, state, info)
 
     def deal_with_learner_judge_finish(self, state: TaskState, info: Mapping[str, Any]) -> bool:
         with self.condition:
@@ -391,7 +395,7 @@ class Coordinator(Configurable):
             self.master.lose(
                 worker.worker_id, f"silent for {self.cfg['lease_s']} s", worker.incarnation
             )
-        self._sweep()
+        self._payload_care.sweep(self._book.find_live)
         for role, drive in DRIVERS.items():
             with self.condition:
                 if self.is_ending:
@@ -400,18 +404,6 @@ class Coordinator(Configurable):
                 state = self._book.assign(role)
             if state is not None:
                 self._start(state, drive)
-
-    def _sweep(self) -> None:
-        """Delete what dead workers left in the store, twice per grace."""
-        grace_s = float(self.cfg["orphan_grace_s"])
-        if self.clock() - self._swept_at < grace_s / 2:
-            return
-        self._swept_at = self.clock()
-        with self.condition:
-            is_live = self._book.find_live()
-        count = self.data_store.sweep_orphans(is_live, grace_s)
-        if count:
-            _log.info("deleted %d payloads that nobody announced", count)
 
     def _start(self, state: TaskState, drive: Callable[..., None]) -> None:
         worker = state.worker

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,9 @@ from dingsdk.data import SampleBatch
 from dingsdk.worker.coordinator.payloads import PayloadLedger
 from dingsdk.worker.coordinator.tasks import TaskState
 
-REDRAWS = 8
-"""Times that rows of lost payloads are drawn again before the demand has to wait."""
+REDRAWS = 32
+"""Times that rows of lost payloads are drawn again before the demand has to wait: enough where one
+in ten can be read."""
 
 
 def metadata_config(buffer_cfg: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,9 +107,26 @@ class Experience:
         if info is None:
             return
         for number, reason in info["lost_payloads"]:
-            self._lost.setdefault(int(number), str(reason))
+            self._give_up(int(number), str(reason))
         if info.get("priority_info"):
             self.buffer.update(info["priority_info"])
+
+    def readable(self, known: Collection[int] = ()) -> list[str]:
+        """Return the ids of payloads with rows to lease, but for those whose number is known."""
+        return [
+            name
+            for name, number in self.ledger.numbers.items()
+            if number not in known and number not in self._lost and self.ledger.rows_left(number)
+        ]
+
+    def give_up_missing(self, names: Iterable[str]) -> None:
+        """Never lease rows of these payloads again; some may not be needed any more."""
+        for name in names:
+            number = self.ledger.numbers.get(name)
+            if number is not None:
+                self._give_up(number, "missing")
+        if self._lost and not self.readable():
+            self.buffer.clear()  # there is nothing in it to draw, only room to be had
 
     def take_garbage(self, states: list[TaskState]) -> list[str]:
         """Return the ids of payloads that nobody needs; the learners are told next time."""
@@ -152,3 +170,10 @@ class Experience:
                 self.ledger.evict(payloads[payloads == number], self._lost[number])
             payloads = payloads[~np.isin(payloads, np.fromiter(self._lost, dtype=np.int64))]
         self.ledger.evict(payloads, reason)
+        if self._lost:
+            left = self.ledger.rows_left
+            self._lost = {number: why for number, why in self._lost.items() if left(number)}
+
+    def _give_up(self, number: int, reason: str) -> None:
+        if self.ledger.rows_left(number):
+            self._lost.setdefault(number, reason)

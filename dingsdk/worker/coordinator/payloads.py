@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -93,6 +93,11 @@ class PayloadLedger:
         """Data ids of the payloads that somebody may still read."""
         return self._numbers.keys()
 
+    @property
+    def numbers(self) -> Mapping[str, int]:
+        """Their numbers, ``{data_id: number}``."""
+        return self._numbers
+
     def name(self, number: int) -> str:
         return self._names[number]
 
@@ -106,6 +111,8 @@ class PayloadLedger:
 
     def evict(self, numbers: NDArray[np.int64], reason: str) -> None:
         """Note rows that left the buffer: int64[n], the payload number of each."""
+        if not len(numbers):
+            return
         self.evicted_rows[reason] += len(numbers)
         found, counts = np.unique(numbers, return_counts=True)
         for number, count in zip(found.tolist(), counts.tolist(), strict=True):

@@ -1,0 +1,68 @@
+"""What a buffer of metadata does about payloads that are gone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dingsdk.worker.coordinator.experience import REDRAWS, Experience, metadata_config
+from dingsdk.worker.coordinator.tasks import TaskState
+from dingsdk.worker.factory import create_buffer
+
+ROWS = 4
+
+
+@pytest.fixture
+def experience() -> Experience:
+    cfg = {"type": "naive", "replay_buffer_size": 400, "seed": 7}
+    return Experience(create_buffer(metadata_config(cfg), exp_name="run"))
+
+
+def push(experience: Experience, *names: str) -> None:
+    for name in names:
+        assert experience.push({"data_id": name, "rows": ROWS, "policy_iter": 0}, 0)
+
+
+def leased(experience: Experience, batch_size: int) -> set[str] | None:
+    state = TaskState("task", "learner", {"buffer_id": "b"}, 0.0)
+    found: dict[str, Any] | None = experience.lease(state, batch_size, 1, 0)
+    experience.settle(state)
+    return None if found is None else set(found["payloads"])
+
+
+def test_payloads_that_are_gone_are_leased_no_more(experience: Experience) -> None:
+    names = [f"p{n}" for n in range(50)]
+    push(experience, *names)
+    experience.give_up_missing([*names[:45], "deleted meanwhile"])
+    assert set(experience.readable()) == set(names[45:])
+    for _ in range(20):
+        batch = leased(experience, 16)
+        assert batch is not None, f"a tenth can be read, and {REDRAWS} draws found no batch of it"
+        assert batch <= set(names[45:])
+    experience.check()
+
+
+def test_buffer_of_nothing_but_lost_payloads_makes_room_at_once(experience: Experience) -> None:
+    push(experience, "a", "b")
+    experience.give_up_missing(["a"])
+    assert experience.buffer.count() == 2 * ROWS
+    experience.give_up_missing(["b"])
+    assert experience.buffer.count() == 0
+    assert experience.ledger.evicted_rows == {"missing": 2 * ROWS}
+    experience.check()
+    push(experience, "c")
+    assert leased(experience, 2) == {"c"}
+
+
+def test_payload_is_forgotten_with_its_last_row(experience: Experience) -> None:
+    push(experience, "a", "b")
+    experience.give_up_missing(["a"])
+    push(experience, *(f"p{n}" for n in range(400 // ROWS)))
+    assert experience.ledger.evicted_rows == {"missing": ROWS, "overwritten": ROWS}
+    assert experience._lost == {}
+    state = TaskState("task", "learner", {"buffer_id": "b"}, 0.0)
+    experience.settle(state, {"lost_payloads": [[0, "missing"]]})  # a learner's late report
+    assert experience._lost == {}
+    assert len(experience.readable()) == 400 // ROWS
+    assert experience.readable(known=range(3, 102)) == ["p0"]
