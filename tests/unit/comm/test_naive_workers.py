@@ -31,6 +31,7 @@ class Cluster:
             "system.transport.check_wire=true",
             "policy.other.commander.type=naive",
             f"policy.other.replay_buffer.replay_buffer_size={CAPACITY}",
+            f"policy.collect.n_sample={CAPACITY}",
         )
         cfg = compile_run("cartpole-dqn", "parallel", "in_memory", sets, 0)
         self.transport = default_manager().create("transports", cfg.system.transport, tmp_path)
