@@ -11,25 +11,35 @@ import msgspec
 from dingsdk.errors import ConfigError, ConfigTypeError
 
 _Count = Annotated[int, msgspec.Meta(ge=1)]
+# So many parts are held in memory at once.
+_Held = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 _NotNegative = Annotated[int, msgspec.Meta(ge=0)]
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
+_NotBelowZero = Annotated[float, msgspec.Meta(ge=0)]
 
 LARGEST_INT = 10**15
 """Whole numbers beyond this fit no count of anything, and break the arithmetic of numpy."""
 
 RANGES: Mapping[str, Any] = {
+    "env.collector_env_num": _Held,
+    "env.evaluator_env_num": _Held,
+    "system.collector_num": _Held,
+    "system.learner_num": _Held,
     "policy.discount_factor": _Share,
-    "policy.nstep": _Count,
+    "policy.nstep": _Held,
     "policy.learn.batch_size": _Count,
     "policy.learn.update_per_collect": _Count,
     "policy.learn.learning_rate": _Positive,
     "policy.learn.target_update_freq": _Count,
-    "policy.learn.learner.train_iterations": _NotNegative,
+    "policy.learn.learner.train_iterations": _Count,
     "policy.collect.n_sample": _Count,
     "policy.collect.n_episode": _Count,
     "policy.collect.unroll_len": _Count,
     "policy.collect.collector.seed": _NotNegative,
+    "policy.collect.parallel_collector.print_freq": _Count,
+    "policy.collect.parallel_collector.update_policy_second": _NotBelowZero,
+    "policy.collect.parallel_collector.policy_timeout_s": _Positive,
     "policy.eval.evaluator.eval_freq": _Count,
     "policy.other.eps.start": _Share,
     "policy.other.eps.end": _Share,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -127,7 +128,12 @@ def test_mistake_in_the_command_is_one_line_and_leaves_nothing(
     ],
 )
 def test_mistake_that_only_a_worker_can_notice_is_told_without_a_traceback(
-    tmp_path: Path, shell: Shell, mode: str, assignment: str, told: str
+    tmp_path: Path,
+    shell: Shell,
+    caplog: pytest.LogCaptureFixture,
+    mode: str,
+    assignment: str,
+    told: str,
 ) -> None:
     command = ["train", "cartpole-dqn", "--mode", mode, "--set", assignment]
 
@@ -135,6 +141,8 @@ def test_mistake_that_only_a_worker_can_notice_is_told_without_a_traceback(
     assert told in shell.err
     assert "Traceback" not in shell.err
     assert shell.err.startswith("Error: ")
+    # Logged as well, it would be on the user's terminal twice, with its traceback.
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_file_in_place_of_the_output_folder_is_one_line(tmp_path: Path, shell: Shell) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dingsdk.config import Configurable, deep_merge_dicts
-from dingsdk.errors import DingError, TaskFailedError
+from dingsdk.errors import DingError
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.scheduler import Job
 from dingsdk.worker.comm.transport import Role, Transport, WorkerInfo
@@ -414,8 +414,8 @@ class Coordinator(Configurable):
         self._spawn(lambda: drive(self, state, task), f"{state.task_id}-driver")
 
     def _fail(self, error: DingError) -> None:
-        trace = error.facts.get("traceback", "") if isinstance(error, TaskFailedError) else ""
-        _log.error("the run failed: %s\n%s", error, trace)
+        # Whoever runs the coordinator raises it, and tells the user once.
+        _log.debug("the run failed", exc_info=error)
         with self.condition:
             if self.failure is None:
                 self.failure = error
