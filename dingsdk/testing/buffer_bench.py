@@ -45,11 +45,15 @@ class BufferBench(RuleBench[MakeBuffer]):
         What it is typed as has the members beyond ``IBuffer`` that the capabilities promise.
         """
         buffer = self._make({"replay_buffer_size": CAPACITY, "seed": 0, **cfg})
-        self._buffers.append(buffer)
+        self.keep(buffer)
         # In pieces, so that more rows than the capacity leave the seam somewhere inside.
         for start in range(0, len(numbers), 4):
             self.push(buffer, *numbers[start : start + 4])
         return buffer
+
+    def keep(self, buffer: Any) -> None:
+        """Close a buffer in the end."""
+        self._buffers.append(buffer)
 
     def rows(self, *numbers: int) -> list[Any]:
         """Return fresh rows of these numbers, as a list to push."""

@@ -58,6 +58,23 @@ class BufferModel:
         self.priority.update(dict.fromkeys(numbers, self._largest))
         return everything[: len(everything) - len(self.rows)]
 
+    def load(self) -> None:
+        """Become the model of a new buffer that was given the rows of this one."""
+        self._ring = deque(self.rows, maxlen=self.capacity)
+        self.pushed = len(self._ring)
+        self.window = self.capacity
+        self._largest = max([1.0, *(self.priority[number] for number in self._ring)])
+
+    def reopen(self) -> None:
+        """Become the model of a buffer that found the rows of this one on disk.
+
+        Their priorities begin anew, and where it does not matter for leaving, their uses.
+        """
+        self._largest = 1.0
+        if self.max_use == math.inf:
+            self.used.clear()
+        self.priority.update(dict.fromkeys(self._ring, 1.0))
+
     def clear(self) -> list[int]:
         """Drop all rows; return them, oldest first."""
         gone = self.rows

@@ -154,3 +154,9 @@ class ForgetsBeta(Advanced):
         beta = self.beta
         super().load_state_dict(state_dict)
         self.beta = beta
+
+
+@mutant(58)
+class ForgetsSavedUses(Advanced):
+    def _push_loaded(self, rows: Any, facts: Mapping[str, Any]) -> None:
+        super()._push_loaded(rows, {key: facts[key] for key in facts if key != "use"})

@@ -89,7 +89,7 @@ def test_machine_notices_mutants(made: type[Mutant]) -> None:
             return made(cfg)
 
     quick = settings(
-        max_examples=120,
+        max_examples=400,
         stateful_step_count=20,
         deadline=None,
         database=None,

@@ -1,4 +1,4 @@
-"""Rules 46 to 57: priorities, importance weights, use and staleness."""
+"""Rules 46 to 58: priorities, importance weights, use and staleness."""
 
 from __future__ import annotations
 
@@ -289,6 +289,28 @@ def rule_57_state_keeps_priorities_and_uses(bench: BufferBench) -> None:
         other.load_state_dict(old.state_dict())
     bench.expect_contents(other, [1, 2], "after a refused state")
     expect_equal(other.beta, 0.4, "beta that stays")
+
+
+@needs("priorities")
+def rule_58_saved_rows_keep_priorities_and_uses(bench: BufferBench) -> None:
+    """Rows that ``save_data`` wrote are loaded with their priority and how often they were used.
+
+    Of buffers that save the rows of the kit.
+    """
+    if not bench.has("saves"):
+        return
+    old, new = bench.buffer(*range(CAPACITY)), bench.buffer(40)
+    _update(old, dict(enumerate(PRIORITIES)))
+    known = _all_rows(old)
+    old.save_data(str(bench.folder / "rows"))
+    new.load_data(str(bench.folder / "rows"))
+    for row in [*_rows(new, CAPACITY), *_rows(new, 2)]:
+        number = number_of(row)
+        if number == 40:
+            continue
+        expect_equal(int(row["use"]), int(known[number]["use"]) + 1, f"use of loaded row {number}")
+        expect_equal(row["priority"], known[number]["priority"], f"priority of row {number}")
+        known[number] = row
 
 
 def _rows(buffer: Any, size: int, iteration: int = 0) -> list[Any]:

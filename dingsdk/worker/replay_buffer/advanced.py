@@ -29,12 +29,16 @@ from dingsdk.worker.replay_buffer.sampler.priority import PrioritySampler
 from dingsdk.worker.replay_buffer.storage import Rows, Storage
 from dingsdk.worker.replay_buffer.watching.samples import SampleMonitor
 
+_LEFT = -1
+"""The mark of a row that left early; that of others is how often they were sampled."""
+
 
 class AdvancedReplayBuffer(ReplayBuffer):
     """A ring of dicts, sampled by priority (type ``advanced``, also ``deque``).
 
     A row leaves when it is overwritten, was sampled ``max_use`` times, or is ``max_staleness``
-    learner iterations old. :meth:`count` counts the rows that are left.
+    learner iterations old. :meth:`count` counts the rows that are left. Rows that were saved and
+    loaded keep their priority and uses; what else makes the future is in :meth:`state_dict` alone.
 
     Config:
         replay_buffer_size: Capacity in rows.
@@ -83,6 +87,8 @@ class AdvancedReplayBuffer(ReplayBuffer):
 
     def _start_facts(self) -> None:
         self._use_facts(RowFacts(self._capacity))
+        if self._settings.rows_leave_early and self._storage is not None:
+            self._storage.keep_marks()
 
     def _adopt(self, storage: Storage) -> None:
         super()._adopt(storage)
@@ -141,8 +147,31 @@ class AdvancedReplayBuffer(ReplayBuffer):
         super()._remove(where, reason)
         self._facts.leave(where)
         if reason != "overwritten":
-            # What overwrites a row is assigned a priority anyway.
+            # What overwrites a row is assigned a priority, and has no mark, anyway.
             cast(PrioritySampler, self._sampler).withdraw(where)
+            self._storage.mark(where, _LEFT)  # type: ignore[union-attr]
+
+    def _on_marked(self, where: NDArray[np.int64], marks: NDArray[np.int64]) -> None:
+        self._facts.set_uses(where, marks.clip(0))
+        left = where[marks == _LEFT]
+        self._facts.leave(left)
+        cast(PrioritySampler, self._sampler).withdraw(left)
+        self._limiter.on_remove(len(left))
+        self._left["used_up"] += len(left)  # or stale: why is not kept
+
+    def _use_up(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> None:
+        """Let those rows go that were sampled often enough, and keep the uses of the others.
+
+        Args:
+            where: Positions of living rows; of equal ones the last counts.
+            uses: int64[n].
+        """
+        if self._settings.max_use == math.inf:
+            return
+        self._storage.mark(where, uses)  # type: ignore[union-attr]
+        used_up = np.unique(where[uses >= self._settings.max_use])
+        if len(used_up):
+            self._remove(used_up[np.argsort(self._facts.ids(used_up))], "used_up")
 
     def _living(self, where: Where) -> Where:
         return self._facts.living(where) if self._settings.rows_leave_early else where
@@ -239,6 +268,8 @@ class AdvancedReplayBuffer(ReplayBuffer):
             stale = self._staleness.take(math.floor(learner_iter - self._settings.max_staleness))
             if len(stale):
                 self._remove(stale, "stale")
+                if not self._limiter.can_sample(size):
+                    return False  # it was asked before they left
         count = self._facts.live
         if count < size * self._settings.rows_per_sampled:
             return False
@@ -268,10 +299,7 @@ class AdvancedReplayBuffer(ReplayBuffer):
             seen = {key: added[key] for key in ("use", "priority", "staleness")}
             seen["age"] = self._facts.next_id - 1 - ids
             self._look_at(seen, size)
-        if self._settings.max_use < math.inf:
-            used_up = np.unique(where[uses >= self._settings.max_use])
-            if len(used_up):
-                self._remove(used_up[np.argsort(self._facts.ids(used_up))], "used_up")
+        self._use_up(where, uses)
         self._beta = min(1.0, self._beta + self._settings.beta_step)
         if isinstance(batch, SampleBatch):
             return SampleBatch.trusted({**batch.columns, **added}, size)
@@ -289,15 +317,21 @@ class AdvancedReplayBuffer(ReplayBuffer):
 
     # Keeping ------------------------------------------------------------------------------
     def _saved_facts(self, where: NDArray[np.int64]) -> FactColumns:
-        return {"priority": cast(PrioritySampler, self._sampler).priorities(where)}
+        priorities = cast(PrioritySampler, self._sampler).priorities(where)
+        return {"priority": priorities, "use": self._facts.uses(where)}
 
-    def _with_facts(self, rows: Rows, facts: FactColumns) -> Rows:
-        if isinstance(rows, SampleBatch):
-            return rows.with_columns(**facts)
-        return [
-            {**row, "priority": priority}
-            for row, priority in zip(rows, facts["priority"].tolist(), strict=True)
-        ]
+    def _push_loaded(self, rows: Rows, facts: FactColumns) -> None:
+        n = min(len(rows), self._capacity)
+        # A save of another kind of buffer, or of an earlier version, has not all of these.
+        uses = facts.get("use", np.zeros(len(rows), np.int64))[-n:]
+        if "priority" in facts:
+            rows = _with_priorities(rows, facts["priority"])
+        with self._change():
+            self._insert(rows, len(rows))
+            count = self._remover.count
+            where = self._remover.by_age(np.arange(count - n, count))
+            self._facts.set_uses(where, uses)
+            self._use_up(where, uses)
 
     def _extra_state(self) -> dict[str, Any]:
         return {**self._facts.state_dict(self._remover.count), "beta": self._beta}
@@ -320,8 +354,20 @@ class AdvancedReplayBuffer(ReplayBuffer):
             self._use_facts(facts)
             if self._staleness is not None:
                 self._staleness.rebuild()
+            if self._commits and rows:
+                left = facts.ids(positions) == NOBODY
+                self._storage.mark(  # type: ignore[union-attr]
+                    positions, np.where(left, _LEFT, facts.uses(positions))
+                )
             self._beta = beta
             # The base counted those that had left already as pushed; why is not in the state.
             self._left["used_up"] += rows - facts.live
 
         return apply
+
+
+def _with_priorities(rows: Rows, priorities: NDArray[Any]) -> Rows:
+    if isinstance(rows, SampleBatch):
+        return rows.with_columns(priority=priorities)
+    pairs = zip(rows, priorities.tolist(), strict=True)
+    return [{**row, "priority": priority} for row, priority in pairs]

@@ -57,15 +57,15 @@ class ReplayBuffer(FilledBuffer):
             BufferClosedError: the buffer is closed.
         """
         for rows, facts in load(file):
-            self._push_unlimited(self._with_facts(rows, facts))
+            self._push_loaded(rows, facts)
 
     def _saved_facts(self, where: NDArray[np.int64]) -> FactColumns:
         """Return what is to be saved of rows besides their columns: arrays ``[rows, ...]``."""
         return {}
 
-    def _with_facts(self, rows: Rows, facts: FactColumns) -> Rows:
-        """Return loaded rows with what was saved of them, in the form in which it is pushed."""
-        return rows
+    def _push_loaded(self, rows: Rows, facts: FactColumns) -> None:
+        """Push loaded rows, with what was saved of them."""
+        self._push_unlimited(rows)
 
     def _push_unlimited(self, rows: Rows) -> None:
         with self._change():

@@ -7,6 +7,7 @@ from time import monotonic
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.pytree import copy_containers
@@ -42,6 +43,7 @@ class FilledBuffer(BufferCore):
             return
         self._remover.load_state_dict(recovered)
         count = self._remover.count
+        self._limiter.on_insert(count)
         for start in range(0, count, ADOPT_ROWS):
             ages = np.arange(start, min(start + ADOPT_ROWS, count), dtype=np.int64)
             where = self._remover.by_age(ages)
@@ -49,9 +51,11 @@ class FilledBuffer(BufferCore):
                 rows, facts = self._split(storage.take(where))
                 self._sampler.on_insert(where, rows)
                 self._on_stored(where, facts, 0)
+                marks = storage.recovered_marks(where)
+                if marks is not None:
+                    self._on_marked(where, marks)
                 if self.used_data is not None:
-                    self.used_data.on_stored(rows)
-        self._limiter.on_insert(count)
+                    self.used_data.on_stored(storage.take(self._living(where)))
         self._pushed = count
         self._pushed_before_clear = count - recovered.get("push_count", count)
 
@@ -246,6 +250,9 @@ class FilledBuffer(BufferCore):
 
     def _on_stored(self, where: Where, facts: Any, first: int) -> None:
         """Take in the facts of rows ``first`` and later, which are stored at positions."""
+
+    def _on_marked(self, where: NDArray[np.int64], marks: NDArray[np.int64]) -> None:
+        """Take in what an earlier process marked stored rows with."""
 
     def _living(self, where: Where) -> Where:
         """Return those of some positions whose rows have not left yet."""

@@ -410,3 +410,10 @@ def test_statistics_of_sampled_rows_can_be_read() -> None:
         "staleness": 2.0,
         "age": 0.5,
     }
+
+
+def test_a_sample_for_which_stale_rows_leave_too_few_is_none() -> None:
+    buffer = make_buffer(max_staleness=4, limiter={"type": "min_size", "min_size": 5})
+    buffer.push(batch(*range(8), collect_iter=np.arange(8)), 0)
+    assert buffer.sample(1, 9) is None
+    assert buffer.count() == 2

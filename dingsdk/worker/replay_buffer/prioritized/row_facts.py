@@ -95,6 +95,15 @@ class RowFacts:
         iters: NDArray[np.int64] = self._facts[where, _ITER]
         return iters
 
+    def uses(self, where: Where) -> NDArray[np.int64]:
+        """Return how often the rows at positions were sampled."""
+        uses: NDArray[np.int64] = self._facts[where, _USE]
+        return uses
+
+    def set_uses(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> None:
+        """Go on counting the uses of rows at positions from here on."""
+        self._facts[where, _USE] = uses
+
     def known(
         self,
         where: NDArray[np.int64],

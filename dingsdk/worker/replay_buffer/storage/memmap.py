@@ -39,7 +39,9 @@ class MemmapStorage(ArrayStorage):
 
     What is in use stays in the system's page cache; the rest is on disk only. A process that is
     killed leaves the rows of every push that returned: ``reopen`` finds them again. The oldest
-    rows that a push was just replacing are gone with it. Power cuts are not covered.
+    rows that a push was just replacing are gone with it. Rows that left a prioritized buffer
+    early stay gone, and how often others were used is known where that decides; priorities begin
+    anew. Power cuts are not covered.
 
     Config:
         path: The folder. One buffer at a time uses it.

@@ -1,0 +1,173 @@
+"""The prioritized buffer: what is known of its rows when they are saved, loaded or reopened."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dingsdk.data import SampleBatch
+from dingsdk.worker import AdvancedReplayBuffer
+from dingsdk.worker.replay_buffer import NaiveReplayBuffer
+
+from .prioritized_rows import STORAGES, batch, column, facts, info, make_buffer, row
+from .sampling_process import CAPACITY, buffer_in, numbers_in
+
+KEYS = ("action", "use", "priority", "staleness", "IS")
+
+
+def numbered(first: int, n: int) -> SampleBatch:
+    return SampleBatch({"id": np.arange(first, first + n)})
+
+
+def used_buffer(**cfg: Any) -> AdvancedReplayBuffer:
+    """Return a buffer some of whose rows were used up, some sampled, and some are stale."""
+    buffer = make_buffer(replay_buffer_size=100, **cfg)
+    rng = np.random.default_rng(0)
+    for n in range(8):
+        buffer.push(batch(*range(n * 7, n * 7 + 7), collect_iter=np.full(7, n)), n)
+        sample = buffer.sample(6, n)
+        buffer.update(info(sample, rng.random(6) * 3))
+    return buffer
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_loaded_rows_go_on_as_if_nothing_had_happened(tmp_path: Path, storage: str) -> None:
+    cfg: dict[str, Any] = {
+        "max_use": 3,
+        "max_staleness": 6,
+        "anneal_step": 0,
+        "storage": {"type": storage},
+    }
+    old, new = used_buffer(**cfg), make_buffer(replay_buffer_size=100, **cfg)
+    assert old.stats().used_up
+    assert old.stats().stale
+    old.save_data(str(tmp_path / "rows"))
+    new.load_data(str(tmp_path / "rows"))
+    new._sampler._rng.bit_generator.state = old._sampler._rng.bit_generator.state
+    before = old.stats()
+    for n in range(8, 13):
+        samples = [buffer.sample(6, n) for buffer in (old, new)]
+        if samples[0] is None:
+            assert samples[1] is None
+            break
+        for key in KEYS:
+            ours, theirs = (column(sample, key) for sample in samples)
+            assert theirs == pytest.approx(ours, rel=1e-6), key
+        assert new.count() == old.count()
+        priorities = np.array(column(samples[0], "action")) % 5
+        for buffer, sample in zip((old, new), samples, strict=True):
+            buffer.update(info(sample, priorities))
+            buffer.push(batch(n, 100 + n, priority=[0.7, 0.2], collect_iter=[n, n]), n)
+    assert old.stats().used_up > before.used_up
+    assert old.stats().stale > before.stale
+
+
+def test_rows_saved_before_uses_were_are_loaded_as_unused(tmp_path: Path) -> None:
+    class Earlier(AdvancedReplayBuffer):
+        def _saved_facts(self, where: Any) -> Any:
+            return {"priority": super()._saved_facts(where)["priority"]}
+
+    old, new = Earlier({"replay_buffer_size": 8, "seed": 0}), make_buffer(max_use=3)
+    old.push(batch(0, 1, 2, priority=[1.0, 2.0, 3.0]), 0)
+    old.sample(3, 0)
+    old.save_data(str(tmp_path / "rows"))
+    new.load_data(str(tmp_path / "rows"))
+    assert facts(new, "use") == {0: 1, 1: 1, 2: 1}
+    assert facts(new, "priority") == {0: 1.0, 1: 2.0, 2: 3.0}
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_rows_of_a_plain_buffer_are_loaded_as_new(tmp_path: Path, storage: str) -> None:
+    plain = NaiveReplayBuffer({"storage": {"type": storage}})
+    plain.push([row(0), row(1)], 0)
+    plain.save_data(str(tmp_path / "rows"))
+    buffer = make_buffer(storage={"type": storage})
+    buffer.load_data(str(tmp_path / "rows"))
+    assert facts(buffer, "priority") == {0: 1.0, 1: 1.0}
+    assert facts(buffer, "use") == {0: 2, 1: 2}
+
+
+def test_loaded_rows_that_were_sampled_too_often_for_this_buffer_leave(tmp_path: Path) -> None:
+    old, new = make_buffer(), make_buffer(replay_buffer_size=3, max_use=2)
+    old.push(batch(*range(6)), 0)
+    for age in (1, 4, 4, 5, 5, 5):
+        old.sample(1, 0, slice(age, age + 1))
+    old.save_data(str(tmp_path / "rows"))
+    left: list[Any] = []
+    new.add_remove_listener(lambda rows, reason: left.append((column(rows, "action"), reason)))
+    new.load_data(str(tmp_path / "rows"))
+    assert left == [([0, 1, 2], "overwritten"), ([4, 5], "used_up")]
+    assert (new.count(), new.push_count) == (1, 6)
+    assert facts(new, "use") == {3: 1}
+
+
+@pytest.mark.parametrize("cut", [0, 3])
+def test_what_left_a_buffer_on_disk_stays_gone_and_uses_go_on(tmp_path: Path, cut: int) -> None:
+    folder = tmp_path / "rows"
+    with buffer_in(folder) as buffer:
+        for start in (0, 200):
+            buffer.push(numbered(start, 200), 0)  # 100 to 399 are left
+        for age in (20, 7, 7, 250, 1, 250, 1):
+            buffer.sample(1, 0, slice(age, age + 1))
+        expected = [*range(100, 400)]
+        for number in (107, 351, 101):
+            expected.remove(number)
+        assert numbers_in(buffer) == expected
+        if cut:
+            # Its rows take the places of the oldest; what is known of others stays.
+            store: Any = buffer._storage
+            where, _ = buffer._remover.allot(cut)
+            store.put(where, store.accept(numbered(400, cut)))
+            expected = [number for number in expected if number >= 100 + cut]
+    with buffer_in(folder) as buffer:
+        assert numbers_in(buffer) == expected
+        stats = buffer.stats()
+        assert stats.pushed == stats.left + stats.count
+        age = expected.index(120)
+        assert column(buffer.sample(1, 0, slice(age, age + 1)), "use") == [2]
+        expected.remove(120)
+        assert numbers_in(buffer) == expected
+        state = buffer.state_dict()
+        buffer.clear()
+        buffer.push(numbered(1000, 5), 0)
+        buffer.load_state_dict(state)
+    with buffer_in(folder) as buffer:
+        assert numbers_in(buffer) == expected
+        buffer.push(numbered(1000, 300), 0)
+        assert numbers_in(buffer) == [*range(1000, 1300)]
+
+
+def test_rows_that_a_killed_process_used_up_stay_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "rows"
+    command = [sys.executable, str(Path(__file__).parent / "sampling_process.py"), str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        told = [child.stdout.readline() for _ in range(60)]
+        child.send_signal(signal.SIGKILL)
+        told += child.stdout.readlines()
+    uses: dict[int, int] = {}
+    for line in told:
+        if line.endswith(b"\n"):
+            uses |= {int(number): use for number, use in json.loads(line).items()}
+    with buffer_in(folder) as buffer:
+        left = set(numbers_in(buffer))
+        newest = max(left)
+        assert buffer.push_count >= newest >= 60 * 7 - 10
+        known = {n: use for n, use in uses.items() if n > newest - CAPACITY + 7}
+        gone = {number for number, use in known.items() if use >= 2}
+        assert len(gone) > 10
+        assert not gone & left
+        # The last sample may not have been told.
+        missing = set(range(newest - CAPACITY + 8, newest)) - left - gone
+        assert len(missing) <= 4
+        where: Any = buffer._living(buffer._remover.oldest_first())
+        pairs = zip(numbers_in(buffer), buffer._facts.uses(where).tolist(), strict=True)
+        wrong = {number for number, use in pairs if use != uses.get(number, 0)}
+        assert len(wrong) <= 4
