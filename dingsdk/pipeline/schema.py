@@ -46,8 +46,8 @@ RANGES: Mapping[str, Any] = {
     "policy.other.eps.decay": _Positive,
     "policy.other.replay_buffer.replay_buffer_size": _Count,
     "policy.other.replay_buffer.seed": _NotNegative,
-    "policy.other.commander.collector_task_space": _NotNegative,
-    "policy.other.commander.learner_task_space": _NotNegative,
+    "policy.other.commander.collector_task_space": _Count,
+    "policy.other.commander.learner_task_space": _Count,
 }
 """Ranges that the type of a default does not tell, by dotted path; absent keys are skipped."""
 

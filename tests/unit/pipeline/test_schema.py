@@ -80,6 +80,12 @@ def test_open_section_is_taken_as_it_is() -> None:
         ("policy.other.replay_buffer.replay_buffer_size", -1),
         ("policy.other.replay_buffer.seed", "abc"),
         ("policy.collect.collector.seed", -1),
+        ("policy.collect.parallel_collector.print_freq", 0),
+        # The run would wait for ever.
+        ("policy.learn.learner.train_iterations", 0),
+        ("policy.other.commander.collector_task_space", 0),
+        ("policy.other.commander.learner_task_space", 0),
+        ("env.collector_env_num", 10**12),
     ],
 )
 def test_value_out_of_range_is_refused(path: str, value: Any) -> None:
