@@ -12,6 +12,7 @@ from dingsdk.config import deep_merge_dicts, to_easydict
 from dingsdk.errors import ConfigError, DingError, TaskFailedError
 from dingsdk.pipeline.context import Reason, RunContext, RunResult
 from dingsdk.pipeline.crew import Crew, make_crew
+from dingsdk.pipeline.pace_log import PaceLog
 from dingsdk.pipeline.status import RunStatus
 from dingsdk.pipeline.threads import torch_threads
 from dingsdk.pipeline.workers import make_transport
@@ -60,7 +61,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         if context.on_address is not None:
             context.on_address(address, transport.joining_note())
         crew.start(address)
-        reason = _watch(context, coordinator, crew)
+        reason = _watch(context, coordinator, crew, stack.enter_context(PaceLog(context.run_dir)))
         fill = coordinator.status().buffer_count
         if reason == "limit":
             reason = _finish_evaluations(context, coordinator)
@@ -119,12 +120,13 @@ def worker_config(context: RunContext) -> Any:
     return to_easydict(deep_merge_dicts(cfg, changes))
 
 
-def _watch(context: RunContext, coordinator: Coordinator, crew: Crew) -> Reason:
+def _watch(context: RunContext, coordinator: Coordinator, crew: Crew, paces: PaceLog) -> Reason:
     """Wait for the end of the run, whatever brings it about."""
     while not coordinator.wait(POLL_S):
         if context.stop.is_set():
             return "interrupted"
         status = coordinator.status()
+        paces.write(status)
         if context.is_limit_reached(status.env_steps, status.train_iter):
             return "limit"
         crew.poll()

@@ -251,5 +251,14 @@ def dingsdk_after_checkpoint(path: Path, iteration: int) -> None:
 
 
 @hookspec
+def dingsdk_pace_changed(worker_id: str, relative_pace: float, is_straggler: bool) -> None:
+    """A worker fell far behind the others of its kind, or is one of them again.
+
+    ``relative_pace`` is its pace over the median of theirs (env steps a second, of learners
+    iterations). Fires in the master's process, in the coordinator's thread.
+    """
+
+
+@hookspec
 def dingsdk_connection_lost(worker_id: str, reason: str) -> None:
     """A worker left or fell silent. Fires in the master's process, on any thread."""

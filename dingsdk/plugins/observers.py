@@ -84,6 +84,15 @@ class Observers:
         if impls := self._hook.dingsdk_after_checkpoint.get_hookimpls():
             self._fire(impls, path=path, iteration=iteration)
 
+    def pace_changed(self, *, worker_id: str, relative_pace: float, is_straggler: bool) -> None:
+        if impls := self._hook.dingsdk_pace_changed.get_hookimpls():
+            self._fire(
+                impls,
+                worker_id=worker_id,
+                relative_pace=relative_pace,
+                is_straggler=is_straggler,
+            )
+
     def connection_lost(self, *, worker_id: str, reason: str) -> None:
         if impls := self._hook.dingsdk_connection_lost.get_hookimpls():
             self._fire(impls, worker_id=worker_id, reason=reason)

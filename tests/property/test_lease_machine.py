@@ -108,6 +108,8 @@ class LeaseMachine(RuleBasedStateMachine):
             {
                 "lease_s": LEASE_S,
                 "max_attempts": MAX_ATTEMPTS,
+                "straggler_factor": 3.0,
+                "straggler_window_s": 20.0,
                 **{f"{role}_task_timeout": limit for role, limit in TASK_TIMEOUT_S.items()},
             },
             NaiveReplayBuffer,

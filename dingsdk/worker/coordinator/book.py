@@ -14,6 +14,7 @@ from dingsdk.errors import DingError, PoisonTaskError
 from dingsdk.worker.comm.transport import LEFT, Role, WorkerInfo
 from dingsdk.worker.coordinator.experience import Experience, metadata_config
 from dingsdk.worker.coordinator.leases import LeaseTable
+from dingsdk.worker.coordinator.pace import PaceBoard
 from dingsdk.worker.coordinator.resources import WorkerPool
 from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
 
@@ -38,6 +39,9 @@ class TaskBook:
         self.commander = commander
         self.pool = WorkerPool()
         self.leases = LeaseTable(float(cfg["lease_s"]), clock)
+        self.pace = PaceBoard(
+            float(cfg["straggler_factor"]), float(cfg["straggler_window_s"]), clock
+        )
         self.running: dict[str, TaskState] = {}
         self.experiences: dict[str, Experience] = {}
         self._queues: dict[Role, deque[TaskState]] = {"learner": deque(), "collector": deque()}
@@ -89,6 +93,17 @@ class TaskBook:
             self.experiences[state.buffer_id] = Experience(buffer)
         return state
 
+    def begin(self, state: TaskState) -> None:
+        """Note that a task's worker has built what it needs, and works from now on."""
+        assert state.worker is not None  # assigned
+        state.phase = TaskPhase.RUNNING
+        self.pace.start(state.worker.worker_id, state.kind)
+
+    def note_pace(self, state: TaskState, total: int) -> None:
+        """Note how far a task is: env steps, of a learner's iterations."""
+        if state.worker is not None:
+            self.pace.note(state.worker.worker_id, state.kind, total)
+
     # Tasks that ended ---------------------------------------------------------------------------
     def end(
         self, state: TaskState, phase: TaskPhase, error: DingError | None
@@ -102,6 +117,8 @@ class TaskBook:
         """
         state.phase = phase
         self.running.pop(state.task_id, None)
+        if state.worker is not None:
+            self.pace.end(state.worker.worker_id, state.kind)
         experience = self.experiences.get(state.buffer_id)
         if state.role == "learner" and experience is not None:
             experience.settle(state)
@@ -145,6 +162,7 @@ class TaskBook:
 
     def progress(self, state: TaskState, report: Mapping[str, Any]) -> bool:
         """Tell the commander a collector's progress; return whether the collector is done."""
+        self.note_pace(state, int(report["cur_step"]))
         if not state.is_evaluation:
             state.env_steps = max(state.env_steps, int(report["cur_step"]))
             report = {**report, "cur_step": state.env_steps + state.lost_env_steps}
@@ -202,6 +220,7 @@ class TaskBook:
         return self._ended_env_steps + sum(state.env_steps for state in self.running.values())
 
     def join(self, info: WorkerInfo) -> None:
+        self.pace.forget(info.worker_id)  # another process, maybe on another host
         self.pool.add(info)
         self.leases.grant(info.worker_id)
 
@@ -209,6 +228,7 @@ class TaskBook:
         """Forget a worker, unless it has come back as another incarnation."""
         if self.pool.remove(info):
             self.leases.end(info.worker_id)
+            self.pace.forget(info.worker_id)
 
     def silent_workers(self) -> list[WorkerInfo]:
         """Return the workers whose lease is over; their leases are gone afterwards."""

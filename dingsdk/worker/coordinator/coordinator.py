@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from dingsdk.config import Configurable, deep_merge_dicts
 from dingsdk.errors import DingError
+from dingsdk.plugins import observe
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.scheduler import Job
 from dingsdk.worker.comm.transport import Role, Transport, WorkerInfo
@@ -17,6 +18,7 @@ from dingsdk.worker.comm.worker_role import RENEWALS
 from dingsdk.worker.coordinator.book import TaskBook
 from dingsdk.worker.coordinator.drive import drive_collector, drive_learner
 from dingsdk.worker.coordinator.experience import Experience
+from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.coordinator.payload_care import PayloadCare
 from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
 from dingsdk.worker.factory import create_buffer, create_parallel_commander
@@ -43,6 +45,8 @@ class CoordinatorStatus:
     running_tasks: int
     evicted: Mapping[str, int]
     """Samples that left the buffer, by reason."""
+    paces: Mapping[str, Pace]
+    """How fast the workers that have tasks get on, by their ids."""
 
 
 class Coordinator(Configurable):
@@ -67,6 +71,8 @@ class Coordinator(Configurable):
         "answer_timeout_s": 60.0,  # for a demand or a close
         "learn_timeout_s": 600.0,  # for the batches leased at once
         "lease_s": 15.0,  # silence after which a worker is lost
+        "straggler_factor": 3.0,  # times as slow as the others of its kind: worth a warning
+        "straggler_window_s": 20.0,  # over which that is averaged
         "max_attempts": 3,  # workers that may be lost over one task
         "orphan_grace_s": 120.0,  # age at which an unannounced payload is deleted
         "max_learner_tasks": 1,  # the run ends when this many have trained to their end
@@ -190,6 +196,7 @@ class Coordinator(Configurable):
                 learners=book.pool.count("learner"),
                 running_tasks=len(book.running),
                 evicted=book.evicted,
+                paces=book.pace.paces(),
             )
 
     def running_tasks(self) -> list[TaskState]:
@@ -225,10 +232,13 @@ class Coordinator(Configurable):
     def experience_of(self, state: TaskState) -> Experience | None:
         return self._book.experience_of(state)
 
-    def deal_with_collector_started(self) -> None:
-        """Note that a collector has its task and is about to step its envs."""
+    def deal_with_task_started(self, state: TaskState) -> None:
+        """Note that a worker has built what its task needs; a collector steps its envs now."""
+        first = None
         with self.condition:
-            first, self._on_collecting = self._on_collecting, None
+            self._book.begin(state)
+            if state.role == "collector":
+                first, self._on_collecting = self._on_collecting, None
         if first is not None:
             first()
 
@@ -306,6 +316,7 @@ class Coordinator(Configurable):
         """Settle the lease, take priorities over, and tell the commander."""
         with self.condition:
             self._train_iter = int(info["learner_step"])
+            self._book.note_pace(state, self._train_iter)
             experience = self.experience_of(state)
             garbage: list[str] = []
             if experience is not None:
@@ -391,6 +402,10 @@ class Coordinator(Configurable):
                 # This process was stopped, or another job held it up: renewals wait to be heard.
                 self._book.leases.postpone(stalled_s)
             silent = self._book.silent_workers()
+            changed = self._book.pace.look()
+            paces = self._book.pace.paces() if changed else {}
+        for worker_id in changed:
+            _tell_pace(worker_id, paces[worker_id])
         for worker in silent:
             self.master.lose(
                 worker.worker_id, f"silent for {self.cfg['lease_s']} s", worker.incarnation
@@ -424,3 +439,13 @@ class Coordinator(Configurable):
     def _spawn(self, function: Callable[[], None], name: str) -> None:
         self._jobs = [job for job in self._jobs if not job.done]
         self._jobs.append(self.scheduler.spawn(function, name))
+
+
+def _tell_pace(worker_id: str, pace: Pace) -> None:
+    share = pace.relative or 0.0
+    if pace.is_straggler:
+        text = "%s %s is a straggler: %.3g per s, %.2g of the median of the others"
+        _log.warning(text, pace.kind, worker_id, pace.per_s, share)
+    else:
+        _log.info("%s %s has caught up: %.3g per s", pace.kind, worker_id, pace.per_s)
+    observe().pace_changed(worker_id=worker_id, relative_pace=share, is_straggler=pace.is_straggler)

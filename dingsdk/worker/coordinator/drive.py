@@ -21,8 +21,7 @@ def drive_collector(coordinator: Coordinator, state: TaskState, task: Mapping[st
 
     def steps() -> None:
         _start(coordinator, state, task)
-        coordinator.deal_with_collector_started()
-        state.phase = TaskPhase.RUNNING
+        coordinator.deal_with_task_started(state)
         is_done, answers_left = False, LAST_ANSWERS
         while answers_left and not coordinator.must_end(state):
             answer = _ask(coordinator, state, {"name": "collector_data_task"})
@@ -48,7 +47,7 @@ def drive_learner(coordinator: Coordinator, state: TaskState, task: Mapping[str,
 
     def steps() -> None:
         _start(coordinator, state, task)
-        state.phase = TaskPhase.RUNNING
+        coordinator.deal_with_task_started(state)
         is_done = False
         while not is_done and not coordinator.is_ending:
             demand = _ask(coordinator, state, {"name": "learner_get_data_task"})

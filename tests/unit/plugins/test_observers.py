@@ -19,6 +19,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "after_iter": {"learner": None, "iteration": 1, "log_vars": {}},
     "after_evaluate": {"source": "e", "mean_return": 1.0, "train_iter": 1, "envstep": 8},
     "after_checkpoint": {"path": Path("c"), "iteration": 1},
+    "pace_changed": {"worker_id": "w", "relative_pace": 0.1, "is_straggler": True},
     "connection_lost": {"worker_id": "w", "reason": "silent"},
 }
 

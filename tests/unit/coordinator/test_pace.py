@@ -1,0 +1,125 @@
+"""Who is slow against the others is found, once, and forgiven when it is not any more."""
+
+from __future__ import annotations
+
+import pytest
+
+from dingsdk.errors import ConfigError
+from dingsdk.worker.coordinator.pace import PaceBoard
+
+WINDOW_S = 20.0
+
+
+class Race:
+    """Workers that advance at given rates, second by second."""
+
+    def __init__(self, factor: float = 3.0) -> None:
+        self.now = 1000.0
+        self.board = PaceBoard(factor, WINDOW_S, lambda: self.now)
+        self.totals: dict[str, float] = {}
+        self.changes: list[str] = []
+
+    def start(self, *names: str, kind: str = "collector") -> None:
+        for name in names:
+            self.board.start(name, kind)
+            self.totals[name] = 0.0
+
+    def run(self, seconds: int, rates: dict[str, float], kind: str = "collector") -> None:
+        for _ in range(seconds):
+            self.now += 1.0
+            for name, rate in rates.items():
+                self.totals[name] += rate
+                self.board.note(name, kind, int(self.totals[name]))
+            self.changes += self.board.look()
+
+    def stragglers(self) -> set[str]:
+        return {name for name, pace in self.board.paces().items() if pace.is_straggler}
+
+
+@pytest.fixture
+def race() -> Race:
+    made = Race()
+    made.start("c0", "c1", "c2")
+    return made
+
+
+def test_pace_is_the_rate_and_its_ratio_to_the_median_of_the_others(race: Race) -> None:
+    race.run(60, {"c0": 100.0, "c1": 50.0, "c2": 200.0})
+    paces = race.board.paces()
+    assert paces["c0"].per_s == pytest.approx(100.0, rel=0.05)
+    relatives = {name: pace.relative for name, pace in paces.items()}
+    assert relatives == {
+        "c0": pytest.approx(0.8, rel=0.05),
+        "c1": pytest.approx(1 / 3, rel=0.05),
+        "c2": pytest.approx(200 / 75, rel=0.05),
+    }
+
+
+def test_worker_ten_times_slower_is_named_once(race: Race) -> None:
+    race.run(300, {"c0": 100.0, "c1": 10.0, "c2": 100.0})
+    assert race.changes == ["c1"]
+    assert race.stragglers() == {"c1"}
+
+
+def test_worker_that_sends_nothing_at_all_is_named_too(race: Race) -> None:
+    race.run(60, {"c0": 100.0, "c2": 100.0})
+    assert race.changes == ["c1"]
+
+
+def test_worker_near_the_limit_does_not_go_back_and_forth(race: Race) -> None:
+    for _ in range(20):
+        race.run(20, {"c0": 90.0, "c1": 25.0, "c2": 90.0})
+        race.run(20, {"c0": 90.0, "c1": 35.0, "c2": 90.0})
+    assert race.changes in ([], ["c1"])
+    race.run(200, {"c0": 90.0, "c1": 20.0, "c2": 90.0})
+    assert race.stragglers() == {"c1"}
+    race.run(200, {"c0": 90.0, "c1": 90.0, "c2": 90.0})
+    assert race.changes == ["c1", "c1"]
+    assert race.stragglers() == set()
+
+
+def test_short_tasks_count_as_one_and_the_time_between_them_not_at_all(race: Race) -> None:
+    for _ in range(40):
+        race.run(2, {"c0": 100.0, "c1": 10.0, "c2": 100.0})
+        for name in race.totals:
+            race.board.end(name, "collector")
+        race.run(5, {})
+        race.start(*race.totals)
+    assert race.changes == ["c1"]
+    assert race.board.paces()["c0"].per_s == pytest.approx(100.0, rel=0.05)
+
+
+def test_nobody_is_compared_before_half_a_window(race: Race) -> None:
+    race.run(9, {"c0": 100.0, "c1": 1.0, "c2": 100.0})
+    assert {pace.relative for pace in race.board.paces().values()} == {None}
+    assert race.changes == []
+
+
+def test_peers_are_those_of_the_same_kind_that_work(race: Race) -> None:
+    race.board.end("c2", "collector")
+    race.start("e0", kind="evaluator")
+    race.board.forget("c1")
+    race.run(60, {"c0": 100.0})
+    paces = race.board.paces()
+    assert paces.keys() == {"c0", "e0"}
+    assert paces["c0"].relative is None
+    assert race.changes == []
+
+
+def test_worker_that_comes_back_begins_anew(race: Race) -> None:
+    race.run(60, {"c0": 100.0, "c1": 10.0, "c2": 100.0})
+    race.board.forget("c1")
+    race.start("c1")
+    race.run(60, {"c0": 100.0, "c1": 100.0, "c2": 100.0})
+    assert race.changes == ["c1"]
+    assert race.stragglers() == set()
+
+
+@pytest.mark.parametrize(
+    ("factor", "window_s", "key"),
+    [(1.0, 20.0, "factor"), (float("nan"), 20.0, "factor"), (3.0, 0.0, "window_s")],
+)
+def test_settings_out_of_range_are_refused(factor: float, window_s: float, key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        PaceBoard(factor, window_s, lambda: 0.0)
+    assert caught.value.path == f"system.coordinator.straggler_{key}"
