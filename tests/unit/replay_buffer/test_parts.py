@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dingsdk.errors import CheckpointCorruptError
 from dingsdk.worker.replay_buffer.limiter import MinSizeLimiter, SamplesPerInsertLimiter
-from dingsdk.worker.replay_buffer.sampler.uniform import UniformSampler
+from dingsdk.worker.replay_buffer.sampler.uniform import COMPILED_FROM, UniformSampler
 
 
 @pytest.mark.parametrize(("population", "size"), [(1, 1), (5, 2), (5, 3), (5, 5), (40, 7)])
@@ -23,6 +25,20 @@ def test_draws_are_distinct_and_uniform(population: int, size: int) -> None:
     expected = rounds * size / population
     spread = np.sqrt(rounds * (size / population) * (1 - size / population))
     assert (np.abs(hits - expected) <= 5 * spread).all()
+
+
+@settings(deadline=None)  # the first example imports the compiler
+@given(
+    population=st.integers(1, 300),
+    share=st.floats(0, 1),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_compiled_draws_are_those_of_numpy(population: int, share: float, seed: int) -> None:
+    size = max(1, round(share * population / 2))
+    small, large = (UniformSampler({}, rows, seed) for rows in (COMPILED_FROM - 1, COMPILED_FROM))
+    for _ in range(3):
+        assert small.draw(population, size).tolist() == large.draw(population, size).tolist()
+    assert small.state_dict() == large.state_dict()
 
 
 def test_every_pair_is_drawn_alike() -> None:

@@ -15,20 +15,9 @@ _HIGH_BITS = np.uint64(32)
 def add_distinct(
     uniforms: NDArray[np.float64], population: int, ranks: NDArray[np.int64], found: int
 ) -> int:
-    """Turn draws into ranks, dropping those that are there already.
-
-    Args:
-        uniforms: float64[n] in [0, 1), the draws.
-        population: Ranks to draw among.
-        ranks: int64[size], receives what is new, as much as fits.
-        found: How many distinct ones ``ranks`` begins with.
-
-    Returns:
-        How many it begins with now.
-    """
+    """Do what :func:`uniform.add_distinct` does."""
     size = ranks.shape[0]
-    # An open hash table, a quarter full at most. Comparing the sorted draws instead takes twice
-    # the time, and five calls whose code the gather before has pushed out of the cache.
+    # An open hash table, a quarter full at most.
     slots = 1
     while slots < 4 * size:
         slots *= 2
