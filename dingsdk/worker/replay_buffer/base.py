@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
@@ -98,10 +99,15 @@ class ReplayBuffer(FilledBuffer):
                 **self._extra_state(),
             }
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], deepcopy: bool = False) -> None:
         """Take over a state, so that the next samples are those of its buffer.
 
         A state of ``data`` alone (demonstrations: rows, or columns) is pushed instead.
+
+        Args:
+            state_dict: As :meth:`state_dict` returned it; never written to, and not kept.
+            deepcopy: Whether to copy what object storage shares otherwise: the arrays and
+                objects in the dicts and lists of a row.
 
         Raises:
             CheckpointVersionError: it has another version or capacity.
@@ -109,6 +115,8 @@ class ReplayBuffer(FilledBuffer):
                 an error the buffer is unchanged.
             BufferClosedError: the buffer is closed.
         """
+        if deepcopy and "data" in state_dict:
+            state_dict = {**state_dict, "data": copy.deepcopy(state_dict["data"])}
         if set(state_dict) == {"data"}:
             self._push_unlimited(state.rows_of(state_dict["data"]))
             return

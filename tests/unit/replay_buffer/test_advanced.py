@@ -43,6 +43,27 @@ from .prioritized_rows import STORAGES, batch, column, equal_states, facts, info
             "thruput_controller.sample_min_limit_ratio",
         ),
         ({"thruput_controler": {}}, UnknownKeyError, "thruput_controler"),
+        ({"thruput_controller": 5}, ConfigTypeError, "thruput_controller"),
+        (
+            {"thruput_controller": {"push_sample_rate_limit": 2}},
+            ConfigTypeError,
+            "thruput_controller.push_sample_rate_limit",
+        ),
+        (
+            {"thruput_controller": {"push_sample_rate_limit": {"max": "x"}}},
+            ConfigTypeError,
+            "thruput_controller.push_sample_rate_limit.max",
+        ),
+        (
+            {"monitor": {"periodic_thruput": 60}},
+            ConfigTypeError,
+            "monitor.periodic_thruput",
+        ),
+        (
+            {"monitor": {"periodic_thruput": {"seconds": 0}}},
+            ConfigError,
+            "monitor.periodic_thruput.seconds",
+        ),
         ({"sampler": {"type": "uniform"}}, ConfigError, "policy.other.replay_buffer.sampler.type"),
     ],
 )
@@ -165,6 +186,12 @@ def test_age_counts_from_the_oldest_iteration_of_a_row(key: str) -> None:
             0: 5,
             1: 4,
         }
+
+
+def test_the_policy_tells_the_age_where_collect_iter_is_none() -> None:
+    buffer = make_buffer(storage={"type": "object"})
+    buffer.push(row(0, collect_iter=None, policy_iter=4), 0)
+    assert facts(buffer, "staleness") == {0: -4}
 
 
 def test_ids_run_on_through_clear_and_long_pushes() -> None:

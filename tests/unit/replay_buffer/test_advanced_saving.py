@@ -144,6 +144,18 @@ def test_what_left_a_buffer_on_disk_stays_gone_and_uses_go_on(tmp_path: Path, cu
         assert numbers_in(buffer) == [*range(1000, 1300)]
 
 
+def test_marks_are_dropped_by_a_buffer_that_keeps_none(tmp_path: Path) -> None:
+    storage: dict[str, Any] = {"type": "memmap", "path": str(tmp_path / "rows")}
+    with make_buffer(storage=storage, max_use=1) as buffer:
+        buffer.push(batch(*range(8)), 0)
+        buffer.sample(1, 0, slice(2, 3))
+    storage["reopen"] = True
+    for cfg in ({}, {"max_use": 5}):
+        with make_buffer(storage=storage, **cfg) as buffer:
+            assert buffer.count() == 8
+            buffer.push(batch(*range(8)), 0)
+
+
 def test_rows_that_a_killed_process_used_up_stay_gone(tmp_path: Path) -> None:
     folder = tmp_path / "rows"
     command = [sys.executable, str(Path(__file__).parent / "sampling_process.py"), str(folder)]

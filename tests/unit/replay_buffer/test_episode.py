@@ -252,6 +252,26 @@ def test_episodes_of_a_killed_process_are_found_again(
             buffer.push([episode_of(n)], 0)
 
 
+@pytest.mark.parametrize("storage", STORAGES[2:])
+def test_columns_that_were_growing_when_their_process_died_are_reopened(
+    tmp_path: Path, storage: dict[str, Any]
+) -> None:
+    folder = tmp_path / "rows"
+    with opened(folder, storage) as buffer:
+        for n in range(CAPACITY):
+            buffer.push([episode_of(n)], 0)
+    for name in ("column-0000.bin", "links.bin"):  # the marks grow last
+        if (folder / name).exists():
+            with (folder / name).open("r+b") as file:
+                file.truncate(2 * (folder / name).stat().st_size)
+    with opened(folder, storage) as buffer:
+        for n in range(CAPACITY, 60):
+            assert held(buffer) == [episode_of(k) for k in range(n - CAPACITY, n)]
+            buffer.push([episode_of(n)], 0)
+        buffer.push([episode_of(n) for n in range(60, 75)], 0)
+        assert held(buffer) == [episode_of(k) for k in range(75 - CAPACITY, 75)]
+
+
 def test_episodes_and_rows_do_not_share_a_folder(tmp_path: Path) -> None:
     storage = {"type": "memmap", "path": str(tmp_path / "rows")}
     with make(storage=storage) as buffer:

@@ -202,3 +202,13 @@ def test_the_age_of_sampled_rows_can_be_read_at_any_time(kind: str) -> None:
     assert stats.facts["age"].mean == 2
     assert stats.sampled_per_s > 0
     assert stats.pushed_per_s > 0
+
+
+def test_a_state_can_be_loaded_with_copies_of_all_that_it_holds() -> None:
+    shared, own = (NaiveReplayBuffer({"storage": {"type": "object"}}) for _ in range(2))
+    state = {"data": [{"x": np.zeros(2)}]}
+    shared.load_state_dict(state)
+    own.load_state_dict(state, deepcopy=True)
+    state["data"][0]["x"][:] = 7
+    found = [buffer.sample(1, 0) for buffer in (shared, own)]
+    assert [rows[0]["x"].tolist() for rows in found if rows] == [[7, 7], [0, 0]]

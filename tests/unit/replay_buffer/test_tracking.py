@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dingsdk.errors import ConfigError, DataMissingError, ProtocolError, SchemaMismatchError
+from dingsdk.worker import AdvancedReplayBuffer
 from dingsdk.worker.replay_buffer.base import ReplayBuffer
 from dingsdk.worker.replay_buffer.naive import NaiveReplayBuffer
 
@@ -93,3 +94,26 @@ def test_integers_name_files_too(tmp_path: Path) -> None:
 def test_tracking_needs_the_folder_of_the_files() -> None:
     with pytest.raises(ConfigError, match="data_root"):
         NaiveReplayBuffer({"enable_track_used_data": True})
+
+
+def test_files_of_used_up_rows_leave_once_also_when_the_rows_are_reopened(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    root.mkdir()
+    storage: dict[str, Any] = {"type": "memmap", "path": str(tmp_path / "rows")}
+    tracking = {"enable_track_used_data": True, "data_root": str(root)}
+    cfg = {"replay_buffer_size": 3, "max_use": 1, **tracking, "storage": storage, "seed": 0}
+    for name in ("1", "2", "3"):
+        (root / name).write_bytes(b"payload")
+    with AdvancedReplayBuffer(cfg) as buffer:
+        buffer.push([{"data_id": number} for number in (1, 2, 3)], 0)
+        assert buffer.sample(1, 0, slice(1, 2)) is not None
+        assert files(root) == ["1", "3"]
+    storage["reopen"] = True
+    with AdvancedReplayBuffer(cfg) as buffer:
+        assert buffer.used_data is not None
+        assert buffer.used_data.stats().tracked == 2
+        buffer.push([{"data_id": number} for number in (4, 5)], 0)  # in place of 1 and 2
+        assert files(root) == ["3"]
+        assert buffer.used_data.stats().missing == 0
+        buffer.clear()
+    assert files(root) == []

@@ -98,11 +98,16 @@ def _of_dicts(rows: Sequence[Any]) -> tuple[list[Any], Arrivals]:
             raise _empty_row(index)
         stored.append(row)
     priorities = pushed_priorities([row.get("priority") for row in rows])
-    found = pushed_iters([row.get("collect_iter", row.get("policy_iter")) for row in rows])
+    found = pushed_iters([_iter_of(row) for row in rows])
     iters = _UNKNOWN
     if any(value is not None for value in found):
         iters = np.array([UNKNOWN_ITER if value is None else value for value in found], np.int64)
     return stored, Arrivals(len(rows), priorities, iters)
+
+
+def _iter_of(row: Mapping[str, Any]) -> Any:
+    iteration = row.get("collect_iter")
+    return row.get("policy_iter") if iteration is None else iteration
 
 
 def _empty_row(index: int) -> SchemaMismatchError:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from dingsdk.config import deep_merge_dicts
-from dingsdk.errors import ConfigError
+from dingsdk.errors import ConfigError, ConfigTypeError
 from dingsdk.plugins import default_manager
-from dingsdk.worker.replay_buffer.settings import read_bounded, read_count
+from dingsdk.worker.replay_buffer.settings import read_bounded, read_count, read_positive
 
 DEFAULTS: dict[str, Any] = {
     "type": "advanced",
@@ -70,8 +70,14 @@ class AdvancedSettings:
         steps = read_count(cfg, "anneal_step", DEFAULTS, "", least=0)
         max_use = cfg.get("max_use", math.inf)
         controller = _merged(cfg, "thruput_controller")
-        watched = _merged(cfg, "monitor")["sampled_data_attr"]
-        section = "monitor.sampled_data_attr"
+        monitor = _merged(cfg, "monitor")
+        watched, section = monitor["sampled_data_attr"], "monitor.sampled_data_attr"
+        # What the parts get is read here too, as their errors name keys of their own.
+        limits, path = controller["push_sample_rate_limit"], "thruput_controller"
+        for bound in ("max", "min"):
+            read_bounded(limits, bound, {}, 0, section=f"{path}.push_sample_rate_limit")
+        read_positive(controller, "window_seconds", {}, path)
+        read_positive(monitor["periodic_thruput"], "seconds", {}, "monitor.periodic_thruput")
         return cls(
             alpha=alpha,
             beta=beta,
@@ -129,4 +135,25 @@ def spread(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merged(cfg: Mapping[str, Any], key: str) -> dict[str, Any]:
-    return deep_merge_dicts(DEFAULTS[key], cfg.get(key) or {})
+    """Return a section of the config over its defaults.
+
+    Raises:
+        ConfigTypeError: it, or a section in it, is no mapping.
+    """
+    given = cfg.get(key) or {}
+    _check_section(given, key)
+    full = deep_merge_dicts(DEFAULTS[key], given)
+    for name, section in DEFAULTS[key].items():
+        if isinstance(section, dict):
+            _check_section(full[name], f"{key}.{name}")
+    return full
+
+
+def _check_section(value: Any, path: str) -> None:
+    if not isinstance(value, Mapping):
+        raise ConfigTypeError(
+            f"{path} must be a mapping of keys, found {value!r:.80} ({type(value).__name__})",
+            path=path,
+            expected="a mapping of keys",
+            found=type(value).__name__,
+        )
