@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from dingsdk.errors import DingError, UnknownPluginError
+from dingsdk.errors import DingError, UnknownPluginError, nearest_name
 from dingsdk.plugins import default_manager
 
 
@@ -24,6 +24,18 @@ class RegistryGroup(click.Group):
         if not any(param.name == "debug" for param in command.params):
             command.params.append(_debug_option())
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, naming the nearest command where there is none of that name."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            nearest = nearest_name(args[0], self.list_commands(ctx))
+            if nearest:
+                error.message += f" Did you mean {nearest!r}?"
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands; one that cannot be loaded is named with the reason."""

@@ -105,7 +105,9 @@ def summary(result: RunResult) -> str:
         f"              config.yaml  result.json  {_curve(result)}log/  ckpt/ ({names})",
     ]
     if result.checkpoints:
-        lines.append(f"  next        {_program()} eval {folder}")
+        # Without an evaluation there is no best one, which is what eval plays by default.
+        which = "" if "best" in result.checkpoints else " --checkpoint latest"
+        lines.append(f"  next        {_program()} eval {folder}{which}")
     hint = "" if importlib.util.find_spec("tensorboard") else "   (pip install tensorboard)"
     lines.append(f"              tensorboard --logdir {folder}{hint}")
     return "\n".join(lines)

@@ -6,12 +6,15 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
 
 from dingsdk.cli import main
+from dingsdk.cli.train import summary
 from dingsdk.errors import ConfigError, TaskFailedError, WorkerLostError
+from dingsdk.pipeline.context import RunResult
 from dingsdk.plugins import PluginManager, use_manager
 
 
@@ -121,6 +124,36 @@ def test_ctrl_c_before_a_run_exits_with_130(
 def test_unknown_command_and_option_exit_with_2(manager: PluginManager) -> None:
     assert main(["trian"]) == 2
     assert main(["plugins", "--no-such-option"]) == 2
+
+
+def test_unknown_command_names_the_nearest(
+    manager: PluginManager, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["trian"]) == 2
+    assert "Did you mean 'train'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("names", "command"),
+    [(("best", "latest"), "eval r"), (("latest",), "eval r --checkpoint latest"), ((), None)],
+)
+def test_summary_proposes_a_command_that_works(names: tuple[str, ...], command: str | None) -> None:
+    result = RunResult(
+        reached=False,
+        reason="interrupted",
+        mode="serial",
+        best_return=None,
+        last_return=None,
+        env_steps=1,
+        train_iter=0,
+        elapsed_s=1.0,
+        run_dir=Path("r"),
+        checkpoints={name: Path("r/ckpt") / name for name in names},
+    )
+
+    proposed = [line for line in summary(result).splitlines() if "dingsdk eval" in line]
+
+    assert [line.partition("dingsdk ")[2] for line in proposed] == ([command] if command else [])
 
 
 def test_plugins_lists_built_in_types_as_a_table_and_as_json(
