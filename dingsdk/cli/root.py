@@ -33,9 +33,9 @@ class RegistryGroup(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             nearest = nearest_name(args[0], self.list_commands(ctx))
-            if nearest:
-                error.message += f" Did you mean {nearest!r}?"
-            raise
+            if nearest is None:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {nearest!r}?", ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands; one that cannot be loaded is named with the reason."""
