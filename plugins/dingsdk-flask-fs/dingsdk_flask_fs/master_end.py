@@ -67,6 +67,7 @@ class HttpMasterEnd(MasterEnd):
                 threads=threads,
                 connections=int(self._cfg["max_connections"]),
                 max_bytes=max_bytes,
+                read_s=float(self._cfg["request_timeout_s"]),
             )
             try:
                 run, epoch = begin_epoch(self._folder)

@@ -24,6 +24,10 @@ HEADER_BYTES = 16 << 10
 BACKLOG = 512
 FLUSH_S = 0.5
 """How long the last answers may take to leave, once the requests are served."""
+SWEEP_S = 0.25
+CROWDED = 0.75
+"""Share of the connections from which on requests that do not come in are given up sooner."""
+CROWDED_READ_S = 1.0
 
 
 class HttpServer:
@@ -35,6 +39,9 @@ class HttpServer:
         threads: Requests served at the same time.
         connections: Connections held at the same time; more wait to be accepted.
         max_bytes: The largest body; a larger one is refused before it is read.
+        read_s: How long a request may take to come in, however steadily it drips; the first one
+            counts from the connection on. Less where connections run short, for else whoever
+            opens enough of them locks everybody out.
 
     Raises:
         PortInUseError: the address is taken, or not this host's to take.
@@ -42,12 +49,21 @@ class HttpServer:
     """
 
     def __init__(
-        self, host: str, port: int, *, threads: int, connections: int, max_bytes: int
+        self,
+        host: str,
+        port: int,
+        *,
+        threads: int,
+        connections: int,
+        max_bytes: int,
+        read_s: float = 10.0,
     ) -> None:
         # Bound before any thread exists, so that a failure leaves nothing behind.
         self._socket = _bind(host, port)
         self.port: int = self._socket.getsockname()[1]
         self._threads = threads
+        self._read_s = read_s
+        self._sweep_at = 0.0
         self._adjustments = Adjustments(
             sockets=[],
             threads=threads,
@@ -78,7 +94,7 @@ class HttpServer:
             if self._is_closed or self._loop is not None:
                 return
             self._dispatcher.set_thread_count(self._threads)
-            self._server = TcpWSGIServer(
+            self._server = _Server(
                 app,
                 self._map,
                 _sock=self._socket,
@@ -116,14 +132,49 @@ class HttpServer:
             timeout_s = 0.1 if self._is_stopped else 1.0
             try:
                 wasyncore.loop(timeout=timeout_s, use_poll=True, map=self._map, count=1)
+                self._sweep()
             except Exception:
                 _log.exception("the http server's loop goes on after an error")
 
+    def _sweep(self) -> None:
+        """Hang up on those whose request does not come in. No thread of the pool waits for it."""
+        now = time.monotonic()
+        if now < self._sweep_at:
+            return
+        self._sweep_at = now + SWEEP_S
+        is_crowded = len(self._map) >= CROWDED * self._adjustments.connection_limit
+        read_s = min(self._read_s, CROWDED_READ_S) if is_crowded else self._read_s
+        for channel in self._channels():
+            if channel.begun_at is not None and now - channel.begun_at > read_s:
+                channel.will_close = True
+
+    def _channels(self) -> list[_Channel]:
+        return [each for each in self._map.values() if isinstance(each, _Channel)]
+
     def _has_unsent(self) -> bool:
         """Whether answers that were given wait to be sent, and may still wait."""
-        channels = [each for each in self._map.values() if isinstance(each, HTTPChannel)]
-        is_waiting = any(channel.total_outbufs_len > 0 for channel in channels)
+        is_waiting = any(channel.total_outbufs_len > 0 for channel in self._channels())
         return is_waiting and time.monotonic() < self._flush_until
+
+
+class _Channel(HTTPChannel):  # type: ignore[misc]
+    """A connection that knows since when a request of it has been on its way."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.begun_at: float | None = time.monotonic()
+        super().__init__(*args, **kwargs)
+
+    def received(self, data: bytes) -> bool:
+        if self.begun_at is None:
+            self.begun_at = time.monotonic()
+        taken: bool = super().received(data)
+        if self.request is None:
+            self.begun_at = None
+        return taken
+
+
+class _Server(TcpWSGIServer):  # type: ignore[misc]
+    channel_class = _Channel
 
 
 class _Dispatcher(ThreadedTaskDispatcher):  # type: ignore[misc]

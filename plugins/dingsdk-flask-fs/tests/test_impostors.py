@@ -16,7 +16,7 @@ from dingsdk_flask_fs.transport import FlaskFSTransport, parse_address
 from dingsdk.errors import AuthError, WorkerLostError
 from dingsdk.worker.comm import WorkerInfo
 
-from .conftest import SECRET, Served
+from .conftest import SECRET
 from .network import IMPOSTORS, Impostor
 
 
@@ -97,17 +97,3 @@ def test_redirect_is_not_followed(
         trap.accept()
     trap.close()
     impostor.close()
-
-
-def test_hanging_and_dripping_clients_do_not_hold_up_others(served: Served) -> None:
-    links = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(50)]
-    for n, link in enumerate(links):
-        link.sendall(b"POST /v1/join HTTP/1.1\r\nContent-Length: 1000\r\n"[: 10 + n])
-    end = served.slave()
-    started = time.monotonic()
-    for n in range(50):
-        end.renew(n)
-    assert time.monotonic() - started < 5.0
-    end.close()
-    for link in links:
-        link.close()

@@ -1,0 +1,218 @@
+"""Peers that say nothing, drip, reset or half close: the others are served as ever."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from dingsdk_flask_fs.transport import FlaskFSTransport
+
+from .conftest import SECRET, Served
+
+THREADS = 8
+"""Of the server: there are several bad peers of each kind for each of them."""
+CALLS = 200
+FLOOR_S = 0.05
+"""A busy machine holds up a call for so long now and then, without any peers."""
+HEAD = b"POST /v1/renew HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n"
+
+
+class BadPeers:
+    """Three connections a thread of each kind, and one after the other that is reset."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._over = threading.Event()
+        self.links = [self._dial() for _ in range(12 * THREADS)]
+        _silent, half_closed, in_head, in_body = (self.links[n::4] for n in range(4))
+        for link in half_closed:
+            link.sendall(HEAD)
+            link.shutdown(socket.SHUT_WR)
+        for link in in_body:
+            link.sendall(HEAD)
+        self._threads = [
+            threading.Thread(target=self._drip, args=([*in_head, *in_body],)),
+            threading.Thread(target=self._reset),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _dial(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self._port), timeout=5.0)
+
+    def _drip(self, links: list[socket.socket]) -> None:
+        while not self._over.wait(0.02):
+            for link in links:
+                try:
+                    link.send(b"x")
+                except OSError:
+                    continue  # the server had enough of it
+
+    def _reset(self) -> None:
+        while not self._over.wait(0.01):
+            try:
+                with self._dial() as link:
+                    link.sendall(HEAD + b"half")
+                    # No farewell: the other side learns by an error.
+                    link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            except OSError:
+                continue
+
+    def close(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join(5.0)
+        for link in self.links:
+            link.close()
+
+
+@pytest.fixture
+def harass() -> Iterator[Callable[[int], BadPeers]]:
+    made: list[BadPeers] = []
+
+    def start(port: int) -> BadPeers:
+        made.append(BadPeers(port))
+        return made[-1]
+
+    yield start
+    for peers in made:
+        peers.close()
+
+
+def latencies(call: Callable[[], object], count: int = CALLS) -> tuple[float, float]:
+    """Return median and 99th percentile of the seconds that calls take."""
+    taken = []
+    for _ in range(count):
+        started = time.monotonic()
+        call()
+        taken.append(time.monotonic() - started)
+    taken.sort()
+    return taken[len(taken) // 2], taken[int(0.99 * len(taken))]
+
+
+def is_unaffected(alone: tuple[float, float], beside: tuple[float, float]) -> bool:
+    return all(now < max(2 * before, FLOOR_S) for before, now in zip(alone, beside, strict=True))
+
+
+def test_bad_peers_do_not_slow_a_worker_down(
+    served: Served, harass: Callable[[int], BadPeers]
+) -> None:
+    end = served.slave()
+    alone = latencies(lambda: end.renew(1))
+    harass(served.port)
+    beside = latencies(lambda: end.renew(1))
+    assert is_unaffected(alone, beside), (alone, beside)
+    newcomer = served.slave("w1")
+    newcomer.close()
+    end.close()
+
+
+class PooledServer:
+    """What the master must not be: a thread of its pool waits for each connection's request."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._pool = ThreadPoolExecutor(THREADS)
+        self._links: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._accept)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                link, _ = self._listener.accept()
+            except OSError:
+                return
+            self._links.append(link)
+            self._pool.submit(self._serve, link)
+
+    def _serve(self, link: socket.socket) -> None:
+        with link:
+            received = b""
+            while b"\r\n\r\n" not in received:
+                chunk = link.recv(4096)
+                if not chunk:
+                    return
+                received += chunk
+            link.sendall(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(5.0)
+        for link in self._links:
+            try:
+                link.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue
+        self._pool.shutdown(cancel_futures=True)
+        for link in self._links:
+            link.close()
+
+
+def test_the_measure_tells_a_server_whose_threads_they_take(
+    harass: Callable[[int], BadPeers],
+) -> None:
+    server = PooledServer()
+
+    def ask() -> None:
+        link = http.client.HTTPConnection("127.0.0.1", server.port, timeout=0.5)
+        try:
+            link.request("GET", "/")
+            link.getresponse().read()
+        except TimeoutError:
+            return  # which is how long it took
+        finally:
+            link.close()
+
+    alone = latencies(ask, 20)
+    peers = harass(server.port)
+    beside = latencies(ask, 3)
+    peers.close()
+    server.close()
+    assert not is_unaffected(alone, beside)
+
+
+def hung_up(links: list[socket.socket]) -> int:
+    """Return how many connections the server has ended."""
+    count = 0
+    for link in links:
+        link.settimeout(0.0)
+        try:
+            count += link.recv(1) == b""
+        except BlockingIOError:
+            continue
+        except OSError:
+            count += 1
+    return count
+
+
+@pytest.mark.parametrize("cfg", [{"request_timeout_s": 0.5}, {"max_connections": 64}])
+def test_connections_whose_requests_do_not_come_in_are_given_up(
+    cfg: dict[str, object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    harass: Callable[[int], BadPeers],
+) -> None:
+    monkeypatch.setenv("DINGSDK_SECRET", SECRET)
+    transport = FlaskFSTransport({"threads": THREADS, **cfg}, tmp_path / "run")
+    served = Served(transport)
+    end = served.slave()
+    peers = harass(served.port)  # 96 connections
+    newcomer = served.slave("w1")  # gets in though they took all that there are
+    deadline, pause = time.monotonic() + 10.0, threading.Event()
+    while hung_up(peers.links) < 60:
+        assert time.monotonic() < deadline, hung_up(peers.links)
+        pause.wait(0.05)
+        end.renew(1)
+    newcomer.close()
+    end.close()
+    transport.close()
