@@ -112,7 +112,7 @@ def main() -> None:
     say(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     if args.json:
         args.json.write_text(json.dumps(described(args, report), indent=1) + "\n")
-    if args.strict and (report.missing or not all(goal["passed"] for goal in report.goals)):
+    if args.strict and not report.is_met:
         raise SystemExit(1)
 
 

@@ -3,6 +3,7 @@
     python benchmarks/transport.py                # all sections
     python benchmarks/transport.py trajectories policy --seconds 5
     python benchmarks/transport.py fanin --seconds 60
+    python benchmarks/transport.py trajectories --di-engine-python /tmp/di-engine/bin/python
 
 Sections:
     trajectories  64-step pieces from a collector process to a learner process: payloads through
@@ -17,31 +18,36 @@ Sections:
     memory        in_memory: pieces moved a second against pieces collected a second.
 
 Every figure is the median of its repeats, but those of fanin, which are over its whole time;
-compare ratios, not absolute numbers. Ray is measured where it is installed
-(requirements-peers.txt), and said to be absent where it is not.
+compare ratios, not absolute numbers. Those of trajectories are medians over rounds, in which
+everybody has a turn. Ray is measured where it is installed (requirements-peers.txt), and
+DI-engine where an interpreter is named that has it (requirements-di-engine.txt); what was not
+measured is said to be missing.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
+import os
 import time
 from pathlib import Path
 
 import numpy as np
-from _transport.cluster import ROWS, Cluster, flask_fs, median_rate, piece, say, scratch
+from _buffers.measure import Report, ratio, say
+from _transport.cluster import ROWS, Bench, Cluster, flask_fs, median_rate, piece, scratch
 from _transport.fanin import fanin
 from _transport.trajectories import learner, trajectories
 
 from dingsdk.plugins import default_manager
 
 
-def control(seconds: float, disk: Path) -> None:
-    with scratch(disk) as folder:
+def control(bench: Bench) -> None:
+    with scratch(bench.disk) as folder:
         cluster = Cluster(Path(folder) / "run", [(learner, "cartpole")], ["learner"])
         window, counts, delays = [], [], []
         started = time.perf_counter()
-        while time.perf_counter() - started < seconds + 0.5:
+        while time.perf_counter() - started < bench.seconds + 0.5:
             window.append(cluster.master.new_task("learner", {"name": "null"}).start())
             if len(window) >= 256:
                 window.pop(0).value(30.0)
@@ -54,24 +60,27 @@ def control(seconds: float, disk: Path) -> None:
             delays.append(time.perf_counter() - began)
         cluster.close()
     say("control: tasks to one worker process over flask_fs")
-    say(f"  256 in flight              {median_rate(counts):>10,.0f} tasks/s   goal 2,000")
-    say(f"  one after the other        {np.median(delays) * 1e3:10.2f} ms a task")
+    rate, delay_ms = median_rate(counts), float(np.median(delays)) * 1e3
+    say(f"  256 in flight              {rate:>10,.0f} tasks/s")
+    say(f"  one after the other        {delay_ms:10.2f} ms a task")
+    bench.report.figure("control", "one worker", "tasks", tasks_s=rate, delay_ms=delay_ms)
+    bench.report.goal("control", "one worker", "tasks/s", rate, 2000, at_least=True)
 
 
-def policy(seconds: float, disk: Path) -> None:
+def policy(bench: Bench) -> None:
     import torch
     from safetensors.torch import load, save
 
     state = {f"layer{i}.weight": torch.randn(512, 409) for i in range(8)}
     size = sum(tensor.nbytes for tensor in state.values())
-    with scratch(disk) as folder:
+    with scratch(bench.disk) as folder:
         transport = flask_fs(Path(folder) / "run")
         writer = transport.policy_store()
         readers = [flask_fs(Path(folder) / "run") for _ in range(4)]
         stores = [reader.policy_store() for reader in readers]
         bare = Path(folder) / "bare.safetensors"
         ours, floor = [], []
-        deadline = time.perf_counter() + seconds
+        deadline = time.perf_counter() + bench.seconds
         for version in itertools.count(1):
             began = time.perf_counter()
             writer.publish("p", state, version)
@@ -89,16 +98,14 @@ def policy(seconds: float, disk: Path) -> None:
                 break
         for each in (transport, *readers):
             each.close()
-    say(f"policy: {size:,} bytes published and read by 4 readers")
-    say(f"  flask_fs, verified         {np.median(ours) * 1e3:10.2f} ms")
-    say(
-        f"  bare safetensors           {np.median(floor) * 1e3:10.2f} ms   "
-        f"ours takes {np.median(ours) / np.median(floor):.2f} x, goal 1.3"
-    )
+    load = f"{size:,} bytes, 4 readers"
+    say(f"policy: published and read, {load}")
+    bench.report.times("policy", load, {"bare safetensors": floor, "flask_fs, verified": ours}, 1)
+    bench.report.goal("policy", load, "ours / bare", ratio(ours, floor), 1.3)
 
 
-def memory(seconds: float, disk: Path) -> None:
-    with scratch(disk) as folder:
+def memory(bench: Bench) -> None:
+    with scratch(bench.disk) as folder:
         transport = default_manager().create("transports", {"type": "in_memory"}, Path(folder))
         store = transport.data_store()
         say("memory: in_memory, one piece put, read and deleted")
@@ -113,9 +120,11 @@ def memory(seconds: float, disk: Path) -> None:
                 assert np.shares_memory(got.columns["obs"], batch.columns["obs"])
                 store.delete([f"p{number}"])
                 counts.append((time.perf_counter() - started + 0.5, 1))
-                if counts[-1][0] - 0.5 > seconds / 4:
+                if counts[-1][0] - 0.5 > bench.seconds / 4:
                     break
-            say(f"  {kind:<26} {median_rate(counts):>10,.0f} /s, no copy")
+            rate = median_rate(counts)
+            say(f"  {kind:<26} {rate:>10,.0f} /s, no copy")
+            bench.report.figure("memory", kind, "in_memory", pieces_s=rate)
         transport.close()
 
 
@@ -132,13 +141,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("sections", nargs="*", metavar="section", help=", ".join(SECTIONS))
     parser.add_argument("--seconds", type=float, default=4.0, help="for each figure")
+    parser.add_argument("--rounds", type=int, default=3, help="of trajectories")
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="disk that the files go to")
+    parser.add_argument(
+        "--di-engine-python", type=Path, metavar="FILE", help="interpreter that has DI-engine"
+    )
+    parser.add_argument("--strict", action="store_true", help="fail if a goal is missed or missing")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     args = parser.parse_args()
     unknown = set(args.sections) - SECTIONS.keys()
     if unknown:
         parser.error(f"no section {', '.join(sorted(unknown))}")
+    report = Report()
+    bench = Bench(args.seconds, args.rounds, args.dir, args.di_engine_python, report)
     for name in args.sections or SECTIONS:
-        SECTIONS[name](args.seconds, args.dir)
+        SECTIONS[name](bench)
+    report.summary()
+    say(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    if args.json:
+        found = {"figures": report.figures, "goals": report.goals, "missing": report.missing}
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    if args.strict and not report.is_met:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

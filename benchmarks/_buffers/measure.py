@@ -113,6 +113,11 @@ class Report:
             self.missing.append(what)
             say(f"  missing: {what}")
 
+    @property
+    def is_met(self) -> bool:
+        """Whether all goals were measured and met."""
+        return not self.missing and all(goal["passed"] for goal in self.goals)
+
     def summary(self) -> None:
         """Print how many goals were met and, once more, which were not."""
         failed = [goal for goal in self.goals if not goal["passed"]]

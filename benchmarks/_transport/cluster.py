@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import statistics
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _buffers.measure import Report
 
 from dingsdk import SampleBatch
 from dingsdk.plugins import default_manager
@@ -27,6 +28,25 @@ ROWS: dict[str, dict[str, tuple[tuple[int, ...], Any]]] = {
 Tasks = Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any] | None]]
 Start = tuple[Callable[..., None], Any]
 """Main function of a process, called with (address, folder, argument), and the argument."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What the sections are told.
+
+    Attributes:
+        seconds: For each figure.
+        rounds: In which all take turns; ratios are taken within one.
+        disk: Folder that the files go to.
+        di_engine: Interpreter that has DI-engine installed.
+        report: Where figures and goals go.
+    """
+
+    seconds: float
+    rounds: int
+    disk: Path
+    di_engine: Path | None
+    report: Report
 
 
 def piece(kind: str) -> SampleBatch:
@@ -121,8 +141,3 @@ def median_rate(counts: list[tuple[float, int]], slices: int = 5) -> float:
         low, high = begin + index * width, begin + (index + 1) * width
         rates.append(sum(n for at, n in counts if low < at <= high) / width)
     return statistics.median(rates)
-
-
-def say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _buffers.measure import say
 
-from _transport.cluster import STEPS, Cluster, flask_fs, say, scratch, serve
+from _transport.cluster import STEPS, Bench, Cluster, flask_fs, scratch, serve
 from dingsdk.errors import DingError
 
 
-def fanin(seconds: float, disk: Path) -> None:
+def fanin(bench: Bench) -> None:
     """8 workers with a process each, then 64 as threads of 4 processes."""
-    _measure("8 collector processes", 8, 8, (1, 64), seconds, disk)
-    _measure("64 collectors, threads of 4 processes", 64, 4, (1,), seconds, disk)
+    _measure("8 collector processes", 8, 8, (1, 64), bench)
+    _measure("64 collectors, threads of 4 processes", 64, 4, (1,), bench)
 
 
 def reporters(address: str, folder: str, worker_ids: Sequence[str]) -> None:
@@ -61,11 +62,10 @@ class _Tally:
             self.errors += not is_right
 
 
-def _measure(
-    what: str, workers: int, processes: int, sizes: Sequence[int], seconds: float, disk: Path
-) -> None:
+def _measure(what: str, workers: int, processes: int, sizes: Sequence[int], bench: Bench) -> None:
+    seconds = bench.seconds
     names = [f"collector{index}" for index in range(workers)]
-    with scratch(disk) as folder:
+    with scratch(bench.disk) as folder:
         starts = [(reporters, names[index::processes]) for index in range(processes)]
         cluster = Cluster(Path(folder) / "run", starts, names)
         say(f"fanin: metadata of {what}, {seconds:.0f} s each")
@@ -80,15 +80,15 @@ def _measure(
                 thread.start()
             for thread in threads:
                 thread.join()
-            _tell(tallies, samples, seconds)
+            _tell(tallies, samples, what, bench)
         if cluster.lost:
             say(f"  {cluster.lost} workers were lost")
         cluster.close()
 
 
-def _tell(tallies: Sequence[_Tally], samples: int, seconds: float) -> None:
+def _tell(tallies: Sequence[_Tally], samples: int, what: str, bench: Bench) -> None:
     counts = np.array([len(tally.delays) for tally in tallies])
-    rate = counts.sum() / seconds
+    rate = counts.sum() / bench.seconds
     p99, assigned = (
         np.percentile(np.concatenate(waits), 99) * 1e3
         for waits in ([tally.delays for tally in tallies], [tally.assigned for tally in tallies])
@@ -96,9 +96,11 @@ def _tell(tallies: Sequence[_Tally], samples: int, seconds: float) -> None:
     shares = counts / counts.mean()
     say(
         f"  {samples:>2} samples a message: {rate:8,.0f} messages/s, "
-        f"{rate * samples:10,.0f} samples/s, {sum(tally.errors for tally in tallies)} errors"
+        f"{rate * samples:10,.0f} samples/s, fastest worker {shares.max():.2f} of the mean"
     )
     say(f"     round trip p99 {p99:.1f} ms, sent to begun p99 {assigned:.1f} ms")
-    say(
-        f"     slowest worker {shares.min():.2f} of the mean (goal 0.5), fastest {shares.max():.2f}"
-    )
+    load = f"{what}, {samples} samples a message"
+    bench.report.figure("fanin", load, "messages", rate=rate, p99_ms=p99, assigned_p99_ms=assigned)
+    errors = sum(tally.errors for tally in tallies)
+    bench.report.goal("fanin", load, "number of errors", errors, 0)
+    bench.report.goal("fanin", load, "slowest worker / mean", shares.min(), 0.5, at_least=True)

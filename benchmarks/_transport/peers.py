@@ -1,14 +1,18 @@
-"""What flask_fs is held against: bare files, a queue of multiprocessing, and Ray."""
+"""What flask_fs is held against: bare files, a queue of multiprocessing, Ray, and DI-engine."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
-from _transport.cluster import SPAWN, median_rate, piece, scratch
+import numpy as np
+
+from _transport.cluster import ROWS, SPAWN, STEPS, median_rate, piece, scratch
 
 
 def bare_files(kind: str, seconds: float, disk: Path) -> float:
@@ -85,3 +89,21 @@ def ray_actors(kind: str, seconds: float) -> float | None:
             counts.append((time.perf_counter() - started, 1))
     ray.shutdown()
     return median_rate(counts)
+
+
+def di_engine(python: Path, kind: str, seconds: float, folder: Path) -> dict[str, float]:
+    """Return pieces a second of what ``di_engine.py`` measures, run by another interpreter."""
+    columns = {name: (shape, np.dtype(dtype).name) for name, (shape, dtype) in ROWS[kind].items()}
+    plan = {"steps": STEPS, "seconds": seconds, "folder": str(folder), "columns": columns}
+    program = Path(__file__).with_name("di_engine.py")
+    done = subprocess.run(
+        [python, program, json.dumps(plan)],
+        capture_output=True,
+        text=True,
+        timeout=300 + 4 * seconds,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"{python} {program} failed:\n{done.stderr[-2000:]}")
+    rates: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return rates

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import queue
+import statistics
 import threading
 import time
 from collections.abc import Mapping
@@ -11,48 +12,97 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _buffers.measure import ratio, say
+from numpy.typing import NDArray
 
 from _transport import peers
 from _transport.cluster import (
     ROWS,
     STEPS,
+    Bench,
     Cluster,
     flask_fs,
     median_rate,
     piece,
-    say,
     scratch,
     serve,
 )
 
-REPORTS = {"cartpole": 64, "atari": 4}
-"""Payloads reported in one message: as many as wait, up to this."""
+REPORTS = {"cartpole": 64, "atari": 8}
+"""Payloads that a collector holds and reports in one message: as many as wait, up to this. Its
+``queue_size`` is 8 unless configured, enough where a payload has megabytes."""
+GOALS = {"cartpole": {"Ray": 3.0, "DI-engine": 30.0}, "atari": {"Ray": 2.0, "floor": 0.4}}
+"""Least ratio to each, where there is a goal."""
+P50_MS, P99_MS = 20.0, 100.0
+NAMES = {
+    "flask_fs": "flask_fs, verified",
+    "floor": "bare file write + read",
+    "queue": "multiprocessing.Queue",
+    "Ray": "Ray actor to actor",
+}
 
 
-def trajectories(seconds: float, disk: Path) -> None:
+def trajectories(bench: Bench) -> None:
     for kind in ROWS:
-        size = piece(kind).nbytes
-        fastest, _ = _ours(kind, seconds, disk)
-        _, delays = _ours(kind, seconds, disk, fastest / 2)
-        rows = [
-            ("flask_fs, verified", fastest, delays),
-            ("bare file write + read", peers.bare_files(kind, seconds / 4, disk), []),
-            ("multiprocessing.Queue", peers.mp_queue(kind, seconds / 2), []),
-        ]
-        ray_rate = peers.ray_actors(kind, seconds / 2)
-        if ray_rate is not None:
-            rows.append(("Ray actor to actor", ray_rate, []))
-        say(f"trajectories, {kind}: {STEPS} steps, {size:,} bytes")
-        ours = rows[0][1]
-        for name, rate, waits in rows:
-            line = f"  {name:<26} {rate:>10,.0f} /s {rate * size / 1e9:6.2f} GB/s"
-            line += f"   ours is {ours / rate:6.2f} x"
-            if waits:
-                p50, p99 = np.percentile(waits, [50, 99]) * 1e3
-                line += f"   written to trainable p50 {p50:.1f} ms, p99 {p99:.1f} ms at half load"
-            say(line)
-        if ray_rate is None:
-            say("  Ray is not installed: pip install -r benchmarks/requirements-peers.txt")
+        rates: dict[str, list[float]] = {name: [] for name in NAMES}
+        waits: list[NDArray[np.float64]] = []
+        for _ in range(bench.rounds):
+            fastest, _ = _ours(kind, bench.seconds, bench.disk)
+            rates["flask_fs"].append(fastest)
+            _, delays = _ours(kind, bench.seconds, bench.disk, fastest / 2)
+            waits.append(np.percentile(delays, [50, 99]) * 1e3)
+            rates["floor"].append(peers.bare_files(kind, bench.seconds / 4, bench.disk))
+            rates["queue"].append(peers.mp_queue(kind, bench.seconds / 2))
+            ray_rate = peers.ray_actors(kind, bench.seconds / 2)
+            rates["Ray"] += [] if ray_rate is None else [ray_rate]
+        _tell(kind, rates, np.median(waits, axis=0), bench)
+        _tell_di_engine(kind, statistics.median(rates["flask_fs"]), bench)
+
+
+def _tell(
+    kind: str, rates: Mapping[str, list[float]], waits: NDArray[np.float64], bench: Bench
+) -> None:
+    size = piece(kind).nbytes
+    report = bench.report
+    say(f"trajectories, {kind}: {STEPS} steps, {size:,} bytes")
+    for name, found in rates.items():
+        if not found:
+            continue
+        rate = statistics.median(found)
+        ours = ratio(rates["flask_fs"], found)
+        report.figure("trajectories", kind, name, pieces_s=rate, ratio=ours, rounds=found)
+        say(
+            f"  {NAMES[name]:<26} {rate:>10,.0f} /s {rate * size / 1e9:6.2f} GB/s"
+            f"   ours is {ours:6.2f} x"
+        )
+        if name in GOALS[kind]:
+            least = GOALS[kind][name]
+            report.goal("trajectories", kind, f"ours / {name}", ours, least, at_least=True)
+    if not rates["Ray"]:
+        report.lacks("Ray is not installed: pip install -r benchmarks/requirements-peers.txt")
+    p50, p99 = map(float, waits)
+    report.figure("trajectories", kind, "written to trainable", p50_ms=p50, p99_ms=p99)
+    say(f"  written to trainable at half load: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
+    if kind == "cartpole":
+        report.goal("trajectories", kind, "p50 in ms", p50, P50_MS)
+        report.goal("trajectories", kind, "p99 in ms", p99, P99_MS)
+
+
+def _tell_di_engine(kind: str, ours: float, bench: Bench) -> None:
+    if bench.di_engine is None:
+        bench.report.lacks(
+            "DI-engine was not run: --di-engine-python; see benchmarks/requirements-di-engine.txt"
+        )
+        return
+    with scratch(bench.disk) as folder:
+        found = peers.di_engine(bench.di_engine, kind, bench.seconds, Path(folder))
+    for name, rate in found.items():
+        bench.report.figure("trajectories", kind, f"DI-engine {name}", pieces_s=rate)
+        say(f"  DI-engine, {name:<15} {rate:>10,.1f} /s   ours is {ours / rate:6.1f} x")
+    if least := GOALS[kind].get("DI-engine"):
+        what = "ours / DI-engine, tasks and files"
+        share = ours / found["tasks and files"]
+        bench.report.goal("trajectories", kind, what, share, least, at_least=True)
 
 
 def collector(address: str, folder: str, kind: str) -> None:
@@ -60,7 +110,7 @@ def collector(address: str, folder: str, kind: str) -> None:
     transport = flask_fs(Path(folder))
     store, batch = transport.data_store(), piece(kind)
     numbers = itertools.count()
-    reports: queue.Queue[dict[str, Any]] = queue.Queue(maxsize=2 * REPORTS[kind])
+    reports: queue.Queue[dict[str, Any]] = queue.Queue(maxsize=REPORTS[kind])
     is_over = threading.Event()
     pace = {"rate": float("inf")}
 
@@ -143,6 +193,8 @@ def _ours(
         started = time.perf_counter()
         while time.perf_counter() - started < seconds + 0.5:
             reports = waiting.get(timeout=30.0)
+            while not waiting.empty():  # this thread alone takes from it
+                reports = reports + waiting.get_nowait()
             delays += cluster.ask("learner", {"name": "learn", "reports": reports})["delays"]
             store.delete([report["data_id"] for report in reports])
             counts.append((time.perf_counter() - started, len(reports)))
