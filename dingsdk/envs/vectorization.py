@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import Any
 
 import gymnasium as gym
@@ -83,7 +86,23 @@ def build_vector_env(
     # The managers copy what they hand out; gymnasium's own copy is a deepcopy.
     if mode == "sync":
         return SyncVectorEnv(guarded, copy=False, autoreset_mode=autoreset)
-    return AsyncVectorEnv(guarded, copy=False, context="spawn", autoreset_mode=autoreset)
+    with _ctrl_c_held_back():
+        return AsyncVectorEnv(guarded, copy=False, context="spawn", autoreset_mode=autoreset)
+
+
+@contextmanager
+def _ctrl_c_held_back() -> Iterator[None]:
+    """Start child processes that a Ctrl-C in the terminal does not reach.
+
+    It goes to the whole process group; when envs end is for the run to say. A child keeps the
+    signals blocked that were so where it was started.
+    """
+    resource_tracker.ensure_running()  # it has to outlive a Ctrl-C too, and sees to that itself
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def close_vector_env(vec: Any, timeout_s: float = 4.0) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -251,6 +253,18 @@ def test_native_failure_is_abnormal_for_every_env_in_dict_form() -> None:
         for env_id in timesteps:
             manager.reset({env_id: None})
         assert manager.step({0: 0, 1: 0})[1].reward == 1.0
+
+
+def test_ctrl_c_in_the_terminal_does_not_reach_child_processes() -> None:
+    cfg = {"type": "vector", "vectorization_mode": "async"}
+    with create_env_manager(cfg, make_env_fns({"env_id": "CartPole-v1"}, 2)) as manager:
+        manager.launch()
+        processes = manager._vec.processes  # type: ignore[attr-defined]
+        for process in processes:
+            os.kill(process.pid, signal.SIGINT)
+        step(manager, 0, 0)
+        assert manager.failure_count == 0
+        assert all(process.is_alive() for process in processes)
 
 
 def test_killed_child_process_is_replaced() -> None:
