@@ -166,8 +166,6 @@ class AdvancedReplayBuffer(ReplayBuffer):
             where: Positions of living rows; of equal ones the last counts.
             uses: int64[n].
         """
-        if self._settings.max_use == math.inf:
-            return
         self._storage.mark(where, uses)  # type: ignore[union-attr]
         used_up = np.unique(where[uses >= self._settings.max_use])
         if len(used_up):
@@ -299,7 +297,8 @@ class AdvancedReplayBuffer(ReplayBuffer):
             seen = {key: added[key] for key in ("use", "priority", "staleness")}
             seen["age"] = self._facts.next_id - 1 - ids
             self._look_at(seen, size)
-        self._use_up(where, uses)
+        if self._settings.max_use < math.inf:
+            self._use_up(where, uses)
         self._beta = min(1.0, self._beta + self._settings.beta_step)
         if isinstance(batch, SampleBatch):
             return SampleBatch.trusted({**batch.columns, **added}, size)
@@ -331,7 +330,8 @@ class AdvancedReplayBuffer(ReplayBuffer):
             count = self._remover.count
             where = self._remover.by_age(np.arange(count - n, count))
             self._facts.set_uses(where, uses)
-            self._use_up(where, uses)
+            if self._settings.max_use < math.inf:
+                self._use_up(where, uses)
 
     def _extra_state(self) -> dict[str, Any]:
         return {**self._facts.state_dict(self._remover.count), "beta": self._beta}
