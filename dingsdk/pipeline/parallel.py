@@ -219,4 +219,5 @@ def _status(context: RunContext, coordinator: Coordinator) -> RunStatus:
         workers=now.collectors + now.learners,
         policy_version=now.train_iter,
         elapsed_s=recorder.elapsed_s,
+        held_up_by=now.held_up_by,
     )

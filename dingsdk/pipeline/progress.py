@@ -110,9 +110,11 @@ class ConsoleProgress:
             f"return {_number(status.last_return)} (best {_number(status.best_return)}), "
             f"buffer {status.buffer_fill:,}/{status.buffer_capacity:,}, "
             f"policy v{status.policy_version}, {status.workers} workers"
+            + (f"; held up: {status.held_up_by}" if status.held_up_by else "")
         )
 
     def _render(self) -> Any:
+        from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
@@ -137,6 +139,8 @@ class ConsoleProgress:
         for left, left_value, right, right_value in rows:
             # Texts, not markup: a line printed above the table without markup redraws it so.
             table.add_row(Text(left, "dim"), left_value, Text(right, "dim"), right_value)
+        if status.held_up_by:
+            return Group(table, Text(f"held up: {status.held_up_by}", "yellow"))
         return table
 
 

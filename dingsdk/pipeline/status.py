@@ -46,6 +46,7 @@ class RunStatus:
         workers: Workers connected; 1 in serial mode.
         policy_version: Version of the newest policy that collectors use.
         elapsed_s: Seconds since the first env step, 0 before it.
+        held_up_by: Why the run stands still, where it does.
     """
 
     env_steps: int = 0
@@ -58,6 +59,7 @@ class RunStatus:
     workers: int = 1
     policy_version: int = 0
     elapsed_s: float = 0.0
+    held_up_by: str = ""
 
 
 class RunRecorder:

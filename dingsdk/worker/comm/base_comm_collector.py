@@ -94,7 +94,7 @@ class TransportCollector(RoleLife, BaseCommCollector):
                 "collector_start_task": lambda task: self.deal_with_collector_start(
                     task["task_info"]
                 ),
-                "collector_data_task": lambda task: self.deal_with_collector_data(),
+                "collector_data_task": self._process_data_task,
                 "collector_close_task": lambda task: self.deal_with_collector_close(),
             },
             progress_timeout_s=float(self._cfg["progress_timeout_s"]),
@@ -104,6 +104,8 @@ class TransportCollector(RoleLife, BaseCommCollector):
         self._reports: deque[Mapping[str, Any]] = deque()
         self._stored: dict[str, FrameInfo] = {}
         """What readers can hold the payloads to that are stored and not announced yet."""
+        self._held_up_by = ""
+        self._is_run_held_up = False
         self._policy_version: int | None = None
         self._policy_model: Mapping[str, Any] | None = None
 
@@ -119,6 +121,7 @@ class TransportCollector(RoleLife, BaseCommCollector):
         self._stored.clear()
         self._task_info = task_info
         self._policy_version = self._policy_model = None
+        self._held_up_by, self._is_run_held_up = "", False
         with self._role.building():
             self._collector = self._create_collector(task_info)
         self._collector.yield_turn = self._role.yield_turn
@@ -126,6 +129,10 @@ class TransportCollector(RoleLife, BaseCommCollector):
             self._collector.start, self._collector.close, f"{self.collector_uid}-collector"
         )
         return {"message": "collector task has started"}
+
+    def _process_data_task(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._is_run_held_up = bool(task.get("is_held_up"))
+        return self.deal_with_collector_data()
 
     def deal_with_collector_data(self) -> Mapping[str, Any]:
         """Return all reports that wait, waiting a while for the first.
@@ -143,6 +150,7 @@ class TransportCollector(RoleLife, BaseCommCollector):
         return {
             "reports": reports,
             "has_ended": not reports and self._role.job_ended,
+            "held_up_by": self._held_up_by,
             "task_id": self._task_info.get("task_id"),
             "buffer_id": self._task_info.get("buffer_id"),
         }
@@ -180,6 +188,12 @@ class TransportCollector(RoleLife, BaseCommCollector):
     # Ways out of the collector ------------------------------------------------------------------
     def get_policy_update_info(self, path: str) -> dict[str, Any] | None:
         newest = self._role.policy_store.newest(path, self._policy_version)
+        while newest is None and self._policy_version is None and self._is_run_held_up:
+            # The first one found no room; who waits for it need not wonder where it is.
+            if self._role.is_stopping:
+                return None
+            self._role.pause(STORAGE_PAUSE_S)
+            newest = self._role.policy_store.newest(path)
         if newest is None:
             return None
         self._policy_version, model = newest
@@ -199,9 +213,12 @@ class TransportCollector(RoleLife, BaseCommCollector):
                 info = self._role.data_store.put(data_id, stepdata)
             except StorageFullError as error:
                 # Nothing is acknowledged meanwhile; it goes on where it stood once there is room.
-                _log.warning("%s; trying again in %.0f s", error, STORAGE_PAUSE_S)
+                if not self._held_up_by:
+                    _log.warning("%s; trying again every %.0f s", error, STORAGE_PAUSE_S)
+                self._held_up_by = str(error)
                 self._role.pause(STORAGE_PAUSE_S)
             else:
+                self._held_up_by = ""
                 if info is not None:
                     self._stored[data_id] = info
                 return

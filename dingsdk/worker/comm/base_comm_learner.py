@@ -188,7 +188,12 @@ class TransportLearner(RoleLife, BaseCommLearner):
             demand, self._demand = self._demand, None
         if not found or demand is None:
             self._role.raise_job_error()
-            return {"pending": True, "learner_done": self._role.job_ended, **self._ids()}
+            return {
+                "pending": True,
+                "learner_done": self._role.job_ended,
+                "held_up_by": self._policies.held_up_by,
+                **self._ids(),
+            }
         return {**demand, **self._ids()}
 
     def deal_with_learner_learn(self, data: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ _PAUSE_S = 0.2
 class PolicyOutlet:
     """Publishes policies; one that finds no room is left out, and the next one is tried.
 
-    Used by one thread at a time.
+    The first one is waited for, as nobody can begin without it. Used by one thread at a time.
 
     Args:
         role: Whose policies they are.
@@ -27,13 +27,16 @@ class PolicyOutlet:
     Attributes:
         unpublished: How many found no room, of all that were to go out.
         is_behind: Whether the last one did.
+        held_up_by: Why the first one is not out yet, while it is waited for.
     """
 
     def __init__(self, role: WorkerRole, last_s: float = LAST_POLICY_S) -> None:
         self._role = role
         self._last_s = last_s
+        self._has_any = False
         self.unpublished = 0
         self.is_behind = False
+        self.held_up_by = ""
 
     def publish(
         self, policy_id: str, model: Mapping[str, Any], version: int, *, is_last: bool = False
@@ -46,27 +49,39 @@ class PolicyOutlet:
             version: Number of updates that they have seen.
             is_last: Whether no other will follow: room is then waited for, for a while.
         """
-        pauses = int(self._last_s / _PAUSE_S) if is_last else 0
-        for left in range(pauses, -1, -1):
-            try:
-                self._role.policy_store.publish(policy_id, model, version)
-            except StorageFullError as error:
-                self._note_outage(policy_id, version, error)
-            else:
-                self._note_success(policy_id, version)
-                return True
+        left = int(self._last_s / _PAUSE_S) if is_last else 0
+        while not self._try(policy_id, model, version):
             if left:
+                left -= 1
                 condition = self._role.condition
                 with condition:
                     condition.wait_for(lambda: False, _PAUSE_S)
-        self.unpublished += 1
-        return False
+            elif self.held_up_by and not (is_last or self._role.is_stopping):
+                self._role.pause(_PAUSE_S)
+            else:
+                self.unpublished += 1
+                self.held_up_by = ""
+                return False
+        return True
+
+    def _try(self, policy_id: str, model: Mapping[str, Any], version: int) -> bool:
+        store = self._role.policy_store
+        try:
+            store.publish(policy_id, model, version)
+        except StorageFullError as error:
+            self._has_any = self._has_any or store.newest(policy_id) is not None
+            self.held_up_by = "" if self._has_any else str(error)
+            self._note_outage(policy_id, version, error)
+            return False
+        self._has_any, self.held_up_by = True, ""
+        self._note_success(policy_id, version)
+        return True
 
     def _note_outage(self, policy_id: str, version: int, error: StorageFullError) -> None:
         if not self.is_behind:
             self.is_behind = True
             _log.warning(
-                "version %d of policy %s is not published, the one before it stays: %s",
+                "version %d of policy %s is not published, the one before it, if any, stays: %s",
                 version,
                 policy_id,
                 error,

@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dingsdk.config import Configurable, deep_merge_dicts
 from dingsdk.errors import DingError
-from dingsdk.plugins import observe
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.scheduler import Job
 from dingsdk.worker.comm.transport import Role, Transport, WorkerInfo
@@ -18,8 +16,10 @@ from dingsdk.worker.comm.worker_role import RENEWALS
 from dingsdk.worker.coordinator.book import TaskBook
 from dingsdk.worker.coordinator.drive import drive_collector, drive_learner
 from dingsdk.worker.coordinator.experience import Experience
-from dingsdk.worker.coordinator.pace import Pace
+from dingsdk.worker.coordinator.outage import StorageOutage
+from dingsdk.worker.coordinator.pace import announce
 from dingsdk.worker.coordinator.payload_care import PayloadCare
+from dingsdk.worker.coordinator.status import CoordinatorStatus
 from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
 from dingsdk.worker.factory import create_buffer, create_parallel_commander
 
@@ -31,22 +31,6 @@ DRIVERS: dict[Role, Callable[..., None]] = {
 }
 TICK_S = 0.02
 """How often the commander is asked for tasks while nothing happens."""
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorStatus:
-    """A snapshot of the run, for progress displays."""
-
-    env_steps: int
-    train_iter: int
-    buffer_count: int
-    collectors: int
-    learners: int
-    running_tasks: int
-    evicted: Mapping[str, int]
-    """Samples that left the buffer, by reason."""
-    paces: Mapping[str, Pace]
-    """How fast the workers that have tasks get on, by their ids."""
 
 
 class Coordinator(Configurable):
@@ -74,6 +58,7 @@ class Coordinator(Configurable):
         "straggler_factor": 3.0,  # times as slow as the others of its kind: worth a warning
         "straggler_window_s": 20.0,  # over which that is averaged
         "max_attempts": 3,  # workers that may be lost over one task
+        "storage_timeout_s": 600.0,  # without room to store anything, before the run ends
         "orphan_grace_s": 120.0,  # age at which an unannounced payload is deleted
         "max_learner_tasks": 1,  # the run ends when this many have trained to their end
         "last_evaluation_s": 30.0,  # time for an evaluation that runs when the training ends
@@ -114,6 +99,7 @@ class Coordinator(Configurable):
         self._jobs: list[Job] = []
         self._train_iter = 0
         self._learner_tasks = 0
+        self._outage = StorageOutage(float(self.cfg["storage_timeout_s"]), clock)
         self._payload_care = PayloadCare(self.data_store, self.condition, self.cfg, clock)
         self._looked_at = clock()
         self._has_news = False
@@ -196,6 +182,7 @@ class Coordinator(Configurable):
                 learners=book.pool.count("learner"),
                 running_tasks=len(book.running),
                 evicted=book.evicted,
+                held_up_by=self._outage.text,
                 paces=book.pace.paces(),
             )
 
@@ -242,6 +229,16 @@ class Coordinator(Configurable):
         if first is not None:
             first()
 
+    @property
+    def held_up_by(self) -> str:
+        """Why workers wait for room to store what they have, where they do."""
+        return self._outage.text
+
+    def deal_with_storage(self, state: TaskState, held_up_by: str) -> None:
+        """Note why a task's worker waits for room to store what it has, or that it does not."""
+        with self.condition:
+            self._outage.note(state.task_id, held_up_by)
+
     def deal_with_collector_send_data(self, state: TaskState, meta: Mapping[str, Any]) -> bool:
         """Acknowledge a payload; False where the buffer's limiter has no room for it now.
 
@@ -259,6 +256,7 @@ class Coordinator(Configurable):
                 return False
             else:
                 experience.push(meta, self._book.env_steps)
+                self._outage.note_progress()
                 garbage = self._book.take_garbage(experience)
                 if data_id not in experience.ledger.names:
                     # A late repeat: its payload was stored anew, and nobody would read it.
@@ -356,6 +354,7 @@ class Coordinator(Configurable):
         """Take a driver's report that its task is over, and how."""
         with self.condition:
             outcome, is_fatal = self._book.end(state, phase, error)
+            self._outage.note(state.task_id, "")
         if outcome is not None and not self._is_closed:
             if is_fatal:
                 self._fail(outcome)
@@ -402,10 +401,13 @@ class Coordinator(Configurable):
                 # This process was stopped, or another job held it up: renewals wait to be heard.
                 self._book.leases.postpone(stalled_s)
             silent = self._book.silent_workers()
+            failure = self._outage.failure()
             changed = self._book.pace.look()
             paces = self._book.pace.paces() if changed else {}
+        if failure is not None:
+            self._fail(failure)
         for worker_id in changed:
-            _tell_pace(worker_id, paces[worker_id])
+            announce(worker_id, paces[worker_id])
         for worker in silent:
             self.master.lose(
                 worker.worker_id, f"silent for {self.cfg['lease_s']} s", worker.incarnation
@@ -439,13 +441,3 @@ class Coordinator(Configurable):
     def _spawn(self, function: Callable[[], None], name: str) -> None:
         self._jobs = [job for job in self._jobs if not job.done]
         self._jobs.append(self.scheduler.spawn(function, name))
-
-
-def _tell_pace(worker_id: str, pace: Pace) -> None:
-    share = pace.relative or 0.0
-    if pace.is_straggler:
-        text = "%s %s is a straggler: %.3g per s, %.2g of the median of the others"
-        _log.warning(text, pace.kind, worker_id, pace.per_s, share)
-    else:
-        _log.info("%s %s has caught up: %.3g per s", pace.kind, worker_id, pace.per_s)
-    observe().pace_changed(worker_id=worker_id, relative_pace=share, is_straggler=pace.is_straggler)

@@ -24,7 +24,9 @@ def drive_collector(coordinator: Coordinator, state: TaskState, task: Mapping[st
         coordinator.deal_with_task_started(state)
         is_done, answers_left = False, LAST_ANSWERS
         while answers_left and not coordinator.must_end(state):
-            answer = _ask(coordinator, state, {"name": "collector_data_task"})
+            demand = {"name": "collector_data_task", "is_held_up": bool(coordinator.held_up_by)}
+            answer = _ask(coordinator, state, demand)
+            coordinator.deal_with_storage(state, str(answer.get("held_up_by", "")))
             reports = answer["reports"]
             state.waiting = frozenset(str(r["data_id"]) for r in reports if "data_id" in r)
             for report in reports:
@@ -51,6 +53,7 @@ def drive_learner(coordinator: Coordinator, state: TaskState, task: Mapping[str,
         is_done = False
         while not is_done and not coordinator.is_ending:
             demand = _ask(coordinator, state, {"name": "learner_get_data_task"})
+            coordinator.deal_with_storage(state, str(demand.get("held_up_by", "")))
             if demand.get("pending"):
                 is_done = bool(demand["learner_done"])
                 continue

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from dingsdk.errors import ConfigError
+from dingsdk.plugins import observe
+
+_log = logging.getLogger(__name__)
 
 LOOKS = 3
 """Looks in a row that must find a worker slow."""
@@ -118,6 +122,17 @@ class PaceBoard:
             if median:
                 found[key] = rate / median
         return found
+
+
+def announce(worker_id: str, pace: Pace) -> None:
+    """Log that a worker is a straggler, or none any more, and tell the observers."""
+    share = pace.relative or 0.0
+    if pace.is_straggler:
+        text = "%s %s is a straggler: %.3g per s, %.2g of the median of the others"
+        _log.warning(text, pace.kind, worker_id, pace.per_s, share)
+    else:
+        _log.info("%s %s has caught up: %.3g per s", pace.kind, worker_id, pace.per_s)
+    observe().pace_changed(worker_id=worker_id, relative_pace=share, is_straggler=pace.is_straggler)
 
 
 class _Runner:

@@ -35,6 +35,7 @@ def test_paces_are_written_every_few_seconds_over_the_env_steps(tmp_path: Path) 
         learners=0,
         running_tasks=2,
         evicted={},
+        held_up_by="",
         paces={
             "c0": Pace("collector", 50.0, 0.5, False),
             "e0": Pace("evaluator", 30.0, None, False),

@@ -1,0 +1,71 @@
+"""A disk that is full from the very start: the run holds back, and begins once there is room."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from dingsdk.errors import StorageFullError
+from dingsdk.pipeline.threads import torch_threads
+from dingsdk.testing.failing_calls import failing_calls
+from dingsdk.worker import Coordinator
+from dingsdk.worker.comm import base_comm_collector, base_comm_learner
+
+from .job_cluster import JobCluster
+
+POLICY_TIMEOUT_S = 1.0
+SETS = (f"policy.collect.parallel_collector.policy_timeout_s={POLICY_TIMEOUT_S}",)
+
+
+class FullCoordinator(Coordinator):
+    """Begins, and then the disk is full."""
+
+    def start(self) -> str:
+        address = super().start()
+        self.outage = ExitStack()
+        self.outage.enter_context(failing_calls(("writev",), 1, errno.ENOSPC, persistent=True))
+        return address
+
+
+@pytest.fixture(autouse=True)
+def _impatient_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (base_comm_collector, base_comm_learner):
+        monkeypatch.setattr(module, "ANSWER_WITHIN_S", 0.1)
+
+
+def start(tmp_path: Path, *sets: str) -> tuple[JobCluster, FullCoordinator]:
+    cluster = JobCluster(tmp_path, None, *SETS, *sets, coordinator_cls=FullCoordinator)
+    assert isinstance(cluster.coordinator, FullCoordinator)
+    return cluster, cluster.coordinator
+
+
+def test_run_begins_when_there_is_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with torch_threads(1):
+        cluster, coordinator = start(tmp_path)
+        with coordinator.outage:
+            cluster.expect(lambda: "ENOSPC" in coordinator.status().held_up_by)
+            cluster.running("collector")
+            # Longer than collectors wait for a policy where the learner says nothing.
+            assert not coordinator.wait(2.5 * POLICY_TIMEOUT_S)
+            assert coordinator.status().env_steps == 0
+        cluster.expect(lambda: cluster.train_iter() > 20)
+        assert coordinator.status().held_up_by == ""
+        coordinator.validate_state()
+        cluster.close()
+    assert caplog.text.count("the run holds back") == 1
+    assert caplog.text.count("there is room in the storage again") == 1
+
+
+def test_run_without_room_ends_at_its_deadline_and_says_what_to_do(tmp_path: Path) -> None:
+    with torch_threads(1):
+        cluster, coordinator = start(tmp_path, "system.coordinator.storage_timeout_s=0.5")
+        with coordinator.outage:
+            assert coordinator.wait(40.0)
+        cluster.close()
+    failure = coordinator.failure
+    assert isinstance(failure, StorageFullError)
+    assert "system.coordinator.storage_timeout_s" in str(failure)
+    assert "ENOSPC" in str(failure)

@@ -1,0 +1,53 @@
+"""A run without room holds back, says so once, and ends only when it stood still for too long."""
+
+from __future__ import annotations
+
+import pytest
+
+from dingsdk.worker.coordinator.outage import StorageOutage
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_outage_is_told_at_its_begin_and_its_end_alone(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    outage = StorageOutage(600.0, clock)
+    for _ in range(50):
+        outage.note("c0", "disk full")
+        outage.note("c1", "quota used up")
+        clock.now += 1.0
+    assert outage.text == "disk full"
+    outage.note("c0", "")
+    assert outage.text == "quota used up"
+    for _ in range(2):
+        outage.note("c1", "")
+    assert outage.text == ""
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == 2
+    assert "disk full" in texts[0]
+    assert "after 50.0 s" in texts[1]
+
+
+def test_run_ends_when_nothing_was_stored_for_the_limit() -> None:
+    clock = Clock()
+    outage = StorageOutage(10.0, clock)
+    clock.now += 1000.0
+    assert outage.failure() is None
+    outage.note("c0", "disk full")
+    clock.now += 9.0
+    outage.note_progress()  # another worker found some
+    clock.now += 9.0
+    outage.note("c0", "disk full")
+    assert outage.failure() is None
+    clock.now += 2.0
+    failure = outage.failure()
+    assert failure is not None
+    assert "disk full" in str(failure)
+    assert "storage_timeout_s" in str(failure)
+    outage.note("c0", "")
+    assert outage.failure() is None
