@@ -14,7 +14,7 @@ from dingsdk.pipeline.status import RunStatus
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_progress_says_what_holds_a_run_up(is_terminal: bool) -> None:
     out = io.StringIO()
-    console = Console(file=out, force_terminal=is_terminal, width=120)
+    console = Console(file=out, force_terminal=is_terminal, width=300)
     with ConsoleProgress(console, lambda: RunStatus(held_up_by="cannot write: ENOSPC"), 500.0):
         pass
     assert "held up: cannot write: ENOSPC" in out.getvalue()
