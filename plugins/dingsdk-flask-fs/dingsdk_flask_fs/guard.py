@@ -19,6 +19,8 @@ _log = logging.getLogger(__name__)
 
 HEALTH = "/healthz"
 LOG_EVERY_S = 1.0
+SMALL_BYTES = 16 << 10
+"""To check a signature over so much costs less than to refuse the request; a join has less."""
 
 
 class Refusal(Exception):  # noqa: N818 - an outcome, not an error
@@ -40,10 +42,10 @@ class Guard:
     Whoever fails to prove that too often is answered 429 unheard. All workers of a host share
     an address, on loopback with everybody else there, so an address alone must never lock a
     worker out. What a request claims decides which allowance it draws on: requests that do not
-    name our key cost those that do nothing; and sessions that have sent genuine requests are
-    always checked, as nobody knows the name of one (64 random bits) but who can read the
-    requests of its worker. That one, with the key's id from the same place, can hold up *new*
-    sessions from that address, until it stops; it could cut the connections just as well.
+    name our key cost those that do nothing; what names it is always checked where it is small, as
+    the first request of a worker is; and sessions that have sent genuine requests are always
+    checked, as nobody knows the name of one (64 random bits) but who can read the requests of its
+    worker. So nobody is kept from joining or working by what others send.
 
     Args:
         verifier: Checks the signature.
@@ -115,7 +117,8 @@ class Guard:
         address = str(environ.get("REMOTE_ADDR", ""))
         header = environ.get("HTTP_AUTHORIZATION", "")
         standing = self._verifier.standing(header)
-        if standing != "known":
+        is_cheap = standing == "claimant" and length <= SMALL_BYTES
+        if standing != "known" and not is_cheap:
             wait_s = self._throttle.wait_s(address, standing)
             if wait_s > 0:
                 raise Refusal(429, "AuthError", "too many failures from this address", wait_s)
