@@ -99,7 +99,6 @@ def policy(bench: Bench) -> None:
         for each in (transport, *readers):
             each.close()
     load = f"{size:,} bytes, 4 readers"
-    say(f"policy: published and read, {load}")
     bench.report.times("policy", load, {"bare safetensors": floor, "flask_fs, verified": ours}, 1)
     bench.report.goal("policy", load, "ours / bare", ratio(ours, floor), 1.3)
 
