@@ -230,7 +230,7 @@ def _derive(cfg: dict[str, Any]) -> None:
     if episodes < envs:
         raise ConfigError(
             f"env.n_evaluator_episode is {episodes}, less than env.evaluator_env_num {envs}: "
-            "every env plays at least one episode; lower the second",
+            "every env plays at least one episode; raise the first or lower the second",
             path="env.n_evaluator_episode",
         )
     if env["evaluator_episode_num"] is None:

@@ -33,9 +33,33 @@ NOT_CARRIED: Mapping[str, str] = {
     "reward_model": "reward models are not part of dingsdk",
     "world_model": "world models are not part of dingsdk",
     "multi_gpu": "one device a learner; start more learners with system.learner_num",
+    "ignore_done": "an episode that a time limit cuts is told from one that ends anyway",
 }
 """Sections and switches of DI-engine that have no counterpart, with the reason."""
 
+_NOT_CARRIED_COORDINATOR = {
+    "operator_server": "workers dial the coordinator, and may be started and ended at any time",
+}
+_IGNORED_COORDINATOR = {
+    "host": "the transport listens, see system.transport",
+    "port": "the transport listens, see system.transport",
+}
+_IGNORED_POLICY = {
+    "priority_IS_weight": "importance weights count wherever the buffer gives them",
+}
+_PROCESS_MANAGERS = frozenset({"subprocess", "subprocess_v2", "async_subprocess"})
+_IGNORED_MANAGER = dict.fromkeys(
+    (
+        "connect_timeout",
+        "context",
+        "copy_on_get",
+        "reset_inplace",
+        "shared_memory",
+        "step_wait_timeout",
+        "wait_num",
+    ),
+    "gymnasium's vector envs need no such setting",
+)
 _IGNORED_SYSTEM = {
     "path_data": "the transport decides where payloads live",
     "path_policy": "the transport decides where policies live",
@@ -62,14 +86,19 @@ def convert_reference_shape(cfg: Mapping[str, Any]) -> dict[str, Any]:
     create = deep_merge_dicts({}, sections["create"])
     system = deep_merge_dicts({}, sections.get("system"))
     for name, section in (("main_config", main), ("create_config", create)):
-        _refuse_not_carried(name, section)
-        _refuse_not_carried(f"{name}.policy", section.get("policy") or {})
+        policy = section.get("policy") or {}
+        _refuse(name, section, NOT_CARRIED)
+        _refuse(f"{name}.policy", policy, NOT_CARRIED)
+        _refuse(f"{name}.policy.learn", policy.get("learn") or {}, NOT_CARRIED)
+        _drop(f"{name}.policy", policy, _IGNORED_POLICY)
 
     _convert_env(main, create.pop("env", {}))
     _convert_policy(main, create.pop("policy", {}))
     _convert_collector(main, create.pop("collector", {}))
     for name, path in _PARTS.items():
         _merge_part(main, path, _clean(create.pop(name, {}), f"create_config.{name}"))
+    _convert_learner(main)
+    _convert_env_manager(main)
     _convert_system(main, create, system)
     _rename_deque(main)
     if create:
@@ -118,12 +147,19 @@ def _rename(section: dict[str, Any], name: str, value: Any, path: str) -> None:
     section[name] = value
 
 
-def _refuse_not_carried(path: str, section: Mapping[str, Any]) -> None:
-    for key, reason in NOT_CARRIED.items():
-        if section.get(key):
+def _refuse(path: str, section: dict[str, Any], reasons: Mapping[str, str]) -> None:
+    """Refuse the keys of ``reasons`` where they are in use, and drop them where they are off."""
+    for key, reason in reasons.items():
+        if section.pop(key, None):
             raise ConfigError(
                 f"{path}.{key} cannot be carried over: {reason}; remove it", path=f"{path}.{key}"
             )
+
+
+def _drop(path: str, section: dict[str, Any], reasons: Mapping[str, str]) -> None:
+    for key, reason in reasons.items():
+        if section.pop(key, None) is not None:
+            _log.info("%s.%s is not used: %s", path, key, reason)
 
 
 def _clean(section: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -167,6 +203,22 @@ def _convert_env(main: dict[str, Any], create_env: Mapping[str, Any]) -> None:
     if "env_id" not in env and zoo_name is not None:
         env["env_id"] = find_env_id(str(zoo_name))
         _log.info("create_config.env.type %r is %s here", zoo_name, env["env_id"])
+    per_env = env.get("evaluator_episode_num")
+    if isinstance(per_env, int) and isinstance(env.get("evaluator_env_num"), int):
+        # The reference's parallel configs state no total.
+        env.setdefault("n_evaluator_episode", per_env * env["evaluator_env_num"])
+
+
+def _convert_env_manager(main: dict[str, Any]) -> None:
+    manager = main.get("env_manager") or {}
+    _drop("env_manager", manager, _IGNORED_MANAGER)
+    for key in ("step_timeout", "reset_timeout"):
+        if manager.get(key, 0) is None:
+            del manager[key]
+    kind = manager.get("type")
+    if kind in _PROCESS_MANAGERS:
+        manager.update(type="vector", vectorization_mode="async")
+        _log.info("env_manager.type: %s is vector with vectorization_mode async here", kind)
 
 
 def _convert_policy(main: dict[str, Any], create_policy: Mapping[str, Any]) -> None:
@@ -189,18 +241,24 @@ def _convert_collector(main: dict[str, Any], create_collector: Mapping[str, Any]
         collect.pop("collector", None)
         collect["parallel_collector" if is_parallel else "collector"] = section
         main["policy"]["collect"] = collect
+
+
+def _convert_learner(main: dict[str, Any]) -> None:
     learner = (main["policy"].get("learn") or {}).get("learner") or {}
     if "learner_num" in learner:
         main.setdefault("system", {})["learner_num"] = learner.pop("learner_num")
+    if "send_policy_freq" in learner:
+        _merge_part(main, "system.learner", {"send_policy_freq": learner.pop("send_policy_freq")})
 
 
 def _convert_system(
     main: dict[str, Any], create: dict[str, Any], system: Mapping[str, Any]
 ) -> None:
     converted = dict(system)
-    for key, reason in _IGNORED_SYSTEM.items():
-        if converted.pop(key, None) is not None:
-            _log.info("system_config.%s is not used: %s", key, reason)
+    _drop("system_config", converted, _IGNORED_SYSTEM)
+    coordinator, path = converted.get("coordinator") or {}, "system_config.coordinator"
+    _refuse(path, coordinator, _NOT_CARRIED_COORDINATOR)
+    _drop(path, coordinator, _IGNORED_COORDINATOR)
     kinds = {
         section.get("type")
         for name in ("comm_learner", "comm_collector")

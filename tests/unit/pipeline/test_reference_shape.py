@@ -60,7 +60,7 @@ def serial_shape() -> dict[str, Any]:
 def parallel_shape() -> dict[str, Any]:
     shape = serial_shape()
     main, create = shape["main_config"], shape["create_config"]
-    main["policy"]["learn"]["learner"] = {"learner_num": 1}
+    main["policy"]["learn"]["learner"] = {"learner_num": 1, "send_policy_freq": 4}
     main["policy"]["collect"]["collector"] = {"collector_num": 3, "update_policy_second": 2}
     main["policy"]["other"]["commander"] = {"collector_task_space": 2, "eval_interval": 30}
     create["policy"] = {"type": "dqn_command"}
@@ -116,6 +116,39 @@ def test_parallel_config_maps_to_one_transport_and_the_system_section() -> None:
     assert cfg.policy.collect.parallel_collector.update_policy_second == 2
     assert cfg.policy.collect.collector.type == "sample"
     assert cfg.policy.other.commander.eval_interval == 30
+    assert cfg.system.learner.send_policy_freq == 4
+
+
+def test_episodes_per_evaluator_env_give_the_total() -> None:
+    shape = parallel_shape()
+    env = shape["main_config"]["env"]
+    del env["n_evaluator_episode"]
+    env.update(evaluator_env_num=8, evaluator_episode_num=2)
+
+    assert compile_config(shape).env.n_evaluator_episode == 16
+
+
+def test_envs_in_processes_stay_in_processes() -> None:
+    shape = serial_shape()
+    shape["main_config"]["env"]["manager"] = {
+        "shared_memory": True,
+        "step_timeout": None,
+        "max_retry": 5,
+    }
+    shape["create_config"]["env_manager"] = {"type": "subprocess"}
+
+    manager = compile_config(shape).env_manager
+
+    assert (manager.type, manager.vectorization_mode, manager.max_retry) == ("vector", "async", 5)
+
+
+def test_switches_that_are_off_carry_over() -> None:
+    shape = serial_shape()
+    policy = shape["main_config"]["policy"]
+    policy.update(multi_gpu=False, priority_IS_weight=False)
+    policy["learn"].update(multi_gpu=False, ignore_done=False)
+
+    assert compile_config(shape).policy.learn.batch_size == 64
 
 
 def test_two_transports_are_refused() -> None:
@@ -132,10 +165,15 @@ def test_two_transports_are_refused() -> None:
         ("create_config", {"reward_model": {"type": "rnd"}}, "create_config.reward_model"),
         ("main_config", {"world_model": {"x": 1}}, "main_config.world_model"),
         ("create_config", {"model": {"type": "vac"}}, "create_config.model"),
+        (
+            "system_config",
+            {"coordinator": {"operator_server": {"system_addr": "server:8080"}}},
+            "system_config.coordinator.operator_server",
+        ),
     ],
 )
 def test_what_has_no_counterpart_is_named(section: str, value: dict[str, Any], path: str) -> None:
-    shape = serial_shape()
+    shape = parallel_shape()
     shape[section].update(value)
 
     with pytest.raises(ConfigError) as caught:
