@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -233,8 +232,6 @@ def _derive(cfg: dict[str, Any]) -> None:
             "every env plays at least one episode; raise the first or lower the second",
             path="env.n_evaluator_episode",
         )
-    if env["evaluator_episode_num"] is None:
-        env["evaluator_episode_num"] = math.ceil(episodes / envs)
     set_section(
         cfg,
         "policy.eval.evaluator",

@@ -56,6 +56,25 @@ class Writer(Protocol):
     def retire(self, env_ids: NDArray[np.int64]) -> None: ...
 
 
+def episode_quota(n_episode: int, env_num: int, path: str) -> NDArray[np.int64]:
+    """Return int64[env_num], the episodes of each env: ``n_episode`` spread evenly.
+
+    How many each env contributes is fixed up front: taking the first ``n_episode`` episodes
+    to end over all envs would favour short ones.
+
+    Raises:
+        ConfigError: an env would have none to play; ``path`` is where the config says so.
+    """
+    if n_episode < env_num:
+        raise ConfigError(
+            f"{path} is {n_episode}, less than the {env_num} envs: every env plays at least one "
+            "episode; raise it, or lower env.evaluator_env_num",
+            path=path,
+            found=n_episode,
+        )
+    return n_episode // env_num + (np.arange(env_num) < n_episode % env_num)
+
+
 class Rollout(ABC):
     """Steps the envs of one manager with one policy; not safe for concurrent callers.
 

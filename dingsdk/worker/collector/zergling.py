@@ -23,7 +23,7 @@ from dingsdk.worker.collector.factory import (
     traj_len_of,
 )
 from dingsdk.worker.collector.parallel_base import BaseParallelCollector
-from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout
+from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, episode_quota
 
 # Enough for any mean; a task without an end must not grow for ever.
 _MAX_RETURNS_KEPT = 10_000
@@ -34,8 +34,9 @@ class ZerglingParallelCollector(BaseParallelCollector):
 
     Collecting ends after ``env.collector_episode_num`` episodes per env *on average*: envs
     that finish early go on, so that none idles. Evaluating plays a number of episodes that
-    is fixed per env up front (``env.n_evaluator_episode`` spread over the envs, else
-    ``env.evaluator_episode_num`` each); what an env plays beyond it does not count.
+    is fixed per env up front (``env.evaluator_episode_num`` each where that is given, else
+    ``env.n_evaluator_episode`` spread over the envs); what an env plays beyond it does not
+    count.
 
     Other than in DI-engine a payload is a SampleBatch of about ``n_sample`` rows, not one
     sample; trajectories are cut as the serial collector cuts them (``traj_len_of``); and a
@@ -125,7 +126,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
         self._quota: NDArray[np.int64] | None = None
         per_env: float = math.inf
         if self._eval_flag:
-            self._quota = _episode_quota(env_cfg, self._env_num)
+            self._quota = _evaluation_quota(env_cfg, self._env_num)
             per_env = float(self._quota.max())
             episodes = float(self._quota.sum())
         else:
@@ -283,21 +284,14 @@ class ZerglingParallelCollector(BaseParallelCollector):
         }
 
 
-def _episode_quota(env_cfg: Mapping[str, Any], env_num: int) -> NDArray[np.int64]:
+def _evaluation_quota(env_cfg: Mapping[str, Any], env_num: int) -> NDArray[np.int64]:
     """Return int64[env_num], the episodes that each env contributes to an evaluation."""
-    total = env_cfg.get("n_evaluator_episode")
+    per_env, total = env_cfg.get("evaluator_episode_num"), env_cfg.get("n_evaluator_episode")
+    if per_env is not None:
+        return np.full(env_num, int(per_env))
     if total is None:
-        per_env = env_cfg.get("evaluator_episode_num")
-        if per_env is None:
-            raise ConfigError(
-                "an evaluation needs env.n_evaluator_episode or env.evaluator_episode_num",
-                path="env.n_evaluator_episode",
-            )
-        total = int(per_env) * env_num
-    if total < env_num:
         raise ConfigError(
-            f"env.n_evaluator_episode is {total}, less than the {env_num} envs: each must play "
-            "one at least; lower env.evaluator_env_num",
+            "an evaluation needs env.n_evaluator_episode or env.evaluator_episode_num",
             path="env.n_evaluator_episode",
         )
-    return total // env_num + (np.arange(env_num) < total % env_num)
+    return episode_quota(int(total), env_num, "env.n_evaluator_episode")

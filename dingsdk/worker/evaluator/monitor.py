@@ -10,33 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.data.pytree import tensor_to_list
-from dingsdk.errors import ConfigError
+from dingsdk.worker.collector.rollout import episode_quota
 
 
 class VectorEvalMonitor:
     """Collects the first episodes of each env, up to its quota; the others are ignored.
 
-    Taking the first ``n_episode`` episodes to end over all envs would favour short ones.
-
     Args:
         env_num: Number of envs.
-        n_episode: Episodes in all, ``>= env_num``; the first ``n_episode % env_num`` envs play
-            one more.
+        n_episode: Episodes in all, ``>= env_num``; see ``episode_quota``.
 
     Raises:
         ConfigError: ``n_episode < env_num``.
     """
 
     def __init__(self, env_num: int, n_episode: int) -> None:
-        if n_episode < env_num:
-            raise ConfigError(
-                f"n_episode is {n_episode}, less than the {env_num} envs: every env plays at least "
-                "one episode; raise n_episode or lower the number of evaluator envs",
-                path="n_episode",
-                found=n_episode,
-            )
-        self._env_num = env_num
-        self._quota = n_episode // env_num + (np.arange(env_num) < n_episode % env_num)
+        self._quota = episode_quota(n_episode, env_num, "n_episode")
         self._returns: list[list[float]] = [[] for _ in range(env_num)]
         self._infos: list[list[Mapping[str, Any]]] = [[] for _ in range(env_num)]
         # Frames of finished episodes and, last, of the one in progress.

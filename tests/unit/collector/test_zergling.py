@@ -150,8 +150,8 @@ def test_an_evaluation_counts_exactly_its_quota(make_zergling, manager_type) -> 
     assert "collect_setting" not in info
 
 
-def test_without_a_total_each_env_plays_evaluator_episode_num(make_zergling) -> None:
-    env = {"n_evaluator_episode": None, "evaluator_episode_num": 2}
+def test_episodes_per_env_come_before_the_total(make_zergling) -> None:
+    env = {"n_evaluator_episode": 5, "evaluator_episode_num": 2}
     collector = make_zergling(eval_flag=True, wire=Wire(), env=env)
     collector.start()
     assert collector.get_finish_info()["real_episode_count"] == 4

@@ -96,7 +96,6 @@ def test_evaluator_takes_goal_and_episodes_from_the_env_section() -> None:
 
     assert cfg.policy.eval.evaluator.stop_value == 123
     assert cfg.policy.eval.evaluator.n_episode == 7
-    assert cfg.env.evaluator_episode_num == 3
 
 
 def test_compiling_a_compiled_config_changes_nothing() -> None:
