@@ -129,7 +129,12 @@ class SampleSerialCollector(ISerialCollector):
         result: SampleBatch | list[Any] = _join(flushed)
         if drop_extra and have > wanted:
             result = result[:wanted]
-        self._count(rollout, len(result), steps_before, time.perf_counter() - started)
+        self._total_envstep_count += rollout.env_steps - steps_before
+        self._total_sample_count += len(result)
+        if record_random_collect:
+            self._logged_envsteps += rollout.env_steps - steps_before
+            self._logged_samples += len(result)
+            self._duration_s += time.perf_counter() - started
         if self._on_policy:
             writer.clear()
             rollout.forget_unfinished()
@@ -180,14 +185,6 @@ class SampleSerialCollector(ISerialCollector):
             self._on_policy = bool(read("on_policy"))
             self._rollout = self._writer = None
         self.policy.reset()
-
-    def _count(self, rollout: Rollout, samples: int, steps_before: int, seconds: float) -> None:
-        steps = rollout.env_steps - steps_before
-        self._total_envstep_count += steps
-        self._total_sample_count += samples
-        self._logged_envsteps += steps
-        self._logged_samples += samples
-        self._duration_s += seconds
 
     def _finish_collect(
         self, rollout: Rollout, train_iter: int, samples: int, is_recorded: bool

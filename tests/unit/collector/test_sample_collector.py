@@ -182,6 +182,8 @@ def test_unrecorded_random_collect_leaves_no_episode_statistics(
 
     collector.collect(train_iter=1)
     assert writer.tags["collector_iter/reward_mean"] == (5.0, 1)
+    assert writer.tags["collector_iter/envstep_count"] == (20, 1)
+    assert writer.tags["collector_iter/train_sample_count"] == (20, 1)
     assert writer.tags["collector_step/avg_envstep_per_episode"] == (5.0, 40)
     assert "collector_step/total_envstep_count" not in writer.tags
     assert writer.tags["collector_iter/total_envstep_count"] == (40, 1)
