@@ -133,11 +133,30 @@ class PluginManager:
         names the type, what provides it and the config path.
 
         Raises:
+            ConfigError: as for ``class_of``.
+            UnknownPluginError: as for ``get``.
+            PluginLoadError: as for ``get``.
+        """
+        component = self.class_of(kind, cfg, config_path)
+        try:
+            return component(cfg, *args, **kwargs)
+        except Exception as error:
+            entry = self.registry(kind).entry(cfg["type"])
+            owner = entry.owner if entry else "unknown"
+            place = f" at {config_path}" if config_path else ""
+            error.add_note(
+                f"raised while creating type {cfg['type']!r} of {kind}, from {owner}{place}"
+            )
+            raise
+
+    def class_of(self, kind: str, cfg: Mapping[str, Any], config_path: str = "") -> Any:
+        """Return the class that ``cfg["type"]`` names, after ``cfg["import_names"]``.
+
+        Raises:
             ConfigError: ``cfg`` is no section, or has no ``type``.
             UnknownPluginError: as for ``get``.
             PluginLoadError: as for ``get``.
         """
-        registry = self.registry(kind)
         if not isinstance(cfg, Mapping):
             raise ConfigTypeError(
                 f"{config_path or 'the config'} is the section of one of the {kind} and must be "
@@ -153,18 +172,7 @@ class PluginManager:
                 path=f"{config_path}.type" if config_path else "type",
                 known=self.known(kind),
             )
-        type_key = cfg["type"]
-        component = self.get(kind, type_key, cfg.get("import_names") or (), config_path)
-        try:
-            return component(cfg, *args, **kwargs)
-        except Exception as error:
-            entry = registry.entry(type_key)
-            owner = entry.owner if entry else "unknown"
-            place = f" at {config_path}" if config_path else ""
-            error.add_note(
-                f"raised while creating type {type_key!r} of {kind}, from {owner}{place}"
-            )
-            raise
+        return self.get(kind, cfg["type"], cfg.get("import_names") or (), config_path)
 
     def known(self, kind: str) -> list[str]:
         """Return the type keys that configs can name now, sorted; imports nothing."""

@@ -28,7 +28,7 @@ def create_policy(
 
     Raises:
         UnknownPluginError: nothing provides that type.
-        ConfigError: a value that the policy cannot work with.
+        ConfigError: no type, or a value that the policy cannot work with.
     """
     policy: Policy = default_manager().create(
         "policies", cfg, enable_field=enable_field, seed=seed, config_path="policy"
@@ -38,7 +38,5 @@ def create_policy(
 
 def get_policy_cls(cfg: Mapping[str, Any]) -> type[Policy]:
     """Return the class of the policy that ``cfg["type"]`` names; errors as ``create_policy``."""
-    cls: type[Policy] = default_manager().get(
-        "policies", cfg.get("type", ""), cfg.get("import_names") or (), config_path="policy"
-    )
+    cls: type[Policy] = default_manager().class_of("policies", cfg, config_path="policy")
     return cls

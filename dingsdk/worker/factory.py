@@ -10,16 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-from easydict import EasyDict
-
+from dingsdk.config import to_easydict
 from dingsdk.plugins import default_manager
 
 Cfg = Mapping[str, Any]
-
-
-def _class(kind: str, cfg: Cfg) -> Any:
-    manager = default_manager()
-    return manager.get(kind, cfg["type"], import_names=cfg.get("import_names", ()))
 
 
 def create_serial_collector(cfg: Cfg, **kwargs: Any) -> Any:
@@ -27,7 +21,7 @@ def create_serial_collector(cfg: Cfg, **kwargs: Any) -> Any:
 
 
 def get_serial_collector_cls(cfg: Cfg) -> Any:
-    return _class("collectors", cfg)
+    return default_manager().class_of("collectors", cfg)
 
 
 def create_serial_evaluator(cfg: MutableMapping[str, Any], **kwargs: Any) -> Any:
@@ -41,7 +35,7 @@ def create_parallel_collector(cfg: Cfg) -> Any:
 
 
 def get_parallel_collector_cls(cfg: Cfg) -> Any:
-    return _class("parallel_collectors", cfg)
+    return default_manager().class_of("parallel_collectors", cfg)
 
 
 def create_comm_collector(cfg: Cfg, **kwargs: Any) -> Any:
@@ -61,15 +55,15 @@ def create_buffer(cfg: Cfg, *args: Any, **kwargs: Any) -> Any:
 
 
 def get_buffer_cls(cfg: Cfg) -> Any:
-    return _class("buffers", cfg)
+    return default_manager().class_of("buffers", cfg)
 
 
 def create_parallel_commander(cfg: Cfg, **kwargs: Any) -> Any:
     """Build the commander that ``policy.other.commander`` of the *main* config names."""
     section = cfg["policy"]["other"]["commander"]
-    commander_cls = _class("commanders", section)
-    return commander_cls(EasyDict(cfg), **kwargs)
+    commander_cls = default_manager().class_of("commanders", section, "policy.other.commander")
+    return commander_cls(to_easydict(cfg), **kwargs)
 
 
 def get_parallel_commander_cls(cfg: Cfg) -> Any:
-    return _class("commanders", cfg)
+    return default_manager().class_of("commanders", cfg)
