@@ -35,7 +35,6 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("learner_hooks", "save_ckpt", f"{_WORKER}.learner.hooks:SaveCkptHook"),
     ("learner_hooks", "log_show", f"{_WORKER}.learner.hooks:LogShowHook"),
     ("learner_hooks", "log_reduce", f"{_WORKER}.learner.hooks:LogReduceHook"),
-    ("commanders", "serial", f"{_WORKER}.commander.serial:BaseSerialCommander"),
     ("commanders", "naive", f"{_WORKER}.commander.naive:NaiveCommander"),
     ("commanders", "solo", f"{_WORKER}.commander.solo:SoloCommander"),
     ("policies", "dqn", "dingsdk.policy.dqn:DQNPolicy"),
