@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dingsdk.config import Configurable
+from dingsdk.errors import NotSetError
 from dingsdk.policy.base import CommandMode
 
 
@@ -39,9 +40,15 @@ class BaseSerialCommander(Configurable):
         self.policy = policy
 
     def step(self) -> dict[str, Any]:
-        """Return the keyword arguments for the collect policy, e.g. ``{"eps": 0.1}``."""
+        """Return the keyword arguments for the collect policy, e.g. ``{"eps": 0.1}``.
+
+        Raises:
+            NotSetError: there is no policy.
+        """
         if self.policy is None:
-            raise RuntimeError("set the commander's policy (a command mode) before step()")
+            raise NotSetError(
+                "please set policy first: commander.policy = policy.command_mode", what="policy"
+            )
         self._info.update(self._learner.learn_info)
         self._info["envstep"] = self._collector.envstep
         return self.policy.get_setting_collect(self._info)

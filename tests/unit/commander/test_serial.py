@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dingsdk.errors import NotSetError
 from dingsdk.policy import create_policy
 from dingsdk.worker.commander.serial import BaseSerialCommander
 
@@ -14,7 +15,7 @@ def test_step_gives_collect_settings_for_the_progress():
     learner = SimpleNamespace(learn_info={"learner_step": 3})
     collector = SimpleNamespace(envstep=0)
     commander = BaseSerialCommander({}, learner, collector, None, None)
-    with pytest.raises(RuntimeError, match="policy"):
+    with pytest.raises(NotSetError, match="policy"):
         commander.step()
 
     commander.policy = policy.command_mode
