@@ -196,7 +196,7 @@ def _by_env(obs: Mapping[int, Any], columns: Mapping[str, Any]) -> dict[int, dic
 
 
 def _non_finite(
-    obs: NDArray[Any], values: NDArray[Any], env_ids: Sequence[int] | None | None = None
+    obs: NDArray[Any], values: NDArray[Any], env_ids: Sequence[int] | None
 ) -> NonFiniteError:
     is_finite = np.isfinite(values).all(axis=1).tolist()
     ids = range(len(obs)) if env_ids is None else env_ids

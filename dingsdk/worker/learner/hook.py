@@ -22,7 +22,6 @@ HookTable = dict[str, list["LearnerHook"]]
 """The hooks of a learner by position, each list in calling order."""
 
 _CONFIG_PATH = "policy.learn.learner.hook"
-_SIMPLIFIED_PRIORITY = 20
 _FULL_PRIORITY = 100
 _FULL_KEYS = {
     "name": "",
