@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dingsdk.config import apply_set, deep_merge_dicts, load_config, save_config
-from dingsdk.errors import ConfigError
+from dingsdk.errors import ConfigError, DingError
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.pipeline.context import Mode, RunContext, RunResult
 from dingsdk.pipeline.curve import write_curve
@@ -82,24 +82,19 @@ def run_pipeline(
     cfg = context.cfg
     save_config(cfg, context.run_dir / CONFIG_NAME)
     default_manager().configure(cfg)
-    observe().run_started(config=cfg, run_dir=context.run_dir)
-    shown = NoProgress() if progress is None else progress(context)
-    context.recorder = RunRecorder(on_evaluation=shown.on_evaluation)
     try:
-        stopper = StopOnSignal(
-            context.stop,
-            announce or _to_stderr,
-            may_break=(lambda: context.is_breakable) if mode == "serial" else None,
-        )
-        with shown, stopper as signals:
-            result = _pipeline(mode)(context)
-        if signals.received is not None and result.reason == "interrupted":
-            result = dataclasses.replace(result, signal=int(signals.received))
-    except BaseException as error:
-        _finish(context, _failed(context, mode), f"{type(error).__name__}: {error}")
-        raise
-    _finish(context, result, None)
-    return result
+        observe().run_started(config=cfg, run_dir=context.run_dir)
+        shown = NoProgress() if progress is None else progress(context)
+        context.recorder = RunRecorder(on_evaluation=shown.on_evaluation)
+        try:
+            result = _run(context, mode, shown, announce)
+        except BaseException as error:
+            _finish_failed(context, mode, error)
+            raise
+        _finish(context, result, None)
+        return result
+    finally:
+        default_manager().unconfigure()
 
 
 def compile_run(
@@ -136,9 +131,29 @@ def _pipeline(mode: Mode) -> Callable[[RunContext], RunResult]:
     return parallel_pipeline
 
 
-def _failed(context: RunContext, mode: Mode) -> RunResult:
+def _run(
+    context: RunContext, mode: Mode, shown: Progress, announce: Callable[[str], None] | None
+) -> RunResult:
+    stopper = StopOnSignal(
+        context.stop,
+        announce or _to_stderr,
+        may_break=(lambda: context.is_breakable) if mode == "serial" else None,
+    )
+    with shown, stopper as signals:
+        result = _pipeline(mode)(context)
+    if signals.received is not None and result.reason == "interrupted":
+        result = dataclasses.replace(result, signal=int(signals.received))
+    return result
+
+
+def _finish_failed(context: RunContext, mode: Mode, error: BaseException) -> None:
     status = context.status()
-    return context.finish("error", mode, status.env_steps, status.train_iter)
+    result = context.finish("error", mode, status.env_steps, status.train_iter)
+    try:
+        _finish(context, result, f"{type(error).__name__}: {error}")
+    except DingError as second:
+        # The first error is the one to report.
+        error.add_note(f"the run folder lacks its result: {second}")
 
 
 def _finish(context: RunContext, result: RunResult, error: str | None) -> None:
@@ -147,7 +162,6 @@ def _finish(context: RunContext, result: RunResult, error: str | None) -> None:
     title = f"{cfg.policy.type} on {cfg.env.env_id}, {result.mode}, seed {cfg.seed}"
     write_curve(run_dir / CURVE_NAME, result.evaluations, cfg.env.stop_value, title)
     observe().run_finished(run_dir=run_dir, result=record)
-    default_manager().unconfigure()
 
 
 def _to_stderr(line: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from dingsdk import evaluate, hookimpl, train
 from dingsdk.config import load_config, to_plain
 from dingsdk.errors import CheckpointCorruptError, CheckpointMissingError, EnvError
 from dingsdk.pipeline.compile import compile_config
+from dingsdk.pipeline.progress import NoProgress
 from dingsdk.pipeline.run_folder import read_result
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker.learner.checkpoint import load_checkpoint
@@ -134,6 +136,29 @@ def test_status_is_available_while_the_run_lasts(tmp_path: Path) -> None:
     assert seen[-1].env_steps > seen[1].env_steps > 0
     assert seen[-1].buffer_fill > 0
     assert seen[-1].buffer_capacity == 10_000
+
+
+def test_failure_is_reported_although_its_result_cannot_be_written(
+    tmp_path: Path, manager: PluginManager
+) -> None:
+    heard: list[str] = []
+    manager.register_plugin(
+        SimpleNamespace(dingsdk_unconfigure=hookimpl(lambda: heard.append("unconfigure")))
+    )
+
+    class Failing(NoProgress):
+        def __init__(self, context: Any) -> None:
+            self.run_dir = context.run_dir
+
+        def on_evaluation(self, evaluation: Any) -> None:
+            (self.run_dir / "result.json").mkdir()
+            raise EnvError("the first trouble")
+
+    with pytest.raises(EnvError, match="the first trouble") as caught:
+        train("cartpole-dqn", sets=SMALL, output=tmp_path, progress=Failing)
+
+    assert "result.json" in caught.value.__notes__[-1]
+    assert heard == ["unconfigure"]
 
 
 def test_torch_threads_are_put_back(tmp_path: Path) -> None:
