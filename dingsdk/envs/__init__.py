@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dingsdk.envs.make import EnvFn as EnvFn
     from dingsdk.envs.make import create_env_manager as create_env_manager
     from dingsdk.envs.make import make_env_fns as make_env_fns
+    from dingsdk.envs.make import seed_envs as seed_envs
     from dingsdk.envs.vector import VectorEnvManager as VectorEnvManager
 
 # Resolved on access: gymnasium takes a good part of a second to import.
@@ -27,6 +28,7 @@ _HOMES = {
     "VectorEnvManager": "vector",
     "create_env_manager": "make",
     "make_env_fns": "make",
+    "seed_envs": "make",
 }
 
 __all__ = sorted(_HOMES)

@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 
 from dingsdk.config import to_plain
+from dingsdk.data.seeding import derive_seed
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import (
     ConfigError,
@@ -190,6 +191,20 @@ def create_env_manager(
         "env_managers", manager_cfg, env_fns, config_path="env_manager"
     )
     return manager
+
+
+def seed_envs(manager: EnvManager, seed: int, role: str) -> None:
+    """Seed the envs of a manager for its next reset, from one branch of the seed tree.
+
+    Args:
+        manager: Gets one seed in all where its envs share a random stream, else one an env.
+        seed: Root of the seed tree.
+        role: Name of the branch, so that no two managers of a run play the same episodes.
+    """
+    if manager.capabilities.per_env_seed:
+        manager.seed([derive_seed(seed, role, "env", index) for index in range(manager.env_num)])
+    else:
+        manager.seed(derive_seed(seed, role, "env"))
 
 
 def _section(cfg: Mapping[str, Any], key: str) -> Mapping[str, Any]:

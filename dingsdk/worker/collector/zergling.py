@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.data import SampleBatch, derive_seed
-from dingsdk.envs import create_env_manager, make_env_fns
+from dingsdk.data import SampleBatch
+from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
 from dingsdk.errors import ConfigError, NotSetError, TaskTimeoutError
 from dingsdk.plugins import observe
 from dingsdk.policy import create_policy
@@ -135,12 +135,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
         manager_cfg = {**cfg["env_manager"], "episode_num": per_env}
         self._env_manager = create_env_manager(manager_cfg, make_env_fns(env_cfg, self._env_num))
         if seed is not None:
-            if self._env_manager.capabilities.per_env_seed:
-                self._env_manager.seed(
-                    [derive_seed(seed, prefix, "env", index) for index in range(self._env_num)]
-                )
-            else:
-                self._env_manager.seed(derive_seed(seed, prefix, "env"))
+            seed_envs(self._env_manager, seed, prefix)
         self._env_manager.launch()
         return episodes
 
@@ -155,10 +150,10 @@ class ZerglingParallelCollector(BaseParallelCollector):
             )
         # Whole episodes when the policy counts in episodes; each is sent as it ends.
         self._rows_per_payload = 1 if n_episode else int(n_sample)
-        traj_len = traj_len_of(
-            read("cfg"), None if n_episode else n_sample, int(read("unroll_len")), self._env_num
-        )
         self._unroll_len = int(read("unroll_len"))
+        traj_len = traj_len_of(
+            read("cfg"), None if n_episode else n_sample, self._unroll_len, self._env_num
+        )
         rollout, self._writer = create_collecting_rollout(
             self.env_manager, self._policy, traj_len, has_tensor_obs=True, seed=seed
         )
