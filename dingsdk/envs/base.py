@@ -106,7 +106,6 @@ class EnvManager(Configurable, ABC):
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    # Life cycle -------------------------------------------------------------------------
     @abstractmethod
     def launch(self, reset_param: Mapping[int, Any] | None = None) -> None:
         """Create the envs, zero the episode counters and reset all. Requires a closed manager."""
@@ -141,7 +140,6 @@ class EnvManager(Configurable, ABC):
     def close(self) -> None:
         """Close every env; idempotent."""
 
-    # Facts ---------------------------------------------------------------------------------
     @property
     @abstractmethod
     def env_num(self) -> int: ...
@@ -183,7 +181,6 @@ class EnvManager(Configurable, ABC):
         default the third in a row raises EnvError (``max_retry`` of them are forgiven).
         """
 
-    # Dict form -----------------------------------------------------------------------------
     @property
     @abstractmethod
     def ready_obs(self) -> dict[int, Any]:
@@ -193,7 +190,6 @@ class EnvManager(Configurable, ABC):
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
         """Step the named envs; return a timestep for each that produced one."""
 
-    # Batched form ----------------------------------------------------------------------------
     @abstractmethod
     def current_obs(self) -> Obs:
         """Columns ``[env_num, ...]`` of the observations that the next action answers."""

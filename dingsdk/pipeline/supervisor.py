@@ -100,7 +100,6 @@ class ProcessCrew(Crew):
     def last_words(self, worker_id: str) -> str:
         return next((each.words for each in self._members if each.worker_id == worker_id), "")
 
-    # ----------------------------------------------------------------------------------------
     def _start(self, member: _Member) -> None:
         order = Order(
             role=member.role,

@@ -87,7 +87,6 @@ class SoloCommander(BaseParallelCommander):
             task.env_steps for task in self._collector_tasks.values() if self._is_current(task)
         )
 
-    # Issuing ---------------------------------------------------------------------------------
     def get_learner_task(self) -> Task | None:
         if self._has_reached_goal or not self._learner_space.acquire_space():
             return None
@@ -126,7 +125,6 @@ class SoloCommander(BaseParallelCommander):
         self._collector_tasks[task["task_id"]] = _CollectorTask(task["buffer_id"], is_evaluation)
         return task
 
-    # Following -------------------------------------------------------------------------------
     def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
         if self._current is not None and self._current["task_id"] == task_id:
             self._learner_info = {key: info[key] for key in info if key != "priority_info"}
@@ -155,7 +153,6 @@ class SoloCommander(BaseParallelCommander):
     def notify_fail_learner_task(self, task: Mapping[str, Any]) -> None:
         self._end_learner_task(task["task_id"])
 
-    # ----------------------------------------------------------------------------------------
     def _is_current(self, task: _CollectorTask) -> bool:
         return self._current is not None and self._current["buffer_id"] == task.buffer_id
 
