@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from dingsdk.worker.coordinator import CoordinatorStatus
-from dingsdk.worker.run_logger import build_logger
+from dingsdk.worker.run_logger import build_tb_logger
 
 EVERY_S = 5.0
 
@@ -23,9 +23,7 @@ class PaceLog:
     """
 
     def __init__(self, run_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        _, tb_logger = build_logger(run_dir / "log", name="coordinator", need_text=False)
-        assert tb_logger is not None  # asked for by need_tb
-        self._tb_logger = tb_logger
+        self._tb_logger = build_tb_logger(run_dir / "log", "coordinator")
         self._clock = clock
         self._next = clock() + EVERY_S
 

@@ -19,8 +19,10 @@ from dingsdk.pipeline.workers import make_transport
 from dingsdk.plugins import default_manager, observe
 from dingsdk.worker import Coordinator
 from dingsdk.worker.comm.transport import Transport
+from dingsdk.worker.evaluator.monitor import evaluation_statistics
 from dingsdk.worker.learner.checkpoint import save_checkpoint
 from dingsdk.worker.replay_buffer.prioritized.settings import bounds_rates
+from dingsdk.worker.run_logger import TensorboardLogger, build_tb_logger, write_statistics
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +46,9 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         transport = make_transport(cfg, context.run_dir)
         stack.callback(_remove_data, transport)
         stack.callback(lambda: transport.close(_closing_times(context)[2]))
-        evaluations = _Evaluations(context)
+        tb_logger = build_tb_logger(context.run_dir / "log", "coordinator")
+        stack.callback(tb_logger.close)
+        evaluations = _Evaluations(context, tb_logger)
         coordinator = Coordinator(
             cfg,
             transport,
@@ -149,8 +153,9 @@ def _finish_evaluations(context: RunContext, coordinator: Coordinator) -> Reason
 class _Evaluations:
     """Records each evaluation, and keeps the weights of the best one."""
 
-    def __init__(self, context: RunContext) -> None:
+    def __init__(self, context: RunContext, tb_logger: TensorboardLogger) -> None:
         self._context = context
+        self._tb_logger = tb_logger
         self.coordinator: Coordinator | None = None
 
     def __call__(self, info: Mapping[str, Any], model: Mapping[str, Any] | None) -> None:
@@ -162,6 +167,13 @@ class _Evaluations:
         assert self.coordinator is not None  # set before it can evaluate anything
         env_steps = self.coordinator.status().env_steps
         evaluation = recorder.add_evaluation(returns, env_steps, int(info["train_iter"]))
+        write_statistics(
+            self._tb_logger,
+            "evaluator",
+            evaluation_statistics(returns, info.get("step_count", 0), info.get("duration", 0.0)),
+            evaluation.train_iter,
+            env_steps,
+        )
         observe().after_evaluate(
             source=str(info.get("task_id", "evaluator")),
             mean_return=evaluation.mean,

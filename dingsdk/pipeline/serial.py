@@ -26,7 +26,7 @@ from dingsdk.worker import (
     create_serial_evaluator,
 )
 from dingsdk.worker.learner.checkpoint import EXCEPTION
-from dingsdk.worker.run_logger import build_logger
+from dingsdk.worker.run_logger import build_tb_logger
 
 _log = logging.getLogger(__name__)
 
@@ -149,8 +149,7 @@ def _build(context: RunContext, stack: ExitStack) -> _Workers:
     """Build every part; ``stack`` closes them, the last one first."""
     cfg, exp_name = context.cfg, str(context.run_dir)
     policy_cfg = cfg.policy
-    _, tb_logger = build_logger(context.run_dir / "log", name="serial", need_text=False)
-    assert tb_logger is not None  # asked for by need_tb
+    tb_logger = build_tb_logger(context.run_dir / "log", "serial")
     stack.callback(tb_logger.close)
     policy = create_policy(
         policy_cfg,

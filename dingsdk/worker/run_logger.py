@@ -175,10 +175,35 @@ def build_logger(
     if not need_tb:
         return logger, None
     try:
-        return logger, _shared_writer(folder / f"{stem}_tb_logger")
+        return logger, build_tb_logger(folder, stem)
     except RunFolderError:
         logger.close()
         raise
+
+
+def build_tb_logger(path: str | Path, name: str) -> TensorboardLogger:
+    """Open the tensorboard log ``{name}_tb_logger`` below ``path``, as ``build_logger`` does."""
+    return _shared_writer(Path(path).absolute() / f"{name}_tb_logger")
+
+
+def write_statistics(
+    writer: Any, instance_name: str, statistics: Mapping[str, float], train_iter: int, envstep: int
+) -> None:
+    """Add a point to each curve ``{instance}_iter/{name}`` and ``{instance}_step/{name}``.
+
+    Args:
+        writer: A tensorboard writer, or None to write nothing.
+        instance_name: Whose statistics they are, such as ``collector``.
+        statistics: Values by name; total_envstep_count, an axis itself, has one curve only.
+        train_iter: Train iterations so far.
+        envstep: Env steps collected so far.
+    """
+    if writer is None:
+        return
+    for name, value in statistics.items():
+        writer.add_scalar(f"{instance_name}_iter/{name}", value, train_iter)
+        if name != "total_envstep_count":
+            writer.add_scalar(f"{instance_name}_step/{name}", value, envstep)
 
 
 def _shared_writer(logdir: Path) -> TensorboardLogger:

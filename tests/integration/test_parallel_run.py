@@ -45,6 +45,9 @@ def test_run_trains_evaluates_and_leaves_both_checkpoints(tmp_path: Path, concur
     assert best.state["model"].keys() == latest.state["model"].keys()
     best_evaluation = max(result.evaluations, key=lambda each: each.mean)
     assert best.iteration == best_evaluation.train_iter
+    (events,) = tmp_path.glob("log/coordinator_tb_logger/events*")
+    assert b"evaluator_iter/reward_mean" in events.read_bytes()
+    assert b"evaluator_step/reward_mean" in events.read_bytes()
 
 
 class EvaluatorHeldBack:

@@ -11,6 +11,7 @@ import numpy as np
 from dingsdk.envs.base import EnvManager
 from dingsdk.plugins import observe
 from dingsdk.worker.collector.rollout import EpisodeRecord
+from dingsdk.worker.run_logger import write_statistics
 from dingsdk.worker.serial_worker import SerialWorker
 
 
@@ -77,13 +78,9 @@ class ISerialCollector(SerialWorker):
             train_iter,
             self._logger.get_tabulate_vars_hor(variables),
         )
-        if self._tb_logger is not None:
-            for name, value in variables.items():
-                tag = f"{self._instance_name}_iter/{name}"
-                self._tb_logger.add_scalar(tag, value, train_iter)
-                if name != "total_envstep_count":
-                    tag = f"{self._instance_name}_step/{name}"
-                    self._tb_logger.add_scalar(tag, value, self._total_envstep_count)
+        write_statistics(
+            self._tb_logger, self._instance_name, variables, train_iter, self._total_envstep_count
+        )
         self._finished.clear()
         self._logged_envsteps = self._logged_samples = 0
         self._duration_s = 0.0

@@ -7,15 +7,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-import numpy as np
-
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ConfigError, NotSetError
 from dingsdk.plugins import observe
 from dingsdk.worker.collector.factory import create_measuring_rollout
 from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout
 from dingsdk.worker.evaluator.base import ISerialEvaluator
-from dingsdk.worker.evaluator.monitor import VectorEvalMonitor
+from dingsdk.worker.evaluator.monitor import VectorEvalMonitor, evaluation_statistics
+from dingsdk.worker.run_logger import write_statistics
 
 
 class InteractionSerialEvaluator(ISerialEvaluator):
@@ -112,14 +111,12 @@ class InteractionSerialEvaluator(ISerialEvaluator):
                 rollout.episodes = []
         seconds = time.perf_counter() - started
         info = monitor.get_episode_info() or {}
-        returns = np.array(monitor.get_episode_return())
-        mean = float(returns.mean())
-        self._report(returns, info, rollout.env_steps, seconds, train_iter, envstep)
-        if is_rendering and self._tb_logger is not None:
-            mode = self._cfg["render"]["mode"]
-            step = train_iter if mode == "train_iter" else envstep
-            tag = f"{self._instance_name}_{mode}/"
-            self._tb_logger.add_video(tag, monitor.get_video(), global_step=step, fps=30)
+        statistics = evaluation_statistics(monitor.get_episode_return(), rollout.env_steps, seconds)
+        mean = statistics["reward_mean"]
+        statistics |= {k: v for k, v in info.items() if isinstance(v, (int, float))}
+        self._report(statistics, train_iter, envstep)
+        if is_rendering:
+            self._show_video(monitor, train_iter, envstep)
         if mean > self._best_result:
             self._best_result = mean
             if save_ckpt_fn is not None:
@@ -185,39 +182,22 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         self._last_render = now
         return True
 
-    def _report(
-        self,
-        returns: Any,
-        info: Mapping[str, Any],
-        envsteps: int,
-        seconds: float,
-        train_iter: int,
-        envstep: int,
-    ) -> None:
-        variables: dict[str, Any] = {
-            "episode_count": len(returns),
-            "envstep_count": envsteps,
-            "avg_envstep_per_episode": envsteps / len(returns),
-            "evaluate_time": seconds,
-            "avg_envstep_per_sec": envsteps / max(seconds, 1e-9),
-            "avg_time_per_episode": seconds / len(returns),
-            "reward_mean": float(returns.mean()),
-            "reward_std": float(returns.std()),
-            "reward_max": float(returns.max()),
-            "reward_min": float(returns.min()),
-        }
-        variables |= {k: v for k, v in info.items() if isinstance(v, (int, float))}
+    def _show_video(self, monitor: VectorEvalMonitor, train_iter: int, envstep: int) -> None:
+        if self._tb_logger is None:
+            return
+        mode = self._cfg["render"]["mode"]
+        step = train_iter if mode == "train_iter" else envstep
+        tag = f"{self._instance_name}_{mode}/"
+        self._tb_logger.add_video(tag, monitor.get_video(), global_step=step, fps=30)
+
+    def _report(self, statistics: Mapping[str, float], train_iter: int, envstep: int) -> None:
         self._logger.info(
             "evaluation at iteration %d, %d env steps\n%s",
             train_iter,
             envstep,
-            self._logger.get_tabulate_vars_hor(variables),
+            self._logger.get_tabulate_vars_hor(statistics),
         )
-        if self._tb_logger is None:
-            return
-        for name, value in variables.items():
-            self._tb_logger.add_scalar(f"{self._instance_name}_iter/{name}", value, train_iter)
-            self._tb_logger.add_scalar(f"{self._instance_name}_step/{name}", value, envstep)
+        write_statistics(self._tb_logger, self._instance_name, statistics, train_iter, envstep)
 
 
 def _extras(record: EpisodeRecord) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Number
 from typing import Any
 
@@ -11,6 +11,31 @@ from numpy.typing import NDArray
 
 from dingsdk.data.pytree import tensor_to_list
 from dingsdk.worker.collector.rollout import episode_quota
+
+
+def evaluation_statistics(
+    returns: Sequence[float], envsteps: int, seconds: float
+) -> dict[str, float]:
+    """Return what evaluations log, of one with at least one episode.
+
+    Args:
+        returns: Undiscounted return of each episode.
+        envsteps: Steps that they took together.
+        seconds: Wall time that they took.
+    """
+    count = len(returns)
+    return {
+        "episode_count": count,
+        "envstep_count": envsteps,
+        "avg_envstep_per_episode": envsteps / count,
+        "evaluate_time": seconds,
+        "avg_envstep_per_sec": envsteps / max(seconds, 1e-9),
+        "avg_time_per_episode": seconds / count,
+        "reward_mean": float(np.mean(returns)),
+        "reward_std": float(np.std(returns)),
+        "reward_max": float(np.max(returns)),
+        "reward_min": float(np.min(returns)),
+    }
 
 
 class VectorEvalMonitor:
