@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from time import monotonic
 from typing import Any, ClassVar
 
@@ -55,9 +56,17 @@ class FilledBuffer(BufferCore):
                 if marks is not None:
                     self._on_marked(where, marks)
                 if self.used_data is not None:
-                    self.used_data.on_stored(storage.take(self._living(where)))
+                    self._track(where)
         self._pushed = count
         self._pushed_before_clear = count - recovered.get("push_count", count)
+        self._on_recovered(recovered)
+
+    def _track(self, where: Where) -> None:
+        """Have the files of stored rows deleted once these leave, but for those that have."""
+        living = self._living(where)
+        n = living.stop - living.start if isinstance(living, slice) else len(living)
+        if n:
+            self.used_data.on_stored(self._storage.take(living))  # type: ignore[union-attr]
 
     def push(self, data: Any, cur_collector_envstep: int, timeout_s: float | None = None) -> None:
         """Add rows, overwriting the oldest of a full buffer.
@@ -120,7 +129,9 @@ class FilledBuffer(BufferCore):
         if self.used_data is not None:
             self.used_data.on_stored(rows)
         surplus = n - self._capacity
-        where, leaving = self._remover.allot(n if surplus <= 0 else self._capacity)
+        where, leaving = (
+            self._remover.allot(n) if surplus <= 0 else self._remover.allot_all(surplus)
+        )
         if leaving is not None:
             self._remove(leaving, "overwritten")
         if surplus > 0:
@@ -174,7 +185,14 @@ class FilledBuffer(BufferCore):
 
     def _commit(self) -> None:
         assert self._storage is not None
-        self._storage.commit({**self._remover.state_dict(), "push_count": self.push_count})
+        self._storage.commit({**self._remover.state_dict(), **self._counters()})
+
+    def _counters(self) -> dict[str, int]:
+        """Return what a storage on disk is to keep for :meth:`_on_recovered`, but for rows."""
+        return {"push_count": self.push_count}
+
+    def _on_recovered(self, state: Mapping[str, int]) -> None:
+        """Take in what an earlier process kept, its rows being there."""
 
     def _remove(self, where: Where, reason: str) -> None:
         """Let go of rows at positions, oldest first; their positions are not free for it."""

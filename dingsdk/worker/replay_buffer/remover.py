@@ -49,6 +49,14 @@ class Remover(Configurable, ABC):
             oldest first, or None when nothing leaves.
         """
 
+    def allot_all(self, overtaken: int) -> tuple[Where, Where | None]:
+        """Give a whole buffer of new rows their positions, as :meth:`allot` does.
+
+        Args:
+            overtaken: How many rows came before them within the same push, and left at once.
+        """
+        return self.allot(self.capacity)
+
     def allot_one(self) -> tuple[int, bool]:
         """Give one new row its position; returns it, and whether an old row leaves it."""
         where, leaving = self.allot(1)
@@ -121,6 +129,13 @@ class FifoRemover(Remover):
         self._count = capacity
         # The ring was not full, so rows fill its free end first and then replace from 0 on.
         return where, slice(0, leaving)
+
+    def allot_all(self, overtaken: int) -> tuple[Where, Where | None]:
+        leaving = self.oldest_first() if self._count else None
+        # Each row lies where it would if they had been pushed one by one.
+        self._tail = (self._tail + overtaken) % self.capacity
+        self._count = self.capacity
+        return self.oldest_first() if self._tail else slice(0, self.capacity), leaving
 
     def allot_one(self) -> tuple[int, bool]:
         position, capacity = self._tail, self.capacity

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dingsdk.data import SampleBatch
 from dingsdk.errors import CheckpointCorruptError
+from dingsdk.worker import AdvancedReplayBuffer
 from dingsdk.worker.replay_buffer.limiter import MinSizeLimiter, SamplesPerInsertLimiter
 from dingsdk.worker.replay_buffer.sampler.uniform import COMPILED_FROM, UniformSampler
 
@@ -136,3 +138,25 @@ def test_counters_are_restored_or_refused() -> None:
         with pytest.raises(CheckpointCorruptError):
             other.load_state_dict(wrong)
     assert other.size == 5
+
+
+@given(sizes=st.lists(st.integers(1, 23), max_size=8))
+def test_rows_lie_where_they_would_if_pushed_one_by_one(sizes: list[int]) -> None:
+    buffer, single = (AdvancedReplayBuffer({"replay_buffer_size": 6}) for _ in range(2))
+    gone: list[list[int]] = [[], []]
+    for each, rows_gone in zip((buffer, single), gone, strict=True):
+        each.add_remove_listener(
+            lambda rows, reason, to=rows_gone: to.extend(rows.columns["n"].tolist())
+        )
+    pushed = 0
+    for size in sizes:
+        numbers = np.arange(pushed, pushed + size)
+        buffer.push(SampleBatch({"n": numbers}), 0)
+        for number in numbers:
+            single.push({"n": int(number)}, 0)
+        pushed += size
+        for age in range(min(pushed, 6)):
+            (row,) = buffer.sample(1, 0, slice(age, age + 1)) or []
+            assert (row["n"], row["replay_buffer_idx"]) == (row["replay_unique_id"], row["n"] % 6)
+    assert gone[0] == gone[1] == list(range(max(0, pushed - 6)))
+    assert buffer._remover.state_dict() == single._remover.state_dict()
