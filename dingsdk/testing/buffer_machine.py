@@ -277,6 +277,10 @@ class BufferMachine(RuleBasedStateMachine):
         old = self.buffer
         self.buffer = self.new_buffer(seed=self.seed + 10)
         self.buffer.load_state_dict(old.state_dict())
+        self.replace(old, "a state")
+
+    def replace(self, old: Any, what: str) -> None:
+        """Close a buffer from which another one goes on, as far as can be told."""
         size = len(self.model.rows) // 2
         theirs = self.bench.sample(old, min(size, len(self.model.population)))
         self.gone.clear()
@@ -284,7 +288,7 @@ class BufferMachine(RuleBasedStateMachine):
         again = self.new_buffer(seed=self.seed + 11)
         again.load_state_dict(self.buffer.state_dict())
         mine = self.bench.sample(again, min(size, len(self.model.population)))
-        expect_equal(numbers_of(mine), numbers_of(theirs), "rows drawn after a state was loaded")
+        expect_equal(numbers_of(mine), numbers_of(theirs), f"rows drawn after {what} was loaded")
         old.close()
         again.close()
 
@@ -292,13 +296,13 @@ class BufferMachine(RuleBasedStateMachine):
     @rule()
     def save_and_load(self) -> None:
         folder = str(Path(self.folder.name) / "rows")
-        self.buffer.save_data(folder)
-        self.buffer.close()
-        self.buffer = self.new_buffer()
+        old = self.buffer
+        old.save_data(folder)
+        self.buffer = self.new_buffer(seed=self.seed + 10)
         self.buffer.load_data(folder)
+        self.replace(old, "a save")
         self.model.load()
         self.pushed_before = 0
-        self.facts.clear()
 
     @precondition(lambda self: type(self).reopen_buffer is not BufferMachine.reopen_buffer)
     @precondition(lambda self: len(self.model.rows) > 0)

@@ -59,11 +59,8 @@ class BufferModel:
         return everything[: len(everything) - len(self.rows)]
 
     def load(self) -> None:
-        """Become the model of a new buffer that was given the rows of this one."""
-        self._ring = deque(self.rows, maxlen=self.capacity)
-        self.pushed = len(self._ring)
-        self.window = self.capacity
-        self._largest = max([1.0, *(self.priority[number] for number in self._ring)])
+        """Become the model of a new buffer that loaded a save of this one."""
+        self.pushed = len(self.rows)
 
     def reopen(self) -> None:
         """Become the model of a buffer that found the rows of this one on disk.

@@ -87,7 +87,7 @@ class ReplacesItsRowsByDemonstrations(Naive):
         super().load_state_dict(state_dict)
 
 
-@mutant(26, 27)
+@mutant(26, 27, 59)
 class SavesTheRing(Naive):
     def save_data(self, file: str) -> None:
         state = self.state_dict()
@@ -106,6 +106,12 @@ class LoadsNothingInSilence(Naive):
     def load_data(self, file: str) -> None:
         with contextlib.suppress(CheckpointCorruptError):
             super().load_data(file)
+
+
+@mutant(59)
+class LoadsRowsAlone(Naive):
+    def _go_on_from(self, saved: Any) -> bool:
+        return False
 
 
 # --- closing ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Rules 21 to 28: seeds, states and saved rows."""
+"""Rules 21 to 27, and 59: seeds, states and saved rows."""
 
 from __future__ import annotations
 
@@ -146,6 +146,43 @@ def rule_27_altered_save_is_refused(bench: BufferBench) -> None:
     bench.expect_contents(buffer, [1, 2], "after refused files")
     buffer.load_data(str(folder))
     bench.expect_contents(buffer, range(CAPACITY), "after the files were put back")
+
+
+@needs("saves")
+def rule_59_loaded_rows_are_sampled_on(bench: BufferBench) -> None:
+    """A buffer without rows that loads a save of its own kind samples on as its source does.
+
+    That is one of the same settings, but for the seed. Later pushes leave both the same.
+    """
+    cfg: dict[str, Any] = {}
+    if bench.has("elastic"):
+        cfg["set_buffer_size"] = lambda envstep: CAPACITY if envstep else 1
+    for held in (0, 3, CAPACITY, CAPACITY + 3):
+        old, new = bench.buffer(*range(held), **cfg), bench.buffer(seed=9, **cfg)
+        if held:
+            _use(bench, old)
+        folder = str(bench.folder / f"rows-{held}")
+        old.save_data(folder)
+        new.load_data(folder)
+        if held:
+            expect_equal(bench.draws(new), bench.draws(old), "batches after a save was loaded")
+        for buffer in (old, new):
+            bench.push(buffer, 50, 51)
+            if bench.has("elastic"):
+                buffer.update(7)
+        expect_equal(bench.contents(new), bench.contents(old), "rows of the loaded save")
+        expect_equal(bench.draws(new), bench.draws(old), "batches after later pushes")
+
+
+def _use(bench: BufferBench, buffer: Any) -> None:
+    """Have a buffer stand somewhere else than at its beginning."""
+    if bench.has("elastic"):
+        buffer.update(7)
+    found = bench.sample(buffer, 2)
+    if bench.has("priorities"):
+        keys = ("replay_unique_id", "replay_buffer_idx")
+        info = {key: [int(row[key]) for row in found] for key in keys}
+        buffer.update({**info, "priority": [4.0, 0.1]})
 
 
 def _expect_refused(buffer: Any, folder: Path, name: str) -> None:

@@ -26,7 +26,7 @@ from dingsdk.worker.replay_buffer.remover import Where
 from dingsdk.worker.replay_buffer.requests import check_range, checked_size
 from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.sampler.priority import PrioritySampler
-from dingsdk.worker.replay_buffer.storage import Rows, Storage
+from dingsdk.worker.replay_buffer.storage import Rows
 from dingsdk.worker.replay_buffer.watching.samples import SampleMonitor
 
 _LEFT = -1
@@ -38,7 +38,7 @@ class AdvancedReplayBuffer(ReplayBuffer):
 
     A row leaves when it is overwritten, was sampled ``max_use`` times, or is ``max_staleness``
     learner iterations old. :meth:`count` counts the rows that are left. Rows that were saved and
-    loaded keep their priority and uses; what else makes the future is in :meth:`state_dict` alone.
+    pushed into another buffer by :meth:`load_data` keep their priority and uses.
 
     Config:
         replay_buffer_size: Capacity in rows.
@@ -90,10 +90,12 @@ class AdvancedReplayBuffer(ReplayBuffer):
         if self._settings.rows_leave_early and self._storage is not None:
             self._storage.keep_marks()
 
-    def _adopt(self, storage: Storage) -> None:
-        super()._adopt(storage)
-        # Ids count pushes, so rows of an earlier process get those that they had.
-        self._facts.renumber(self.push_count)
+    def _counters(self) -> dict[str, int]:
+        return {**super()._counters(), "next_unique_id": self._facts.next_id}
+
+    def _on_recovered(self, state: Mapping[str, int]) -> None:
+        # So that rows of an earlier process get the ids that they had.
+        self._facts.renumber(state.get("next_unique_id", self.push_count))
 
     # Facts --------------------------------------------------------------------------------
     @property
@@ -172,7 +174,7 @@ class AdvancedReplayBuffer(ReplayBuffer):
             self._remove(used_up[np.argsort(self._facts.ids(used_up))], "used_up")
 
     def _living(self, where: Where) -> Where:
-        return self._facts.living(where) if self._settings.rows_leave_early else where
+        return self._facts.living(where) if self._rows_leave_early else where
 
     def _empty(self) -> None:
         before = self._pushed_before_clear
@@ -184,8 +186,10 @@ class AdvancedReplayBuffer(ReplayBuffer):
         self._facts.clear()
         self._use_facts(self._facts)
 
-    def _use_facts(self, facts: RowFacts) -> None:
+    def _use_facts(self, facts: RowFacts, some_left: bool = False) -> None:
         self._facts = facts
+        # Of a state, some may have left under other settings.
+        self._rows_leave_early = self._settings.rows_leave_early or some_left
         self._staleness = None
         if self._settings.max_staleness < math.inf:
             self._staleness = Staleness(facts)
@@ -351,19 +355,21 @@ class AdvancedReplayBuffer(ReplayBuffer):
             raise CheckpointCorruptError("the priorities and the rows of the state do not match")
 
         def apply() -> None:
-            self._use_facts(facts)
+            self._use_facts(facts, some_left=facts.live < rows)
             if self._staleness is not None:
                 self._staleness.rebuild()
-            if self._commits and rows:
-                left = facts.ids(positions) == NOBODY
-                self._storage.mark(  # type: ignore[union-attr]
-                    positions, np.where(left, _LEFT, facts.uses(positions))
-                )
             self._beta = beta
             # The base counted those that had left already as pushed; why is not in the state.
             self._left["used_up"] += rows - facts.live
 
         return apply
+
+    def _let_go(self) -> None:
+        where = self._remover.oldest_first()
+        if len(where):
+            self._storage.mark(where, _LEFT)  # type: ignore[union-attr]
+            living = cast(NDArray[np.int64], self._living(where))
+            self._use_up(living, self._facts.uses(living))
 
 
 def _with_priorities(rows: Rows, priorities: NDArray[Any]) -> Rows:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dingsdk.errors import CheckpointCorruptError, CheckpointVersionError, SchemaMismatchError
 from dingsdk.worker.replay_buffer.filling import FilledBuffer
 from dingsdk.worker.replay_buffer.keeping import state
-from dingsdk.worker.replay_buffer.keeping.loading import load
+from dingsdk.worker.replay_buffer.keeping.loading import SavedRows, load
 from dingsdk.worker.replay_buffer.keeping.row_reader import FactColumns, RowReader
 from dingsdk.worker.replay_buffer.keeping.saving import save
-from dingsdk.worker.replay_buffer.remover import Remover
 from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.storage import Rows, Storage
 
@@ -35,12 +35,13 @@ class ReplayBuffer(FilledBuffer):
         """Write all rows, oldest first, into the folder ``file`` (made with its parents).
 
         Columns become ``.npy`` files and objects lines of JSON, listed with their checksums in
-        ``manifest.json``, which is replaced last: a reader sees the old rows or the new.
+        ``manifest.json``, which is replaced last: a reader sees the old rows or the new. So that
+        samples can go on, all of :meth:`state_dict` is written beside them.
 
         Raises:
             RunFolderError: the folder cannot be written.
-            SchemaMismatchError: object storage holds something other than JSON values and
-                numeric arrays; names where.
+            SchemaMismatchError: object storage, or the state of a part, holds something other
+                than JSON values and numeric arrays; names where.
             BufferClosedError: the buffer is closed.
         """
         with self._lock:
@@ -50,6 +51,13 @@ class ReplayBuffer(FilledBuffer):
     def load_data(self, file: str) -> None:
         """Push all rows of a folder that :meth:`save_data` wrote; no limiter is asked.
 
+        A buffer that holds no rows, and has the type, capacity, sampler and remover of the one
+        that was saved, goes on where that one stood: rows lie at the positions that they had,
+        and with the random state and whatever else :meth:`state_dict` tells, the next samples
+        are the same. ``push_count`` is the exception: it counts the loaded rows as pushed now.
+        Others wait while such a buffer is filled on disk. Any other buffer, and one whose
+        sampler takes no such state (another ``alpha``), takes the rows as new.
+
         Raises:
             CheckpointMissingError: there is no such folder.
             CheckpointCorruptError, CheckpointVersionError: it was altered, or written by a
@@ -57,8 +65,23 @@ class ReplayBuffer(FilledBuffer):
             SchemaMismatchError: its rows do not fit those in the buffer; nothing was pushed.
             BufferClosedError: the buffer is closed.
         """
-        for rows, facts in load(file):
-            self._push_loaded(rows, facts)
+        with self._lock:
+            self._check_open()
+        saved = load(file)
+        if not self._go_on_from(saved):
+            for rows, facts in saved:
+                self._push_loaded(rows, facts)
+
+    def _go_on_from(self, saved: SavedRows) -> bool:
+        """Take over saved rows with the state of their buffer; return whether that was possible."""
+        described = saved.state
+        if described is None or saved.made_of != self._parts.made_of or self.count():
+            return False
+        try:
+            state.check(described, self._capacity)
+            return self._become(described, saved.count, saved.whole, as_pushed=True)
+        except CheckpointVersionError:
+            return False
 
     def _saved_facts(self, where: NDArray[np.int64]) -> FactColumns:
         """Return what is to be saved of rows besides their columns: arrays ``[rows, ...]``."""
@@ -88,16 +111,18 @@ class ReplayBuffer(FilledBuffer):
             ring: Rows = []
             if self._storage is not None and self._remover.count:
                 ring = self._storage.take(self._remover.oldest_first())
-            return {
-                **state.describe_rows(ring),
-                "version": state.VERSION,
-                "capacity": self._capacity,
-                **self._remover.state_dict(),
-                "push_count": self.push_count,
-                "sampler": self._sampler.state_dict(),
-                "limiter": self._limiter.state_dict(),
-                **self._extra_state(),
-            }
+            return {**state.describe_rows(ring), **self._state_without_rows()}
+
+    def _state_without_rows(self) -> dict[str, Any]:
+        return {
+            "version": state.VERSION,
+            "capacity": self._capacity,
+            **self._remover.state_dict(),
+            "push_count": self.push_count,
+            "sampler": self._sampler.state_dict(),
+            "limiter": self._limiter.state_dict(),
+            **self._extra_state(),
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], deepcopy: bool = False) -> None:
         """Take over a state, so that the next samples are those of its buffer.
@@ -111,8 +136,9 @@ class ReplayBuffer(FilledBuffer):
 
         Raises:
             CheckpointVersionError: it has another version or capacity.
-            CheckpointCorruptError: a part is missing or contradicts the others. In all cases of
-                an error the buffer is unchanged.
+            CheckpointCorruptError: a part is missing or contradicts the others.
+            ConfigError, StorageFullError: there is no room for its rows. In all cases of an error
+                the buffer is unchanged, but for one on disk, which is left empty by a full disk.
             BufferClosedError: the buffer is closed.
         """
         if deepcopy and "data" in state_dict:
@@ -120,54 +146,88 @@ class ReplayBuffer(FilledBuffer):
         if set(state_dict) == {"data"}:
             self._push_unlimited(state.rows_of(state_dict["data"]))
             return
-        rows = state.check(state_dict, self._capacity)
+        state.check(state_dict, self._capacity)
+        rows = state.checked_rows(state_dict)
+        try:
+            self._become(state_dict, len(rows), lambda: [rows] if len(rows) else [])
+        except SchemaMismatchError as error:
+            raise CheckpointCorruptError(f"the buffer state's data is wrong: {error}") from error
+
+    def _become(
+        self,
+        described: Mapping[str, Any],
+        count: int,
+        pieces: Callable[[], Iterable[Rows]],
+        as_pushed: bool = False,
+    ) -> bool:
+        """Take over a state, or raise with nothing changed.
+
+        Args:
+            described: The state, checked by itself; its ``data`` is not looked at.
+            count: How many rows it has.
+            pieces: Returns them, oldest first; may be called again.
+            as_pushed: Whether the rows count as pushed now, and only to a buffer without rows.
+
+        Returns:
+            Whether it was done: somebody may have pushed meanwhile.
+
+        Raises:
+            CheckpointVersionError: a part is another one.
+            CheckpointCorruptError: a part of the state is wrong, or contradicts another.
+            SchemaMismatchError, ConfigError: the storage does not take the rows.
+        """
         # All parts are made aside, so that a wrong one changes nothing.
         parts = self._parts
         remover, limiter, sampler = parts.remover(), parts.limiter(), parts.sampler()
-        remover.load_state_dict(state_dict)
-        limiter.load_state_dict(state_dict["limiter"])
-        sampler.load_state_dict(state_dict["sampler"])
-        state.check_count(rows, remover.count)
-        storage = None if self._commits else self._filled_storage(state_dict, rows, remover)
-        if len(rows):
-            sampler.on_insert(remover.oldest_first(), rows)
-        use_extra = self._check_extra_state(state_dict, sampler)
-        if self.used_data is not None and len(rows):
-            self.used_data.check(rows)
+        remover.load_state_dict(described)
+        limiter.load_state_dict(described["limiter"])
+        sampler.load_state_dict(described["sampler"])
+        state.check_count(count, remover.count)
+        storage = None if self._commits else self._new_storage(described["storage"])
+        if storage is not None or self._sampler_listens or self.used_data is not None:
+            for where, rows in state.placed(remover, pieces()):
+                if storage is not None:
+                    storage.put(where, storage.accept(rows))
+                sampler.on_insert(where, rows)
+                if self.used_data is not None:
+                    self.used_data.check(rows)
+        use_extra = self._check_extra_state(described, sampler)
         with self._change():
+            if as_pushed and self._count():
+                return False
+            pushed_before = self.push_count
             self._empty()
             if self._commits:
                 # There is one such storage; should its disk be full, the buffer is left empty.
                 assert self._storage is not None
-                if len(rows):
-                    state.fill(self._storage, remover, rows)
+                self._storage.expect(count)
+                for where, rows in state.placed(remover, pieces()):
+                    self._storage.put(where, self._storage.accept(rows))
             else:
                 self._use_storage(storage)
             self._remover = remover
             self._use_limiter(limiter)
             self._use_sampler(sampler)
             # The rows of the state count as pushed here, so that totals keep adding up.
-            self._pushed += len(rows)
-            self._pushed_before_clear = self._pushed - state_dict["push_count"]
-            if self.used_data is not None:
-                self.used_data.on_stored(rows)
+            self._pushed += count
             use_extra()
+            push_count = pushed_before + self._count() if as_pushed else described["push_count"]
+            self._pushed_before_clear = self._pushed - push_count
+            if self.used_data is not None:
+                self._track(remover.oldest_first())
+            self._let_go()
             if self._commits:
                 self._commit()
+        return True
 
-    def _filled_storage(
-        self, state_dict: Mapping[str, Any], rows: Rows, remover: Remover
-    ) -> Storage | None:
-        """Return a new storage with the rows of a state; None to leave it to the first push."""
+    def _new_storage(self, kind: str | None) -> Storage | None:
+        """Return a new storage for the rows of a state; None to leave it to the first push."""
         if not self._parts.chooses_storage:
-            storage = self._parts.storage()
-        elif len(rows):
-            storage = self._parts.storage(state_dict["storage"])
-        else:
-            return None
-        if len(rows):
-            state.fill(storage, remover, rows)
-        return storage
+            return self._parts.storage()
+        return None if kind is None else self._parts.storage(kind)
+
+    def _let_go(self) -> None:
+        """Remove rows of a new state that this buffer, by its settings, would not hold."""
 
     def _extra_state(self) -> dict[str, Any]:
         """Return what the state needs beyond that of the base."""

@@ -58,11 +58,15 @@ class IBuffer(Configurable, ABC):
 
     @abstractmethod
     def save_data(self, file: str) -> None:
-        """Write all rows to disk."""
+        """Write all rows to disk, and what makes future samples what they are."""
 
     @abstractmethod
     def load_data(self, file: str) -> None:
-        """Push all rows that :meth:`save_data` wrote."""
+        """Push all rows that :meth:`save_data` wrote.
+
+        A buffer without rows, of the same settings but for the seed, samples on as the one that
+        was saved would have; it counts the rows as pushed now.
+        """
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -53,6 +53,12 @@ class Parts:
         self.chooses_storage = self._cfg["storage"]["type"] == "auto"
         self.data_root = _read_data_root(self._cfg)
 
+    @property
+    def made_of(self) -> dict[str, str]:
+        """The types of the buffer and of those parts that give a saved state its meaning."""
+        parts = {part: self._cfg[part]["type"] for part in ("sampler", "remover")}
+        return {"buffer": self._defaults.get("type", ""), **parts}
+
     def remover(self) -> Remover:
         """Create the remover.
 

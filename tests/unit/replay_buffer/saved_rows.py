@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +47,22 @@ def segment_files(folder: Path) -> dict[int, tuple[int, ...]]:
 def full(buffer: NaiveReplayBuffer) -> list[int]:
     stats = buffer.stats()
     return list(range(stats.pushed - stats.count, stats.pushed))
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change a manifest."""
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def as_version_2(folder: Path) -> None:
+    """Make a save look as it did before there was more in it than rows and facts."""
+
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["version"] = 2
+        for key in ("state", "episodes_each"):
+            del manifest[key]
+
+    edit(folder, change)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -24,9 +26,12 @@ from dingsdk.errors import (
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.episode import EpisodeReplayBuffer
+from dingsdk.worker.replay_buffer.keeping.row_files import write_column
+from dingsdk.worker.replay_buffer.keeping.saving import save
 from dingsdk.worker.replay_buffer.remover import FifoRemover
 
 from .pushing_episodes import CAPACITY, episode_of
+from .saved_rows import as_version_2, edit
 
 
 def episode(first: int, length: int) -> list[dict[str, Any]]:
@@ -103,6 +108,107 @@ def test_episodes_are_saved_and_loaded(tmp_path: Path) -> None:
     assert other.episode_len == [3, 2, 1]
     found, same = buffer.sample(3, 0), other.sample(3, 0)
     assert found == same
+
+
+def many(start: int, n: int) -> list[SampleBatch]:
+    return [SampleBatch.from_rows(episode(100 * i, 1 + i % 5)) for i in range(start, start + n)]
+
+
+def files_of(folder: Path) -> list[tuple[int, ...]]:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    return [
+        tuple((folder / entry["file"]).stat().st_ino for entry in segment["files"])
+        for segment in manifest["segments"]
+    ]
+
+
+def test_episodes_in_columns_are_saved_as_npy_files(tmp_path: Path) -> None:
+    buffer = make(20)
+    buffer.push(many(0, 27), 0)
+    buffer.save_data(str(tmp_path))
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".npy"}
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    steps, lengths = (
+        np.load(tmp_path / manifest["segments"][0]["files"][at]["file"], allow_pickle=False)
+        for at in (1, 2)
+    )
+    assert lengths.tolist() == buffer.episode_len
+    assert steps.tolist() == [x for each in held(buffer) for x in each.columns["x"].tolist()]
+    for other in (make(20), make(20, storage={"type": "object"}), make(9)):
+        other.load_data(str(tmp_path))
+        assert held(other) == held(buffer)[-other.replay_buffer_size :]
+
+
+def test_saving_episodes_again_writes_only_what_is_new(tmp_path: Path) -> None:
+    buffer, pushed = make(40), 0
+    before: list[tuple[int, ...]] = []
+    for n in (37, 4, 0, 30, 90):
+        buffer.push(many(pushed, n), 0)
+        pushed += n
+        save(tmp_path, buffer._row_reader, 8)
+        now = files_of(tmp_path)
+        first = max(0, pushed - 40)
+        # Of the segments of before, those that were full and still have a row are there.
+        kept = [each for each in before if each in now]
+        whole = range((first // 8) * 8, (pushed - n) // 8 * 8, 8)
+        assert len(kept) >= len(whole)
+        other = make(40)
+        other.load_data(str(tmp_path))
+        assert held(other) == held(buffer)
+        assert len(list(tmp_path.iterdir())) == 3 * len(now) + 1
+        before = now
+
+
+def test_longer_episodes_are_saved_in_segments_of_as_many(tmp_path: Path) -> None:
+    buffer = make(64)
+    buffer.push(many(0, 32), 0)
+    save(tmp_path, buffer._row_reader, 1024)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    row_bytes = sum(entry["size_bytes"] for entry in manifest["segments"][0]["files"])
+    assert (manifest["episodes_each"], row_bytes < 32 << 20) == (1024, True)
+    long = SampleBatch({"x": np.arange(2 << 16), "obs": {"a": np.zeros((2 << 16, 2), "f4")}})
+    buffer.push([long] * 32, 0)
+    save(tmp_path, buffer._row_reader, 1024)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["episodes_each"] <= 16
+    assert len(manifest["segments"]) >= 4
+    other = make(64)
+    other.load_data(str(tmp_path))
+    assert other.episode_len == buffer.episode_len
+
+
+def test_episodes_saved_as_lines_by_an_earlier_version_are_loaded(tmp_path: Path) -> None:
+    old = make(6, storage={"type": "object"})
+    old.push(many(0, 8), 0)
+    old.save_data(str(tmp_path))
+    as_version_2(tmp_path)
+    new = make(6)
+    new.load_data(str(tmp_path))
+    assert held(new) == held(old)
+    assert new.state_dict()["storage"] == "array"
+
+
+@pytest.mark.parametrize(
+    "lengths", [[1, 2, 3, 4, 5], [1, 2, 3, 4, 0, 5], [1, 2, 3, 4, 5, 2], [-1, 5, 3, 4, 5, -1]]
+)
+def test_wrong_lengths_of_episodes_are_refused(tmp_path: Path, lengths: list[int]) -> None:
+    buffer = make(6)
+    buffer.push(many(0, 6), 0)
+    buffer.save_data(str(tmp_path))
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        name = "rows-0-9-0123456789abcdef.npy"
+        entry = write_column(folder, name, np.array(lengths, np.int64))
+    finally:
+        os.close(folder)
+
+    def put_in(manifest: dict[str, Any]) -> None:
+        manifest["segments"][0]["files"][-1] = msgspec.to_builtins(entry)
+
+    edit(tmp_path, put_in)
+    with pytest.raises(CheckpointCorruptError):
+        buffer.load_data(str(tmp_path))
+    assert buffer.count() == 6
 
 
 def test_a_state_gives_the_same_future_samples() -> None:

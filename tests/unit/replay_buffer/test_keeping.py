@@ -21,6 +21,8 @@ from dingsdk.errors import (
 )
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 
+from .saved_rows import edit
+
 
 def make_buffer(size: int = 4, kind: str = "auto") -> NaiveReplayBuffer:
     return NaiveReplayBuffer({"replay_buffer_size": size, "seed": 0, "storage": {"type": kind}})
@@ -201,13 +203,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _edit(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
-        path = folder / "manifest.json"
-        manifest = json.loads(path.read_text())
-        change(manifest)
-        path.write_text(json.dumps(manifest))
-
-    return edit
+    return lambda folder: edit(folder, change)
 
 
 def _to_pipe(folder: Path) -> None:
@@ -282,13 +278,13 @@ def test_altered_rows_are_refused_and_nothing_is_pushed(
     assert buffer.count() == 0
 
 
-@pytest.mark.parametrize("version", [1, 3, "2", None])
+@pytest.mark.parametrize("version", [1, 4, "3", None])
 def test_another_format_is_told_apart(tmp_path: Path, version: Any) -> None:
     filled(3).save_data(str(tmp_path))
     _edit(lambda m: m.update(version=version))(tmp_path)
     with pytest.raises(CheckpointVersionError) as caught:
         make_buffer().load_data(str(tmp_path))
-    assert (caught.value.found, caught.value.expected) == (version, 2)
+    assert (caught.value.found, caught.value.expected) == (version, 3)
 
 
 def test_rows_that_do_not_fit_are_not_pushed(tmp_path: Path) -> None:

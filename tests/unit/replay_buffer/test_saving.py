@@ -126,7 +126,7 @@ def test_other_columns_after_clearing_are_saved(tmp_path: Path) -> None:
     buffer.push(SampleBatch({"number": np.arange(5.0)}), 0)
     save(tmp_path, reader, SEGMENT)
     assert loaded(tmp_path) == list(range(5))
-    rows, _ = next(load(tmp_path))
+    rows, _ = next(iter(load(tmp_path)))
     assert isinstance(rows, SampleBatch)
     assert rows.columns["number"].dtype == np.float64
 

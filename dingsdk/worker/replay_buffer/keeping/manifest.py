@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -18,7 +19,8 @@ from dingsdk.errors import (
 from dingsdk.worker.replay_buffer.keeping.row_files import Column, FileEntry, corrupt
 
 FORMAT = "dingsdk-replay-rows"
-VERSION = 2
+VERSION = 3
+_READ = (2, VERSION)
 MANIFEST = "manifest.json"
 _MAX_BYTES = 64 << 20
 
@@ -27,7 +29,8 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rows pushed one after another: a file a column, or one of objects.
 
     ``first`` is the push index of the first of them: how many rows its buffer had been given
-    before. A segment is never written to again.
+    before. A segment is never written to again. Of episodes the columns hold all steps, one
+    episode after the other, and one more file tells how many each has.
     """
 
     first: int
@@ -47,11 +50,26 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: tuple[FileEntry, ...]
 
 
+class SavedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The state of a buffer without its rows: ``plain``, and a file for each array of it.
+
+    ``made_of`` names the types of the buffer and of those parts to which it means something;
+    ``plain`` is in the form of messages; ``lengths`` are those of the arrays.
+    """
+
+    made_of: dict[str, str]
+    plain: dict[str, Any]
+    columns: tuple[Column, ...]
+    lengths: tuple[int, ...]
+    files: tuple[FileEntry, ...]
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All rows of a buffer: those of the segments, without the ones before ``first``.
 
     ``lineage`` names the history of pushes that the push indices count; ``columns`` is None
-    for objects.
+    for objects; ``episodes_each`` is how many a whole segment has, where rows are episodes in
+    columns. A save of version 2 has no such episodes, and no state.
     """
 
     lineage: str
@@ -60,13 +78,16 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     columns: tuple[Column, ...] | None
     segments: tuple[Segment, ...]
     facts: Facts | None = None
+    episodes_each: int | None = None
+    state: SavedState | None = None
     format: str = FORMAT
     version: int = VERSION
 
     def file_entries(self) -> list[FileEntry]:
         """Return the entries of all files."""
-        facts = self.facts.files if self.facts else ()
-        return [*itertools.chain.from_iterable(part.files for part in self.segments), *facts]
+        beside = [part.files for part in (self.facts, self.state) if part is not None]
+        segments = [part.files for part in self.segments]
+        return [*itertools.chain.from_iterable([*segments, *beside])]
 
     def check(self) -> None:
         """Refuse a manifest whose parts contradict each other.
@@ -79,7 +100,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a count is negative")
         if self.columns is not None and len(self.columns) == 0 and segments:
             raise ValueError("there are rows without columns")
-        width = 1 if self.columns is None else len(self.columns)
+        if self.episodes_each is not None and (self.columns is None or self.episodes_each < 1):
+            raise ValueError("there are episodes without columns")
+        width = 1 if self.columns is None else len(self.columns) + (self.episodes_each is not None)
         if any(len(part.files) != width for part in segments):
             raise ValueError("a segment has not one file for each column")
         if any(left.end != right.first for left, right in itertools.pairwise(segments)):
@@ -95,6 +118,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"the segments do not hold the {self.rows} rows from {self.first} on")
         if self.facts and len(self.facts.columns) != len(self.facts.files):
             raise ValueError("the facts have not one file for each column")
+        state = self.state
+        if state and not len(state.columns) == len(state.lengths) == len(state.files):
+            raise ValueError("the state has not one file for each array")
 
 
 class _Kind(msgspec.Struct):
@@ -140,9 +166,9 @@ def read_manifest(folder: Path) -> Manifest:
         kind = msgspec.json.decode(text, type=_Kind)
         if kind.format != FORMAT:
             raise ValueError(f"it is not of format {FORMAT}")
-        if kind.version != VERSION:
+        if kind.version not in _READ:
             raise CheckpointVersionError(
-                f"{path} has version {kind.version!r}; this dingsdk reads {VERSION}",
+                f"{path} has version {kind.version!r}; this dingsdk reads {_READ}",
                 path=str(path),
                 found=kind.version,
                 expected=VERSION,

@@ -26,7 +26,7 @@ from dingsdk.data.digests import digest_of
 from dingsdk.data.files import Buffer, write_chunks
 from dingsdk.errors import CheckpointCorruptError, ProtocolError, SchemaMismatchError
 
-FILE_NAME = re.compile(r"(?:rows|facts)-[0-9]{1,19}-[0-9]{1,4}-[0-9a-f]{16}\.(?:npy|jsonl)")
+FILE_NAME = re.compile(r"(?:rows|facts|state)-[0-9]{1,19}-[0-9]{1,4}-[0-9a-f]{16}\.(?:npy|jsonl)")
 _DTYPE = re.compile(rf"[<|][{NUMERIC_KINDS}][0-9]{{1,2}}")
 _BLOCK_BYTES = 1 << 20
 
@@ -154,7 +154,7 @@ def read_column(folder: Path, entry: FileEntry, column: Column, rows: int) -> ND
         ValueError: the entry itself is wrong.
     """
     dtype, shape = column.numpy_dtype, (rows, *column.shape)
-    if rows < 1 or any(n < 0 for n in shape):
+    if any(n < 0 for n in shape):
         raise ValueError(f"shape {shape!r:.80}")
     path = folder / entry.file
     with _opened(folder, entry) as file:

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from dingsdk.worker.replay_buffer.remover import FifoRemover, Remover, Where
 from dingsdk.worker.replay_buffer.storage import Rows
+from dingsdk.worker.replay_buffer.storage.episodes import EpisodeColumns
 
 if TYPE_CHECKING:
-    from dingsdk.worker.replay_buffer.filling import FilledBuffer
+    from dingsdk.worker.replay_buffer.base import ReplayBuffer
 
 KEPT = "kept"
 """Fact: whether the row has not left before its turn (used up, stale)."""
@@ -29,20 +30,33 @@ class Piece:
     """A run of rows, as of one moment.
 
     Attributes:
-        rows: Copies of the rows ``start`` and later.
+        rows: Copies of the rows ``start`` and later; of episodes in columns all their steps.
+        lengths: int64[episodes], steps of each, where rows are such episodes; else None.
         start: Push index of the first of them.
         first: Push index of the oldest row in the buffer at that moment.
         last: Push index after the newest.
+        steps: Those of all episodes in the buffer, where rows are such; else all rows.
         facts: About all rows of the buffer, where the piece reaches the newest.
+        state: That of the buffer, without its rows, where the piece reaches the newest.
+        made_of: What the state is of: types of the buffer and its parts.
         lineage: Random name of the history that push indices count.
     """
 
     rows: Rows
+    lengths: NDArray[np.int64] | None
     start: int
     first: int
     last: int
+    steps: int
     facts: FactColumns
+    state: Mapping[str, Any]
+    made_of: Mapping[str, str]
     lineage: str
+
+    @property
+    def stop(self) -> int:
+        """Push index after the last of the rows."""
+        return self.start + len(self.rows if self.lengths is None else self.lengths)
 
 
 class RowReader:
@@ -55,7 +69,7 @@ class RowReader:
 
     def __init__(
         self,
-        buffer: FilledBuffer,
+        buffer: ReplayBuffer,
         facts: Callable[[NDArray[np.int64]], FactColumns] = lambda where: {},
     ) -> None:
         self._buffer = buffer
@@ -89,12 +103,30 @@ class RowReader:
         first = last - remover.count
         start, stop = max(start, first), min(stop, last)
         rows: Rows = []
+        lengths, steps = None, last - first
+        storage = buffer._storage
         if start < stop:
-            assert buffer._storage is not None
+            assert storage is not None
             ages = np.arange(start - first, stop - first, dtype=np.int64)
-            rows = buffer._storage.take(_as_slice(remover.by_age(ages)))
-        facts = self._all_facts() if stop == last else {}
-        return Piece(rows, start, first, last, facts, lineage)
+            where = _as_slice(remover.by_age(ages))
+            if isinstance(storage, EpisodeColumns):
+                rows, lengths = storage.take_steps(where)
+                steps = storage.steps
+            else:
+                rows = storage.take(where)
+        is_last = stop == last
+        return Piece(
+            rows=rows,
+            lengths=lengths,
+            start=start,
+            first=first,
+            last=last,
+            steps=steps,
+            facts=self._all_facts() if is_last else {},
+            state=buffer._state_without_rows() if is_last else {},
+            made_of=buffer._parts.made_of,
+            lineage=lineage,
+        )
 
     def _all_facts(self) -> FactColumns:
         where = self._buffer._remover.oldest_first()

@@ -3,7 +3,8 @@
 Rows lie in segments of equally many pushes, which are written once and never again: saving to
 the same folder anew writes what was pushed since, and the last segment if it was not full. The
 manifest names the files that count and is replaced last, so a folder holds the old rows or the
-new whenever the writer dies; files that no manifest names are removed by the next save.
+new whenever the writer dies; files that no manifest names are removed by the next save. Facts
+about rows, and the state of the buffer as of its newest row, are written anew each time.
 """
 
 from __future__ import annotations
@@ -17,15 +18,24 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+import msgspec
 from numpy.typing import NDArray
 
-from dingsdk.data import SampleBatch
+from dingsdk.data import SampleBatch, encode_message
 from dingsdk.data.files import ensure_dir, folder_error
 from dingsdk.data.pytree import flatten
-from dingsdk.errors import CheckpointError, CheckpointMissingError, DingError, RunFolderError
+from dingsdk.errors import (
+    CheckpointError,
+    CheckpointMissingError,
+    DingError,
+    ProtocolError,
+    RunFolderError,
+    SchemaMismatchError,
+)
 from dingsdk.worker.replay_buffer.keeping.manifest import (
     Facts,
     Manifest,
+    SavedState,
     Segment,
     read_manifest,
     write_manifest,
@@ -38,6 +48,7 @@ from dingsdk.worker.replay_buffer.keeping.row_files import (
     write_objects,
 )
 from dingsdk.worker.replay_buffer.keeping.row_reader import Piece
+from dingsdk.worker.replay_buffer.keeping.state import without_arrays
 from dingsdk.worker.replay_buffer.storage import Rows
 
 SEGMENT_ROWS = 131_072
@@ -78,7 +89,8 @@ def save(path: str | os.PathLike[str], source: RowSource, segment_rows: int = SE
     Raises:
         RunFolderError: the folder cannot be written, or another save to it is under way; the
             old rows stay.
-        SchemaMismatchError: an object has no JSON form; the old rows stay.
+        SchemaMismatchError: an object, or the state of a part of the buffer, has no JSON form;
+            the old rows stay.
     """
     folder = ensure_dir(path)
     try:
@@ -154,8 +166,8 @@ class _Save:
                 oldest = source.read(0, 0).first
                 piece = source.read(oldest, oldest + 1)
             columns, lineage = _columns_of(piece.rows), piece.lineage
-            rows_each = self._rows_each(columns)
-            kept = self._kept_segments(lineage, columns, rows_each)
+            has_episodes = piece.lengths is not None
+            rows_each, kept = self._kept_segments(columns, piece)
             # Whoever pushes a whole buffer while the old one is written is faster than the disk.
             patience = piece.last + max(piece.last - piece.first, rows_each)
             at, segments = piece.first, []
@@ -178,12 +190,11 @@ class _Save:
                 if len(piece.rows):
                     if _columns_of(piece.rows) != columns:
                         return None
-                    stop = piece.start + len(piece.rows)
-                    if old is not None and old.first <= piece.start and old.end == stop:
+                    if old is not None and old.first <= piece.start and old.end == piece.stop:
                         segments.append(old)
                     else:
                         segments.append(self._write_segment(columns, piece))
-                    at = stop
+                    at = piece.stop
                 else:
                     at = max(at, piece.first)
                 if at >= piece.last:
@@ -196,30 +207,38 @@ class _Save:
             columns=columns,
             segments=living,
             facts=self._write_facts(piece),
+            episodes_each=rows_each if has_episodes else None,
+            state=self._write_state(piece),
         )
 
-    def _rows_each(self, columns: Sequence[Column] | None) -> int:
+    def _rows_each(self, columns: Sequence[Column] | None, piece: Piece) -> int:
         if columns is None:
             return min(_OBJECT_ROWS, self._segment_rows)
-        row_bytes = sum(column.row_bytes for column in columns)
+        held = max(piece.last - piece.first, 1)
+        row_bytes = sum(column.row_bytes for column in columns) * -(-piece.steps // held)
         rows = self._segment_rows
         while rows > 1 and rows * row_bytes > _SEGMENT_BYTES:
             rows //= 2
         return rows
 
     def _kept_segments(
-        self, lineage: str, columns: Sequence[Column] | None, rows_each: int
-    ) -> dict[int, Segment]:
-        """Return the segments in the folder that are of this history, by number."""
+        self, columns: Sequence[Column] | None, piece: Piece
+    ) -> tuple[int, dict[int, Segment]]:
+        """Return the rows of a segment, and those in the folder of this history, by number."""
+        rows_each = self._rows_each(columns, piece)
         if columns is None or not self._source.is_ordered:
-            return {}
+            return rows_each, {}
         try:
             old = read_manifest(self._folder)
         except (CheckpointError, RunFolderError):
-            return {}
-        if old.lineage != lineage or old.columns != columns:
-            return {}
-        return {part.first // rows_each: part for part in old.segments if self._is_there(part)}
+            return rows_each, {}
+        if old.lineage != piece.lineage or old.columns != columns:
+            return rows_each, {}
+        # Episodes get longer while training goes on, which is no reason to write all anew.
+        if old.episodes_each and rows_each <= 4 * old.episodes_each <= 16 * rows_each:
+            rows_each = old.episodes_each
+        there = {part.first // rows_each: part for part in old.segments if self._is_there(part)}
+        return rows_each, there
 
     def _is_there(self, segment: Segment) -> bool:
         try:
@@ -241,7 +260,10 @@ class _Save:
             return Segment(piece.start, len(rows), (entry,))
         assert isinstance(rows, SampleBatch)
         arrays = [array for _, array in _leaves(rows)]
-        return Segment(piece.start, len(rows), self._write_columns("rows", piece.start, arrays))
+        if piece.lengths is not None:
+            arrays.append(piece.lengths)
+        files = self._write_columns("rows", piece.start, arrays)
+        return Segment(piece.start, piece.stop - piece.start, files)
 
     def _write_facts(self, piece: Piece) -> Facts | None:
         if not piece.facts or piece.last == piece.first:
@@ -249,6 +271,25 @@ class _Save:
         columns = tuple(_column((key,), array) for key, array in piece.facts.items())
         arrays = list(piece.facts.values())
         return Facts(columns, self._write_columns("facts", piece.first, arrays))
+
+    def _write_state(self, piece: Piece) -> SavedState:
+        plain, arrays = without_arrays(piece.state)
+        try:
+            text = encode_message(plain)
+        except ProtocolError as error:
+            raise SchemaMismatchError(
+                f"the state of the buffer and its parts cannot be saved: {error}",
+                key=str(error.where),
+                expected="JSON values and numeric arrays",
+                found=str(error),
+            ) from error
+        return SavedState(
+            made_of=dict(piece.made_of),
+            plain=msgspec.json.decode(text),
+            columns=tuple(_column(path, array) for path, array in arrays.items()),
+            lengths=tuple(map(len, arrays.values())),
+            files=self._write_columns("state", piece.first, list(arrays.values())),
+        )
 
     def _write_columns(
         self, what: str, start: int, arrays: Sequence[NDArray[Any]]

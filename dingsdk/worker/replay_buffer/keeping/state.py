@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointVersionError,
-    DingError,
     SchemaMismatchError,
 )
 from dingsdk.worker.replay_buffer.remover import Remover
-from dingsdk.worker.replay_buffer.storage import Rows, Storage
+from dingsdk.worker.replay_buffer.storage import Rows
 
 VERSION = 1
-_KEYS = frozenset({"version", "capacity", "storage", "data"}) | frozenset(
-    {"tail", "valid_count", "push_count", "sampler", "limiter"}
-)
+_KEYS = frozenset({"version", "capacity", "storage", "tail", "valid_count", "push_count"}) | {
+    "sampler",
+    "limiter",
+}
 
 
 def describe_rows(rows: Rows) -> dict[str, Any]:
@@ -42,8 +45,8 @@ def rows_of(data: Any) -> Rows:
         raise CheckpointCorruptError(f"the buffer state's data is wrong: {error}") from error
 
 
-def check(state: Mapping[str, Any], capacity: int) -> Rows:
-    """Return the rows of a state after looking at everything that needs no other part.
+def check(state: Mapping[str, Any], capacity: int) -> None:
+    """Look at everything in a state, but for its rows, that needs no other part.
 
     Raises:
         CheckpointVersionError: another version, or a buffer of another capacity.
@@ -72,6 +75,16 @@ def check(state: Mapping[str, Any], capacity: int) -> Rows:
     for part in ("sampler", "limiter"):
         if not isinstance(state[part], Mapping):
             raise CheckpointCorruptError(f"the buffer state's {part} entry is no mapping")
+
+
+def checked_rows(state: Mapping[str, Any]) -> Rows:
+    """Return the rows of a state.
+
+    Raises:
+        CheckpointCorruptError: they are missing, or none of its storage.
+    """
+    if "data" not in state:
+        raise CheckpointCorruptError("the buffer state lacks data")
     rows = rows_of(state["data"])
     # Episodes are a list in columns too.
     kinds = (
@@ -84,24 +97,54 @@ def check(state: Mapping[str, Any], capacity: int) -> Rows:
     return rows
 
 
-def check_count(rows: Rows, count: int) -> None:
+def check_count(rows: int, count: int) -> None:
     """Refuse a state whose rows are not as many as it says.
 
     Raises:
         CheckpointCorruptError: they differ.
     """
-    if len(rows) != count:
-        raise CheckpointCorruptError(f"the buffer state has {len(rows)} rows and counts {count}")
+    if rows != count:
+        raise CheckpointCorruptError(f"the buffer state has {rows} rows and counts {count}")
 
 
-def fill(storage: Storage, remover: Remover, rows: Rows) -> None:
-    """Put rows (oldest first) into an empty storage at the positions that the remover says.
+def placed(remover: Remover, pieces: Iterable[Rows]) -> Iterator[tuple[NDArray[np.int64], Rows]]:
+    """Say of rows (oldest first, as many as the remover counts) at which positions they lie."""
+    first = 0
+    for rows in pieces:
+        yield remover.by_age(np.arange(first, first + len(rows), dtype=np.int64)), rows
+        first += len(rows)
+
+
+Arrays = dict[tuple[str, ...], NDArray[Any]]
+
+
+def without_arrays(state: Mapping[str, Any]) -> tuple[dict[str, Any], Arrays]:
+    """Return a nest of dicts without its arrays, and these by their paths."""
+    arrays: Arrays = {}
+
+    def rest(section: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+        plain = {}
+        for key, value in section.items():
+            if isinstance(value, np.ndarray) and value.ndim:
+                arrays[(*path, key)] = value
+            else:
+                plain[key] = rest(value, (*path, key)) if isinstance(value, Mapping) else value
+        return plain
+
+    return rest(state, ()), arrays
+
+
+def with_arrays(plain: dict[str, Any], arrays: Arrays) -> dict[str, Any]:
+    """Put arrays back, into the nest itself.
 
     Raises:
-        CheckpointCorruptError: the storage does not take them.
+        ValueError: there is no such place, or it is taken.
     """
-    try:
-        accepted = storage.accept(rows)
-    except DingError as error:
-        raise CheckpointCorruptError(f"the buffer state's data is wrong: {error}") from error
-    storage.put(remover.oldest_first(), accepted)
+    for path, array in arrays.items():
+        section: Any = plain
+        for key in path[:-1]:
+            section = section.get(key) if isinstance(section, dict) else None
+        if not path or not isinstance(section, dict) or path[-1] in section:
+            raise ValueError(f"the array {path!r:.80} of the state has no place")
+        section[path[-1]] = array
+    return plain

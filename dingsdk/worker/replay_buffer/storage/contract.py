@@ -52,7 +52,13 @@ class Storage(Configurable, ABC):
         """Write accepted rows to positions, one each; what was there is gone.
 
         Rows come oldest first, and fill positions from 0 on: one is first used when all below
-        it have been, or are in the same call.
+        it have been, or are in the same call, unless :meth:`expect` said something else.
+        """
+
+    def expect(self, rows: int) -> None:
+        """Hear, while empty, that the next calls of ``put`` fill positions ``0..rows-1``.
+
+        They may begin anywhere: a ring whose oldest row is not the first comes piece by piece.
         """
 
     def accept_one(self, row: Any) -> Any:

@@ -101,12 +101,25 @@ class EpisodeColumns(Storage):
         return _as_slice(np.sort(self._free[self._n_free : self._n_free + rows]))
 
     def _give_back(self, place: Where) -> None:
-        places = np.arange(place.start, place.stop) if isinstance(place, slice) else place
+        places = _as_array(place)
         self._free[self._n_free : self._n_free + len(places)] = places[::-1]
         self._n_free += len(places)
 
     def take(self, where: Where) -> list[dict[str, Any]]:
         return [self._rows.take(self._places[position]).columns for position in _each(where)]
+
+    @property
+    def steps(self) -> int:
+        """How many rows all episodes have."""
+        return len(self._free) - self._n_free
+
+    def take_steps(self, where: Where) -> tuple[SampleBatch, NDArray[np.int64]]:
+        """Return the rows of episodes, one episode after the other, and how many each has."""
+        each = [_as_array(self._places[position]) for position in _each(where)]
+        places: NDArray[np.int64] = np.concatenate(each)
+        lengths = np.array(list(map(len, each)), np.int64)
+        in_a_row = bool(np.all(places[1:] - places[:-1] == 1))
+        return self._rows.take(_as_slice(places) if in_a_row else places), lengths
 
     def lengths(self, where: Where) -> list[int]:
         """Return how many rows the episodes at positions have."""
@@ -165,6 +178,10 @@ class DurableEpisodes(EpisodeColumns):
 
 def _each(where: Where) -> Iterable[int]:
     return range(where.start, where.stop) if isinstance(where, slice) else where.tolist()
+
+
+def _as_array(place: Where) -> NDArray[np.int64]:
+    return np.arange(place.start, place.stop) if isinstance(place, slice) else place
 
 
 def _as_slice(places: NDArray[np.int64]) -> Where:

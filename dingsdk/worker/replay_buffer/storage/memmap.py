@@ -105,6 +105,10 @@ class MemmapStorage(ArrayStorage):
         self._reserve_files(len(batch))
         return batch
 
+    def expect(self, rows: int) -> None:
+        # What is reserved goes from the first position on.
+        self._n_used = rows
+
     def make_room(self, rows: int) -> None:
         super().make_room(rows)
         self._reserve_files(rows)

@@ -1,0 +1,409 @@
+"""Rows that are saved in the middle of a run: who loads them goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import CheckpointCorruptError, SchemaMismatchError
+from dingsdk.plugins import PluginManager, default_manager, use_manager
+from dingsdk.worker import AdvancedReplayBuffer
+from dingsdk.worker.replay_buffer import NaiveReplayBuffer
+from dingsdk.worker.replay_buffer.elastic import ElasticReplayBuffer
+from dingsdk.worker.replay_buffer.keeping.loading import load
+from dingsdk.worker.replay_buffer.keeping.saving import save
+from dingsdk.worker.replay_buffer.sampler.uniform import UniformSampler
+
+from .prioritized_rows import equal_states, facts, row
+from .saved_rows import as_version_2, edit
+
+CAPACITY = 40
+Make = Callable[..., Any]
+
+KINDS: dict[str, dict[str, Any]] = {
+    "naive": {"type": "naive"},
+    "ratio": {
+        "type": "naive",
+        "limiter": {"type": "samples_per_insert", "samples_per_insert": 1.5, "error_buffer": 30},
+    },
+    "elastic": {"type": "elastic", "set_buffer_size": {"start": 10, "end": 35, "steps": 60}},
+    "sequence": {"type": "sequence", "sampler": {"type": "sequence", "stride": 2, "burn_in": 1}},
+    "blocks": {"type": "sequence", "sampler": {"type": "sequence", "block_length": 7, "end": "no"}},
+    "padded": {"type": "sequence", "sampler": {"type": "sequence", "pad": True}},
+    "episode": {"type": "episode"},
+    "advanced": {"type": "advanced", "max_use": 3, "max_staleness": 9, "anneal_step": 50},
+    "rank": {"type": "advanced", "sampler": {"type": "rank", "sort_after": 0.3}, "max_use": 4},
+}
+STORAGES: dict[str, dict[str, Any]] = {
+    "object": {"type": "object"},
+    "array": {"type": "array", "next_of": "obs"},
+    "memmap": {"type": "memmap"},
+    "packed": {"type": "memmap", "next_of": "obs", "compress": "lz4"},
+}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=STORAGES)
+def make(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Iterator[Make]:
+    """Return what makes buffers of a kind over a storage, which are closed in the end."""
+    made: list[Any] = []
+
+    def make_one(**cfg: Any) -> Any:
+        storage = STORAGES[request.param]
+        if storage["type"] == "memmap":
+            storage = {**storage, "path": str(tmp_path / f"rows{len(made)}")}
+        size = 12 if kind == "episode" else CAPACITY
+        whole = {"replay_buffer_size": size, "storage": storage, "seed": len(made), **KINDS[kind]}
+        made.append(default_manager().create("buffers", {**whole, **cfg}))
+        return made[-1]
+
+    yield make_one
+    for buffer in made:
+        buffer.close()
+
+
+def step(number: int) -> dict[str, Any]:
+    return {
+        "obs": np.full(1200, number, np.float64),
+        "next_obs": np.full(1200, number + 1, np.float64),
+        "number": number,
+        "done": number % 6 == 5,
+        "collect_iter": number // 4,
+    }
+
+
+class Run:
+    """Pushes, samples and updates by turns, of which each does the same to all buffers.
+
+    Attributes:
+        turn: The next one.
+        batches: How many samples were batches.
+    """
+
+    def __init__(self, kind: str, seed: int = 0) -> None:
+        self.kind = kind
+        self.turn = self.batches = 0
+        self._rng = np.random.default_rng(seed)
+        self._pushed = 0
+
+    def go_on(self, turns: int, *buffers: Any) -> None:
+        for _ in range(turns):
+            self._push(buffers)
+            for _ in range(2):
+                self._sample(buffers)
+            self.turn += 1
+
+    def _push(self, buffers: tuple[Any, ...]) -> None:
+        n = int(self._rng.integers(1, 6))
+        rows: Any = [step(self._pushed + i) for i in range(n)]
+        self._pushed += n
+        if self.kind == "episode":
+            rows = [rows, [step(self.turn)]]
+        elif self.turn % 2:
+            rows = SampleBatch.from_rows(rows)
+        for buffer in buffers:
+            buffer.push(rows, self.turn)
+
+    def _sample(self, buffers: tuple[Any, ...]) -> None:
+        args = (2, 3) if self._gives_sequences else (3, self.turn)
+        priorities = self._rng.random(3) * 4
+        first, *others = [buffer.sample(*args) for buffer in buffers]
+        for other in others:
+            assert same(other, first), self.turn
+        self.batches += first is not None
+        if self.kind in ("advanced", "rank") and first is not None:
+            keys = ("replay_unique_id", "replay_buffer_idx")
+            info = {key: [int(row[key]) for row in first] for key in keys}
+            for buffer in buffers:
+                buffer.update({**info, "priority": priorities})
+
+    @property
+    def _gives_sequences(self) -> bool:
+        return KINDS[self.kind]["type"] == "sequence"
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, SampleBatch):
+        return isinstance(b, SampleBatch) and a == b
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return bool(np.array_equal(a, b))
+
+
+@pytest.mark.parametrize("turns", [0, 31])
+def test_who_loads_a_save_goes_on_from_there(
+    tmp_path: Path, kind: str, make: Make, turns: int
+) -> None:
+    run, old = Run(kind), make()
+    run.go_on(turns, old)
+    old.save_data(str(tmp_path / "saved"))
+    new = make()
+    new.load_data(str(tmp_path / "saved"))
+    assert new.count() == new.push_count == old.count()
+    stats = new.stats()
+    assert stats.pushed == stats.left + stats.count
+    before = run.batches
+    run.go_on(25, old, new)
+    assert run.batches - before > 20
+
+
+def test_a_wrapped_ring_comes_piece_by_piece(tmp_path: Path, kind: str, make: Make) -> None:
+    run, old, news = Run(kind), make(), [make(), make()]
+    run.go_on(27, old)
+    save(tmp_path / "saved", old._row_reader, 8)
+    for new, at_once_bytes in zip(news, (1, 1 << 30), strict=True):
+        saved = load(tmp_path / "saved", at_once_bytes)
+        assert len(list(saved.whole())) > 1
+        assert new._go_on_from(saved)
+    run.go_on(5, old, *news)
+
+
+@pytest.mark.parametrize("kind", ["advanced"])
+def test_rows_that_left_early_stay_gone(tmp_path: Path, kind: str, make: Make) -> None:
+    run, old = Run(kind), make()
+    run.go_on(31, old)
+    old.save_data(str(tmp_path / "saved"))
+    assert old.count() < old._remover.count
+    before = old.stats()
+    assert before.used_up
+    assert before.stale
+    # Also where rows leave early no more.
+    for cfg in ({}, {"max_use": 1000, "max_staleness": float("inf")}, {"max_use": float("inf")}):
+        new = make(**cfg)
+        gone: list[Any] = []
+        new.add_remove_listener(lambda rows, reason, gone=gone: gone.extend(rows))
+        new.load_data(str(tmp_path / "saved"))
+        assert new.count() == old.count()
+        new.push([step(1000 + n) for n in range(CAPACITY)], 0)
+        assert len(gone) == old.count()
+        assert new.count() == CAPACITY
+        stats = new.stats()
+        assert stats.pushed == stats.left + stats.count
+
+
+# Where the state means nothing -----------------------------------------------------------------
+
+
+def numbered(buffer: Any) -> list[int]:
+    return [int(row["action"]) for row in SampleBatch(buffer.state_dict()["data"])]
+
+
+def filled(cls: type[Any] = NaiveReplayBuffer, **cfg: Any) -> Any:
+    buffer = cls({"replay_buffer_size": 8, "seed": 3, **cfg})
+    for number in range(11):
+        buffer.push(row(number), 0)
+        buffer.sample(1, 0)
+    return buffer
+
+
+@pytest.mark.parametrize(
+    ("cls", "cfg", "held"),
+    [
+        (NaiveReplayBuffer, {}, [99]),
+        (NaiveReplayBuffer, {"replay_buffer_size": 9}, []),
+        (ElasticReplayBuffer, {}, []),
+        (AdvancedReplayBuffer, {}, []),
+    ],
+)
+def test_any_other_buffer_takes_the_rows_as_new(
+    tmp_path: Path, cls: type[Any], cfg: dict[str, Any], held: list[int]
+) -> None:
+    filled().save_data(str(tmp_path))
+    new = cls({"replay_buffer_size": 8, "seed": 5, **cfg})
+    new.push([row(number) for number in held], 0)
+    state = new._sampler.state_dict()["state"]
+    new.load_data(str(tmp_path))
+    assert numbered(new) == [*held, *range(3, 11)][-new.replay_buffer_size :]
+    assert new.push_count == 8 + len(held)
+    assert new._sampler.state_dict()["state"] == state
+
+
+@pytest.mark.parametrize("cfg", [{"alpha": 0.5}, {"sampler": {"type": "rank"}}])
+def test_a_sampler_of_another_kind_gets_the_priorities_alone(
+    tmp_path: Path, cfg: dict[str, Any]
+) -> None:
+    old = filled(AdvancedReplayBuffer)
+    old.save_data(str(tmp_path))
+    new = AdvancedReplayBuffer({"replay_buffer_size": 8, **cfg})
+    new.load_data(str(tmp_path))
+    assert numbered(new) == list(range(3, 11))
+    assert new._facts.next_id == 8
+    assert facts(new, "use") == {n: use + 1 for n, use in uses_of(old).items()}
+
+
+def uses_of(buffer: AdvancedReplayBuffer) -> dict[int, int]:
+    where = buffer._remover.oldest_first()
+    return dict(zip(numbered(buffer), buffer._facts.uses(where).tolist(), strict=True))
+
+
+def test_a_cleared_buffer_goes_on_and_its_pushes_count_on(tmp_path: Path) -> None:
+    old, new = filled(AdvancedReplayBuffer), filled(AdvancedReplayBuffer)
+    old.save_data(str(tmp_path))
+    new.clear()
+    new.load_data(str(tmp_path))
+    assert (new.push_count, new.stats().pushed) == (11 + 8, 11 + 8)
+    assert old.sample(4, 0) == new.sample(4, 0)
+
+
+def test_rows_that_are_pushed_meanwhile_stay(tmp_path: Path) -> None:
+    class Busy(NaiveReplayBuffer):
+        """Has somebody push while a state is made ready."""
+
+        def _new_storage(self, kind: str | None) -> Any:
+            self.push(row(99), 0)
+            return super()._new_storage(kind)
+
+    filled().save_data(str(tmp_path))
+    new = Busy({"replay_buffer_size": 9})
+    edit(tmp_path, lambda manifest: manifest["state"]["plain"].update(capacity=9, tail=8))
+    new.load_data(str(tmp_path))
+    assert numbered(new) == [99, *range(3, 11)]
+
+
+def test_a_save_of_an_earlier_version_is_pushed(tmp_path: Path) -> None:
+    old = filled(AdvancedReplayBuffer)
+    old.save_data(str(tmp_path))
+    as_version_2(tmp_path)
+    new = AdvancedReplayBuffer({"replay_buffer_size": 8})
+    new.load_data(str(tmp_path))
+    assert numbered(new) == list(range(3, 11))
+    assert new._facts.next_id == new.push_count == 8
+    assert uses_of(new) == uses_of(old)
+
+
+def test_rows_that_a_schema_refuses_leave_the_buffer_as_it_was(tmp_path: Path) -> None:
+    filled().save_data(str(tmp_path / "saved"))
+    for kind in ("array", "memmap"):
+        storage: dict[str, Any] = {"type": kind, "schema": {"other": "float32"}}
+        if kind == "memmap":
+            storage["path"] = str(tmp_path / "rows")
+        with NaiveReplayBuffer({"replay_buffer_size": 8, "storage": storage}) as new:
+            with pytest.raises(SchemaMismatchError):
+                new.load_data(str(tmp_path / "saved"))
+            assert new.count() == 0
+            new.push({"other": 1.0}, 0)
+            assert new.sample(1, 0) is not None
+
+
+def test_ids_of_loaded_rows_go_on_after_their_folder_is_reopened(tmp_path: Path) -> None:
+    old = filled(AdvancedReplayBuffer, max_use=2)
+    old.save_data(str(tmp_path / "saved"))
+    given = {int(each) for each in old.sample(3, 0).columns["replay_unique_id"]}
+    storage: dict[str, Any] = {"type": "memmap", "path": str(tmp_path / "rows")}
+    cfg = {"replay_buffer_size": 8, "max_use": 2, "storage": storage}
+    with AdvancedReplayBuffer(cfg) as new:
+        new.load_data(str(tmp_path / "saved"))
+        assert new._facts.next_id == 11
+        assert uses_of(new) != {}
+    storage["reopen"] = True
+    with AdvancedReplayBuffer(cfg) as new:
+        assert new._facts.next_id == 11
+        new.push(row(50), 0)
+        newest = new.sample(1, 0, slice(-1, None))
+        assert newest.columns["replay_unique_id"].tolist() == [11]
+        assert 11 not in given
+
+
+def test_files_of_loaded_rows_are_deleted_when_these_leave(tmp_path: Path) -> None:
+    cfg = {
+        "replay_buffer_size": 8,
+        "enable_track_used_data": True,
+        "data_root": str(tmp_path),
+        "max_use": 2,
+    }
+    old = AdvancedReplayBuffer({**cfg, "enable_track_used_data": False})
+    old.push([{"x": n, "data_id": n // 2} for n in range(8)], 0)
+    for age in (0, 0, 1, 2, 3, 3):  # rows 0 and 4 leave, 2 and 3 were used once
+        old.sample(1, 0, slice(age, age + 1))
+    old.save_data(str(tmp_path / "saved"))
+    assert old.count() == 6
+    for max_use, left in ((2, {1, 2, 3, 0}), (1, {0, 2, 3})):
+        for data_id in range(4):
+            (tmp_path / str(data_id)).touch()
+        with AdvancedReplayBuffer({**cfg, "max_use": max_use}) as new:
+            new.load_data(str(tmp_path / "saved"))
+            assert {n for n in range(4) if (tmp_path / str(n)).exists()} == left
+            new.push([{"x": n, "data_id": 9} for n in range(8)], 0)
+            assert not any((tmp_path / str(n)).exists() for n in range(4))
+
+
+# Altered states ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s["plain"].update(tail=9),
+        lambda s: s["plain"].update(tail="3"),
+        lambda s: s["plain"].update(valid_count=7),
+        lambda s: s["plain"].update(beta=2.0),
+        lambda s: s["plain"].pop("beta"),
+        lambda s: s["plain"].pop("limiter"),
+        lambda s: s["plain"].update(sampler=5),
+        lambda s: s["plain"]["sampler"].update(state="no number"),
+        lambda s: s["plain"]["sampler"].update({"$array": 1}),
+        lambda s: s["plain"].update({"$float": "inf"}),
+        lambda s: s.update(plain=5),
+        lambda s: s.update(made_of=5),
+        lambda s: s.update(more=1),
+        lambda s: s["files"].pop(),
+        lambda s: s["files"].reverse(),
+        lambda s: s["lengths"].reverse() or s["lengths"].pop(),
+        lambda s: s["lengths"].__setitem__(0, -1),
+        lambda s: s["columns"][0].update(dtype="|O8"),
+        lambda s: s["columns"][0].update(path=[]),
+        lambda s: s["columns"][0].update(path=["beta", "x"]),
+        lambda s: s["columns"][0].update(path=["beta"]),
+        lambda s: s["columns"][0].update(path=["none", "such"]),
+        lambda s: [s[key].clear() for key in ("columns", "lengths", "files")],
+    ],
+)
+def test_an_altered_state_is_refused_and_nothing_changes(
+    tmp_path: Path, change: Callable[[Any], Any]
+) -> None:
+    filled(AdvancedReplayBuffer).save_data(str(tmp_path))
+    edit(tmp_path, lambda manifest: change(manifest["state"]))
+    new = AdvancedReplayBuffer({"replay_buffer_size": 8, "seed": 1})
+    before = new.state_dict()
+    with pytest.raises(CheckpointCorruptError):
+        new.load_data(str(tmp_path))
+    assert equal_states(new.state_dict(), before)
+
+
+def test_saving_again_leaves_one_state(tmp_path: Path) -> None:
+    old = filled(AdvancedReplayBuffer)
+    old.save_data(str(tmp_path))
+    first = {path.name for path in tmp_path.glob("state-*")}
+    old.sample(2, 0)
+    old.save_data(str(tmp_path))
+    second = {path.name for path in tmp_path.glob("state-*")}
+    assert len(first) == len(second) == 5
+    assert first.isdisjoint(second)
+
+
+class Odd(UniformSampler):
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "odd": object()}
+
+
+def test_a_state_without_a_json_form_is_refused_and_the_old_rows_stay(tmp_path: Path) -> None:
+    filled().save_data(str(tmp_path))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with use_manager(PluginManager()) as manager:
+        manager.registry("samplers").register("odd", Odd)
+        odd = filled(sampler={"type": "odd"})
+        with pytest.raises(SchemaMismatchError) as caught:
+            odd.save_data(str(tmp_path))
+    assert caught.value.key == "$.sampler.odd"
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
