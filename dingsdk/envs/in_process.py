@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,7 +13,7 @@ from dingsdk.envs.base import Capabilities, Obs, StepColumns, Timestep
 from dingsdk.envs.guard import ABNORMAL, FAILURES, GuardedEnv, close_quietly
 from dingsdk.envs.info import EPISODE_INFO
 from dingsdk.envs.lifecycle import ManagedEnvs
-from dingsdk.errors import PolicyOutputError
+from dingsdk.errors import ConfigError, PolicyOutputError
 
 
 class InProcessEnvManager(ManagedEnvs):
@@ -51,9 +52,11 @@ class InProcessEnvManager(ManagedEnvs):
     def ready_imgs(self) -> dict[int, Any]:
         """``{env_id: image [height, width, 3]}`` of the envs that wait for an action.
 
-        The envs must be made with ``env.kwargs.render_mode: rgb_array``.
+        Raises:
+            ConfigError: the envs were not made with ``env.kwargs.render_mode: rgb_array``, or
+                a package that they render with is missing.
         """
-        return {env_id: self._envs[env_id].render() for env_id in self.ready_obs}
+        return {env_id: self._image(env_id) for env_id in self.ready_obs}
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
         self._check_open()
@@ -117,6 +120,21 @@ class InProcessEnvManager(ManagedEnvs):
             abnormal=abnormal if abnormal.any() else None,
             episode_info=episode_info,
         )
+
+    def _image(self, env_id: int) -> NDArray[Any]:
+        env, path = self._envs[env_id], "env.kwargs.render_mode"
+        try:
+            image = env.render() if env.render_mode == "rgb_array" else None
+        except (gym.error.Error, ImportError) as error:
+            raise ConfigError(f"{path}: the envs cannot render: {error}", path=path) from error
+        if not isinstance(image, np.ndarray):
+            raise ConfigError(
+                f"{path} is {env.render_mode!r}, so the envs give no images; set it to rgb_array",
+                path=path,
+                expected="rgb_array",
+                found=env.render_mode,
+            )
+        return image
 
     def _open(self) -> None:
         for env_id, env_fn in enumerate(self._env_fns):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -82,7 +83,7 @@ class InteractionSerialEvaluator(ISerialEvaluator):
 
         Raises:
             NotSetError: no env, no policy, or no ``n_episode``.
-            ConfigError: fewer episodes than envs, or an env manager that cannot render.
+            ConfigError: fewer episodes than envs, or a video is due and cannot be made.
             PolicyOutputError: the policy's answer cannot be used.
             EnvError: an env failed three times in a row.
         """
@@ -94,12 +95,8 @@ class InteractionSerialEvaluator(ISerialEvaluator):
             )
         monitor = VectorEvalMonitor(self.env.env_num, int(count))
         is_rendering = force_render or self._is_time_to_render(train_iter, envstep)
-        if is_rendering and not hasattr(self.env, "ready_imgs"):
-            raise ConfigError(
-                f"{type(self.env).__name__} cannot render: it has no ready_imgs; "
-                "set policy.eval.evaluator.render.render_freq to -1",
-                path="policy.eval.evaluator.render",
-            )
+        if is_rendering:
+            self._check_can_render()
         started = time.perf_counter()
         rollout = self._fresh_rollout(monitor)
         while not rollout.is_finished:
@@ -181,6 +178,23 @@ class InteractionSerialEvaluator(ISerialEvaluator):
             return False
         self._last_render = now
         return True
+
+    def _check_can_render(self) -> None:
+        path = "policy.eval.evaluator.render"
+        # Asked of the class: reading the property would render.
+        if not hasattr(type(self.env), "ready_imgs"):
+            raise ConfigError(
+                f"{type(self.env).__name__} cannot render: it has no ready_imgs; set {path}."
+                "render_freq to -1, or env_manager.type to in_process and "
+                "env.kwargs.render_mode to rgb_array",
+                path=path,
+            )
+        if self._tb_logger is not None and importlib.util.find_spec("moviepy") is None:
+            raise ConfigError(
+                f"tensorboard videos need moviepy: pip install moviepy, or set {path}."
+                "render_freq to -1",
+                path=path,
+            )
 
     def _show_video(self, monitor: VectorEvalMonitor, train_iter: int, envstep: int) -> None:
         if self._tb_logger is None:

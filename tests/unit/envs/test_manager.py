@@ -287,6 +287,17 @@ def test_random_actions_are_for_ready_envs() -> None:
         assert list(manager.random_action()) == [1]
 
 
+@pytest.mark.parametrize("render_mode", [None, "human"])
+def test_images_of_envs_that_give_none_are_refused(render_mode: str | None) -> None:
+    with make(IN_PROCESS, env_id="Tiny/Counter-v0", render_mode=render_mode) as manager:
+        assert isinstance(manager, InProcessEnvManager)
+        manager.launch()
+        with pytest.raises(ConfigError, match="rgb_array") as caught:
+            _ = manager.ready_imgs
+
+    assert caught.value.path == "env.kwargs.render_mode"
+
+
 def test_rendered_images_are_for_ready_envs() -> None:
     with make(IN_PROCESS, env_id="Tiny/Counter-v0", render_mode="rgb_array") as manager:
         assert isinstance(manager, InProcessEnvManager)

@@ -145,7 +145,7 @@ def test_what_is_missing_is_named(tmp_path, make_evaluator, policy) -> None:
 
 
 def test_rendering_needs_a_manager_that_can(make_evaluator, policy) -> None:
-    with pytest.raises(ConfigError, match="render"):
+    with pytest.raises(ConfigError, match="in_process"):
         make_evaluator(policy, kind="vector").eval(force_render=True)
     with pytest.raises(ConfigError, match=r"render\.mode"):
         make_evaluator(policy, render={"render_freq": -1, "mode": "hourly"})
