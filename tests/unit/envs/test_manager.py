@@ -287,9 +287,8 @@ def test_random_actions_are_for_ready_envs() -> None:
         assert list(manager.random_action()) == [1]
 
 
-@pytest.mark.parametrize("render_mode", [None, "human"])
-def test_images_of_envs_that_give_none_are_refused(render_mode: str | None) -> None:
-    with make(IN_PROCESS, env_id="Tiny/Counter-v0", render_mode=render_mode) as manager:
+def test_images_of_envs_that_give_none_are_refused() -> None:
+    with make(IN_PROCESS, env_id="Tiny/Counter-v0") as manager:
         assert isinstance(manager, InProcessEnvManager)
         manager.launch()
         with pytest.raises(ConfigError, match="rgb_array") as caught:
