@@ -5,12 +5,13 @@ BIN := .venv/bin
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 STAMP := .venv/installed
 ARGS ?=
+JOBS ?= 2
 
 .PHONY: help train test lint bench docs clean
 
 help:
 	@echo "make train   train DQN on CartPole-v1 in parallel mode (options: ARGS=\"--seed 1\")"
-	@echo "make test    lint, type check and run the test suite"
+	@echo "make test    lint, type check and run the test suite (options: JOBS=4 ARGS=\"-k buffer\")"
 	@echo "make bench   run the benchmarks"
 	@echo "make docs    write the generated reference pages again"
 	@echo "make clean   remove the virtual environment and all caches; runs/ stays"
@@ -31,7 +32,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 bench: $(STAMP)
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 CLOSE_S = (10.0, 8.0, 5.0)
-INTERRUPTED_CLOSE_S = (4.0, 3.0, 1.0)
+INTERRUPTED_CLOSE_S = (3.0, 2.0, 1.0)
 """How long tasks, then workers, then the transport may take to end; together less than 10 s
 where the user waits for it."""
 
