@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import CheckpointCorruptError, SchemaMismatchError
+from dingsdk.errors import BufferFullError, CheckpointCorruptError, SchemaMismatchError
 from dingsdk.plugins import PluginManager, default_manager, use_manager
 from dingsdk.worker import AdvancedReplayBuffer
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
@@ -30,6 +30,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "ratio": {
         "type": "naive",
         "limiter": {"type": "samples_per_insert", "samples_per_insert": 1.5, "error_buffer": 30},
+    },
+    "slack": {
+        "type": "naive",
+        "limiter": {"type": "samples_per_insert", "samples_per_insert": 1.5},
     },
     "elastic": {"type": "elastic", "set_buffer_size": {"start": 10, "end": 35, "steps": 60}},
     "sequence": {"type": "sequence", "sampler": {"type": "sequence", "stride": 2, "burn_in": 1}},
@@ -110,8 +114,8 @@ class Run:
             rows = [rows, [step(self.turn)]]
         elif self.turn % 2:
             rows = SampleBatch.from_rows(rows)
-        for buffer in buffers:
-            buffer.push(rows, self.turn)
+        refused = [_refuses(buffer, rows, self.turn) for buffer in buffers]
+        assert len(set(refused)) == 1, self.turn
 
     def _sample(self, buffers: tuple[Any, ...]) -> None:
         args = (2, 3) if self._gives_sequences else (3, self.turn)
@@ -129,6 +133,14 @@ class Run:
     @property
     def _gives_sequences(self) -> bool:
         return KINDS[self.kind]["type"] == "sequence"
+
+
+def _refuses(buffer: Any, rows: Any, turn: int) -> bool:
+    try:
+        buffer.push(rows, turn)
+    except BufferFullError:
+        return True
+    return False
 
 
 def same(a: Any, b: Any) -> bool:

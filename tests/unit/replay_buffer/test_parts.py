@@ -128,6 +128,21 @@ def test_samples_per_insert_is_kept_and_nobody_blocks_for_ever(
     assert limiter.samples > 1000
 
 
+def test_slack_of_the_largest_sizes_is_restored_or_refused() -> None:
+    limiter, other = (SamplesPerInsertLimiter({"samples_per_insert": 1.0}) for _ in range(2))
+    limiter.can_insert(30)
+    limiter.can_sample(10)
+    limiter.on_insert(4)
+    state = limiter.state_dict()
+    other.load_state_dict(state)
+    assert limiter.can_insert(16)
+    assert other.can_insert(16)
+    other.load_state_dict({name: state[name] for name in ("inserts", "samples", "removes")})
+    assert not other.can_insert(16)
+    with pytest.raises(CheckpointCorruptError):
+        other.load_state_dict({**state, "largest_batch": 1.5})
+
+
 def test_counters_are_restored_or_refused() -> None:
     limiter, other = MinSizeLimiter({"min_size": 2}), MinSizeLimiter({"min_size": 2})
     limiter.on_insert(5)

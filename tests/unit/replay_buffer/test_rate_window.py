@@ -160,7 +160,12 @@ def test_state_is_restored_and_counts_of_another_type_are_taken_over() -> None:
         **plain.state_dict(),
         "recent_inserts": 0.0,
         "recent_samples": 0.0,
+        "inserts_at_sample": 20,
+        "samples_at_insert": 10,
+        "last_asked": 1,
     }
+    with pytest.raises(CheckpointCorruptError):
+        other.load_state_dict({**limiter.state_dict(), "last_asked": -1})
     for wrong in (-1.0, math.nan, math.inf, "1", None, True):
         with pytest.raises(CheckpointCorruptError):
             other.load_state_dict({**limiter.state_dict(), "recent_samples": wrong})

@@ -88,10 +88,21 @@ class Limiter(Configurable, ABC):
         Raises:
             CheckpointCorruptError: a counter is missing or no number >= 0.
         """
-        counts = [state.get(name) for name in ("inserts", "samples", "removes")]
-        if not all(type(count) is int and count >= 0 for count in counts):
-            raise CheckpointCorruptError(f"limiter counters are wrong: {dict(state)!r:.200}")
-        self.inserts, self.samples, self.removes = counts  # type: ignore[assignment]
+        self.inserts, self.samples, self.removes = read_counts(
+            state, {"inserts": None, "samples": None, "removes": None}
+        )
+
+
+def read_counts(state: Mapping[str, Any], defaults: Mapping[str, int | None]) -> list[int]:
+    """Return counters of a state; None for a default means that there is none.
+
+    Raises:
+        CheckpointCorruptError: one is missing or no number >= 0.
+    """
+    counts = [state.get(name, default) for name, default in defaults.items()]
+    if not all(type(count) is int and count >= 0 for count in counts):
+        raise CheckpointCorruptError(f"limiter counters are wrong: {dict(state)!r:.200}")
+    return counts  # type: ignore[return-value]
 
 
 class MinSizeLimiter(Limiter):
@@ -168,6 +179,15 @@ class SamplesPerInsertLimiter(Limiter):
             return False
         owed = self.inserts * self._ratio - self.samples - n
         return owed >= self.min_size * self._ratio - self._slack()
+
+    def state_dict(self) -> dict[str, Any]:
+        largest = {"largest_push": self._largest_push, "largest_batch": self._largest_batch}
+        return {**super().state_dict(), **largest}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        largest = read_counts(state, {"largest_push": 0, "largest_batch": 0})
+        super().load_state_dict(state)
+        self._largest_push, self._largest_batch = largest
 
     def check_sizes(self, push_rows: int, batch_size: int) -> None:
         # A push is refused above start + slack - push_rows * ratio, a sample below

@@ -9,10 +9,12 @@ from typing import Any, ClassVar
 
 from dingsdk.errors import CheckpointCorruptError, ConfigError, ConfigTypeError
 from dingsdk.worker.replay_buffer.limiter import Limiter
+from dingsdk.worker.replay_buffer.limiter.contract import read_counts
 from dingsdk.worker.replay_buffer.settings import read_positive
 
 _FORGOTTEN = 0.01
 """A count below this is none: what is left of one row after one window."""
+_SINCE = ("inserts_at_sample", "samples_at_insert", "last_asked")
 
 
 class PushSampleRateLimiter(Limiter):
@@ -127,10 +129,12 @@ class PushSampleRateLimiter(Limiter):
 
     def state_dict(self) -> dict[str, Any]:
         self._decay()
+        since = self._inserts_at_sample, self._samples_at_insert, self._last_asked
         return {
             **super().state_dict(),
             "recent_inserts": self._recent_inserts,
             "recent_samples": self._recent_samples,
+            **dict(zip(_SINCE, since, strict=True)),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -139,8 +143,11 @@ class PushSampleRateLimiter(Limiter):
             number = isinstance(count, (int, float)) and not isinstance(count, bool)
             if not (number and math.isfinite(count) and count >= 0):
                 raise CheckpointCorruptError(f"limiter counters are wrong: {dict(state)!r:.200}")
+        since = read_counts(state, dict.fromkeys(_SINCE, 0))
         super().load_state_dict(state)
         self._start_window(*recent)
+        if all(name in state for name in _SINCE):
+            self._inserts_at_sample, self._samples_at_insert, self._last_asked = since
 
     def _start_window(self, inserts: float, samples: float) -> None:
         self._since_s = self._clock()
