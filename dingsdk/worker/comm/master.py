@@ -48,6 +48,7 @@ class Master:
     ) -> None:
         self._end = end
         end.lease_s = None if lease_s is None or math.isinf(lease_s) else lease_s
+        self._scheduler = scheduler
         self._condition = scheduler.condition()
         self._on_join, self._on_renew, self._on_lost = on_join, on_renew, on_lost
         self._workers: dict[str, WorkerInfo] = {}
@@ -77,7 +78,8 @@ class Master:
             worker_id,
             data,
             lambda task: self._send(task, incarnation),
-            self._condition,
+            # Its own, so that an answer wakes nobody who waits for another.
+            self._scheduler.condition(),
         )
 
     def ask(
