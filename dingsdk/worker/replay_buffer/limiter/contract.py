@@ -102,7 +102,7 @@ def read_counts(state: Mapping[str, Any], defaults: Mapping[str, int | None]) ->
     counts = [state.get(name, default) for name, default in defaults.items()]
     if not all(type(count) is int and count >= 0 for count in counts):
         raise CheckpointCorruptError(f"limiter counters are wrong: {dict(state)!r:.200}")
-    return counts  # type: ignore[return-value]
+    return counts
 
 
 class MinSizeLimiter(Limiter):
