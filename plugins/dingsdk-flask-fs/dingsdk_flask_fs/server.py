@@ -179,10 +179,18 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
     """
 
     task_class = _Task
+    is_heard = False
+    """Whether the loop listens to it until it is woken; False while it makes up its mind, so that
+    a thread that finishes a request meanwhile wakes it."""
 
     def __init__(self, server: Any, *args: Any, **kwargs: Any) -> None:
         self.begun_at: float | None = time.monotonic()
         super().__init__(_Waker(server, self), *args, **kwargs)
+
+    def readable(self) -> bool:
+        self.is_heard = False
+        self.is_heard = super().readable()
+        return self.is_heard
 
     def received(self, data: bytes) -> bool:
         if self.begun_at is None:
@@ -204,7 +212,7 @@ class _Waker:
         return getattr(self._server, name)
 
     def pull_trigger(self) -> None:
-        if self._channel.writable() or self._channel.requests:
+        if not self._channel.is_heard or self._channel.writable():
             self._server.pull_trigger()
 
 
