@@ -49,6 +49,7 @@ class Slave:
     ) -> None:
         self.info = info
         self._end = end
+        end.asks_again = True
         self._scheduler = scheduler
         self._callbacks = dict(callback_fn or {})
         self._renew = renew

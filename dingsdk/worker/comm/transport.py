@@ -132,6 +132,9 @@ class SlaveEnd(ABC):
 
     lease_s: float | None = None
     """Since ``join``: the lease that the master grants, s; None where it does not say."""
+    asks_again = False
+    """Whether ``next_task`` is called after each ``answer``, at once, as ``Slave`` does: an end may
+    let the answer leave with that."""
 
     @abstractmethod
     def join(self, info: WorkerInfo, timeout_s: float) -> None:

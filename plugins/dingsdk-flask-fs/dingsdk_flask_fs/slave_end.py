@@ -212,7 +212,8 @@ class HttpSlaveEnd(SlaveEnd):
             number = self._last_answer + 1
             self._answers.append((number, encode_item(number, answer, self._max_bytes)))
             self._last_answer = number
-            self._condition.notify_all()
+            if self._tasks or not self.asks_again:
+                self._condition.notify_all()
 
     def renew(self, progress: int) -> None:
         with self._condition:
