@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from dingsdk_flask_fs.auth import Signer
-from dingsdk_flask_fs.connection import Connection, LinkError
+from dingsdk_flask_fs.connection import Connection, ForeignAnswerError, LinkError
 from dingsdk_flask_fs.secret import Secret
 from dingsdk_flask_fs.transport import FlaskFSTransport, parse_address
 
@@ -18,6 +18,8 @@ from dingsdk.worker.comm import WorkerInfo
 
 from .conftest import SECRET
 from .network import IMPOSTORS, Impostor
+
+SIGNER = Signer(Secret(SECRET.encode(), source="test", is_explicit=True))
 
 
 @pytest.fixture(params=IMPOSTORS, ids=lambda behaviour: behaviour.__name__)
@@ -64,13 +66,42 @@ def test_headers_that_are_cut_off_are_an_error_and_no_noise(
         link.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX-Ding-M")
 
     impostor = Impostor(cut)
-    signer = Signer(Secret(SECRET.encode(), source="test", is_explicit=True))
     link = Connection(*parse_address(impostor.address), max_bytes=1 << 20)
     with pytest.raises(LinkError, match="ended before the answer did"):
-        link.post("/v1/join", b"{}", signer, time.monotonic() + 5.0)
+        link.post("/v1/join", b"{}", SIGNER, time.monotonic() + 5.0)
     link.close()
     impostor.close()
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"\r\n\r\n",
+        b"220 mail ready\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/2 200\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 2000 OK\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nlonger",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"X: \xff\r\n" * 10_000,
+    ],
+    ids=lambda answer: repr(answer[:40]),
+)
+def test_what_is_no_answer_is_a_failed_link(answer: bytes) -> None:
+    def speak(link: socket.socket, over: threading.Event) -> None:
+        link.recv(65536)
+        link.sendall(answer)
+
+    impostor = Impostor(speak)
+    link = Connection(*parse_address(impostor.address), max_bytes=1 << 20)
+    with pytest.raises(LinkError) as caught:
+        link.post("/v1/join", b"{}", SIGNER, time.monotonic() + 5.0)
+    assert not isinstance(caught.value, ForeignAnswerError)
+    link.close()
+    impostor.close()
 
 
 def test_redirect_is_not_followed(

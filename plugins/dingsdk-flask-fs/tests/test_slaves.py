@@ -14,7 +14,7 @@ from dingsdk_flask_fs.transport import FlaskFSTransport
 
 from dingsdk.errors import ClosedError, ConfigError, TaskFailedError
 from dingsdk.worker import create_comm_collector
-from dingsdk.worker.comm import Master, WorkerInfo
+from dingsdk.worker.comm import Master, Slave, WorkerInfo
 
 COLLECTOR = {
     "deal_with_resource": lambda: {"gpu": 0},
@@ -85,6 +85,35 @@ def test_named_slave_serves_its_tasks(
         master.ask("w0", {"name": "nonsense"}, 5.0)
     assert caught.value.result == {"message": "task name error"}
     assert slave.close()
+    master.close()
+
+
+def test_answer_leaves_while_the_next_task_is_served(transport: FlaskFSTransport) -> None:
+    served, may_answer, may_end = threading.Event(), threading.Event(), threading.Event()
+
+    def first(task: Any) -> None:
+        served.set()
+        may_answer.wait(5.0)
+
+    master = master_of(transport)
+    slave = Slave(
+        transport.slave_end(master.address),
+        transport.scheduler,
+        WorkerInfo("w0", "collector"),
+        callback_fn={"first": first, "second": lambda task: {"waited": may_end.wait(5.0)}},
+    )
+    slave.start()
+    kept_busy = master.new_task("w0", {"name": "first"}).start()
+    assert served.wait(5.0)
+    # The worker finds these two when it asks next, and gets them at once.
+    quick = master.new_task("w0", {"name": "nothing"}).start()
+    slow = master.new_task("w0", {"name": "second"}).start()
+    may_answer.set()
+    kept_busy.join(5.0)
+    quick.join(0.5)  # a fraction of PRESENCE_S, at which the sender would look by itself
+    may_end.set()
+    assert slow.value(5.0) == {"waited": True}
+    slave.close()
     master.close()
 
 
