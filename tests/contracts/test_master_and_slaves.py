@@ -304,6 +304,14 @@ def test_master_that_closes_ends_its_workers_without_a_search(cluster: Cluster) 
     assert slave.close(timeout_s=3.0)
 
 
+def check_for(seconds: float, slave: Slave) -> None:
+    """Let a slave's end look for its master again and again."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        slave._end.check()
+        time.sleep(0.02)
+
+
 def test_worker_that_is_busy_while_its_master_closes_ends_with_its_task(cluster: Cluster) -> None:
     is_busy, go_on = threading.Event(), threading.Event()
     slave = cluster.add("w0", work=lambda task: (is_busy.set(), go_on.wait(20.0), None)[2])
@@ -314,11 +322,8 @@ def test_worker_that_is_busy_while_its_master_closes_ends_with_its_task(cluster:
     assert time.monotonic() - started < 5.0
     with pytest.raises(WorkerLostError):
         task.value(5.0)
-    deadline = time.monotonic() + 5.0
     with pytest.raises(ClosedError):
-        while time.monotonic() < deadline:
-            slave._end.check()
-            time.sleep(0.02)
+        check_for(5.0, slave)
     go_on.set()
     # It looks for no other master: this one said that the run is over.
     assert slave._job is not None

@@ -1,24 +1,28 @@
 """One kept-alive connection to the master, on which every wait ends at a deadline.
 
-It speaks the HTTP that the two ends need and nothing more: a request leaves in one piece, as each
-piece wakes the master's server once more, and an answer has a length. There are no redirects and
-no proxies, and a peer that drips bytes is cut off at the deadline of the whole request.
+urllib3 speaks HTTP; it follows no redirects here, uses no proxies and decodes nothing. Its
+timeouts are per read, which a peer that drips bytes can stretch without end, so the socket
+below it is given the deadline of the whole request.
 """
 
 from __future__ import annotations
 
+import http.client
 import re
 import socket
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from urllib3.connection import HTTPConnection
+from urllib3.exceptions import HTTPError
+from urllib3.util.response import assert_header_parsing
 
 from dingsdk_flask_fs.auth import MAC_HEADER, SKEW_S, Signer
 
 CONNECT_TIMEOUT_S = 2.0
-HEAD_BYTES = 16 << 10
-_STATUS = re.compile(r"HTTP/1\.[01] ([0-9]{3})(?: .*)?")
 _LENGTH = re.compile(r"[0-9]{1,12}")
 
 
@@ -74,8 +78,8 @@ class Connection:
             authorization, nonce = signer.sign("POST", target, body)
             try:
                 link = self._linked(deadline)
-                status, headers, answer = link.exchange(target, body, authorization, deadline)
-            except (OSError, UnicodeError, LinkError) as error:
+                status, headers, answer = self._exchange(link, target, body, authorization)
+            except (OSError, HTTPError, http.client.HTTPException, LinkError) as error:
                 self._hang_up()
                 raise LinkError(str(error) or type(error).__name__) from error
             except BaseException:
@@ -83,7 +87,7 @@ class Connection:
                 raise
             if headers.get("connection", "").lower() == "close":
                 self._hang_up()
-            if not signer.is_answer(headers.get(MAC_HEADER.lower(), ""), nonce, status, answer):
+            if not signer.is_answer(headers.get(MAC_HEADER, ""), nonce, status, answer):
                 self._hang_up()
                 raise _foreign(status, headers)
             return Reply(status, answer)
@@ -107,17 +111,19 @@ class Connection:
     def _linked(self, deadline: float) -> _Link:
         """Return a connection whose waits end at the deadline, dialled anew where needed."""
         link = self._link
-        if link is not None and not link.is_quiet:
+        if link is not None and not link.is_connected:
             # The server closed it while it was idle, as servers do.
             self._hang_up()
             link = None
         if link is None:
-            link = _Link(*self._address, self._max_bytes, min(CONNECT_TIMEOUT_S, _left(deadline)))
+            link = _Link(*self._address, timeout=min(CONNECT_TIMEOUT_S, _left(deadline)))
+            link.connect()
             with self._state:
                 if self._is_closed or link.is_own_echo:
                     link.close()
                     raise LinkError("the connection is closed")
                 self._link = link
+        link.hold_to(deadline)
         return link
 
     def _hang_up(self) -> None:
@@ -126,93 +132,66 @@ class Connection:
         if link is not None:
             link.close()
 
-
-class _Link:
-    """A dialled connection.
-
-    Raises:
-        OSError: nobody accepted it in time.
-        UnicodeError: the host is no name.
-    """
-
-    def __init__(self, host: str, port: int, max_bytes: int, timeout_s: float) -> None:
-        self._name = f"[{host}]:{port}" if ":" in host else f"{host.encode('idna').decode()}:{port}"
-        self._max_bytes = max_bytes
-        self._socket = socket.create_connection((host, port), timeout_s)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def exchange(
-        self, target: str, body: bytes, authorization: str, deadline: float
+    def _exchange(
+        self, link: _Link, target: str, body: bytes, authorization: str
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """Send a request; return status, headers by lower-case name, and body of its answer.
+        headers = {"Authorization": authorization, "Content-Type": "application/json"}
+        link.request("POST", target, body, headers, preload_content=False, decode_content=False)
+        with link.getresponse() as answer:  # one without a length would keep the socket
+            length = answer.headers.get("content-length", "")
+            if "transfer-encoding" in answer.headers or not _LENGTH.fullmatch(length):
+                raise LinkError("an answer without a length")
+            if int(length) > self._max_bytes:
+                raise LinkError(f"an answer of {length} bytes; at most {self._max_bytes} are read")
+            return answer.status, answer.headers, answer.read()
 
-        Raises:
-            LinkError: what came is no answer, or a larger one than is read.
-            OSError: the connection ended, or the time was over.
-        """
-        head = (
-            f"POST {target} HTTP/1.1\r\nHost: {self._name}\r\nAuthorization: {authorization}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        self._socket.settimeout(_left(deadline))
-        self._socket.sendall(head.encode() + body)
-        received = bytearray()
-        while (end := received.find(b"\r\n\r\n")) < 0:
-            if len(received) > HEAD_BYTES:
-                raise LinkError("an answer whose headers do not end")
-            received += self._receive(deadline)
-        first, *lines = received[:end].decode("latin-1").split("\r\n")
-        status = _STATUS.fullmatch(first)
-        fields = (line.partition(":") for line in lines)
-        headers = {name.lower(): value.strip() for name, _, value in fields}
-        length = headers.get("content-length", "")
-        if status is None or "transfer-encoding" in headers or not _LENGTH.fullmatch(length):
-            raise LinkError("an answer without a status or a length")
-        if int(length) > self._max_bytes:
-            raise LinkError(f"an answer of {length} bytes; at most {self._max_bytes} are read")
-        whole = end + 4 + int(length)
-        while len(received) < whole:
-            received += self._receive(deadline)
-        if len(received) > whole:
-            raise LinkError("an answer that is longer than it says")
-        return int(status[1]), headers, bytes(received[end + 4 :])
 
-    @property
-    def is_quiet(self) -> bool:
-        """Whether it is open and nothing has come that was not asked for."""
-        self._socket.settimeout(0.0)
-        try:
-            self._socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
+class _WholeHead(http.client.HTTPResponse):
+    """Refuses headers that were cut off, which urllib3 otherwise logs at length and goes on."""
+
+    def begin(self) -> None:
+        super().begin()
+        assert_header_parsing(self.msg)
+
+
+class _Link(HTTPConnection):
+    """urllib3's connection on a socket with one deadline for all that it does."""
+
+    sock: Any
+    response_class = _WholeHead
+
+    def _new_conn(self) -> socket.socket:
+        return _DeadlineSocket(fileno=super()._new_conn().detach())
+
+    def hold_to(self, deadline: float) -> None:
+        self.sock.deadline = deadline
 
     @property
     def is_own_echo(self) -> bool:
         """Whether a dial to a free port of this host found itself at the other end."""
         try:
-            return bool(self._socket.getsockname() == self._socket.getpeername())
+            return bool(self.sock.getsockname() == self.sock.getpeername())
         except OSError:
             return True
 
     def shut(self) -> None:
         """End whatever waits on the socket, from another thread; it is closed by its user."""
         try:
-            self._socket.shutdown(socket.SHUT_RDWR)
+            self.sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             return  # it ended by itself
 
-    def close(self) -> None:
-        self._socket.close()
 
-    def _receive(self, deadline: float) -> bytes:
-        self._socket.settimeout(_left(deadline))
-        chunk = self._socket.recv(65536)
-        if not chunk:
-            raise LinkError("the connection ended before the answer did")
-        return chunk
+class _DeadlineSocket(socket.socket):
+    deadline = float("inf")
+
+    def recv_into(self, *args: Any, **kwargs: Any) -> int:
+        self.settimeout(_left(self.deadline))
+        return super().recv_into(*args, **kwargs)
+
+    def sendall(self, *args: Any, **kwargs: Any) -> None:
+        self.settimeout(_left(self.deadline))
+        super().sendall(*args, **kwargs)
 
 
 def _left(deadline: float) -> float:

@@ -14,7 +14,7 @@ from waitress import wasyncore  # type: ignore[import-untyped]
 from waitress.adjustments import Adjustments  # type: ignore[import-untyped]
 from waitress.channel import HTTPChannel  # type: ignore[import-untyped]
 from waitress.server import TcpWSGIServer  # type: ignore[import-untyped]
-from waitress.task import ThreadedTaskDispatcher, WSGITask  # type: ignore[import-untyped]
+from waitress.task import ThreadedTaskDispatcher  # type: ignore[import-untyped]
 
 from dingsdk.errors import ConfigError, PortInUseError
 
@@ -22,8 +22,6 @@ _log = logging.getLogger(__name__)
 
 HEADER_BYTES = 16 << 10
 BACKLOG = 512
-SEND_BYTES = 64 << 10
-"""From how much on an answer is sent before it is complete."""
 FLUSH_S = 0.5
 """How long the last answers may take to leave, once the requests are served."""
 SWEEP_S = 0.25
@@ -73,7 +71,6 @@ class HttpServer:
             max_request_body_size=max_bytes + 1,
             max_request_header_size=HEADER_BYTES,
             inbuf_overflow=max_bytes + 1,
-            channel_request_lookahead=1,  # see _Channel
             channel_timeout=60,
             cleanup_interval=10,
             backlog=BACKLOG,
@@ -82,7 +79,6 @@ class HttpServer:
             log_socket_errors=False,
             clear_untrusted_proxy_headers=False,  # nothing here reads them
         )
-        self._adjustments.send_bytes = SEND_BYTES  # as an argument it warns
         self._map: dict[int, Any] = {}
         self._dispatcher = _Dispatcher()
         self._loop: threading.Thread | None = None
@@ -161,36 +157,12 @@ class HttpServer:
         return is_waiting and time.monotonic() < self._flush_until
 
 
-class _Task(WSGITask):  # type: ignore[misc]
-    """Sends an answer in one piece, as each piece wakes its reader."""
-
-    def finish(self) -> None:
-        super().finish()
-        channel = self.channel
-        with channel.outbuf_lock:
-            channel._flush_exception(channel._flush_some, do_close=False)
-
-
 class _Channel(HTTPChannel):  # type: ignore[misc]
-    """A connection that knows since when a request of it has been on its way.
+    """A connection that knows since when a request of it has been on its way."""
 
-    Its next request is listened for while one is served (the lookahead), so that the loop need
-    not be woken after each to listen again.
-    """
-
-    task_class = _Task
-    is_heard = False
-    """Whether the loop listens to it until it is woken; False while it makes up its mind, so that
-    a thread that finishes a request meanwhile wakes it."""
-
-    def __init__(self, server: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.begun_at: float | None = time.monotonic()
-        super().__init__(_Waker(server, self), *args, **kwargs)
-
-    def readable(self) -> bool:
-        self.is_heard = False
-        self.is_heard = super().readable()
-        return self.is_heard
+        super().__init__(*args, **kwargs)
 
     def received(self, data: bytes) -> bool:
         if self.begun_at is None:
@@ -199,21 +171,6 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
         if self.request is None:
             self.begun_at = None
         return taken
-
-
-class _Waker:
-    """The server as one channel sees it: wakes the loop only where it has something to do."""
-
-    def __init__(self, server: Any, channel: _Channel) -> None:
-        self._server = server
-        self._channel = channel
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._server, name)
-
-    def pull_trigger(self) -> None:
-        if not self._channel.is_heard or self._channel.writable():
-            self._server.pull_trigger()
 
 
 class _Server(TcpWSGIServer):  # type: ignore[misc]
