@@ -74,6 +74,7 @@ class WorkerRole:
         self._moved_at = clock()
         self._renewed_at = self._fenced_from = -float("inf")
         self._stop: Callable[[], None] = _nothing
+        self._has_ended = False
         self._job_error: BaseException | None = None
         self.is_stopping = False
 
@@ -121,7 +122,7 @@ class WorkerRole:
         now = self._clock()
         if now - self._renewed_at < self._renewal_s:
             return
-        is_idle = self._job is None or self._job.done or self._waiting > 0
+        is_idle = self._job is None or self.job_ended or self._waiting > 0
         if is_idle or now - self._moved_at < self._progress_timeout_s:
             self._end.renew(self._progress)
             self._renewed_at = self._fenced_from = now
@@ -160,7 +161,7 @@ class WorkerRole:
 
     @property
     def job_ended(self) -> bool:
-        return self._job is not None and self._job.done
+        return self._job is not None and self._has_ended
 
     def start_job(self, run: Callable[[], None], stop: Callable[[], None], name: str) -> None:
         """Run ``run`` as this worker's job; ``stop`` makes it return, at once and from anywhere.
@@ -171,7 +172,7 @@ class WorkerRole:
         if self._job is not None:
             raise TaskFail({"message": "busy"}, f"{self.info.worker_id} runs {self._job.name}")
         self.is_stopping = False
-        self._job_error = None
+        self._has_ended, self._job_error = False, None
         self._fenced_from = self._clock()
         self.advance()
         self._stop = stop
@@ -188,14 +189,13 @@ class WorkerRole:
             self.condition.notify_all()
         if not job.join(timeout_s):
             return False
-        self._job, self._job_error = None, job.error
+        self._job = None
         return True
 
     def raise_job_error(self) -> None:
         """Raise what the last job raised, if it did, so that the current task fails with it."""
-        error = self._job_error if self._job is None else self._job.error
-        if error is not None:
-            raise error
+        if self._job_error is not None:
+            raise self._job_error
 
     def advance(self) -> None:
         """Note that the job moved on; called once per round of its loop.
@@ -284,9 +284,16 @@ class WorkerRole:
             torch.set_num_threads(torch.get_num_threads())
             try:
                 function()
-            except ClosedError:
-                if not self.is_stopping:
-                    raise
+            except BaseException as error:
+                if isinstance(error, ClosedError) and self.is_stopping:
+                    return
+                self._job_error = error
+                raise
+            finally:
+                # By itself nothing would wake the task that waits for what the job brings about.
+                with self.condition:
+                    self._has_ended = True
+                    self.condition.notify_all()
 
         return run
 

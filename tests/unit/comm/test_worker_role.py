@@ -13,7 +13,7 @@ import pytest
 from dingsdk.errors import TooManyTasksError, WorkerLostError
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm import LEFT, Master, WorkerInfo
-from dingsdk.worker.comm.worker_role import WorkerRole
+from dingsdk.worker.comm.worker_role import POLL_S, WorkerRole
 
 PATIENCE_S = 20.0
 
@@ -219,3 +219,28 @@ def test_worker_gets_no_more_tasks_than_it_may_leave_unanswered(bench: Bench) ->
     for task in tasks:
         assert task.value(PATIENCE_S) == {}
     assert bench.master.ask("w0", {"name": "wait"}, PATIENCE_S) == {}
+
+
+def test_end_of_the_job_wakes_the_task_that_waits_for_it(bench: Bench) -> None:
+    go_on = threading.Event()
+    waited_s: list[float] = []
+
+    def run() -> None:
+        go_on.wait(PATIENCE_S)
+
+    def start(task: Mapping[str, Any]) -> None:
+        role.start_job(run, go_on.set, "job")
+
+    def wait(task: Mapping[str, Any]) -> None:
+        began = time.monotonic()
+        timer = threading.Timer(0.05, go_on.set)
+        timer.start()
+        with role.condition:
+            role.task_wait(lambda: False, PATIENCE_S)
+        waited_s.append(time.monotonic() - began)
+        timer.join()
+
+    role = bench.role(start=start, wait=wait)
+    bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
+    bench.master.ask("w0", {"name": "wait"}, PATIENCE_S)
+    assert waited_s[0] < 0.75 * POLL_S  # after that it looks by itself
