@@ -285,7 +285,7 @@ class HttpSlaveEnd(SlaveEnd):
         while True:
             with self._condition:
                 if self._condition.wait_for(
-                    lambda: self._is_closed or self._has_unsent(), PRESENCE_S
+                    lambda: self._is_closed or self._has_unsent(), self._look_in_s()
                 ):
                     # Nobody needs a notice of the answers to come; they are looked at below.
                     self._condition.wait_for(lambda: self._is_closed, LINGER_S)
@@ -356,9 +356,15 @@ class HttpSlaveEnd(SlaveEnd):
         self._signer = Signer(secret)
         return True
 
-    # State; the condition is held in the first four ----------------------------------------
+    # State; the condition is held in the first five ----------------------------------------
     def _has_unsent(self) -> bool:
         return self._gone is None and self._last_answer > self._carried
+
+    def _look_in_s(self) -> float:
+        """Return when to look whether the master was heard; a closing one waits but ``TELL_S``."""
+        if self._is_asking or self._gone is not None:
+            return PRESENCE_S
+        return max(0.0, self._heard_at + PRESENCE_S - time.monotonic())
 
     def _is_unheard(self) -> bool:
         is_quiet = not self._is_asking and time.monotonic() - self._heard_at >= PRESENCE_S
