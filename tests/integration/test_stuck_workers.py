@@ -85,10 +85,11 @@ def test_collector_whose_work_hangs_is_lost_and_its_task_goes_to_another(tmp_pat
 
 def test_collector_that_builds_its_envs_for_longer_than_its_lease_keeps_it(tmp_path: Path) -> None:
     StuckCartPole.stuck_at = "build"
-    cluster = JobCluster(tmp_path, "threads", *SETS)
+    lease_s = 3 * LEASE_S  # a busy machine is to renew it in time
+    cluster = JobCluster(tmp_path, "threads", *SETS, f"system.coordinator.lease_s={lease_s}")
     try:
         assert StuckCartPole.has_stuck.wait(PATIENCE_S)
-        until = time.monotonic() + 1.5 * LEASE_S
+        until = time.monotonic() + 1.5 * lease_s
         cluster.expect(lambda: time.monotonic() > until)
         StuckCartPole.go_on.set()
         cluster.expect(lambda: cluster.train_iter() > 0)
