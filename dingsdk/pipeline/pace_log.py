@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from dingsdk.worker.coordinator import CoordinatorStatus
 from dingsdk.worker.run_logger import build_tb_logger
@@ -39,13 +37,6 @@ class PaceLog:
                 name = f"relative_pace/{worker_id}"
                 self._tb_logger.add_scalar(name, pace.relative, status.env_steps)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Write what is left, and close the file."""
         self._tb_logger.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 from dingsdk.config import deep_merge_dicts, to_easydict
@@ -65,7 +65,8 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         if context.on_address is not None:
             context.on_address(address, transport.joining_note())
         crew.start(address)
-        reason = _watch(context, coordinator, crew, stack.enter_context(PaceLog(context.run_dir)))
+        paces = stack.enter_context(closing(PaceLog(context.run_dir)))
+        reason = _watch(context, coordinator, crew, paces)
         fill = coordinator.status().buffer_count
         if reason == "limit":
             reason = _finish_evaluations(context, coordinator)

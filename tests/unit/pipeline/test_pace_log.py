@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from tensorboardX.proto.event_pb2 import Event
@@ -41,7 +42,7 @@ def test_paces_are_written_every_few_seconds_over_the_env_steps(tmp_path: Path) 
             "e0": Pace("evaluator", 30.0, None, False),
         },
     )
-    with PaceLog(tmp_path, lambda: now) as log:
+    with closing(PaceLog(tmp_path, lambda: now)) as log:
         for step in range(4):
             log.write(dataclasses.replace(status, env_steps=step))
             now += EVERY_S / 2

@@ -48,3 +48,13 @@ def equal_states(a: Any, b: Any) -> bool:
     if isinstance(a, Mapping):
         return a.keys() == b.keys() and all(equal_states(a[key], b[key]) for key in a)
     return bool(np.array_equal(a, b)) if isinstance(a, np.ndarray) else bool(a == b)
+
+
+def train(buffer: AdvancedReplayBuffer, rounds: int, size: int) -> AdvancedReplayBuffer:
+    """Push 7 rows a round, sample and update their priorities; returns the buffer."""
+    rng = np.random.default_rng(0)
+    for n in range(rounds):
+        buffer.push(batch(*range(n * 7, n * 7 + 7), collect_iter=np.full(7, n)), n)
+        sample = buffer.sample(size, n)
+        buffer.update(info(sample, rng.random(size) * 3))
+    return buffer

@@ -16,7 +16,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.worker import AdvancedReplayBuffer
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 
-from .prioritized_rows import STORAGES, batch, column, facts, info, make_buffer, row
+from .prioritized_rows import STORAGES, batch, column, facts, info, make_buffer, row, train
 from .sampling_process import CAPACITY, buffer_in, numbers_in
 from .saved_rows import as_version_2, edit
 
@@ -29,13 +29,7 @@ def numbered(first: int, n: int) -> SampleBatch:
 
 def used_buffer(**cfg: Any) -> AdvancedReplayBuffer:
     """Return a buffer some of whose rows were used up, some sampled, and some are stale."""
-    buffer = make_buffer(replay_buffer_size=100, **cfg)
-    rng = np.random.default_rng(0)
-    for n in range(8):
-        buffer.push(batch(*range(n * 7, n * 7 + 7), collect_iter=np.full(7, n)), n)
-        sample = buffer.sample(6, n)
-        buffer.update(info(sample, rng.random(6) * 3))
-    return buffer
+    return train(make_buffer(replay_buffer_size=100, **cfg), rounds=8, size=6)
 
 
 @pytest.mark.parametrize("storage", STORAGES)

@@ -18,7 +18,17 @@ from dingsdk.errors import (
 from dingsdk.worker import AdvancedReplayBuffer
 from dingsdk.worker.replay_buffer.prioritized.arrivals import ADDED
 
-from .prioritized_rows import STORAGES, batch, column, equal_states, facts, info, make_buffer, row
+from .prioritized_rows import (
+    STORAGES,
+    batch,
+    column,
+    equal_states,
+    facts,
+    info,
+    make_buffer,
+    row,
+    train,
+)
 
 # Waiting, closing, threads --------------------------------------------------------------------
 
@@ -106,13 +116,7 @@ def test_threads_leave_a_consistent_buffer() -> None:
 
 
 def trained_buffer(**cfg: Any) -> AdvancedReplayBuffer:
-    buffer = make_buffer(replay_buffer_size=50, **cfg)
-    rng = np.random.default_rng(0)
-    for n in range(12):
-        buffer.push(batch(*range(n * 7, n * 7 + 7), collect_iter=np.full(7, n)), n)
-        sample = buffer.sample(5, n)
-        buffer.update(info(sample, rng.random(5) * 3))
-    return buffer
+    return train(make_buffer(replay_buffer_size=50, **cfg), rounds=12, size=5)
 
 
 @pytest.mark.parametrize("sampler", ["proportional", "rank"])
