@@ -3,6 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+# What earlier checkouts installed themselves as; it would stay beside the new names.
+FORMER := dingsdk dingsdk-in-memory dingsdk-flask-fs
 STAMP := .venv/installed
 ARGS ?=
 JOBS ?= 2
@@ -19,6 +21,7 @@ help:
 # One resolve for everything, so that no two packages can pull in different versions.
 $(STAMP): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUGINS))
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip uninstall -qq --yes $(FORMER)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		-e '.[dev]' $(foreach plugin,$(PLUGINS),-e ./$(plugin))
 	@touch $@

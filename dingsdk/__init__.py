@@ -45,10 +45,11 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     value: Any
     if name == "__version__":
+        # The distribution that is called dingsdk is another project's.
         from importlib import metadata
 
         try:
-            value = metadata.version("dingsdk")
+            value = metadata.version("dingsdk-rl")
         except metadata.PackageNotFoundError:
             value = "0+unknown"
     elif name in _HOMES:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from dingsdk.errors import DingError
+from dingsdk.plugins import default_manager
 
 FAILED = 1
 MISTAKE = 2
@@ -21,6 +22,7 @@ def run_guarded(command: click.Command, argv: Sequence[str] | None) -> int:
     """Run a click command and return the exit code; see ``dingsdk.cli.main``."""
     settings: dict[str, Any] = {"debug": _is_debug(os.environ)}
     try:
+        default_manager().adverts()  # logs what is wrong with the installation
         code = command.main(
             args=None if argv is None else list(argv),
             prog_name="dingsdk",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from dingsdk import __version__
 from dingsdk.errors import DingError, UnknownPluginError, nearest_name
 from dingsdk.plugins import default_manager
 
@@ -72,6 +73,6 @@ def _debug_option() -> click.Option:
     params=[_debug_option()],
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(package_name="dingsdk", prog_name="dingsdk")
+@click.version_option(__version__, prog_name="dingsdk")
 def root() -> None:
     """Train and evaluate reinforcement learning agents whose every part is a plugin."""

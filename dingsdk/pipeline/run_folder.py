@@ -22,6 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from dingsdk import __version__
 from dingsdk.data.files import atomic_write_json, ensure_dir
 from dingsdk.errors import RunFolderError
 from dingsdk.pipeline.context import RunResult
@@ -103,8 +104,12 @@ def write_result(
         "checkpoints": {
             name: str(path.relative_to(run_dir)) for name, path in result.checkpoints.items()
         },
-        "versions": {name: _version(name) for name in ("dingsdk", "torch", "gymnasium")}
-        | {"python": platform.python_version()},
+        "versions": {
+            "dingsdk": __version__,
+            "torch": _version("torch"),
+            "gymnasium": _version("gymnasium"),
+            "python": platform.python_version(),
+        },
     }
     finite: dict[str, Any] = _finite(record)
     atomic_write_json(run_dir / RESULT_NAME, finite)

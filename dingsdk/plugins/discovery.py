@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 
-from dingsdk.plugins.kinds import KINDS, NAMES, OBSERVERS
+from dingsdk.plugins.kinds import KINDS, NAMES, OBSERVERS, OWN_DISTRIBUTION
+
+FOREIGN_DISTRIBUTION = "dingsdk"
+"""On PyPI: a client of a messaging service, whose import package has the name of ours."""
 
 _PREFIX = "dingsdk."
 _GROUPS = {f"{_PREFIX}{kind}": kind for kind in (*KINDS, OBSERVERS, NAMES)}
@@ -49,8 +52,21 @@ class Advert:
 def discover() -> list[Advert]:
     """Return every advert of every installed distribution, sorted by kind, key, distribution.
 
-    A distribution with unreadable metadata is logged by name and left out.
+    A distribution with unreadable metadata is logged by name and left out; one that shares
+    our import package is logged as well.
     """
+    foreign = foreign_distribution()
+    if foreign is not None:
+        _logger.warning(
+            "%s is installed beside %s %s. It is another project with the same import package, "
+            "dingsdk, and may have replaced files of ours. Uninstall both and install ours again: "
+            "pip uninstall %s %s",
+            foreign,
+            OWN_DISTRIBUTION,
+            version_of(OWN_DISTRIBUTION),
+            foreign.partition(" ")[0],
+            OWN_DISTRIBUTION,
+        )
     adverts: set[Advert] = set()
     for distribution in metadata.distributions():
         try:
@@ -60,6 +76,14 @@ def discover() -> list[Advert]:
             where = getattr(distribution, "_path", distribution)
             _logger.warning("cannot read the entry points of %s: %s", where, error)
     return sorted(adverts, key=lambda a: (a.kind, a.key, a.distribution))
+
+
+def foreign_distribution() -> str | None:
+    """Return name and version of the other project's distribution if both are installed."""
+    version = version_of(FOREIGN_DISTRIBUTION)
+    if version is None or version_of(OWN_DISTRIBUTION) is None:
+        return None
+    return f"{FOREIGN_DISTRIBUTION} {version}"
 
 
 def version_of(distribution: str) -> str | None:

@@ -5,32 +5,42 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+_IN_MEMORY = "dingsdk-rl-in-memory"
+_FLASK_FS = "dingsdk-rl-flask-fs"
+
+FOLDERS: Mapping[str, str] = {_IN_MEMORY: "dingsdk-in-memory", _FLASK_FS: "dingsdk-flask-fs"}
+"""Distribution -> its folder below ``plugins`` in this repository."""
+
 TYPES: Mapping[tuple[str, str], str] = {
-    ("transports", "in_memory"): "dingsdk-in-memory",
-    ("comm_collectors", "in_memory"): "dingsdk-in-memory",
-    ("comm_learners", "in_memory"): "dingsdk-in-memory",
-    ("transports", "flask_fs"): "dingsdk-flask-fs",
-    ("comm_collectors", "flask_fs"): "dingsdk-flask-fs",
-    ("comm_learners", "flask_fs"): "dingsdk-flask-fs",
+    (kind, key): distribution
+    for key, distribution in (("in_memory", _IN_MEMORY), ("flask_fs", _FLASK_FS))
+    for kind in ("transports", "comm_collectors", "comm_learners")
 }
 """(kind, type key) -> distribution. Only distributions of this repository."""
 
 NAMES: Mapping[str, str] = {
-    "InMemoryCollector": "dingsdk-in-memory",
-    "InMemoryLearner": "dingsdk-in-memory",
-    "InMemoryTransport": "dingsdk-in-memory",
-    "CollectorSlave": "dingsdk-flask-fs",
-    "FlaskFSTransport": "dingsdk-flask-fs",
-    "FlaskFileSystemCollector": "dingsdk-flask-fs",
-    "FlaskFileSystemLearner": "dingsdk-flask-fs",
-    "LearnerSlave": "dingsdk-flask-fs",
+    "InMemoryCollector": _IN_MEMORY,
+    "InMemoryLearner": _IN_MEMORY,
+    "InMemoryTransport": _IN_MEMORY,
+    "CollectorSlave": _FLASK_FS,
+    "FlaskFSTransport": _FLASK_FS,
+    "FlaskFileSystemCollector": _FLASK_FS,
+    "FlaskFileSystemLearner": _FLASK_FS,
+    "LearnerSlave": _FLASK_FS,
 }
 """Class reachable as ``dingsdk.worker.<Name>`` -> the distribution that owns it."""
 
-_CHECKOUT = Path(__file__).parents[2] / "plugins"
+_CHECKOUT = Path(__file__).parents[2]
 
 
-def install_command(distribution: str) -> str:
-    """Return what to type: from the folder of this checkout where there is one."""
-    folder = _CHECKOUT / distribution
-    return f"pip install {folder if (folder / 'pyproject.toml').is_file() else distribution}"
+def install_command(distribution: str, checkout: Path = _CHECKOUT) -> str:
+    """Return what to type to install a distribution of this repository.
+
+    Our distributions are on no package index, where anybody may take an unused name: the
+    command names a folder, of this checkout where there is one.
+    """
+    folder = Path("plugins", FOLDERS[distribution])
+    here = checkout / folder
+    if (here / "pyproject.toml").is_file():
+        return f"pip install {here}"
+    return f"pip install ./{folder}, in a clone of the dingsdk repository"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+OWN_DISTRIBUTION = "dingsdk-rl"
+"""What the core is installed as. The distribution called ``dingsdk`` is another project's."""
+
 KINDS = (
     "transports",
     "buffers",

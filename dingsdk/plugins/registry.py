@@ -17,6 +17,7 @@ from dingsdk.errors import (
     UnknownPluginError,
     nearest_name,
 )
+from dingsdk.plugins.kinds import OWN_DISTRIBUTION
 
 T = TypeVar("T")
 
@@ -26,7 +27,7 @@ class Entry:
     """One registered type.
 
     Attributes:
-        owner: Who registered it: a plugin's name, ``dingsdk`` for built-ins, else a module.
+        owner: Who registered it: a plugin's name, ``dingsdk-rl`` for built-ins, else a module.
         target: The class or callable, or None as long as only its place is known.
         place: ``module:attribute`` to import on first use, or None.
     """
@@ -116,7 +117,7 @@ class Registry:
         return module
 
     def declare(
-        self, name: str, place: str, owner: str = "dingsdk", force_overwrite: bool = False
+        self, name: str, place: str, owner: str = OWN_DISTRIBUTION, force_overwrite: bool = False
     ) -> None:
         """Register ``module:attribute``, to be imported when the name is first asked for.
 

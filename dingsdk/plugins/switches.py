@@ -16,7 +16,7 @@ _FALSE = frozenset({"", "0", "false", "no", "off"})
 class Switches:
     """Which plugins may be loaded. Built-ins are never affected.
 
-    A plugin is named by its distribution (``dingsdk-in-memory``) or by its module.
+    A plugin is named by its distribution (``dingsdk-rl-in-memory``) or by its module.
 
     Attributes:
         autoload: Use installed plugins. ``DINGSDK_DISABLE_PLUGIN_AUTOLOAD=1`` turns it off;

@@ -115,6 +115,11 @@ class Reader:
         assert ran.returncode == 0, ran.stdout + ran.stderr
 
     def install(self, sources: list[str]) -> None:
+        if not all((self.folder / source).is_dir() for source in sources):
+            # Of this repository, and installed already.
+            missing = [each for each in sources if not (ROOT / each / "pyproject.toml").is_file()]
+            assert not missing, f"neither the page nor the repository has {missing}"
+            return
         options = ["--no-deps", "--no-build-isolation", "--quiet", "--target", str(self.site)]
         subprocess.run(
             [sys.executable, "-m", "pip", "install", *options, *sources],

@@ -83,4 +83,4 @@ def test_installed_example_keeps_the_contract(tmp_path: Path) -> None:
 
     assert ran.returncode == 0, ran.stdout + ran.stderr
     described = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))
-    assert described["project"]["dependencies"] == ["dingsdk"]
+    assert described["project"]["dependencies"] == ["dingsdk-rl"]

@@ -294,7 +294,7 @@ def test_plugins_lists_the_installed_transport(tmp_path: Path, shell: Shell) -> 
     assert shell.run("plugins", cwd=tmp_path) == 0
 
     row = next(line for line in shell.out.splitlines() if "in_memory" in line)
-    assert row.split()[:3] == ["transports", "in_memory", "dingsdk-in-memory"]
+    assert row.split()[:3] == ["transports", "in_memory", "dingsdk-rl-in-memory"]
 
 
 def test_output_can_be_cut_off_by_its_reader(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -54,7 +56,24 @@ def test_every_public_name_is_there_and_listed() -> None:
 
 
 def test_version_is_that_of_the_distribution() -> None:
-    assert dingsdk.__version__ == metadata.version("dingsdk")
+    assert dingsdk.__version__ == metadata.version("dingsdk-rl")
+
+
+def test_version_is_ours_where_another_project_shares_the_import_package(tmp_path: Path) -> None:
+    info = tmp_path / "dingsdk-2.0.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dingsdk\nVersion: 2.0.0\n")
+    program = "import dingsdk; print(dingsdk.__version__)"
+
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+
+    assert (done.stdout, done.stderr) == (f"{metadata.version('dingsdk-rl')}\n", "")
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

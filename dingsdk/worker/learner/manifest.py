@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import os
 import re
@@ -241,7 +240,6 @@ def _digest(fields: dict[str, Any]) -> str:
 
 
 def _own_version() -> str:
-    try:
-        return importlib.metadata.version("dingsdk")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+    from dingsdk import __version__
+
+    return __version__

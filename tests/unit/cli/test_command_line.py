@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import click
@@ -168,6 +170,26 @@ def test_plugins_lists_built_in_types_as_a_table_and_as_json(
     assert [line for line in table.splitlines() if line.startswith("policies")]
     assert {row["type_key"] for row in rows} >= {"naive"}
     assert {row["kind"] for row in rows} == {"buffers"}
+
+
+def test_command_line_reports_another_project_with_our_import_package(tmp_path: Path) -> None:
+    info = tmp_path / "dingsdk-2.0.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dingsdk\nVersion: 2.0.0\n")
+    code = "import sys; from dingsdk.cli import main; sys.exit(main(['--version']))"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+
+    assert done.returncode == 0
+    assert done.stdout == f"dingsdk, version {metadata.version('dingsdk-rl')}\n"
+    assert done.stderr.startswith("dingsdk 2.0.0 is installed beside dingsdk-rl ")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_plugins_command_imports_neither_torch_nor_numpy() -> None:

@@ -106,7 +106,7 @@ def test_plugin_that_takes_a_builtin_name_is_refused_by_name(install: Install) -
 
     assert caught.value.plugin == "acme-clash"
     assert isinstance(caught.value.__cause__, DuplicateTypeError)
-    assert caught.value.__cause__.owner == "dingsdk"
+    assert caught.value.__cause__.owner == "dingsdk-rl"
 
 
 def test_two_plugins_for_one_type_are_an_error_on_use_only_that_names_both(ring: Install) -> None:

@@ -42,7 +42,7 @@ def test_listing_tells_available_from_loaded_and_imports_nothing(ring: Install) 
 def test_listing_holds_every_builtin_by_kind_in_order() -> None:
     rows = PluginManager().plugins()
 
-    builtin = row(PluginManager(), "buffers", "naive", "dingsdk")
+    builtin = row(PluginManager(), "buffers", "naive", "dingsdk-rl")
     assert builtin.provider == "dingsdk.worker.replay_buffer.naive"
     assert builtin.version
     kinds = [info.kind for info in rows]
@@ -65,7 +65,7 @@ def test_listing_tells_broken_disabled_duplicate_and_shadowed(ring: Install) -> 
     assert row(manager, "buffers", "ring", "acme-ring").state == "duplicate"
     assert row(manager, "buffers", "ring", "acme-hoop").state == "duplicate"
     over = row(manager, "buffers", "naive", "acme-over")
-    assert (over.state, over.detail) == ("shadowed", "dingsdk has registered it")
+    assert (over.state, over.detail) == ("shadowed", "dingsdk-rl has registered it")
 
 
 def test_listing_holds_observers_and_what_import_names_registered(install: Install) -> None:

@@ -67,14 +67,16 @@ def test_misspelled_type_of_an_absent_plugin_gives_spelling_and_hint() -> None:
     with pytest.raises(UnknownPluginError, match="pip install") as caught:
         PluginManager(discover=list).get("transports", "in_memry")
 
-    assert (caught.value.nearest, caught.value.install) == ("in_memory", "dingsdk-in-memory")
+    assert (caught.value.nearest, caught.value.install) == ("in_memory", "dingsdk-rl-in-memory")
 
 
 def test_hints_name_exactly_what_the_distributions_of_this_repository_advertise() -> None:
+    folders: dict[str, str] = {}
     types: dict[tuple[str, str], str] = {}
     names: dict[str, str] = {}
     for file in (CHECKOUT / "plugins").glob("*/pyproject.toml"):
         project = tomllib.loads(file.read_text())["project"]
+        folders[project["name"]] = file.parent.name
         for group, rows in project["entry-points"].items():
             kind = group.removeprefix("dingsdk.")
             for key in rows:
@@ -83,11 +85,40 @@ def test_hints_name_exactly_what_the_distributions_of_this_repository_advertise(
                 elif kind != "plugins":
                     types[kind, key] = project["name"]
 
+    assert folders == hints.FOLDERS
     assert types == hints.TYPES
     assert names == hints.NAMES
 
 
-def test_hint_points_to_the_checkout_where_there_is_one() -> None:
-    assert hints.install_command("dingsdk-no-such") == "pip install dingsdk-no-such"
-    for folder in (CHECKOUT / "plugins").glob("*/pyproject.toml"):
-        assert hints.install_command(folder.parent.name) == f"pip install {folder.parent}"
+@pytest.mark.parametrize("distribution", sorted(hints.FOLDERS))
+def test_hint_names_the_folder_in_this_checkout_or_in_a_clone(
+    distribution: str, tmp_path: Path
+) -> None:
+    folder = hints.FOLDERS[distribution]
+
+    here = hints.install_command(distribution)
+    elsewhere = hints.install_command(distribution, tmp_path)
+
+    assert here == f"pip install {CHECKOUT / 'plugins' / folder}"
+    assert elsewhere.startswith(f"pip install ./plugins/{folder}, ")
+
+
+def test_another_projects_distribution_of_our_import_package_is_reported_by_name(
+    install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("dingsdk", {}, version="2.0.0")
+
+    PluginManager().adverts()
+
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "dingsdk 2.0.0 is installed beside dingsdk-rl " in record.getMessage()
+    assert "pip uninstall dingsdk dingsdk-rl" in record.getMessage()
+
+
+def test_our_distributions_alone_are_no_reason_for_a_report(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    PluginManager().adverts()
+
+    assert caplog.records == []

@@ -85,7 +85,7 @@ def test_without_autoload_only_listed_plugins_are_used(ring: Install) -> None:
 
 
 def test_builtins_are_immune_to_the_switches() -> None:
-    manager = PluginManager(Switches(autoload=False, disabled=("dingsdk", "naive", "base")))
+    manager = PluginManager(Switches(autoload=False, disabled=("dingsdk-rl", "naive", "base")))
     manager.registry("buffers").declare("text", "collections:OrderedDict")
 
     assert manager.get("buffers", "text").__name__ == "OrderedDict"

@@ -94,7 +94,7 @@ def read_codec(cfg: Mapping[str, Any]) -> Codec | None:
     except ImportError as error:
         raise ConfigError(
             f"storage.compress {name!r} needs a package that is not installed; run: "
-            "pip install 'dingsdk[compress]'",
+            "pip install lz4 zstandard",
             path="storage.compress",
         ) from error
 

@@ -52,7 +52,7 @@ class MemmapStorage(ArrayStorage):
             more compressed. Rows take whole pages, and in a ring that is full as many as the
             longest that was at their position. As many bytes as the longest push has stay
             reserved beside them. Rows that ``next_of`` finds no follower for are not compressed.
-            ``pip install 'dingsdk[compress]'``.
+            ``pip install lz4 zstandard``.
     """
 
     config: ClassVar[dict[str, Any]] = {

@@ -22,7 +22,7 @@ class ObjectStorage(Storage):
 
     Config:
         compress: ``none``, ``lz4`` or ``zstd``: keep numeric arrays of 256 bytes and more
-            compressed, so that they are copies too. ``pip install 'dingsdk[compress]'``.
+            compressed, so that they are copies too. ``pip install lz4 zstandard``.
     """
 
     config: ClassVar[dict[str, Any]] = {"type": "object", "compress": "none"}

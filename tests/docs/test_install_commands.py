@@ -1,0 +1,46 @@
+"""Install commands in texts and messages name nothing that a stranger could have published."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TEXTS = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "dingsdk/**/*.py", "plugins/**/*.py", "plugins/*/*.md")
+    for path in ROOT.glob(pattern)
+    if "tests" not in path.relative_to(ROOT).parts
+)
+RECOMMENDED = {"moviepy", "tensorboard"}
+"""Packages of others that are recommended, beside those that we depend on."""
+
+
+def requirements() -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    return {re.split(r"[<>=\[]", line)[0].lower() for lines in groups for line in lines}
+
+
+def installed_by(text: str) -> Iterator[str]:
+    """Yield what each ``pip install`` in the text names, options left out."""
+    for command in re.findall(r"pip install ([^`\n\"),;]+)", text):
+        yield from (word for word in command.split() if not word.startswith("-"))
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_text_installs_from_a_folder_or_a_package_that_we_use(path: Path) -> None:
+    known = requirements() | RECOMMENDED
+    for name in installed_by(path.read_text(encoding="utf-8")):
+        is_folder = name.startswith((".", "/", "{"))
+        assert is_folder or name in known, f"{path} names {name}"
+
+
+def test_names_in_a_command_are_found() -> None:
+    text = "run `pip install -q a ./b`, or\npip install 'c[d]'"
+
+    assert list(installed_by(text)) == ["a", "./b", "'c[d]'"]
