@@ -52,7 +52,15 @@ def cli_page() -> str:
         "Exit codes: 0 done; 1 failed; 2 a mistake in the command, the config or a file; "
         "130 stopped by Ctrl-C; 143 stopped by SIGTERM."
     )
-    return _page("Command line", f"{codes}\n\n{body}")
+    completion = (
+        "TAB completes commands, options, config files, shipped examples, types and config keys. "
+        "Put the line for your shell into its start-up file:\n\n```text\n"
+        'bash  eval "$(_DINGSDK_COMPLETE=bash_source dingsdk)"\n'
+        'zsh   eval "$(_DINGSDK_COMPLETE=zsh_source dingsdk)"\n'
+        "fish  _DINGSDK_COMPLETE=fish_source dingsdk | source\n```"
+    )
+    intro = f"`python -m dingsdk` is the same program as `dingsdk`. {codes}"
+    return _page("Command line", f"{intro}\n\n{body}\n\n## Completion\n\n{completion}")
 
 
 def config_page() -> str:

@@ -11,7 +11,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: done. 1: failed. 2: a mistake in the command, the config or a file. 130 and 143:
     stopped by Ctrl-C or SIGTERM.
     """
-    from dingsdk.cli.errors import run_guarded
-    from dingsdk.cli.root import root
+    from dingsdk.cli.root import run
 
-    return run_guarded(root, argv)
+    return run(argv)

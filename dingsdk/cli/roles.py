@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import click
 
+from dingsdk.cli.completion import complete_config, complete_set, complete_transport
+
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 
@@ -22,14 +24,21 @@ def _of_the_run(command: CommandT) -> CommandT:
             "--config",
             required=True,
             metavar="CONFIG",
+            shell_complete=complete_config,
             help="A .yaml, .json or .py file, or the name of a shipped example.",
         ),
-        click.option("--transport", metavar="TYPE", help="In place of system.transport.type."),
+        click.option(
+            "--transport",
+            metavar="TYPE",
+            shell_complete=complete_transport,
+            help="In place of system.transport.type.",
+        ),
         click.option(
             "--set",
             "sets",
             multiple=True,
             metavar="A.B=C",
+            shell_complete=complete_set,
             help="Override one config value; may be repeated.",
         ),
         click.option(

@@ -1,12 +1,24 @@
-"""The command group: its commands are what the registry kind ``commands`` holds."""
+"""The program: the commands of the registry kind ``commands``, and how each of them ends."""
 
 from __future__ import annotations
 
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
 import click
+from click.shell_completion import CompletionItem
 
 from dingsdk import __version__
+from dingsdk.cli.completion import VARIABLE, complete
 from dingsdk.errors import DingError, UnknownPluginError, nearest_name
 from dingsdk.plugins import default_manager
+
+FAILED = 1
+MISTAKE = 2
+INTERRUPTED = 130
 
 
 class RegistryGroup(click.Group):
@@ -40,17 +52,27 @@ class RegistryGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands; one that cannot be loaded is named with the reason."""
-        rows: list[tuple[str, str]] = []
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self._visible(ctx, formatter.width)))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Propose commands, or the options of the program where a dash was typed."""
+        if incomplete.startswith("-"):
+            return click.Command.shell_complete(self, ctx, incomplete)
+        rows = self._visible(ctx)
+        return [
+            CompletionItem(name, help=text) for name, text in rows if name.startswith(incomplete)
+        ]
+
+    def _visible(self, ctx: click.Context, width: int = 80) -> Iterator[tuple[str, str]]:
         for name in self.list_commands(ctx):
             try:
                 command = self.get_command(ctx, name)
             except DingError as error:
-                rows.append((name, f"(cannot be loaded: {error})"))
+                yield name, f"(cannot be loaded: {error})"
                 continue
             if command is not None and not command.hidden:
-                rows.append((name, command.get_short_help_str(formatter.width)))
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+                yield name, command.get_short_help_str(width)
 
 
 def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -76,3 +98,62 @@ def _debug_option() -> click.Option:
 @click.version_option(__version__, prog_name="dingsdk")
 def root() -> None:
     """Train and evaluate reinforcement learning agents whose every part is a plugin."""
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; see ``dingsdk.cli.main``."""
+    instruction = os.environ.get(VARIABLE)
+    if instruction:
+        return complete(root, instruction)
+    settings: dict[str, Any] = {"debug": _is_debug(os.environ)}
+    try:
+        default_manager().adverts()  # logs what is wrong with the installation
+        code = root.main(
+            args=None if argv is None else list(argv),
+            prog_name="dingsdk",
+            standalone_mode=False,
+            obj=settings,
+        )
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("Interrupted; there was nothing to save.", err=True)
+        return INTERRUPTED
+    except DingError as error:
+        return _report(error, settings["debug"])
+    except BrokenPipeError:
+        # The reader of our output left, as `| head` does. Keep the interpreter from
+        # complaining about it once more when it flushes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except (Exception, SystemExit) as error:
+        traceback.print_exc()
+        advice = "This is a defect of dingsdk or of a plugin, not of your config."
+        if isinstance(error, MemoryError):
+            advice = "Lower the sizes in the config: envs, batch, replay buffer, network."
+        click.echo(f"\nError: {type(error).__name__}: {error}\n{advice}", err=True)
+        return FAILED
+    return code if isinstance(code, int) else 0
+
+
+def _report(error: DingError, debug: bool) -> int:
+    if error.is_user_mistake and not debug:
+        click.echo(f"Error: {error}", err=True)
+        for note in getattr(error, "__notes__", ()):
+            click.echo(f"  ({note})", err=True)
+        return MISTAKE
+    remote = error.facts.get("traceback")
+    if isinstance(remote, str) and remote and not debug:
+        # What happened in the worker tells more than how the master heard of it.
+        click.echo(remote.rstrip(), err=True)
+    else:
+        traceback.print_exception(error)
+    click.echo(f"\nError: {error}", err=True)
+    return MISTAKE if error.is_user_mistake else FAILED
+
+
+def _is_debug(environ: Mapping[str, str]) -> bool:
+    return environ.get("DINGSDK_DEBUG", "").strip().lower() in {"1", "true", "yes", "on"}

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dingsdk.cli.completion import complete_config, complete_set, complete_transport
+
 if TYPE_CHECKING:
     from dingsdk.pipeline.context import RunContext, RunResult
     from dingsdk.pipeline.train import ProgressFactory
 
 
 @click.command(short_help="Train a policy and leave a run folder.")
-@click.argument("config")
+@click.argument("config", shell_complete=complete_config)
 @click.option(
     "--mode",
     type=click.Choice(["serial", "parallel"]),
@@ -25,12 +27,18 @@ if TYPE_CHECKING:
     show_default=True,
     help="One thread, or coordinator, collectors and learner over a transport.",
 )
-@click.option("--transport", metavar="TYPE", help="In place of system.transport.type.")
+@click.option(
+    "--transport",
+    metavar="TYPE",
+    shell_complete=complete_transport,
+    help="In place of system.transport.type.",
+)
 @click.option(
     "--set",
     "sets",
     multiple=True,
     metavar="A.B=C",
+    shell_complete=complete_set,
     help="Override one config value; may be repeated.",
 )
 @click.option("--seed", type=int, help="Root of the seed tree, in place of the config's.")

@@ -1,0 +1,124 @@
+"""What TAB proposes: commands and options by click, and examples, types and config keys.
+
+To turn it on::
+
+    eval "$(_DINGSDK_COMPLETE=bash_source dingsdk)"    # bash; zsh_source for zsh
+    _DINGSDK_COMPLETE=fish_source dingsdk | source     # fish
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    add_completion_class,
+    shell_complete,
+)
+
+from dingsdk.config import EXAMPLES_DIR
+from dingsdk.plugins import default_manager
+
+VARIABLE = "_DINGSDK_COMPLETE"
+"""Environment variable by which a shell asks for completions, or for its script."""
+
+
+def complete(root: click.Command, instruction: str) -> int:
+    """Answer the shell; ``instruction`` is the value of ``VARIABLE``. Return the exit code.
+
+    A failure prints nothing: the user is in the middle of typing a command.
+    """
+    logging.disable()
+    add_completion_class(_Bash)
+    try:
+        return shell_complete(root, {"obj": {}}, "dingsdk", VARIABLE, instruction)
+    except Exception:
+        return 1
+
+
+def complete_config(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Propose config files and the shipped examples."""
+    examples = sorted(path.stem for path in EXAMPLES_DIR.glob("*.yaml"))
+    # Files first: click's script for bash forgets what stands before them.
+    files = CompletionItem(incomplete, type="file")
+    return [files, *(CompletionItem(name) for name in examples if name.startswith(incomplete))]
+
+
+def complete_transport(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Propose the installed transports."""
+    return [CompletionItem(name) for name in _types("transports", incomplete)]
+
+
+def complete_set(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Propose the keys of the config that is named on the command line, and types after ``=``."""
+    from dingsdk.pipeline.components import COMPONENTS
+
+    key, is_value, value = incomplete.partition("=")
+    if is_value:
+        kinds = {f"{part.path}.type": part.kind for part in COMPONENTS}
+        kinds["policy.type"] = "policies"
+        names = _types(kinds[key], value) if key in kinds else []
+        return [CompletionItem(f"{key}={name}") for name in names]
+    # After an option that still lacks its value, click leaves CONFIG among the rest.
+    config = ctx.params.get("config") or next(iter(ctx.args), "")
+    found = _leaves(_compiled(config, ctx.params.get("transport")))
+    return [
+        CompletionItem(f"{key}=", help=str(value))
+        for key, value in sorted(found)
+        if key.startswith(incomplete)
+    ]
+
+
+def _types(kind: str, incomplete: str) -> list[str]:
+    return [name for name in default_manager().known(kind) if name.startswith(incomplete)]
+
+
+def _compiled(config: str, transport: str | None) -> Mapping[str, Any]:
+    """Return the compiled config, or a shipped example where it cannot be compiled."""
+    from dingsdk.errors import DingError
+    from dingsdk.pipeline.train import compile_run
+
+    try:
+        cfg: Mapping[str, Any] = compile_run(config, "parallel", transport)
+    except DingError:  # not typed yet, or wrong as it stands
+        cfg = compile_run("cartpole-dqn", "parallel")
+    return cfg
+
+
+def _leaves(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in section.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+class _Bash(BashComplete):
+    """Adds to click's class that bash takes ``=`` for a word of its own."""
+
+    source_template = BashComplete.source_template.replace(
+        "COMPREPLY+=($value)",
+        "COMPREPLY+=($value)\n            [[ $value == *= ]] && compopt -o nospace",
+    )
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        args, incomplete = super().get_completion_args()
+        if incomplete == "=":
+            return args[:-1], f"{args[-1]}="
+        if args[-1:] == ["="]:
+            return args[:-2], f"{args[-2]}={incomplete}"
+        return args, incomplete
+
+    def format_completion(self, item: CompletionItem) -> str:
+        typed = item.value.partition("=")[2] or item.value
+        return super().format_completion(CompletionItem(typed, type=item.type))

@@ -1,0 +1,148 @@
+"""What shells get when TAB is pressed, through the protocol of their completion scripts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dingsdk.plugins import default_manager
+
+PROGRAM = [sys.executable, "-m", "dingsdk"]
+SHELLS = ("bash", "zsh", "fish")
+
+
+def ask(shell: str, *words: str, cwd: Path | None = None) -> list[str]:
+    """Return what is proposed for the last of ``words``, as the shell's script would ask."""
+    index = words[-1] if shell == "fish" else str(len(words))
+    done = subprocess.run(
+        PROGRAM,
+        env={
+            **os.environ,
+            "_DINGSDK_COMPLETE": f"{shell}_complete",
+            "COMP_WORDS": "\n".join(["dingsdk", *words]),
+            "COMP_CWORD": index,
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=cwd,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.strip("\n").splitlines()
+    if shell == "zsh":  # three lines each: kind, value, help
+        return [f"{kind},{value}" for kind, value in zip(lines[::3], lines[1::3], strict=True)]
+    return [line.partition("\t")[0] for line in lines]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_commands_are_proposed(shell: str) -> None:
+    assert ask(shell, "tr") == ["plain,train"]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_config_is_a_file_or_a_shipped_example(shell: str) -> None:
+    assert ask(shell, "train", "cart") == ["file,cart", "plain,cartpole-dqn"]
+    assert ask(shell, "coordinator", "--config", "x") == ["file,x"]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_transports_and_kinds_are_proposed(shell: str) -> None:
+    assert ask(shell, "train", "c", "--transport", "fl") == ["plain,flask_fs"]
+    assert ask(shell, "plugins", "--kind", "buf") == ["plain,buffers"]
+
+
+def test_config_keys_are_those_of_the_config_that_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "env: {env_id: CartPole-v1, stop_value: 1}\n"
+        "policy: {type: dqn, other: {replay_buffer: {type: advanced}}}\n"
+    )
+    wanted = "policy.other.replay_buffer.alp"
+
+    assert ask("zsh", "train", "mine.yaml", "--set", wanted, cwd=tmp_path) == [f"plain,{wanted}ha="]
+    assert ask("fish", "train", "cartpole-dqn", "--set", wanted) == []
+    assert ask("bash", "train", "no-such.yaml", "--set", "env.env_i") == ["plain,env.env_id="]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_types_are_proposed_after_the_equals_sign(shell: str) -> None:
+    key = "policy.other.replay_buffer.type"
+    known = default_manager().known("buffers")
+
+    assert ask(shell, "train", "c", "--set", f"{key}=") == [f"plain,{key}={name}" for name in known]
+    assert ask(shell, "train", "c", "--set", "seed=") == []
+
+
+def test_bash_gets_the_part_after_the_equals_sign_which_it_takes_for_a_word() -> None:
+    key = "policy.other.replay_buffer.type"
+    known = default_manager().known("buffers")
+
+    assert ask("bash", "train", "c", "--set", key, "=") == [f"plain,{name}" for name in known]
+    assert ask("bash", "train", "c", "--set", key, "=", "nai") == ["plain,naive"]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_script_of_the_shell_is_printed(shell: str) -> None:
+    done = subprocess.run(
+        PROGRAM,
+        env={**os.environ, "_DINGSDK_COMPLETE": f"{shell}_source"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    assert "_dingsdk_completion" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_completes_with_the_script(tmp_path: Path) -> None:
+    program = tmp_path / "dingsdk"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m dingsdk "$@"\n')
+    program.chmod(0o700)
+    script = """
+        eval "$(_DINGSDK_COMPLETE=bash_source dingsdk)"
+        compopt() { echo compopt "$@"; }  # there is no command line to complete
+        COMP_WORDS=(dingsdk train cartpole-dqn --set env.env_i) COMP_CWORD=4
+        _dingsdk_completion dingsdk
+        echo "${COMPREPLY[@]}"
+    """
+
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    assert (done.stdout, done.stderr) == ("compopt -o nospace\nenv.env_id=\n", "")
+
+
+def test_failure_while_completing_prints_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        PROGRAM,
+        env={**os.environ, "_DINGSDK_COMPLETE": "bash_complete"},  # without the words
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+
+
+def test_module_is_run_as_the_program() -> None:
+    done = subprocess.run(
+        [*PROGRAM, "plugins", "--kind", "commands"], capture_output=True, text=True, timeout=60
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "train" in done.stdout
