@@ -8,12 +8,17 @@ FORMER := dingsdk dingsdk-in-memory dingsdk-flask-fs
 STAMP := .venv/installed
 ARGS ?=
 JOBS ?= 2
+SEED ?= 0
+COUNT ?= 120
+AREA ?=
+TESTS ?=
 
-.PHONY: help train test lint bench docs clean
+.PHONY: help train test lint mutate bench docs clean
 
 help:
 	@echo "make train   train DQN on CartPole-v1 in parallel mode (options: ARGS=\"--seed 1\")"
 	@echo "make test    lint, type check and run the test suite (options: JOBS=4 ARGS=\"-k buffer\")"
+	@echo "make mutate  try one-line mutants of the code on the tests (options: SEED=1 AREA=buffer)"
 	@echo "make bench   run the benchmarks"
 	@echo "make docs    write the generated reference pages again"
 	@echo "make clean   remove the virtual environment and all caches; runs/ stays"
@@ -36,6 +41,10 @@ lint: $(STAMP)
 
 test: lint
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+mutate: $(STAMP)
+	$(BIN)/python -m tools.mutation --seed $(SEED) --count $(COUNT) --jobs $(JOBS) \
+		--areas $(AREA) --tests $(TESTS) $(if $(SLOW),--slow)
 
 bench: $(STAMP)
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done

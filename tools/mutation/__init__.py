@@ -1,0 +1,1 @@
+"""`make mutate`: does the test suite notice small mistakes in the shipped code?"""

@@ -1,0 +1,257 @@
+"""Draw one-line mutants of the shipped code and count those that the tests notice.
+
+    make mutate SEED=1                    120 mutants over all areas
+    make mutate SEED=1 AREA=buffer        only mutants of one area (or of several: "buffer data")
+    make mutate SEED=1 TESTS=tests/unit   only tests below these paths
+    make mutate SEED=1 SLOW=1             also tests that `make test` leaves out
+
+A run that was stopped goes on where it was. What is known stays known while the tests of a line
+and all that they run are unchanged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import hashlib
+import json
+import math
+import sys
+import time
+import tomllib
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from tools.mutation.checkout import Checkout, adopt_orphans
+from tools.mutation.coverage_map import CoverageMap, Test, Tree
+from tools.mutation.mutants import Mutant, mutants_of
+
+ROOT = Path(__file__).parents[2]
+CACHE = ROOT / ".mutation"
+EQUIVALENT = Path(__file__).with_name("equivalent.toml")
+AREAS = {
+    "policy": ("dingsdk/policy/",),
+    "envs": ("dingsdk/envs/",),
+    "collector": ("dingsdk/worker/collector/",),
+    "evaluator": ("dingsdk/worker/evaluator/", "dingsdk/worker/"),
+    "buffer": ("dingsdk/worker/replay_buffer/",),
+    "learner": ("dingsdk/worker/learner/",),
+    "coordinator": ("dingsdk/worker/coordinator/", "dingsdk/worker/commander/"),
+    "comm": ("dingsdk/worker/comm/", "plugins/dingsdk-in-memory/dingsdk_in_memory/"),
+    "data": ("dingsdk/data/",),
+    "config": ("dingsdk/config",),
+    "pipeline": ("dingsdk/pipeline/",),
+    "cli": ("dingsdk/cli/",),
+    "plugins": ("dingsdk/plugins/", "dingsdk/"),
+    "flask_fs": ("plugins/dingsdk-flask-fs/dingsdk_flask_fs/",),
+}
+LEFT_OUT = ("dingsdk/testing/",)
+"""The conformance kit: the tests of its rules are mutants themselves (`tests/mutants`)."""
+
+LONGEST_S = 300.0
+"""No mutant is tried with tests that take longer than this together; the slowest are left out."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a mutant: the test that noticed it, if one did."""
+
+    mutant: Mutant
+    killer: str | None
+    tests: int
+
+
+def main() -> int:
+    """Run the command line; return 1 if an area has fewer kills than it should."""
+    options = _parse()
+    tree = Tree(ROOT)
+    selection = ("-m", "") if options.slow else ()
+    coverage_map = CoverageMap(CACHE / "coverage", tree, selection)
+    stale = coverage_map.load(tree.test_files(options.tests))
+    with concurrent.futures.ProcessPoolExecutor(
+        options.jobs, initializer=_start_worker, initargs=(tree,)
+    ) as pool:
+        if stale:
+            click.echo(f"recording what {len(stale)} test files cover")
+            copy = Checkout(CACHE / "recording", tree)
+            coverage_map.record(stale, copy.root, copy.python, options.jobs)
+        for test in coverage_map.broken():
+            click.echo(f"fails without a mutant, not counted: {test}")
+        mutants = _draw(tree, options.seed, options.count, options.areas)
+        outcomes = _try_all(pool, mutants, coverage_map)
+    return _report(outcomes)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make mutate", description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=120)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--areas", nargs="*", choices=AREAS, default=[])
+    parser.add_argument("--tests", nargs="*", default=[])
+    parser.add_argument("--slow", action="store_true")
+    return parser.parse_args()
+
+
+def area_of(path: str) -> str | None:
+    """Return the area of a source file: the one with the longest matching path."""
+    if not path.endswith(".py") or path.startswith(LEFT_OUT):
+        return None
+    matching = [
+        (len(prefix), area)
+        for area, prefixes in AREAS.items()
+        for prefix in prefixes
+        if path.startswith(prefix)
+    ]
+    return max(matching)[1] if matching else None
+
+
+def _draw(tree: Tree, seed: int, count: int, areas: list[str]) -> list[Mutant]:
+    """Draw mutants: of an area in proportion to the root of its lines, of a line at most one.
+
+    A line is drawn by a hash of its text, so that changes elsewhere leave the draw as it is.
+    """
+    equivalent = _equivalent()
+    lines: dict[str, dict[tuple[str, int], list[Mutant]]] = {area: {} for area in AREAS}
+    for path in tree.digests:
+        area = area_of(path)
+        if area is not None and (not areas or area in areas):
+            for mutant in mutants_of(path, (tree.root / path).read_text()):
+                if mutant.key not in equivalent:
+                    lines[area].setdefault((path, mutant.line), []).append(mutant)
+    lines = {area: found for area, found in lines.items() if found}
+    roots = {area: math.sqrt(len(found)) for area, found in lines.items()}
+    drawn = []
+    for area, found in lines.items():
+        share = min(len(found), round(count * roots[area] / sum(roots.values())))
+        first = [min(of_line, key=lambda one: _rank(seed, one.key)) for of_line in found.values()]
+        places = sorted(first, key=lambda one: _rank(seed, f"{one.path} {one.before}"))
+        drawn.extend(places[:share])
+    return drawn
+
+
+def _rank(seed: int, text: str) -> bytes:
+    return hashlib.sha256(f"{seed} {text}".encode()).digest()
+
+
+def _equivalent() -> set[str]:
+    entries = tomllib.loads(EQUIVALENT.read_text()).get("mutant", [])
+    return {f"{entry['path']}: {entry['before']} => {entry['after']}" for entry in entries}
+
+
+def _try_all(
+    pool: concurrent.futures.Executor, mutants: list[Mutant], coverage_map: CoverageMap
+) -> list[Outcome]:
+    known_file = CACHE / "outcomes.json"
+    known = json.loads(known_file.read_text()) if known_file.exists() else {}
+    outcomes, waiting = [], {}
+    for mutant in mutants:
+        tests = _tests_of(mutant, coverage_map)
+        known_outcome = known.get(mutant.key)
+        if not tests:
+            outcomes.append(Outcome(mutant, None, 0))
+        elif known_outcome and known_outcome["key"] == _key(known_outcome, tests, coverage_map):
+            outcomes.append(Outcome(mutant, known_outcome["killer"], len(tests)))
+        else:
+            if known_outcome and known_outcome["killer"] in {test.name for test in tests}:
+                tests.sort(key=lambda test: test.name != known_outcome["killer"])
+            waiting[pool.submit(_try_one, mutant, tests)] = mutant, tests
+    for done in concurrent.futures.as_completed(waiting):
+        mutant, tests = waiting[done]
+        outcome = Outcome(mutant, done.result(), len(tests))
+        outcomes.append(outcome)
+        entry = {"killer": outcome.killer}
+        known[mutant.key] = entry | {"key": _key(entry, tests, coverage_map)}
+        known_file.write_text(json.dumps(known))
+        state = "killed  " if outcome.killer else "SURVIVED"
+        click.echo(f"[{len(outcomes)}/{len(mutants)}] {state} {mutant.path}:{mutant.line}")
+    return sorted(outcomes, key=lambda outcome: (outcome.mutant.path, outcome.mutant.line))
+
+
+def _key(entry: dict[str, str | None], tests: list[Test], coverage_map: CoverageMap) -> str:
+    """Return what an outcome depends on: the test that failed, or all tests that passed."""
+    names = {test.name for test in tests}
+    if entry["killer"] in names:
+        return coverage_map.key(str(entry["killer"]))
+    files = sorted({test.file for test in tests})
+    return hashlib.sha256(json.dumps([coverage_map.key(f) for f in files]).encode()).hexdigest()
+
+
+def _tests_of(mutant: Mutant, coverage_map: CoverageMap) -> list[Test]:
+    if mutant.runs_at_import:
+        tests = coverage_map.tests_of_module(mutant.path, mutant.scope)
+    else:
+        tests = coverage_map.tests_of_line(mutant.path, mutant.line)
+    tests.sort(key=lambda test: test.duration_s)
+    total_s = 0.0
+    chosen: list[Test] = []
+    for test in tests:
+        total_s += test.duration_s
+        if total_s <= LONGEST_S or not chosen:
+            chosen.append(test)
+    return chosen
+
+
+_checkout: Checkout
+
+
+def _start_worker(tree: Tree) -> None:
+    global _checkout
+    adopt_orphans()
+    number = 0
+    while True:  # the first folder that no other worker has taken
+        folder = CACHE / f"copy-{number}"
+        folder.mkdir(parents=True, exist_ok=True)
+        if _lock(folder):
+            break
+        number += 1
+    _checkout = Checkout(folder / "tree", tree)
+
+
+def _lock(folder: Path) -> bool:
+    import fcntl
+
+    file = (folder / "lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    _locks.append(file)
+    return True
+
+
+_locks: list[object] = []
+
+
+def _try_one(mutant: Mutant, tests: list[Test]) -> str | None:
+    return _checkout.try_mutant(mutant, tests)
+
+
+def _report(outcomes: list[Outcome]) -> int:
+    by_area: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        by_area[str(area_of(outcome.mutant.path))].append(outcome)
+        if outcome.killer is None:
+            mutant = outcome.mutant
+            tried = f"passed {outcome.tests} tests" if outcome.tests else "no test covers the line"
+            click.echo(f"\n{mutant.path}:{mutant.line} {tried}")
+            click.echo(f"-   {mutant.before}\n+   {mutant.after}")
+    click.echo()
+    low = False
+    for area, found in by_area.items():
+        killed = sum(outcome.killer is not None for outcome in found)
+        low |= killed < 0.8 * len(found)
+        click.echo(f"{area:12} {killed:3} of {len(found):3}  {killed / len(found):4.0%}")
+    killed = sum(outcome.killer is not None for outcome in outcomes)
+    click.echo(f"{'all':12} {killed:3} of {len(outcomes):3}  {killed / max(1, len(outcomes)):4.0%}")
+    return int(low or killed < 0.9 * len(outcomes))
+
+
+if __name__ == "__main__":
+    started = time.monotonic()
+    code = main()
+    click.echo(f"{time.monotonic() - started:.0f} s")
+    sys.exit(code)

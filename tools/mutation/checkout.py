@@ -1,0 +1,169 @@
+"""Copies of the checkout with an interpreter of their own, where mutants are tried."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+
+from tools.mutation.coverage_map import PLUGIN, Test, Tree
+from tools.mutation.mutants import Mutant
+
+
+class Checkout:
+    """A copy of a tree and a virtual environment whose `dingsdk` is that copy.
+
+    Everything installed is read from the environment of the running interpreter.
+
+    Args:
+        folder: Where the copy is made; it is brought up to date if it exists.
+        tree: What to copy.
+    """
+
+    def __init__(self, folder: Path, tree: Tree) -> None:
+        self.root = folder.absolute()
+        self.python = self.root / ".venv" / "bin" / "python"
+        self._stamp = 0
+        self._copy(tree)
+        if not self.python.exists():
+            self._make_environment(tree)
+        sources = [name for name in ("dingsdk", "plugins", "tests") if (self.root / name).exists()]
+        self._run(["-m", "compileall", "-q", *sources])
+
+    def try_mutant(self, mutant: Mutant, tests: list[Test]) -> str | None:
+        """Run tests on a mutant; return the name of the first that fails, None if all pass."""
+        path = self.root / mutant.path
+        source, times = path.read_text(), path.stat()
+        try:
+            path.write_text(mutant.apply(source))
+            # Compiled files and numba's cache are valid for one second of modification.
+            self._stamp = max(self._stamp + 1, int(time.time()))
+            os.utime(path, (self._stamp, self._stamp))
+            for batch in _batches(tests):
+                killer = self._first_failure(batch)
+                if killer is not None:
+                    return killer
+            return None
+        finally:
+            path.write_text(source)
+            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    def _first_failure(self, tests: list[Test]) -> str | None:
+        """Run tests in a process; a hang and a crash count as a failure of the running test."""
+        chosen = self.root / ".mutation-tests.json"
+        chosen.write_text(json.dumps([test.name for test in tests]))
+        log = self.root / ".mutation-log.txt"
+        longest = max(test.duration_s for test in tests)
+        command = [
+            str(self.python), "-m", "pytest", "-x", "-v", "--tb=no", "-p", PLUGIN, "-m", "",
+            "-p", "no:xdist", "-p", "no:cacheprovider", "--timeout", str(int(30 + 5 * longest)),
+            "--basetemp", str(self.root / ".tmp"), *dict.fromkeys(test.file for test in tests),
+        ]  # fmt: skip
+        environment = {**os.environ, "MUTATION_TESTS": str(chosen)}
+        limit_s = 120 + 5 * sum(test.duration_s for test in tests)
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                command, cwd=self.root, env=environment, stdout=output, stderr=output,
+                start_new_session=True,
+            )  # fmt: skip
+            try:
+                code: int | None = process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                code = None
+            _end_children()
+        if code == 0:
+            return None
+        if code in (4, 5):  # pytest ran nothing
+            raise RuntimeError(log.read_text(errors="replace"))
+        names = [test.name for test in tests]
+        failed = [
+            line for line in log.read_text(errors="replace").splitlines()
+            if " FAILED" in line or " ERROR" in line
+        ]  # fmt: skip
+        for line in failed:
+            for name in names:
+                if line.startswith(f"{name} "):
+                    return name
+        return f"{tests[0].file} (exit code {code})"
+
+    def _copy(self, tree: Tree) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        copied = self.root / ".mutation-copied.json"
+        before = json.loads(copied.read_text()) if copied.exists() else {}
+        copied.unlink(missing_ok=True)
+        for name in before.keys() - tree.digests.keys():
+            (self.root / name).unlink(missing_ok=True)
+        for name, digest in tree.digests.items():
+            target = self.root / name
+            if before.get(name) != digest or not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(tree.root / name, target)
+        copied.write_text(json.dumps(tree.digests))
+
+    def _make_environment(self, tree: Tree) -> None:
+        """Make an environment that holds only the way to this copy and to what is installed."""
+        subprocess.run(
+            [sys.executable, "-m", "venv", "--without-pip", str(self.root / ".venv")], check=True
+        )
+        site = Path(self._run(["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]))
+        installed = Path(sysconfig.get_path("purelib"))
+        packages = [self.root, *sorted((self.root / "plugins").glob("*/"))]
+        (site / "copy.pth").write_text("\n".join(map(str, [*packages, installed])) + "\n")
+        for file in installed.glob("*coverage*.pth"):
+            shutil.copy(file, site)
+        for script in Path(sys.executable).parent.iterdir():
+            with contextlib.suppress(UnicodeDecodeError, IsADirectoryError):
+                text = script.read_text()
+                if text.startswith(f"#!{Path(sys.executable).parent}"):
+                    copy = self.root / ".venv" / "bin" / script.name
+                    copy.write_text(f"#!{self.python}\n" + text.partition("\n")[2])
+                    copy.chmod(0o755)
+
+    def _run(self, arguments: list[str]) -> str:
+        done = subprocess.run(
+            [str(self.python), *arguments], cwd=self.root, check=False, capture_output=True
+        )
+        return done.stdout.decode().strip()
+
+
+def _batches(tests: list[Test]) -> list[list[Test]]:
+    """Cut tests, quickest files first, into runs of which each takes longer than the last."""
+    files: dict[str, list[Test]] = {}
+    for test in sorted(tests, key=lambda test: test.duration_s):
+        files.setdefault(test.file, []).append(test)
+    batches: list[list[Test]] = [[]]
+    limits_s = [5.0, 25.0, float("inf")]
+    spent_s = 0.0
+    for group in sorted(files.values(), key=lambda group: sum(test.duration_s for test in group)):
+        spent_s += sum(test.duration_s for test in group)
+        if spent_s > limits_s[0] and batches[-1]:
+            batches.append([])
+            spent_s = 0.0
+            limits_s.pop(0)
+        batches[-1].extend(group)
+    return [batch for batch in batches if batch]
+
+
+def adopt_orphans() -> None:
+    """Become the parent of processes whose parent ends, so that they can be found and ended."""
+    import ctypes
+
+    set_child_subreaper = 36
+    ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
+
+
+def _end_children() -> None:
+    children = psutil.Process().children(recursive=True)
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.send_signal(signal.SIGKILL)
+    psutil.wait_procs(children, timeout=10)

@@ -1,0 +1,220 @@
+"""Which tests run which lines, also in the processes that tests start.
+
+The record is kept per test file and stays valid until the file, a helper of the tests or a
+source file that the tests run changes; only what is out of date is recorded again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from coverage import CoverageData
+
+PLUGIN = "tools.mutation.pytest_plugin"
+
+
+@dataclasses.dataclass(frozen=True)
+class Test:
+    """A test that runs a line, with the seconds it took when it was recorded."""
+
+    name: str
+    duration_s: float
+
+    @property
+    def file(self) -> str:
+        """The file that holds the test, relative to the root."""
+        return self.name.partition("::")[0]
+
+
+class Tree:
+    """The files of a checkout that Git knows or does not ignore, with their digests."""
+
+    def __init__(self, root: Path) -> None:
+        listed = subprocess.run(
+            ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+            cwd=root, check=True, capture_output=True,
+        ).stdout  # fmt: skip
+        names = sorted(name for name in listed.decode().split("\0") if name)
+        self.root = root
+        self.digests = {
+            name: hashlib.sha256((root / name).read_bytes()).hexdigest()[:16]
+            for name in names
+            if (root / name).is_file()
+        }
+        helpers = {name: self.digests[name] for name in self.digests if _is_test_helper(name)}
+        self.helpers = _digest(helpers)
+
+    def test_files(self, below: Iterable[str]) -> list[str]:
+        """List the test files at or below the given paths."""
+        places = tuple(below)
+        return [
+            name
+            for name in self.digests
+            if name.endswith(".py")
+            and Path(name).name.startswith("test_")
+            and (not places or name.startswith(places))
+        ]
+
+    def digest(self, names: Iterable[str]) -> str:
+        """Return one digest for the content of the named files, missing ones included."""
+        return _digest({name: self.digests.get(name, "") for name in names})
+
+
+class CoverageMap:
+    """The recorded tests of some test files.
+
+    Args:
+        folder: Where records are kept.
+        tree: The checkout they are compared with.
+        selection: Options for pytest that choose tests by marker; a record of each its own.
+    """
+
+    def __init__(self, folder: Path, tree: Tree, selection: tuple[str, ...]) -> None:
+        self._folder = folder
+        self._tree = tree
+        self._selection = selection
+        self._records: dict[str, dict[str, Any]] = {}
+        self._by_line: dict[tuple[str, int], set[str]] = {}
+
+    def load(self, test_files: Iterable[str]) -> list[str]:
+        """Read what is recorded for these files; return those that must be recorded (again)."""
+        stale = []
+        for name in test_files:
+            try:
+                record = json.loads(self._file_of(name).read_text())
+            except FileNotFoundError:
+                record = None
+            if record is None or record["key"] != self._key(name, record["lines"]):
+                stale.append(name)
+            else:
+                self._records[name] = record
+        self._by_line = self._index()
+        return stale
+
+    def record(self, test_files: list[str], checkout: Path, python: Path, jobs: int) -> None:
+        """Run the tests of these files under coverage and keep what they covered."""
+        data = checkout / ".mutation-coverage"
+        data.mkdir(exist_ok=True)
+        for old in data.iterdir():
+            old.unlink()
+        settings = data / "settings"
+        settings.write_text(
+            "[run]\nparallel = true\nconcurrency = thread, greenlet\npatch = _exit\n"
+            f"context = $MUTATION_TEST\ndata_file = {data / 'lines'}\ndisable_warnings = "
+            f"no-data-collected, module-not-measured, couldnt-parse\nsource =\n    {checkout}\n"
+            f"omit =\n    {checkout}/tests/*\n    {checkout}/.venv/*\n    {checkout}/tools/*\n"
+            "    */test_*.py\n"
+        )
+        environment = {
+            **os.environ, "COVERAGE_PROCESS_START": str(settings), "MUTATION_REPORTS": str(data),
+        }  # fmt: skip
+        command = [
+            str(python), "-m", "pytest", "-q", "-p", PLUGIN, "-n", str(jobs), "--dist", "loadfile",
+            "--timeout", "600", *self._selection, *test_files,
+        ]  # fmt: skip
+        subprocess.run(command, cwd=checkout, env=environment, check=False, stdout=sys.stderr)
+        reports: dict[str, dict[str, Any]] = {}
+        for file in data.glob("tests-*.json"):
+            reports |= json.loads(file.read_text())
+        lines = _covered_lines(data, checkout)
+        for name in test_files:
+            self._keep(name, reports, lines)
+        self._by_line = self._index()
+
+    def _keep(
+        self, name: str, reports: dict[str, dict[str, Any]], lines: dict[str, dict[str, set[int]]]
+    ) -> None:
+        tests = {test: report for test, report in reports.items() if test.startswith(f"{name}::")}
+        covered: dict[str, dict[str, list[int]]] = defaultdict(dict)
+        for test in tests:
+            for path, numbers in lines.get(test, {}).items():
+                covered[path][test] = sorted(numbers)
+        record = {"key": self._key(name, covered), "tests": tests, "lines": covered}
+        self._records[name] = record
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._file_of(name).write_text(json.dumps(record))
+
+    def key(self, test: str) -> str:
+        """Return a digest of everything that the tests of a file depend on."""
+        return str(self._records[test.partition("::")[0]]["key"])
+
+    def keys(self) -> str:
+        """Return one digest of everything that all loaded tests depend on."""
+        return _digest({name: record["key"] for name, record in self._records.items()})
+
+    def broken(self) -> list[str]:
+        """Name the tests that fail without any mutant; they count for nothing."""
+        return [
+            test
+            for record in self._records.values()
+            for test, report in record["tests"].items()
+            if report["failed"]
+        ]
+
+    def tests_of_line(self, path: str, line: int) -> list[Test]:
+        """Return the tests that run a line."""
+        return self._tests(self._by_line.get((path, line), set()))
+
+    def tests_of_module(self, path: str, scope: tuple[int, int]) -> list[Test]:
+        """Return the tests that run a line of a scope or else of its module."""
+        by_line = {line: tests for (file, line), tests in self._by_line.items() if file == path}
+        inside = [tests for line, tests in by_line.items() if scope[0] <= line <= scope[1]]
+        return self._tests(set().union(*(inside or by_line.values())))
+
+    def _tests(self, names: Iterable[str]) -> list[Test]:
+        found = []
+        for name in names:
+            report = self._records[name.partition("::")[0]]["tests"][name]
+            if not report["failed"]:
+                found.append(Test(name, report["duration_s"]))
+        return found
+
+    def _index(self) -> dict[tuple[str, int], set[str]]:
+        index: dict[tuple[str, int], set[str]] = defaultdict(set)
+        for record in self._records.values():
+            for path, tests in record["lines"].items():
+                for test, numbers in tests.items():
+                    for number in numbers:
+                        index[path, number].add(test)
+        return index
+
+    def _key(self, name: str, covered: Iterable[str]) -> str:
+        return self._tree.digest([name, *sorted(covered)]) + self._tree.helpers
+
+    def _file_of(self, name: str) -> Path:
+        which = _digest({"name": name, "selection": " ".join(self._selection)})
+        return self._folder / f"{which}.json"
+
+
+def _covered_lines(data: Path, checkout: Path) -> dict[str, dict[str, set[int]]]:
+    """Read which test ran which lines: test, path, line numbers."""
+    covered: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for file in data.glob("lines.*"):
+        recorded = CoverageData(str(file))
+        recorded.read()
+        for measured in recorded.measured_files():
+            path = str(Path(measured).relative_to(checkout))
+            for line, contexts in recorded.contexts_by_lineno(measured).items():
+                for context in contexts:
+                    covered[context][path].add(line)
+    return covered
+
+
+def _is_test_helper(name: str) -> bool:
+    """Whether a file could change what tests do without being one."""
+    inside = name.startswith("tests/") or "/tests/" in name
+    return inside and not Path(name).name.startswith("test_")
+
+
+def _digest(named: dict[str, str]) -> str:
+    text = json.dumps(named, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
