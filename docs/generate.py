@@ -44,8 +44,9 @@ def cli_page() -> str:
     """Return the help text of every built-in command."""
     blocks = [("dingsdk", _help(root, "dingsdk"))]
     for kind, key, _ in BUILTINS:
-        if kind == "commands":
-            command = default_manager().get("commands", key)
+        if kind in ("commands", "roles"):
+            command = root.get_command(click.Context(root), key)
+            assert command is not None
             blocks.append((f"dingsdk {key}", _help(command, f"dingsdk {key}")))
     body = "\n\n".join(f"## `{name}`\n\n```text\n{text}\n```" for name, text in blocks)
     codes = (

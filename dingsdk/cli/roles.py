@@ -1,7 +1,8 @@
-"""``dingsdk coordinator``, ``learner`` and ``collector``: one role of a run, for several hosts."""
+"""``dingsdk coordinator``, and ``dingsdk <role>`` for each role: runs over several hosts."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import socket
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from dingsdk.cli.completion import complete_config, complete_set, complete_transport
+from dingsdk.plugins import default_manager
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -102,9 +104,8 @@ def coordinator(
     (DINGSDK_SECRET_FILE).
     """
     from dingsdk.cli.train import console_progress, summary
-    from dingsdk.pipeline.roles import run_coordinator
     from dingsdk.pipeline.signals import EXIT_CODES
-    from dingsdk.pipeline.train import compile_run
+    from dingsdk.pipeline.train import compile_run, run_coordinator
 
     chosen = {"host": host, "port": port}
     own = [f"system.transport.{key}={value}" for key, value in chosen.items() if value is not None]
@@ -122,22 +123,27 @@ def coordinator(
     return EXIT_CODES[result.signal] if result.signal is not None else 0
 
 
-@click.command(short_help="Run one learner of a run.")
-@_of_a_worker
-def learner(**options: Any) -> int:
-    """Train for a coordinator until the run ends. Ctrl-C saves a checkpoint and leaves."""
-    return _work("learner", **options)
+def worker_command(role: str) -> click.Command:
+    """Return the command that runs one worker of a role; its help is the role's docstring.
 
+    Raises:
+        UnknownPluginError: there is no such role.
+        PluginLoadError: what provides it cannot be loaded.
+    """
+    role_cls = default_manager().get("roles", role)
 
-@click.command(short_help="Run one collector of a run.")
-@_of_a_worker
-def collector(**options: Any) -> int:
-    """Collect for a coordinator until the run ends. Ctrl-C leaves the run."""
-    return _work("collector", **options)
+    @click.command(
+        role, short_help=f"Run one {role} of a run.", help=inspect.getdoc(role_cls) or ""
+    )
+    @_of_a_worker
+    def command(**options: Any) -> int:
+        return _work(role, **options)
+
+    return command
 
 
 def _work(
-    role: Any,
+    role: str,
     config: str,
     transport: str | None,
     sets: tuple[str, ...],
@@ -147,9 +153,9 @@ def _work(
 ) -> int:
     from dingsdk.data.ids import check_id
     from dingsdk.errors import ProtocolError
-    from dingsdk.pipeline.roles import check_reach, run_worker
     from dingsdk.pipeline.signals import EXIT_CODES, StopOnSignal
     from dingsdk.pipeline.train import compile_run
+    from dingsdk.pipeline.worker import check_reach, run_worker
 
     cfg = compile_run(config, "parallel", transport, sets)
     check_reach(cfg)

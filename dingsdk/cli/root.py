@@ -1,4 +1,4 @@
-"""The program: the commands of the registry kind ``commands``, and how each of them ends."""
+"""The program: the commands of the registry kinds ``commands`` and ``roles``, and how they end."""
 
 from __future__ import annotations
 
@@ -26,14 +26,19 @@ class RegistryGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return every name that can be typed; imports no command."""
-        return default_manager().known("commands")
+        manager = default_manager()
+        return sorted({*manager.known("commands"), *manager.known("roles")})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command, with the option ``--debug`` that each of them has."""
         try:
             command: click.Command = default_manager().get("commands", cmd_name)
         except UnknownPluginError:
-            return None
+            if cmd_name not in default_manager().known("roles"):
+                return None
+            from dingsdk.cli.roles import worker_command
+
+            command = worker_command(cmd_name)
         if not any(param.name == "debug" for param in command.params):
             command.params.append(_debug_option())
         return command

@@ -30,7 +30,7 @@ from dingsdk.worker.coordinator import Coordinator
 
 _log = logging.getLogger(__name__)
 
-_FREE_SECTIONS = frozenset({"env.kwargs", "policy.learn.learner.hook"})
+_FREE_SECTIONS = frozenset({"env.kwargs", "policy.learn.learner.hook", "system.roles"})
 _CLASS_PATHS = {
     "env_manager": "env_manager",
     "policy": "policy",

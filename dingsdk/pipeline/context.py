@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from dingsdk.pipeline.run_folder import find_checkpoints
 from dingsdk.pipeline.status import Evaluation, RunRecorder, RunStatus
 
 Mode = Literal["serial", "parallel"]
@@ -90,8 +91,6 @@ class RunContext:
 
     def finish(self, reason: Reason, mode: Mode, env_steps: int, train_iter: int) -> RunResult:
         """Build the result from the recorder and from the checkpoints that exist."""
-        from dingsdk.pipeline.run_folder import find_checkpoints
-
         return RunResult(
             reached=reason == "stop_value",
             reason=reason,

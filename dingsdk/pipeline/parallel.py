@@ -11,13 +11,14 @@ from typing import Any
 from dingsdk.config import deep_merge_dicts, to_easydict
 from dingsdk.errors import ConfigError, DingError, TaskFailedError
 from dingsdk.pipeline.context import Reason, RunContext, RunResult
-from dingsdk.pipeline.crew import Crew, make_crew
 from dingsdk.pipeline.pace_log import PaceLog
 from dingsdk.pipeline.status import RunStatus
 from dingsdk.pipeline.threads import torch_threads
-from dingsdk.pipeline.workers import make_transport
+from dingsdk.pipeline.worker import make_transport, place_of, worker_ids
+from dingsdk.pipeline.worker_group import ExternalWorkers, ThreadWorkers, WorkerGroup
 from dingsdk.plugins import default_manager, observe
 from dingsdk.worker import Coordinator
+from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.evaluator.monitor import evaluation_statistics
 from dingsdk.worker.learner.checkpoint import save_checkpoint
@@ -57,16 +58,16 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         )
         evaluations.coordinator = coordinator
         context.set_status_source(lambda: _status(context, coordinator))
-        crew = make_crew(context, cfg, transport, coordinator.master)
+        workers = _make_workers(context, cfg, transport, coordinator.master)
         # Tasks are closed before their workers: a learner saves its checkpoint then.
-        stack.callback(lambda: crew.close(_closing_times(context)[1]))
+        stack.callback(lambda: workers.close(_closing_times(context)[1]))
         stack.callback(_close_coordinator, coordinator, context)
         address = coordinator.start()
         if context.on_address is not None:
             context.on_address(address, transport.joining_note())
-        crew.start(address)
+        workers.start(address)
         paces = stack.enter_context(closing(PaceLog(context.run_dir)))
-        reason = _watch(context, coordinator, crew, paces)
+        reason = _watch(context, coordinator, workers, paces)
         fill = coordinator.status().buffer_count
         if reason == "limit":
             reason = _finish_evaluations(context, coordinator)
@@ -74,8 +75,27 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         status = dataclasses.replace(_status(context, coordinator), buffer_fill=fill)
         context.set_status_source(lambda: status)
         if coordinator.failure is not None:
-            raise _with_trace(coordinator.failure, crew)
+            raise _with_trace(coordinator.failure, workers)
         return context.finish(reason, "parallel", status.env_steps, status.train_iter)
+
+
+def _make_workers(
+    context: RunContext, cfg: Any, transport: Transport, master: Master
+) -> WorkerGroup:
+    """Return the workers that the context and the transport ask for.
+
+    Raises:
+        ConfigError: the transport cannot reach workers there.
+    """
+    is_elsewhere = context.on_address is not None
+    place = place_of(type(transport), cfg.system.transport, is_elsewhere=is_elsewhere)
+    if is_elsewhere:
+        return ExternalWorkers()
+    if place == "threads":
+        return ThreadWorkers(cfg, transport)
+    from dingsdk.pipeline.process_group import ProcessWorkers
+
+    return ProcessWorkers(cfg, context.run_dir, worker_ids(cfg), master)
 
 
 def worker_config(context: RunContext) -> Any:
@@ -125,7 +145,9 @@ def worker_config(context: RunContext) -> Any:
     return to_easydict(deep_merge_dicts(cfg, changes))
 
 
-def _watch(context: RunContext, coordinator: Coordinator, crew: Crew, paces: PaceLog) -> Reason:
+def _watch(
+    context: RunContext, coordinator: Coordinator, workers: WorkerGroup, paces: PaceLog
+) -> Reason:
     """Wait for the end of the run, whatever brings it about."""
     while not coordinator.wait(POLL_S):
         if context.stop.is_set():
@@ -134,7 +156,7 @@ def _watch(context: RunContext, coordinator: Coordinator, crew: Crew, paces: Pac
         paces.write(status)
         if context.is_limit_reached(status.env_steps, status.train_iter):
             return "limit"
-        crew.poll()
+        workers.poll()
     if coordinator.failure is not None:
         return "error"
     return "stop_value" if coordinator.has_reached_goal else "limit"
@@ -209,14 +231,14 @@ def _remove_data(transport: Transport) -> None:
         _log.warning("files of the run remain: %s", error)
 
 
-def _with_trace(failure: DingError, crew: Crew) -> DingError:
-    """Attach what the worker left to say, so that whoever prints the error shows it."""
+def _with_trace(failure: DingError, workers: WorkerGroup) -> DingError:
+    """Attach the worker's traceback or crash output, so that it is printed with the error."""
     if isinstance(failure, TaskFailedError):
-        words = "" if failure.is_user_mistake else failure.facts.get("traceback")
+        trace = "" if failure.is_user_mistake else failure.facts.get("traceback")
     else:
-        words = crew.last_words(str(failure.facts.get("worker_id", "")))
-    if words:
-        failure.add_note(f"raised by the worker:\n{words}")
+        trace = workers.crash_report(str(failure.facts.get("worker_id", "")))
+    if trace:
+        failure.add_note(f"raised by the worker:\n{trace}")
     return failure
 
 
@@ -229,7 +251,7 @@ def _status(context: RunContext, coordinator: Coordinator) -> RunStatus:
         best_return=recorder.best_return,
         buffer_fill=now.buffer_count,
         buffer_capacity=context.cfg.policy.other.replay_buffer.replay_buffer_size,
-        workers=now.collectors + now.learners,
+        workers=sum(now.workers.values()),
         policy_version=now.train_iter,
         elapsed_s=recorder.elapsed_s,
         held_up_by=now.held_up_by,

@@ -52,6 +52,8 @@ class SystemSection(msgspec.Struct, frozen=True, kw_only=True):
         transport: The transport plugin by ``type``, with its options (parallel mode).
         collector_num: Collector workers (parallel mode).
         learner_num: Learner workers (parallel mode).
+        roles: Further roles of workers by their type key, each with its options; ``num``
+            workers are started of each (parallel mode).
         collector: Options of the comm collectors; their type is the transport's unless named.
         learner: Options of the comm learners, likewise.
         coordinator: Options of the coordinator (parallel mode).
@@ -65,6 +67,7 @@ class SystemSection(msgspec.Struct, frozen=True, kw_only=True):
     transport: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "in_memory"})
     collector_num: Count = 2
     learner_num: Count = 1
+    roles: dict[str, dict[str, Any]] = {}
     collector: dict[str, Any] = {}
     learner: dict[str, Any] = {}
     coordinator: dict[str, Any] = {}

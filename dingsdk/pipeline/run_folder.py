@@ -20,12 +20,14 @@ from collections.abc import Mapping
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dingsdk import __version__
 from dingsdk.data.files import atomic_write_json, ensure_dir
 from dingsdk.errors import RunFolderError
-from dingsdk.pipeline.context import RunResult
+
+if TYPE_CHECKING:
+    from dingsdk.pipeline.context import RunResult
 
 CONFIG_NAME = "config.yaml"
 RESULT_NAME = "result.json"

@@ -15,7 +15,13 @@ from dingsdk.pipeline.compile import compile_config
 from dingsdk.pipeline.context import Mode, RunContext, RunResult
 from dingsdk.pipeline.curve import write_curve
 from dingsdk.pipeline.progress import NoProgress, Progress
-from dingsdk.pipeline.run_folder import CONFIG_NAME, CURVE_NAME, make_run_folder, write_result
+from dingsdk.pipeline.run_folder import (
+    CONFIG_NAME,
+    CURVE_NAME,
+    claim_run_folder,
+    make_run_folder,
+    write_result,
+)
 from dingsdk.pipeline.signals import StopOnSignal
 from dingsdk.pipeline.status import RunRecorder
 from dingsdk.plugins import default_manager, observe
@@ -60,6 +66,34 @@ def train(
     cfg = compile_run(config, mode, transport, sets, seed)
     context = RunContext(cfg=cfg, run_dir=make_run_folder(Path(output), cfg.exp_name))
     return run_pipeline(context, mode, progress, announce)
+
+
+def run_coordinator(
+    cfg: Any,
+    run_dir: Path,
+    on_address: Callable[[str, str], None],
+    progress: ProgressFactory | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> RunResult:
+    """Train with workers that come by themselves; returns as ``train`` does.
+
+    Args:
+        cfg: The compiled config.
+        run_dir: Folder of the run, a new one, that all workers share.
+        on_address: Called with the address that workers dial, and what else they need.
+        progress: As for ``train``.
+        announce: As for ``train``.
+
+    Raises:
+        ConfigError: the transport reaches no workers outside this process.
+        RunFolderError: the folder holds a run already, or cannot be written to.
+        DingError: a part failed during the run.
+    """
+    from dingsdk.pipeline.worker import check_reach
+
+    check_reach(cfg)
+    context = RunContext(cfg=cfg, run_dir=claim_run_folder(run_dir), on_address=on_address)
+    return run_pipeline(context, "parallel", progress, announce)
 
 
 def run_pipeline(

@@ -41,10 +41,10 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("env_managers", "in_process", "dingsdk.envs.in_process:InProcessEnvManager"),
     ("env_managers", "base", "dingsdk.envs.in_process:InProcessEnvManager"),
     ("env_managers", "vector", "dingsdk.envs.vector:VectorEnvManager"),
+    ("roles", "learner", f"{_WORKER}.coordinator.roles:LearnerRole"),
+    ("roles", "collector", f"{_WORKER}.coordinator.roles:CollectorRole"),
     ("commands", "train", "dingsdk.cli.train:train"),
     ("commands", "coordinator", "dingsdk.cli.roles:coordinator"),
-    ("commands", "learner", "dingsdk.cli.roles:learner"),
-    ("commands", "collector", "dingsdk.cli.roles:collector"),
     ("commands", "eval", "dingsdk.cli.eval:evaluate"),
     ("commands", "plugins", "dingsdk.cli.plugins:plugins"),
 )

@@ -139,6 +139,14 @@ def dingsdk_register_env_wrappers(registry: Registry) -> None:
 
 
 @hookspec(historic=True)
+def dingsdk_register_roles(registry: Registry) -> None:
+    """Register roles: kinds of workers, each a ``dingsdk.worker.coordinator.Role``.
+
+    Each is shown as a command, ``dingsdk <key>``, which starts one such worker.
+    """
+
+
+@hookspec(historic=True)
 def dingsdk_register_commands(registry: Registry) -> None:
     """Register commands: a click command, shown as ``dingsdk <key>``."""
 

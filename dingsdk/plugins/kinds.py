@@ -24,6 +24,7 @@ KINDS = (
     "policies",
     "env_managers",
     "env_wrappers",
+    "roles",
     "commands",
 )
 """Each kind has a registry, an entry-point group ``dingsdk.<kind>`` and a hook

@@ -10,9 +10,9 @@ from pathlib import Path
 from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.train import compile_run
-from dingsdk.pipeline.workers import make_transport, make_worker, worker_ids
+from dingsdk.pipeline.worker import make_transport, worker_ids
 from dingsdk.worker import Coordinator
-from dingsdk.worker.coordinator import TaskPhase, TaskState
+from dingsdk.worker.coordinator import TaskPhase, TaskState, create_role
 
 from .short_runs import ENDLESS
 
@@ -48,7 +48,8 @@ class JobCluster:
         self.coordinator = coordinator_cls(cfg, self.transport)
         address = self.coordinator.start()
         self.workers = [
-            make_worker(role, cfg, self.transport, worker_id) for role, worker_id in worker_ids(cfg)
+            create_role(role, cfg).create_worker(self.transport, worker_id)
+            for role, worker_id in worker_ids(cfg)
         ]
         for worker in self.workers:
             worker.start(address)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import worker_config
-from dingsdk.pipeline.supervisor import ProcessCrew
+from dingsdk.pipeline.process_group import ProcessWorkers
 from dingsdk.pipeline.train import compile_run
-from dingsdk.pipeline.workers import make_transport, worker_ids
+from dingsdk.pipeline.worker import make_transport, worker_ids
 from dingsdk.worker import Coordinator
 
 from .short_runs import ENDLESS
@@ -39,8 +39,8 @@ class ProcessCluster:
         self.run_dir = run_dir
         self.transport = make_transport(cfg, run_dir)
         self.coordinator = coordinator_cls(cfg, self.transport)
-        self.crew = ProcessCrew(cfg, run_dir, worker_ids(cfg), self.coordinator.master)
-        self.crew.start(self.coordinator.start())
+        self.workers = ProcessWorkers(cfg, run_dir, worker_ids(cfg), self.coordinator.master)
+        self.workers.start(self.coordinator.start())
 
     def pid(self, worker_id: str) -> int:
         """Return the process of a worker, once it has one."""
@@ -62,14 +62,14 @@ class ProcessCluster:
         predicate: Callable[[], bool],
         timeout_s: float = PATIENCE_S,
         *,
-        with_crew: bool = True,
+        is_watched: bool = True,
     ) -> None:
-        """Wait for something to come true; without the crew nobody looks after the processes."""
+        """Wait until the predicate holds; dead workers are restarted if ``is_watched``."""
         deadline = time.monotonic() + timeout_s
         pause = threading.Event()
         while not predicate():
-            if with_crew:
-                self.crew.poll()
+            if is_watched:
+                self.workers.poll()
             assert self.coordinator.failure is None, self.coordinator.failure
             assert time.monotonic() < deadline, self.coordinator.status()
             pause.wait(0.02)
@@ -101,7 +101,7 @@ class ProcessCluster:
 
     def close(self) -> None:
         self.coordinator.close()
-        self.crew.close(10.0)
+        self.workers.close(10.0)
         self.transport.close()
         self.transport.remove_data()
 

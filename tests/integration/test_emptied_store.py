@@ -47,7 +47,7 @@ def cluster(tmp_path: Path) -> Iterator[JobCluster]:
 
 def live(cluster: JobCluster) -> set[str]:
     with cluster.coordinator.condition:
-        return cluster.coordinator._book.live_payloads
+        return cluster.coordinator._state.live_payloads
 
 
 def test_learner_goes_on_soon_after_many_payloads_are_gone(

@@ -73,7 +73,7 @@ class CrashCluster(ProcessCluster):
     """A cluster whose workers do at a point what a test armed it for."""
 
     def arm(self, point: str) -> None:
-        for member in self.crew._members:
+        for member in self.workers._members:
             member.deaths.clear()  # so that the next start need not wait
         (self.run_dir / f"at-{point}").touch()
 
@@ -140,7 +140,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, disk: Path | None) -> Iter
     ):
         patch.syspath_prepend(PLUGIN)
         made = CrashCluster(run_dir, sets, "crashing", KillingCoordinator)
-        made.crew.lost_limit_s = 1.0
+        made.workers.lost_limit_s = 1.0
         yield made
         made.close()
         gymnasium.registry.pop("CrashingCartPole-v0")
@@ -192,7 +192,7 @@ def test_payload_that_its_collector_did_not_live_to_announce_is_deleted(
     cluster.arm("written")
     found = cluster.seen("written")
     cluster.expect_return(found["worker"], before[found["worker"]])
-    assert found["data_id"] not in cluster.coordinator._book.live_payloads
+    assert found["data_id"] not in cluster.coordinator._state.live_payloads
     cluster.expect(lambda: found["data_id"] not in cluster.payloads())
 
 
@@ -228,7 +228,7 @@ def test_idle_collector_that_is_killed_is_missed_when_its_lease_ends(
 
     os.kill(cluster.pid(victim), signal.SIGKILL)
     # Nobody looks after the process: as for a worker on another host, its silence must do.
-    cluster.expect(lambda: cluster.incarnation(victim) == 0, 2 * LEASE_S, with_crew=False)
+    cluster.expect(lambda: cluster.incarnation(victim) == 0, 2 * LEASE_S, is_watched=False)
     cluster.coordinator.deal_with_increase_collector()
     cluster.expect_return(victim, before[victim])
 

@@ -19,10 +19,10 @@ import pytest
 from dingsdk.errors import WorkerCrashedError
 from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import worker_config
-from dingsdk.pipeline.supervisor import ProcessCrew
+from dingsdk.pipeline.process_group import ProcessWorkers
 from dingsdk.pipeline.threads import torch_threads
 from dingsdk.pipeline.train import compile_run
-from dingsdk.pipeline.workers import make_transport
+from dingsdk.pipeline.worker import make_transport
 from dingsdk.worker import Coordinator
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
@@ -102,7 +102,7 @@ def test_killed_learner_goes_on_from_its_checkpoint_and_no_policy_gets_older(
 
 def test_process_that_does_not_come_back_is_replaced(cluster: ProcessCluster) -> None:
     pid, incarnation = cluster.pid("collector-1"), cluster.incarnation("collector-1")
-    cluster.crew.lost_limit_s = 1.0
+    cluster.workers.lost_limit_s = 1.0
     os.kill(pid, signal.SIGSTOP)
 
     cluster.expect(lambda: cluster.incarnation("collector-1") > incarnation)
@@ -115,7 +115,7 @@ def test_stopped_process_does_not_hold_up_the_end(cluster: ProcessCluster) -> No
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
     cluster.coordinator.close(4.0)
-    cluster.crew.close(4.0)
+    cluster.workers.close(4.0)
 
     assert time.monotonic() - began < 20
     assert multiprocessing.active_children() == []
@@ -283,10 +283,10 @@ def test_worker_that_crashes_every_time_ends_the_run_with_its_stack(tmp_path: Pa
     assert result["reason"] == "error"
 
 
-def poll_for(crew: ProcessCrew, timeout_s: float) -> None:
+def poll_for(workers: ProcessWorkers, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        crew.poll()
+        workers.poll()
         threading.Event().wait(0.02)
 
 
@@ -298,14 +298,14 @@ def test_worker_that_cannot_start_ends_the_run_at_once(
     transport = make_transport(cfg, tmp_path)
     coordinator = Coordinator(cfg, transport)
     cfg.system.transport.import_names = ["no_such_module"]
-    crew = ProcessCrew(cfg, tmp_path, [("collector", "collector-0")], coordinator.master)
-    crew.start(coordinator.start())
+    workers = ProcessWorkers(cfg, tmp_path, [("collector", "collector-0")], coordinator.master)
+    workers.start(coordinator.start())
     try:
         with pytest.raises(WorkerCrashedError, match="collector-0 cannot start") as caught:
-            poll_for(crew, PATIENCE_S)
+            poll_for(workers, PATIENCE_S)
     finally:
         coordinator.close()
-        crew.close(5.0)
+        workers.close(5.0)
         transport.close()
 
     assert "no_such_module" in caught.value.facts["traceback"]

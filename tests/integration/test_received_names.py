@@ -13,10 +13,11 @@ from dingsdk.errors import TaskFailedError, UntrustedImportError
 from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.train import compile_run
-from dingsdk.pipeline.workers import make_transport, make_worker
+from dingsdk.pipeline.worker import make_transport
 from dingsdk.worker.comm import Master
 from dingsdk.worker.comm.imports import check_imports, named_modules
 from dingsdk.worker.commander.tasks import collector_task, learner_task
+from dingsdk.worker.coordinator import create_role
 
 CANARY = "canary_of_received_names"
 SETS = (
@@ -42,7 +43,8 @@ class Bench:
             on_lost=lambda info, reason: None,
         )
         self.master.start()
-        self.worker = make_worker(role, _config(run_dir, transport, *sets), self.transport, "w0")
+        local = _config(run_dir, transport, *sets)
+        self.worker = create_role(role, local).create_worker(self.transport, "w0")
         self.worker.start(self.master.address)
 
     def ask(self, name: str, **data: Any) -> Any:

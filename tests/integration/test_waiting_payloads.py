@@ -60,7 +60,7 @@ def test_payloads_that_wait_for_room_are_no_orphans(cluster: JobCluster, pause: 
 
     def waiting() -> set[str]:
         with cluster.coordinator.condition:
-            return set(store._payloads) - cluster.coordinator._book.live_payloads
+            return set(store._payloads) - cluster.coordinator._state.live_payloads
 
     # Beyond the one that the coordinator holds for each: those in their collectors' queues.
     cluster.expect(lambda: len(waiting()) >= 8)

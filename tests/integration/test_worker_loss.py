@@ -28,7 +28,7 @@ def test_run_goes_on_when_a_collector_is_lost(cluster: JobCluster) -> None:
     cluster.transport.abandon_worker("collector-0")
     cluster.expect(lambda: cluster.coordinator.status().env_steps > before + 1000)
     # It found out, and joined again.
-    cluster.expect(lambda: cluster.coordinator.status().collectors == 2)
+    cluster.expect(lambda: cluster.coordinator.status().workers["collector"] == 2)
     cluster.coordinator.validate_state()
 
 
@@ -39,7 +39,7 @@ def test_lost_learner_resumes_from_its_checkpoint_with_the_same_experience(
     cluster.transport.abandon_worker("learner-0")
     saved = load_checkpoint(cluster.run_dir / "ckpt").iteration
     assert saved >= 100
-    cluster.expect(lambda: cluster.coordinator.status().learners == 1)
+    cluster.expect(lambda: cluster.coordinator.status().workers["learner"] == 1)
     at_return = cluster.train_iter()
     cluster.expect(lambda: cluster.train_iter() > at_return + 50)
     assert cluster.train_iter() > saved
@@ -84,11 +84,11 @@ def test_every_acknowledged_sample_stays_accounted_for(cluster: JobCluster) -> N
 
 
 def test_payloads_that_vanish_are_replaced_and_counted(cluster: JobCluster) -> None:
-    store, book = cluster.transport.data_store(), cluster.coordinator._book
+    store, state = cluster.transport.data_store(), cluster.coordinator._state
 
     def lose_some() -> bool:
         with cluster.coordinator.condition:
-            live = book.live_payloads
+            live = state.live_payloads
         store.delete([data_id for data_id in live if data_id.endswith(("3", "7"))])
         return cluster.coordinator.status().evicted.get("missing", 0) > 0
 

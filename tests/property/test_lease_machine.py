@@ -1,6 +1,6 @@
 """Random histories of workers, leases and tasks: no task is run twice, none is lost.
 
-The machine plays everything around the coordinator's book: workers that join, fall silent,
+The machine plays everything around the scheduler's state: workers that join, fall silent,
 leave and come back; drivers that report the end of their task, in any order after the worker
 was lost; and time. The commander is a real one that counts places without forgiveness.
 """
@@ -20,8 +20,9 @@ from dingsdk.config import to_easydict
 from dingsdk.errors import DingError, PoisonTaskError, WorkerLostError
 from dingsdk.worker import NaiveCommander, NaiveReplayBuffer
 from dingsdk.worker.comm import LEFT, WorkerInfo
-from dingsdk.worker.coordinator import TaskPhase, TaskState
-from dingsdk.worker.coordinator.book import TaskBook
+from dingsdk.worker.coordinator import TaskPhase, TaskState, create_roles
+from dingsdk.worker.coordinator.experience import Experience
+from dingsdk.worker.coordinator.scheduler_state import SchedulerState
 
 LEASE_S = 15.0
 MAX_ATTEMPTS = 3
@@ -38,6 +39,7 @@ CFG = to_easydict(
             "collector_episode_num": 1,
         },
         "env_manager": {"type": "vector"},
+        "system": {"learner_num": 2, "collector_num": 3},
         "policy": {
             "type": "dqn",
             "learn": {"learner": {"type": "base"}},
@@ -103,7 +105,8 @@ class LeaseMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = 1000.0
         self.commander = RecordingCommander(CFG)
-        self.book = TaskBook(
+        self.state = SchedulerState(
+            create_roles(CFG),
             self.commander,
             {
                 "lease_s": LEASE_S,
@@ -112,7 +115,6 @@ class LeaseMachine(RuleBasedStateMachine):
                 "straggler_window_s": 20.0,
                 **{f"{role}_task_timeout": limit for role, limit in TASK_TIMEOUT_S.items()},
             },
-            NaiveReplayBuffer,
             lambda: self.now,
         )
         self.joined: dict[str, WorkerInfo] = {}
@@ -138,12 +140,12 @@ class LeaseMachine(RuleBasedStateMachine):
         self.incarnations[worker_id] += 1
         info = WorkerInfo(
             worker_id,
-            ROLES[worker_id],  # type: ignore[arg-type]
+            ROLES[worker_id],
             incarnation=self.incarnations[worker_id],
         )
-        self.book.join(info)
+        self.state.join(info)
         # A report that the one before is lost, which comes only now, is none of this one.
-        self.book.lose(dataclasses.replace(info, incarnation=info.incarnation - 1))
+        self.state.lose(dataclasses.replace(info, incarnation=info.incarnation - 1))
         self.joined[worker_id] = info
         self.lease_ends[worker_id] = self.now + LEASE_S
 
@@ -163,7 +165,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(worker_id=WORKERS)
     def renew(self, worker_id: str) -> None:
-        assert self.book.leases.renew(worker_id) == (worker_id in self.lease_ends)
+        assert self.state.pool.renew(worker_id) == (worker_id in self.lease_ends)
         if worker_id in self.lease_ends:
             self.lease_ends[worker_id] = self.now + LEASE_S
 
@@ -173,17 +175,17 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule()
     def expire(self) -> None:
-        late = self.book.leases.expired()
+        late = [info.worker_id for info in self.state.pool.silent()]
         assert sorted(late) == sorted(w for w, end in self.lease_ends.items() if end <= self.now)
         for worker_id in late:
-            assert not self.book.leases.renew(worker_id)
             self._lose(worker_id)
+            assert not self.state.pool.renew(worker_id)
 
     # Tasks ----------------------------------------------------------------------------------
     @rule(role=st.sampled_from(["collector", "learner"]))
-    def dispatch(self, role: Any) -> None:
-        self.book.produce(role)
-        state = self.book.assign(role)
+    def dispatch(self, role: str) -> None:
+        self.state.produce(role)
+        state = self.state.assign(role)
         if state is None:
             return
         worker = state.worker
@@ -193,6 +195,9 @@ class LeaseMachine(RuleBasedStateMachine):
         assert not any(each.worker == worker for each in self.assigned), "it was busy"
         assert state.task_id not in {each.task_id for each in self.assigned}
         assert not self.commander.ended[state.task_id]
+        if role == "learner" and state.buffer_id not in self.state.experiences:
+            buffer = NaiveReplayBuffer(state.task["replay_buffer_cfg"])
+            self.state.experiences[state.buffer_id] = Experience(buffer)
         self.attempts[state.task_id] += 1
         assert state.attempt == self.attempts[state.task_id] <= MAX_ATTEMPTS
         self.assigned.append(state)
@@ -202,25 +207,25 @@ class LeaseMachine(RuleBasedStateMachine):
     def progress(self, pick: int, env_steps: int) -> None:
         state = self._pick(pick)
         if state.role == "collector":
-            before = self.book.env_steps
+            before = self.state.env_steps
             state.env_steps = max(state.env_steps, env_steps)
-            assert self.book.env_steps >= before
+            assert self.state.env_steps >= before
 
     @precondition(lambda self: self.assigned)
     @rule(pick=PICK)
     def finish(self, pick: int) -> None:
         """A task's result came: from a worker that is there, or was lost right after."""
         state = self._take(pick)
-        before = self.book.env_steps
+        before = self.state.env_steps
         if state.role == "collector":
-            self.book.finish_collector(state, {"step_count": state.env_steps})
+            self.state.finish_collector(state, {"step_count": state.env_steps})
         else:
-            experience = self.book.finish_learner(state, {"buffer_id": state.buffer_id})
+            experience = self.state.finish_learner(state, {"buffer_id": state.buffer_id})
             assert experience is not None
             experience.close()
-        assert self.book.end(state, TaskPhase.FINISHED, None) == (None, False)
+        assert self.state.end(state, TaskPhase.FINISHED, None) == (None, False)
         self.given_up[state.role] = 0
-        assert self.book.env_steps == before
+        assert self.state.env_steps == before
 
     @precondition(lambda self: self.assigned)
     @rule(pick=PICK)
@@ -228,7 +233,7 @@ class LeaseMachine(RuleBasedStateMachine):
         """A task's code raised, which ends a run."""
         state = self._take(pick)
         error = DingError("its code raised")
-        assert self.book.end(state, TaskPhase.FAILED, error) == (error, True)
+        assert self.state.end(state, TaskPhase.FAILED, error) == (error, True)
 
     @precondition(lambda self: any(self._is_orphan(state) for state in self.assigned))
     @rule(pick=PICK, reason=st.sampled_from([LEFT, "silent"]))
@@ -240,10 +245,10 @@ class LeaseMachine(RuleBasedStateMachine):
         orphans = [state for state in self.assigned if self._is_orphan(state)]
         state = orphans[pick % len(orphans)]
         self.assigned.remove(state)
-        before = self.book.env_steps
+        before = self.state.env_steps
         cause = WorkerLostError("lost", reason=reason)
-        outcome, is_over = self.book.end(state, TaskPhase.LOST, cause)
-        is_needed = state.buffer_id in self.book.experiences
+        outcome, is_over = self.state.end(state, TaskPhase.LOST, cause)
+        is_needed = state.role == "learner" or state.buffer_id in self.state.experiences
         self.attempts[state.task_id] -= reason == LEFT
         is_given_up = is_needed and self.attempts[state.task_id] == MAX_ATTEMPTS
         assert isinstance(outcome, PoisonTaskError) == is_given_up
@@ -252,7 +257,7 @@ class LeaseMachine(RuleBasedStateMachine):
         assert is_over == (
             is_given_up and (state.role == "learner" or self.given_up[state.role] >= MAX_ATTEMPTS)
         )
-        assert self.book.env_steps == before
+        assert self.state.env_steps == before
 
     # What always holds ----------------------------------------------------------------------
     @invariant()
@@ -263,13 +268,13 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_task_is_queued_running_or_over(self) -> None:
-        assert {id(state) for state in self.book.running.values()} == {
+        assert {id(state) for state in self.state.running.values()} == {
             id(state) for state in self.assigned
         }
-        running = set(self.book.running)
+        running = set(self.state.running)
         assert not running & self.commander.ended.keys()
         for role in ("collector", "learner"):
-            queued = [state.task_id for state in self.book._queues[role]]  # type: ignore[index]
+            queued = [state.task_id for state in self.state._queues[role]]
             assert len(queued) == len(set(queued))
             assert set(queued) == self.commander.out(role) - running
 
@@ -277,14 +282,14 @@ class LeaseMachine(RuleBasedStateMachine):
     def a_worker_is_idle_or_busy_once(self) -> None:
         busy = [state.worker for state in self.assigned if not self._is_orphan(state)]
         assert len(busy) == len({worker.worker_id for worker in busy if worker is not None})
-        idle = set(self.book.pool._idle)
+        idle = set(self.state.pool._idle)
         assert idle == self.joined.keys() - {worker.worker_id for worker in busy if worker}
 
     @invariant()
     def workers_and_leases_are_those_who_joined(self) -> None:
         for role in ("collector", "learner"):
             expected = sum(info.role == role for info in self.joined.values())
-            assert self.book.pool.count(role) == expected  # type: ignore[arg-type]
+            assert self.state.pool.counts()[role] == expected
 
     def teardown(self) -> None:
         """When everybody has left and every driver has reported, nothing is out but the queue."""
@@ -292,17 +297,17 @@ class LeaseMachine(RuleBasedStateMachine):
             self._lose(worker_id)
         while self.assigned:
             self.report_loss(0, "silent")
-        assert not self.book.running
+        assert not self.state.running
         self.a_task_ends_at_most_once_and_gives_its_place_back()
         self.every_task_is_queued_running_or_over()
-        for experience in self.book.experiences.values():
+        for experience in self.state.experiences.values():
             experience.close()
 
     # ----------------------------------------------------------------------------------------
     def _lose(self, worker_id: str) -> None:
         info = self.joined.pop(worker_id, None)
         if info is not None:
-            self.book.lose(info)
+            self.state.lose(info)
         self.lease_ends.pop(worker_id, None)
 
     def _is_orphan(self, state: TaskState) -> bool:

@@ -188,3 +188,72 @@ def test_allowed_import_passes(tmp_path: Path, file: str, source: str) -> None:
     plant(tmp_path, file, source)
 
     assert violations(tmp_path) == []
+
+
+def import_graph(checkout: Path) -> dict[str, set[str]]:
+    """Return the modules that each module imports when it runs, annotations aside."""
+    roots = [checkout, *(folder.parent for folder in plugin_packages(checkout).values())]
+    files = {
+        ".".join(module_parts(root, file)): file
+        for root in roots
+        for package in ([root / "dingsdk"] if root == checkout else root.glob("*/__init__.py"))
+        for file in (package if package.is_dir() else package.parent).rglob("*.py")
+        if "tests" not in file.relative_to(root).parts
+    }
+    graph: dict[str, set[str]] = {}
+    for name, file in files.items():
+        typing_only = typing_only_lines(file)
+        graph[name] = set()
+        for line, target in imports(file, tuple(name.split(".")), checkout):
+            module, _, attribute = target.partition(":")
+            found = f"{module}.{attribute}" if f"{module}.{attribute}" in files else module
+            if line not in typing_only and found in files and found != name:
+                graph[name].add(found)
+    return graph
+
+
+def typing_only_lines(file: Path) -> set[int]:
+    tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
+    return {
+        inner.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for statement in node.body
+        for inner in ast.walk(statement)
+        if isinstance(inner, (ast.Import, ast.ImportFrom))
+    }
+
+
+def find_circle(graph: dict[str, set[str]]) -> list[str]:
+    """Return the modules of a circle of imports in order, ``[]`` without one."""
+    done: set[str] = set()
+    path: list[str] = []
+
+    def visit(name: str) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return []
+        path.append(name)
+        found = next((circle for each in sorted(graph[name]) if (circle := visit(each))), [])
+        path.pop()
+        done.add(name)
+        return found
+
+    return next((circle for name in sorted(graph) if (circle := visit(name))), [])
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    assert find_circle(import_graph(CHECKOUT)) == []
+
+
+def test_planted_circle_is_found_and_imports_for_annotations_are_none(tmp_path: Path) -> None:
+    plant(tmp_path, "dingsdk/worker/a.py", "from dingsdk.worker import b")
+    plant(tmp_path, "dingsdk/worker/b.py", "def f():\n    from dingsdk.worker.c import x")
+    typed = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import dingsdk.worker.a"
+    plant(tmp_path, "dingsdk/worker/c.py", typed)
+    assert find_circle(import_graph(tmp_path)) == []
+
+    plant(tmp_path, "dingsdk/worker/c.py", "import dingsdk.worker.a")
+    names = [f"dingsdk.worker.{letter}" for letter in "abca"]
+    assert find_circle(import_graph(tmp_path)) == names

@@ -10,7 +10,7 @@ import numpy as np
 
 from dingsdk.data import SampleBatch
 from dingsdk.worker.comm.slave import JOIN_TIMEOUT_S, Slave
-from dingsdk.worker.comm.transport import Role, Transport, WorkerInfo
+from dingsdk.worker.comm.transport import Transport, WorkerInfo
 
 PAYLOADS = 19
 """Payloads of one task of a NaiveCollector; the next answer says that it is done."""
@@ -21,7 +21,7 @@ BATCHES = 5
 class _NaiveWorker(ABC):
     """Joins the master and answers tasks from a table."""
 
-    role: Role
+    role: str
 
     def __init__(self, transport: Transport, worker_id: str) -> None:
         self._transport = transport
@@ -83,7 +83,7 @@ class NaiveCollector(_NaiveWorker):
     directory; and it answers ``collector_close_task``, so that its task can finish.
     """
 
-    role: Role = "collector"
+    role: str = "collector"
 
     def __init__(
         self, transport: Transport, worker_id: str = "naive_collector", prefix: str = "naive"
@@ -127,7 +127,7 @@ class NaiveCollector(_NaiveWorker):
 class NaiveLearner(_NaiveWorker):
     """Asks for batches, looks at their payloads, and is done after ``BATCHES`` learn tasks."""
 
-    role: Role = "learner"
+    role: str = "learner"
 
     def __init__(self, transport: Transport, worker_id: str = "naive_learner") -> None:
         super().__init__(transport, worker_id)

@@ -36,7 +36,6 @@ from dingsdk.data import FrameInfo, SampleBatch
 from dingsdk.errors import DataMissingError
 from dingsdk.worker.comm.scheduler import Scheduler
 
-Role = Literal["collector", "learner"]
 Place = Literal["threads", "processes"]
 LEFT = "it left"
 """The reason of a worker that left of its own will, by closing its end."""
@@ -44,7 +43,7 @@ LEFT = "it left"
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Who joins: an id unique in the run, its role, and what its host offers.
+    """Who joins: an id unique in the run, the name of its role, and what its host offers.
 
     ``incarnation`` is the master end's number of the join, higher than those of all joins of
     this id before: a worker that was lost and came back is another one, with none of its old
@@ -52,7 +51,7 @@ class WorkerInfo:
     """
 
     worker_id: str
-    role: Role
+    role: str
     resource: Mapping[str, Any] = field(default_factory=dict)
     incarnation: int = 0
 

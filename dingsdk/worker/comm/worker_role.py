@@ -13,7 +13,7 @@ import torch
 from dingsdk.errors import ClosedError, DingError, TaskFail, WorkerLostError
 from dingsdk.worker.comm.scheduler import Job
 from dingsdk.worker.comm.slave import JOIN_TIMEOUT_S, Slave
-from dingsdk.worker.comm.transport import Role, Transport, WorkerInfo
+from dingsdk.worker.comm.transport import Transport, WorkerInfo
 
 CLOSE_TIMEOUT_S = 5.0
 POLL_S = 1.0
@@ -51,7 +51,7 @@ class WorkerRole:
         self,
         transport: Transport,
         worker_id: str,
-        role: Role,
+        role: str,
         tasks: Tasks,
         *,
         progress_timeout_s: float = 60.0,

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from dingsdk.config import Configurable, deep_merge_dicts
-from dingsdk.errors import DingError
+from dingsdk.errors import DingError, TaskTimeoutError, WorkerLostError
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.scheduler import Job
-from dingsdk.worker.comm.transport import Role, Transport, WorkerInfo
+from dingsdk.worker.comm.transport import Transport, WorkerInfo
 from dingsdk.worker.comm.worker_role import RENEWALS
-from dingsdk.worker.coordinator.book import TaskBook
-from dingsdk.worker.coordinator.drive import drive_collector, drive_learner
-from dingsdk.worker.coordinator.experience import Experience
+from dingsdk.worker.coordinator.experience import Experience, metadata_config
 from dingsdk.worker.coordinator.outage import StorageOutage
 from dingsdk.worker.coordinator.pace import announce
 from dingsdk.worker.coordinator.payload_care import PayloadCare
+from dingsdk.worker.coordinator.role import Role, create_roles
+from dingsdk.worker.coordinator.scheduler_state import SchedulerState
 from dingsdk.worker.coordinator.status import CoordinatorStatus
 from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
 from dingsdk.worker.factory import create_buffer, create_parallel_commander
 
 _log = logging.getLogger(__name__)
 
-DRIVERS: dict[Role, Callable[..., None]] = {
-    "learner": drive_learner,
-    "collector": drive_collector,
-}
 TICK_S = 0.02
 """How often the commander is asked for tasks while nothing happens."""
 
@@ -90,12 +87,8 @@ class Coordinator(Configurable):
         )
         self._on_collecting = on_collecting
         self._on_evaluated = on_evaluated
-        self._book = TaskBook(
-            create_parallel_commander(cfg),
-            self.cfg,
-            lambda buffer_cfg: create_buffer(buffer_cfg, exp_name=str(cfg["exp_name"])),
-            clock,
-        )
+        self.roles: Mapping[str, Role] = create_roles(cfg)
+        self._state = SchedulerState(self.roles, create_parallel_commander(cfg), self.cfg, clock)
         self._jobs: list[Job] = []
         self._train_iter = 0
         self._learner_tasks = 0
@@ -134,8 +127,8 @@ class Coordinator(Configurable):
         stuck = [job.name for job in self._jobs if not job.join(max(0.0, deadline - self.clock()))]
         self.master.close()
         with self.condition:
-            experiences = list(self._book.experiences.values())
-            self._book.experiences.clear()
+            experiences = list(self._state.experiences.values())
+            self._state.experiences.clear()
         for experience in experiences:
             experience.close()
         return stuck
@@ -150,7 +143,7 @@ class Coordinator(Configurable):
         self.notify()
         with self.condition:
             return self.condition.wait_for(
-                lambda: self._is_halted or not self._book.is_evaluating, timeout_s
+                lambda: self._is_halted or not self._state.is_evaluating, timeout_s
             )
 
     @property
@@ -173,28 +166,27 @@ class Coordinator(Configurable):
 
     def status(self) -> CoordinatorStatus:
         with self.condition:
-            book = self._book
+            now = self._state
             return CoordinatorStatus(
-                env_steps=book.env_steps,
+                env_steps=now.env_steps,
                 train_iter=self._train_iter,
-                buffer_count=sum(each.buffer.count() for each in book.experiences.values()),
-                collectors=book.pool.count("collector"),
-                learners=book.pool.count("learner"),
-                running_tasks=len(book.running),
-                evicted=book.evicted,
+                buffer_count=sum(each.buffer.count() for each in now.experiences.values()),
+                workers=now.pool.counts(),
+                running_tasks=len(now.running),
+                evicted=now.evicted,
                 held_up_by=self._outage.text,
-                paces=book.pace.paces(),
+                paces=now.pace.paces(),
             )
 
     def running_tasks(self) -> list[TaskState]:
         """The tasks that workers have now."""
         with self.condition:
-            return list(self._book.running.values())
+            return list(self._state.running.values())
 
     def validate_state(self) -> None:
         """Raise AssertionError unless every acknowledged sample is accounted for."""
         with self.condition:
-            for experience in self._book.experiences.values():
+            for experience in self._state.experiences.values():
                 experience.check()
 
     def info(self, text: str) -> None:
@@ -209,23 +201,54 @@ class Coordinator(Configurable):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         pass
 
-    # Called by the drivers of tasks -------------------------------------------------------------
     def notify(self) -> None:
         """Make every waiter look again."""
         with self.condition:
             self._has_news = True
             self.condition.notify_all()
 
+    # What the drivers of tasks call (TaskControl) -------------------------------------------
+    def ask(
+        self, state: TaskState, data: Mapping[str, Any], timeout_key: str = "answer_timeout_s"
+    ) -> Mapping[str, Any]:
+        """Send a message to a task's worker and return its answer; see ``TaskControl``."""
+        assert state.worker is not None  # assigned before it is driven
+        worker, timeout_s = state.worker, float(self.cfg[timeout_key])
+        try:
+            return self.master.ask(worker.worker_id, data, timeout_s, worker.incarnation)
+        except TaskTimeoutError as error:
+            raise TaskTimeoutError(
+                f"{error}, the limit of system.coordinator.{timeout_key}", **error.facts
+            ) from error
+
     def experience_of(self, state: TaskState) -> Experience | None:
-        return self._book.experience_of(state)
+        """Return the experience that a task works for; call with the condition held."""
+        return self._state.experience_of(state)
+
+    def open_experience(self, state: TaskState) -> None:
+        """Create the replay buffer that a learner task names, if it does not exist."""
+        with self.condition:
+            if self.experience_of(state) is None:
+                cfg = metadata_config(state.task["replay_buffer_cfg"])
+                buffer = create_buffer(cfg, exp_name=str(self._cfg["exp_name"]))
+                self._state.experiences[state.buffer_id] = Experience(buffer)
+
+    def end_batch_leases(self, state: TaskState) -> None:
+        """Release the payloads of all batches that were leased to a task."""
+        with self.condition:
+            experience = self.experience_of(state)
+            if experience is not None:
+                experience.settle(state)
 
     def deal_with_task_started(self, state: TaskState) -> None:
-        """Note that a worker has built what its task needs; a collector steps its envs now."""
-        first = None
+        """Note that a worker has built what its task needs."""
         with self.condition:
-            self._book.begin(state)
-            if state.role == "collector":
-                first, self._on_collecting = self._on_collecting, None
+            self._state.begin(state)
+
+    def deal_with_collecting(self) -> None:
+        """Note that a collector steps its envs; the first one starts the clock of the run."""
+        with self.condition:
+            first, self._on_collecting = self._on_collecting, None
         if first is not None:
             first()
 
@@ -255,9 +278,9 @@ class Coordinator(Configurable):
             elif not experience.buffer.can_push(int(meta["rows"])):
                 return False
             else:
-                experience.push(meta, self._book.env_steps)
+                experience.push(meta, self._state.env_steps)
                 self._outage.note_progress()
-                garbage = self._book.take_garbage(experience)
+                garbage = self._state.take_garbage(experience)
                 if data_id not in experience.ledger.names:
                     # A late repeat: its payload was stored anew, and nobody would read it.
                     garbage.append(data_id)
@@ -270,7 +293,7 @@ class Coordinator(Configurable):
     def deal_with_collector_progress(self, state: TaskState, report: Mapping[str, Any]) -> bool:
         """Take a progress report; return whether the collector is done."""
         with self.condition:
-            return self._book.progress(state, report)
+            return self._state.progress(state, report)
 
     def deal_with_collector_finish_task(
         self, state: TaskState, finished: Mapping[str, Any]
@@ -288,8 +311,8 @@ class Coordinator(Configurable):
             self.policy_store.discard(policy_id)
         with self.condition:
             if is_cut_off:
-                self._book.notify_fail(state)
-            elif self._book.finish_collector(state, finished):
+                self._state.notify_fail(state)
+            elif self._state.finish_collector(state, finished):
                 self.has_reached_goal = self.system_shutdown_flag = True
 
     def deal_with_learner_get_data(
@@ -314,13 +337,13 @@ class Coordinator(Configurable):
         """Settle the lease, take priorities over, and tell the commander."""
         with self.condition:
             self._train_iter = int(info["learner_step"])
-            self._book.note_pace(state, self._train_iter)
+            self._state.note_pace(state, self._train_iter)
             experience = self.experience_of(state)
             garbage: list[str] = []
             if experience is not None:
                 experience.settle(state, info)
-                garbage = self._book.take_garbage(experience)
-            self._book.commander.update_learner_info(state.task_id, info)
+                garbage = self._state.take_garbage(experience)
+            self._state.commander.update_learner_info(state.task_id, info)
         if garbage:
             self.data_store.delete(garbage)
         if experience is not None:
@@ -328,13 +351,13 @@ class Coordinator(Configurable):
 
     def deal_with_learner_judge_finish(self, state: TaskState, info: Mapping[str, Any]) -> bool:
         with self.condition:
-            return bool(self._book.commander.judge_learner_finish(state.task_id, info))
+            return bool(self._state.commander.judge_learner_finish(state.task_id, info))
 
     def deal_with_learner_finish_task(
         self, state: TaskState, finished: Mapping[str, Any], *, has_trained_out: bool
     ) -> None:
         with self.condition:
-            experience = self._book.finish_learner(state, finished)
+            experience = self._state.finish_learner(state, finished)
             self._learner_tasks += has_trained_out
             if self._learner_tasks >= int(self.cfg["max_learner_tasks"]):
                 self.system_shutdown_flag = True
@@ -344,39 +367,30 @@ class Coordinator(Configurable):
     def deal_with_increase_collector(self) -> None:
         """Let the commander issue one more collector task at a time."""
         with self.condition:
-            self._book.commander.increase_collector_task_space()
+            self._state.commander.increase_collector_task_space()
 
     def deal_with_decrease_collector(self) -> None:
         with self.condition:
-            self._book.commander.decrease_collector_task_space()
-
-    def task_ended(self, state: TaskState, phase: TaskPhase, error: DingError | None) -> None:
-        """Take a driver's report that its task is over, and how."""
-        with self.condition:
-            outcome, is_fatal = self._book.end(state, phase, error)
-            self._outage.note(state.task_id, "")
-        if outcome is not None and not self._is_closed:
-            if is_fatal:
-                self._fail(outcome)
-            else:
-                _log.error("%s", outcome)
-        self.notify()
+            self._state.commander.decrease_collector_task_space()
 
     # Reports of the master ----------------------------------------------------------------------
     def _on_join(self, info: WorkerInfo) -> None:
         with self.condition:
-            self._book.join(info)
+            self._state.join(info)
         _log.info("worker %s joined", info.worker_id)
+        if info.role not in self.roles:
+            text = "worker %s joined as %r, for which this run has no tasks; its roles: %s"
+            _log.warning(text, info.worker_id, info.role, ", ".join(self.roles))
         self.notify()
 
     def _on_renew(self, worker_id: str) -> None:
         with self.condition:
-            self._book.leases.renew(worker_id)
+            self._state.pool.renew(worker_id)
 
     def _on_lost(self, info: WorkerInfo, reason: str) -> None:
         _log.warning("worker %s is lost: %s", info.worker_id, reason)
         with self.condition:
-            self._book.lose(info)
+            self._state.lose(info)
         self.notify()
 
     # The dispatcher ------------------------------------------------------------------------------
@@ -399,11 +413,11 @@ class Coordinator(Configurable):
             stalled_s, self._looked_at = now - self._looked_at, now
             if stalled_s > float(self.cfg["lease_s"]) / RENEWALS:
                 # This process was stopped, or another job held it up: renewals wait to be heard.
-                self._book.leases.postpone(stalled_s)
-            silent = self._book.silent_workers()
+                self._state.pool.postpone(stalled_s)
+            silent = self._state.pool.silent()
             failure = self._outage.failure()
-            changed = self._book.pace.look()
-            paces = self._book.pace.paces() if changed else {}
+            changed = self._state.pace.look()
+            paces = self._state.pace.paces() if changed else {}
         if failure is not None:
             self._fail(failure)
         for worker_id in changed:
@@ -412,23 +426,51 @@ class Coordinator(Configurable):
             self.master.lose(
                 worker.worker_id, f"silent for {self.cfg['lease_s']} s", worker.incarnation
             )
-        self._payload_care.sweep(self._book.find_live)
-        for role, drive in DRIVERS.items():
+        self._payload_care.sweep(self._state.find_live)
+        for role in self.roles:
             with self.condition:
                 if self.is_ending:
                     return
-                self._book.produce(role)
-                state = self._book.assign(role)
+                self._state.produce(role)
+                state = self._state.assign(role)
             if state is not None:
-                self._start(state, drive)
+                self._spawn(functools.partial(self._run, state), f"{state.task_id}-driver")
 
-    def _start(self, state: TaskState, drive: Callable[..., None]) -> None:
+    def _run(self, state: TaskState) -> None:
+        """Drive a task; however it ends, take note of it."""
         worker = state.worker
         assert worker is not None  # assigned
         task = {**state.task, f"{state.role}_id": worker.worker_id}
         task["payload_prefix"] = state.payload_prefix
         task["resource_info"] = worker.resource
-        self._spawn(lambda: drive(self, state, task), f"{state.task_id}-driver")
+        try:
+            self.roles[state.role].drive(self, state, task)
+        except WorkerLostError as error:
+            self._end_task(state, TaskPhase.LOST, error)
+        except TaskTimeoutError as error:
+            # Lost first, so that its late answer cannot meet the next task.
+            self.master.lose(worker.worker_id, str(error), worker.incarnation)
+            self._end_task(state, TaskPhase.LOST, error)
+        except DingError as error:
+            self._end_task(state, TaskPhase.FAILED, error)
+        except Exception as error:
+            wrapped = DingError(f"task {state.task_id}: {type(error).__name__}: {error}")
+            wrapped.__cause__ = error
+            self._end_task(state, TaskPhase.FAILED, wrapped)
+            raise
+        else:
+            self._end_task(state, TaskPhase.FINISHED, None)
+
+    def _end_task(self, state: TaskState, phase: TaskPhase, error: DingError | None) -> None:
+        with self.condition:
+            outcome, is_fatal = self._state.end(state, phase, error)
+            self._outage.note(state.task_id, "")
+        if outcome is not None and not self._is_closed:
+            if is_fatal:
+                self._fail(outcome)
+            else:
+                _log.error("%s", outcome)
+        self.notify()
 
     def _fail(self, error: DingError) -> None:
         # Whoever runs the coordinator raises it, and tells the user once.

@@ -15,8 +15,8 @@ class CoordinatorStatus:
     env_steps: int
     train_iter: int
     buffer_count: int
-    collectors: int
-    learners: int
+    workers: Mapping[str, int]
+    """Joined workers by role; 0 for a role without any."""
     running_tasks: int
     evicted: Mapping[str, int]
     """Samples that left the buffer, by reason."""

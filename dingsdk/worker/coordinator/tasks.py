@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dingsdk.worker.comm.transport import Role, WorkerInfo
+from dingsdk.worker.comm.transport import WorkerInfo
 
 
 class TaskPhase(enum.Enum):
@@ -41,9 +42,9 @@ class TaskState:
     """
 
     task_id: str
-    role: Role
-    task: Mapping[str, Any]
-    start_time: float
+    role: str = ""
+    task: Mapping[str, Any] = field(default_factory=dict)
+    start_time: float = field(default_factory=time.monotonic)
     phase: TaskPhase = TaskPhase.QUEUED
     worker: WorkerInfo | None = None
     attempt: int = 0
@@ -60,13 +61,15 @@ class TaskState:
 
     @property
     def buffer_id(self) -> str:
-        return str(self.task["buffer_id"])
+        """Of the learner task that the task works for; empty for one that works for none."""
+        return str(self.task.get("buffer_id", ""))
 
     @property
     def kind(self) -> str:
-        """What it does, in a word: ``learner``, ``collector`` or ``evaluator``."""
+        """What it does, in a word: its role, or ``evaluator``."""
         return "evaluator" if self.is_evaluation else self.role
 
     @property
     def is_evaluation(self) -> bool:
-        return self.role == "collector" and bool(self.task["collector_cfg"].get("eval_flag"))
+        """Whether a collector evaluates the policy instead of collecting samples."""
+        return bool(self.task.get("collector_cfg", {}).get("eval_flag"))

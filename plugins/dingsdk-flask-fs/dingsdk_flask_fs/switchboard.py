@@ -16,15 +16,14 @@ from dingsdk_flask_fs.messages import (
     Request,
     decode_answers,
     field,
+    identifier,
     seconds,
-    text,
     whole,
 )
 
 JOINS_KEPT = 1024
 """Joins that are still recognised when they are sent again."""
 BUSY_WAIT_S = 0.05
-_ROLES = ("collector", "learner")
 
 
 class Switchboard:
@@ -120,11 +119,7 @@ class Switchboard:
 
     # Requests ------------------------------------------------------------------------------------
     def _join(self, request: Request) -> bytes:
-        role = text(request.body, "role")
-        if role not in _ROLES:
-            raise ProtocolError(
-                f"role must be one of {_ROLES}, found {role!r:.40}", where="$.body.role"
-            )
+        role = identifier(request.body, "role")
         resource = field(request.body, "resource", dict)
         name = request.worker, request.idem
         with self._joining:
@@ -138,7 +133,7 @@ class Switchboard:
                 raise self._stale(request, "that join is over")
         return b'{"inc":%d%s}' % (inc, self._lease)
 
-    def _admit(self, request: Request, role: Any, resource: Mapping[str, Any]) -> int:
+    def _admit(self, request: Request, role: str, resource: Mapping[str, Any]) -> int:
         listener = self._told()
         self.abandon(request.worker, None, "replaced by a new incarnation")
         inc = next(self._incs)

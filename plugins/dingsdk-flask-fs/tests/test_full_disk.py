@@ -11,10 +11,11 @@ import pytest
 from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.train import compile_run
-from dingsdk.pipeline.workers import make_transport, make_worker
+from dingsdk.pipeline.worker import make_transport
 from dingsdk.policy import create_policy
 from dingsdk.worker.comm import Master
 from dingsdk.worker.commander.tasks import collector_task
+from dingsdk.worker.coordinator import create_role
 
 SETS = ("env.collector_env_num=2", "policy.collect.n_sample=8")
 
@@ -36,7 +37,7 @@ def test_collector_without_room_reports_nothing_and_closes_in_time(
         on_renew=lambda worker_id: None,
         on_lost=lambda info, reason: None,
     )
-    collector = make_worker("collector", cfg, transport, "w0")
+    collector = create_role("collector", cfg).create_worker(transport, "w0")
     collector.start(master.start())
     task = collector_task(cfg, "t", "b", "policy", number=0, collect_setting={"eps": 0.5})
     master.ask("w0", {"name": "collector_start_task", "task_info": task}, 30.0)

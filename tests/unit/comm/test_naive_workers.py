@@ -169,7 +169,7 @@ def test_payload_that_vanished_before_it_was_acknowledged_is_left_out(
     assert cluster.coordinator.deal_with_collector_send_data(state, meta)
     assert "vanished" in caplog.text
     assert cluster.coordinator.status().buffer_count == count
-    assert "vanished" not in cluster.coordinator._book.live_payloads
+    assert "vanished" not in cluster.coordinator._state.live_payloads
     cluster.coordinator.validate_state()
     for worker in (collector, learner):
         worker.close()

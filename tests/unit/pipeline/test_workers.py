@@ -8,7 +8,7 @@ import pytest
 
 from dingsdk.config import to_easydict
 from dingsdk.errors import ConfigError
-from dingsdk.pipeline.workers import place_of, worker_ids
+from dingsdk.pipeline.worker import place_of, worker_ids
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm import Place, Transport
 

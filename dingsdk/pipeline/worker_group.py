@@ -1,4 +1,4 @@
-"""The workers of a run, wherever they are: started, looked after and ended alike."""
+"""The workers of a run, wherever they are: started, watched and ended alike."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from dingsdk.errors import TaskTimeoutError
-from dingsdk.pipeline.context import RunContext
-from dingsdk.pipeline.workers import make_worker, place_of, worker_ids
-from dingsdk.worker.comm.master import Master
+from dingsdk.pipeline.worker import worker_ids
+from dingsdk.worker.comm.comm_worker import CommWorker
 from dingsdk.worker.comm.transport import Transport
+from dingsdk.worker.coordinator.role import create_role
 
 _log = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ STALL_LIMIT_S = 60.0
 """How long one job may keep all others of a cooperative transport waiting."""
 
 
-class Crew(ABC):
+class WorkerGroup(ABC):
     """The workers of one run."""
 
     @abstractmethod
@@ -29,7 +29,7 @@ class Crew(ABC):
 
     @abstractmethod
     def poll(self) -> None:
-        """Look after them; called several times a second while the run goes on.
+        """Watch them; called several times a second while the run goes on.
 
         Raises:
             DingError: the run cannot go on with them.
@@ -39,22 +39,22 @@ class Crew(ABC):
     def close(self, timeout_s: float) -> None:
         """End all, by force those that have not ended in time; idempotent."""
 
-    def last_words(self, worker_id: str) -> str:
-        """Return what a worker that died left to say, ``""`` for nothing."""
+    def crash_report(self, worker_id: str) -> str:
+        """Return the crash output of a dead worker, ``""`` without one."""
         return ""
 
 
-class ThreadCrew(Crew):
+class ThreadWorkers(WorkerGroup):
     """Workers in this process, on the transport's scheduler."""
 
     def __init__(self, cfg: Any, transport: Transport) -> None:
         self._cfg = cfg
         self._transport = transport
-        self._workers: list[Any] = []
+        self._workers: list[CommWorker] = []
 
     def start(self, address: str) -> None:
         for role, worker_id in worker_ids(self._cfg):
-            worker = make_worker(role, self._cfg, self._transport, worker_id)
+            worker = create_role(role, self._cfg).create_worker(self._transport, worker_id)
             self._workers.append(worker)
             worker.start(address)
 
@@ -87,8 +87,8 @@ class ThreadCrew(Crew):
             )
 
 
-class AbsentCrew(Crew):
-    """Workers that others start and look after, on this host or elsewhere."""
+class ExternalWorkers(WorkerGroup):
+    """Workers that others start and watch, on this host or elsewhere."""
 
     def start(self, address: str) -> None:
         pass
@@ -98,26 +98,3 @@ class AbsentCrew(Crew):
 
     def close(self, timeout_s: float) -> None:
         pass
-
-
-def make_crew(context: RunContext, cfg: Any, transport: Transport, master: Master) -> Crew:
-    """Return the crew that the context and the transport ask for.
-
-    Args:
-        context: The run.
-        cfg: The config as workers get it.
-        transport: Of this process.
-        master: Of the run.
-
-    Raises:
-        ConfigError: the transport cannot reach workers there.
-    """
-    is_elsewhere = context.on_address is not None
-    place = place_of(type(transport), cfg.system.transport, is_elsewhere=is_elsewhere)
-    if is_elsewhere:
-        return AbsentCrew()
-    if place == "threads":
-        return ThreadCrew(cfg, transport)
-    from dingsdk.pipeline.supervisor import ProcessCrew
-
-    return ProcessCrew(cfg, context.run_dir, worker_ids(cfg), master)

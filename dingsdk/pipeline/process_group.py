@@ -16,11 +16,10 @@ from typing import Any
 
 from dingsdk.config import to_plain
 from dingsdk.errors import ConfigError, WorkerCrashedError
-from dingsdk.pipeline.child import Order, child_main
-from dingsdk.pipeline.crew import Crew
+from dingsdk.pipeline.worker_group import WorkerGroup
+from dingsdk.pipeline.worker_process import WorkerSpec, worker_main
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm.master import Master
-from dingsdk.worker.comm.transport import Role
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +30,7 @@ KILL_S = 1.0
 CRASH_BYTES = 64 << 10
 
 
-class ProcessCrew(Crew):
+class ProcessWorkers(WorkerGroup):
     """One process a worker, started by ``spawn``.
 
     A worker that dies is started anew, ``system.restarts`` times within ten minutes. One that
@@ -53,7 +52,7 @@ class ProcessCrew(Crew):
         self,
         cfg: Any,
         run_dir: Path,
-        workers: Sequence[tuple[Role, str]],
+        workers: Sequence[tuple[str, str]],
         master: Master,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -78,7 +77,7 @@ class ProcessCrew(Crew):
                 if self._clock() >= member.start_at:
                     self._start(member)
             elif not member.process.is_alive():
-                self._bury(member)
+                self._handle_death(member)
             elif member.has_joined:
                 self._check(member)
 
@@ -97,11 +96,13 @@ class ProcessCrew(Crew):
         for member in running:
             member.close()
 
-    def last_words(self, worker_id: str) -> str:
-        return next((each.words for each in self._members if each.worker_id == worker_id), "")
+    def crash_report(self, worker_id: str) -> str:
+        return next(
+            (each.crash_report for each in self._members if each.worker_id == worker_id), ""
+        )
 
     def _start(self, member: _Member) -> None:
-        order = Order(
+        spec = WorkerSpec(
             role=member.role,
             worker_id=member.worker_id,
             cfg=to_plain(self._cfg),
@@ -110,7 +111,7 @@ class ProcessCrew(Crew):
             crash_file=member.crash_file,
             snapshot=default_manager().snapshot(),
         )
-        member.start(order)
+        member.start(spec)
 
     def _check(self, member: _Member) -> None:
         now = self._clock()
@@ -119,13 +120,13 @@ class ProcessCrew(Crew):
         elif now - member.heard_at > self.lost_limit_s:
             member.kill(f"has not been heard of for {self.lost_limit_s:.0f} s")
 
-    def _bury(self, member: _Member) -> None:
-        """Take note of a death; have the worker started anew, or end the run."""
-        member.listen()  # it may have spoken between the last look and its death
+    def _handle_death(self, member: _Member) -> None:
+        """Schedule a restart of a dead worker, or end the run."""
+        member.listen()  # it may have reported between the last look and its death
         assert member.process is not None  # whoever calls has looked
         code = member.process.exitcode or 0
         reason = member.failure.get("text") or _how(code)
-        member.words = member.failure.get("traceback") or member.read_crash_file()
+        member.crash_report = member.failure.get("traceback") or member.read_crash_file()
         member.close()
         _log.warning("worker %s died: %s", member.worker_id, reason)
         self._master.lose(member.worker_id, reason)
@@ -153,31 +154,31 @@ class ProcessCrew(Crew):
 class _Member:
     """A worker's process, the link to it, and its history."""
 
-    def __init__(self, role: Role, worker_id: str, run_dir: Path) -> None:
+    def __init__(self, role: str, worker_id: str, run_dir: Path) -> None:
         self.role = role
         self.worker_id = worker_id
         self.crash_file = run_dir / "log" / f"{worker_id}.crash"
         self.process: Any = None
         self.start_at = 0.0
         self.deaths: list[float] = []
-        self.words = ""
+        self.crash_report = ""
         self.has_joined = False
         self.heard_at: float | None = None
         self.failure: dict[str, Any] = {}
         self._link: Connection | None = None
 
-    def start(self, order: Order) -> None:
+    def start(self, spec: WorkerSpec) -> None:
         """Start the process.
 
         Raises:
-            ConfigError: the order cannot be handed to another process.
+            ConfigError: the config cannot be handed to another process.
         """
         spawn = multiprocessing.get_context("spawn")
         self._link, theirs = spawn.Pipe()
         self.has_joined, self.heard_at, self.failure = False, None, {}
         # Not a daemon: env managers may have processes of their own.
         self.process = spawn.Process(
-            target=child_main, args=(order, theirs), name=self.worker_id, daemon=False
+            target=worker_main, args=(spec, theirs), name=self.worker_id, daemon=False
         )
         try:
             with _signals_held_back():
@@ -261,7 +262,7 @@ def _how(code: int) -> str:
 
 def _crashed(member: _Member, message: str, code: int) -> WorkerCrashedError:
     error = WorkerCrashedError(
-        message, worker_id=member.worker_id, exit_code=code, traceback=member.words
+        message, worker_id=member.worker_id, exit_code=code, traceback=member.crash_report
     )
     error.is_user_mistake = bool(member.failure.get("is_user_mistake"))
     return error

@@ -1,4 +1,4 @@
-"""A worker process of ``train``, from its first line; started by ``ProcessCrew``.
+"""The main function of a worker process; started by ``ProcessWorkers``.
 
 It imports nothing heavy before it can report what goes wrong with that.
 """
@@ -27,11 +27,11 @@ _HANDLED = {signal.SIGINT, signal.SIGTERM}
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class WorkerSpec:
     """What a worker process is told. All plain data.
 
     Attributes:
-        role: ``learner`` or ``collector``.
+        role: Name of its role.
         worker_id: Unique in the run.
         cfg: The config as workers get it.
         address: The coordinator's.
@@ -40,7 +40,7 @@ class Order:
         snapshot: The types that were registered in the parent.
     """
 
-    role: Any
+    role: str
     worker_id: str
     cfg: Mapping[str, Any]
     address: str
@@ -49,7 +49,7 @@ class Order:
     snapshot: Snapshot
 
 
-def child_main(order: Order, link: Connection) -> None:
+def worker_main(spec: WorkerSpec, link: Connection) -> None:
     """Run the worker until the parent says stop, or is gone.
 
     The link brings one message, to stop, and takes ``{"event": "joined"}`` and
@@ -63,22 +63,22 @@ def child_main(order: Order, link: Connection) -> None:
     threading.Thread(target=_obey, args=(link, stop), name="parent-watch", daemon=True).start()
     with ExitStack() as stack:
         try:
-            order.crash_file.parent.mkdir(parents=True, exist_ok=True)
-            crash_file = stack.enter_context(order.crash_file.open("w"))
+            spec.crash_file.parent.mkdir(parents=True, exist_ok=True)
+            crash_file = stack.enter_context(spec.crash_file.open("w"))
             faulthandler.enable(crash_file)
             stack.callback(faulthandler.disable)
 
             from dingsdk.config import to_easydict
-            from dingsdk.pipeline.roles import run_worker
+            from dingsdk.pipeline.worker import run_worker
             from dingsdk.plugins import default_manager
 
-            default_manager().restore(order.snapshot)
+            default_manager().restore(spec.snapshot)
             run_worker(
-                order.role,
-                to_easydict(order.cfg),
-                order.address,
-                order.worker_id,
-                order.run_dir,
+                spec.role,
+                to_easydict(spec.cfg),
+                spec.address,
+                spec.worker_id,
+                spec.run_dir,
                 stop,
                 lambda: _tell(link, event="joined"),
             )

@@ -1,85 +1,161 @@
-"""The coordinator's book: queued and running tasks, workers, leases and experience.
+"""The scheduler's state: workers, their leases, tasks, and the experience of learners.
 
-It is all state and no waiting: the coordinator calls it with its lock held.
+It holds state only and never waits: the coordinator calls it with its condition held.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from dingsdk.data import derive_seed
 from dingsdk.errors import DingError, PoisonTaskError
-from dingsdk.worker.comm.transport import LEFT, Role, WorkerInfo
-from dingsdk.worker.coordinator.experience import Experience, metadata_config
-from dingsdk.worker.coordinator.leases import LeaseTable
+from dingsdk.worker.comm.transport import LEFT, WorkerInfo
+from dingsdk.worker.commander.base import BaseParallelCommander
+from dingsdk.worker.coordinator.experience import Experience
 from dingsdk.worker.coordinator.pace import PaceBoard
-from dingsdk.worker.coordinator.resources import WorkerPool
+from dingsdk.worker.coordinator.role import Role
 from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
 
+TASK_TIMEOUT_S = 600.0
+"""How long a task may wait for a worker, where ``<role>_task_timeout`` does not say."""
 
-class TaskBook:
+
+@dataclass(slots=True)
+class _Worker:
+    info: WorkerInfo
+    lease_ends: float
+
+
+class WorkerPool:
+    """The joined workers, each idle or busy, and the time until each must be heard from.
+
+    Args:
+        lease_s: Silence after which a worker is lost.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, lease_s: float, clock: Callable[[], float]) -> None:
+        self._lease_s = lease_s
+        self._clock = clock
+        self._workers: dict[str, _Worker] = {}
+        self._idle: dict[str, None] = {}  # a dict for its order: the longest idle comes first
+
+    def add(self, info: WorkerInfo) -> None:
+        """Add an idle worker with a fresh lease."""
+        self._workers[info.worker_id] = _Worker(info, self._clock() + self._lease_s)
+        self._idle[info.worker_id] = None
+
+    def remove(self, info: WorkerInfo) -> bool:
+        """Forget a worker; False where its id is unknown, or another incarnation's by now."""
+        if not self._is_joined(info):
+            return False
+        del self._workers[info.worker_id]
+        self._idle.pop(info.worker_id, None)
+        return True
+
+    def has_idle(self, role: str) -> bool:
+        """Whether a worker of the role has no task."""
+        return any(self._workers[worker_id].info.role == role for worker_id in self._idle)
+
+    def take(self, role: str) -> WorkerInfo | None:
+        """Return the longest idle worker of a role, now busy; None without one."""
+        for worker_id in self._idle:
+            info = self._workers[worker_id].info
+            if info.role == role:
+                del self._idle[worker_id]
+                return info
+        return None
+
+    def give_back(self, info: WorkerInfo) -> None:
+        """Make a worker idle again, unless it was lost meanwhile."""
+        if self._is_joined(info):
+            self._idle[info.worker_id] = None
+
+    def counts(self) -> Counter[str]:
+        """Return the number of joined workers by role."""
+        return Counter(worker.info.role for worker in self._workers.values())
+
+    def renew(self, worker_id: str) -> bool:
+        """Renew a lease; False for a worker that is not joined."""
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.lease_ends = self._clock() + self._lease_s
+        return worker is not None
+
+    def postpone(self, seconds: float) -> None:
+        """Extend every lease by a time in which no renewal could be received."""
+        for worker in self._workers.values():
+            worker.lease_ends += seconds
+
+    def silent(self) -> list[WorkerInfo]:
+        """Return the workers whose lease is over."""
+        now = self._clock()
+        return [worker.info for worker in self._workers.values() if worker.lease_ends <= now]
+
+    def _is_joined(self, info: WorkerInfo) -> bool:
+        worker = self._workers.get(info.worker_id)
+        return worker is not None and worker.info == info
+
+
+class SchedulerState:
     """Which task is where.
 
     Args:
-        commander: Produces tasks and hears of their end.
-        cfg: The coordinator's own section.
-        new_buffer: Buffer config -> replay buffer.
+        roles: The roles of the run by name.
+        commander: Produces tasks and is told of their end.
+        cfg: The section ``system.coordinator``.
         clock: Monotonic seconds.
     """
 
     def __init__(
         self,
-        commander: Any,
+        roles: Mapping[str, Role],
+        commander: BaseParallelCommander,
         cfg: Mapping[str, Any],
-        new_buffer: Callable[[Mapping[str, Any]], Any],
         clock: Callable[[], float],
     ) -> None:
         self.commander = commander
-        self.pool = WorkerPool()
-        self.leases = LeaseTable(float(cfg["lease_s"]), clock)
+        self.pool = WorkerPool(float(cfg["lease_s"]), clock)
         self.pace = PaceBoard(
             float(cfg["straggler_factor"]), float(cfg["straggler_window_s"]), clock
         )
         self.running: dict[str, TaskState] = {}
         self.experiences: dict[str, Experience] = {}
-        self._queues: dict[Role, deque[TaskState]] = {"learner": deque(), "collector": deque()}
+        self._roles = roles
+        self._queues: dict[str, deque[TaskState]] = {name: deque() for name in roles}
         self._cfg = cfg
-        self._new_buffer = new_buffer
         self._clock = clock
         self._ended_env_steps = 0
         self._given_up: Counter[str] = Counter()
         """Tasks of each kind that were given up since one of them finished."""
 
-    # Tasks on their way out -------------------------------------------------------------------
-    def produce(self, role: Role) -> None:
-        """Ask the commander for a task when a worker is idle: tasks go out fresh."""
+    # Starting tasks -------------------------------------------------------------------------
+    def produce(self, role: str) -> None:
+        """Ask for a task when a worker is idle and none is queued: tasks go out fresh."""
         queue = self._queues[role]
         if queue or not self.pool.has_idle(role):
             return
-        if role == "learner":
-            task = self.commander.get_learner_task()
-        else:
-            task = self.commander.get_collector_task()
+        task = self._roles[role].next_task(self.commander)
         if task is not None:
             queue.append(TaskState(task["task_id"], role, task, self._clock()))
 
-    def assign(self, role: Role) -> TaskState | None:
+    def assign(self, role: str) -> TaskState | None:
         """Give the next task to an idle worker; None while there is no task or no worker.
 
-        A task that waited too long is reported to the commander as failed. A collector's task
-        waits for the buffer that its learner's task brings.
+        A task that waited too long is reported to the commander as failed.
         """
         queue = self._queues[role]
         if not queue:
             return None
         state = queue[0]
-        if self._clock() - state.start_time > float(self._cfg[f"{role}_task_timeout"]):
+        limit_s = float(self._cfg.get(f"{role}_task_timeout", TASK_TIMEOUT_S))
+        if self._clock() - state.start_time > limit_s:
             queue.popleft()
             self.notify_fail(state)
             return None
-        if role == "collector" and state.buffer_id not in self.experiences:
+        if not self._roles[role].can_run(state, self.experiences):
             return None
         worker = self.pool.take(role)
         if worker is None:
@@ -88,72 +164,70 @@ class TaskBook:
         state.worker, state.phase = worker, TaskPhase.ASSIGNED
         state.attempt += 1
         self.running[state.task_id] = state
-        if role == "learner" and state.buffer_id not in self.experiences:
-            buffer = self._new_buffer(metadata_config(state.task["replay_buffer_cfg"]))
-            self.experiences[state.buffer_id] = Experience(buffer)
         return state
 
     def begin(self, state: TaskState) -> None:
-        """Note that a task's worker has built what it needs, and works from now on."""
+        """Note that a task's worker has built what it needs and works from now on."""
         assert state.worker is not None  # assigned
         state.phase = TaskPhase.RUNNING
         self.pace.start(state.worker.worker_id, state.kind)
 
     def note_pace(self, state: TaskState, total: int) -> None:
-        """Note how far a task is: env steps, of a learner's iterations."""
+        """Note how far a task is: env steps, or iterations of a learner."""
         if state.worker is not None:
             self.pace.note(state.worker.worker_id, state.kind, total)
 
-    # Tasks that ended ---------------------------------------------------------------------------
+    # Ending tasks -----------------------------------------------------------------------------
     def end(
         self, state: TaskState, phase: TaskPhase, error: DingError | None
     ) -> tuple[DingError | None, bool]:
         """Close the entry of a task; return what it ended with, and whether that ends the run.
 
-        A lost worker's task is handed on: a learner's goes on from its newest checkpoint, with
-        the same experience, a collector's begins anew. One that has cost ``max_attempts``
-        workers is given up. The run goes on without a collector's task, unless as many of its
-        kind in a row come to that.
+        A lost worker's task is tried again on another worker. After ``max_attempts`` lost
+        workers it is given up. That ends the run where the role says so, and where as many
+        tasks of the kind in a row are given up.
         """
+        role = self._roles[state.role]
         state.phase = phase
         self.running.pop(state.task_id, None)
         if state.worker is not None:
             self.pace.end(state.worker.worker_id, state.kind)
-        experience = self.experiences.get(state.buffer_id)
-        if state.role == "learner" and experience is not None:
-            experience.settle(state)
-        if phase is not TaskPhase.LOST and state.worker is not None:
-            self.pool.give_back(state.worker)
+            if phase is not TaskPhase.LOST:
+                self.pool.give_back(state.worker)
         if phase is TaskPhase.FINISHED or error is None:
+            self._given_up[state.kind] = 0
             return None, False
         if phase is not TaskPhase.LOST:
             self.notify_fail(state)
             return error, True
         self._ended_env_steps += state.env_steps
-        if experience is None:  # its learner is done: nobody needs what it would collect
+        if not role.can_run(state, self.experiences):  # nobody needs what it would collect
             self.notify_fail(state)
             return None, False
         state.attempt -= error.facts.get("reason") == LEFT
         if state.attempt < int(self._cfg["max_attempts"]):
-            self._queues[state.role].append(self._next_attempt(state))
+            self._queues[state.role].append(
+                TaskState(
+                    state.task_id,
+                    state.role,
+                    role.retried(state),
+                    self._clock(),
+                    attempt=state.attempt,
+                    lost_env_steps=state.lost_env_steps + state.env_steps,
+                )
+            )
             return None, False
         self.notify_fail(state)
         self._given_up[state.kind] += 1
-        is_fatal = state.role == "learner" or self._given_up[state.kind] >= int(
-            self._cfg["max_attempts"]
-        )
+        is_fatal = role.ends_run or self._given_up[state.kind] >= int(self._cfg["max_attempts"])
         return _poison(state, error), is_fatal
 
     def notify_fail(self, state: TaskState) -> None:
-        """Tell the commander that a task ended without a result."""
-        if state.role == "learner":
-            self.commander.notify_fail_learner_task(state.task)
-        else:
-            self.commander.notify_fail_collector_task(state.task)
+        """Report that a task ended without a result."""
+        self._roles[state.role].task_failed(self.commander, state.task)
 
     def finish_collector(self, state: TaskState, finished: Mapping[str, Any]) -> bool:
         """Tell the commander a collector's result; return whether the run has reached its goal."""
-        self._given_up[state.kind] = 0
         if not state.is_evaluation:
             steps, state.env_steps = int(finished["step_count"]), 0
             self._ended_env_steps += steps
@@ -176,18 +250,18 @@ class TaskBook:
         buffer_id = self.commander.finish_learner_task(state.task_id, finished)
         return self.experiences.pop(buffer_id, None)
 
-    # Looking things up ------------------------------------------------------------------------
+    # Queries --------------------------------------------------------------------------------
     def experience_of(self, state: TaskState) -> Experience | None:
+        """Return the experience that a task works for, while it is open."""
         return self.experiences.get(state.buffer_id)
 
     def take_garbage(self, experience: Experience) -> list[str]:
         """Return ids of payloads to delete; learners are told with their next batch."""
-        return experience.take_garbage(
-            [state for state in self.running.values() if state.role == "learner"]
-        )
+        return experience.take_garbage(list(self.running.values()))
 
     @property
     def is_evaluating(self) -> bool:
+        """Whether an evaluation runs."""
         return any(state.is_evaluation for state in self.running.values())
 
     @property
@@ -197,10 +271,10 @@ class TaskBook:
         return {name for ledger in ledgers for name in ledger.names}
 
     def find_live(self) -> Callable[[str], bool]:
-        """Return what tells whether somebody may still announce or read a payload.
+        """Return a function that tells whether a payload may still be announced or read.
 
-        That is every one of a collector that has its task: while the buffer has no room, it
-        holds what it stored for as long as the learner takes.
+        All payloads of a collector that has its task are live: while the buffer has no room,
+        the collector keeps what it stored for as long as the learner takes.
         """
         known = self.live_payloads.union(*(state.waiting for state in self.running.values()))
         owners = {state.payload_prefix for state in self.running.values()}
@@ -219,42 +293,16 @@ class TaskBook:
         """Env steps collected for training, running tasks included."""
         return self._ended_env_steps + sum(state.env_steps for state in self.running.values())
 
+    # Workers ----------------------------------------------------------------------------------
     def join(self, info: WorkerInfo) -> None:
+        """Add a worker that joined."""
         self.pace.forget(info.worker_id)  # another process, maybe on another host
         self.pool.add(info)
-        self.leases.grant(info.worker_id)
 
     def lose(self, info: WorkerInfo) -> None:
         """Forget a worker, unless it has come back as another incarnation."""
         if self.pool.remove(info):
-            self.leases.end(info.worker_id)
             self.pace.forget(info.worker_id)
-
-    def silent_workers(self) -> list[WorkerInfo]:
-        """Return the workers whose lease is over; their leases are gone afterwards."""
-        found = (self.pool.get(worker_id) for worker_id in self.leases.expired())
-        return [worker for worker in found if worker is not None]
-
-    # ----------------------------------------------------------------------------------------
-    def _next_attempt(self, state: TaskState) -> TaskState:
-        if state.role == "learner":
-            # The learner knows where its checkpoints are; that may be another host.
-            task = {**state.task, "resume": True}
-        else:
-            task = dict(state.task)
-            cfg = task["collector_cfg"]
-            if cfg.get("seed") is not None and not state.is_evaluation:
-                # Other episodes than the ones whose samples came before the loss.
-                seed = derive_seed(int(cfg["seed"]), "attempt", state.attempt)
-                task["collector_cfg"] = {**cfg, "seed": seed}
-        return TaskState(
-            state.task_id,
-            state.role,
-            task,
-            self._clock(),
-            attempt=state.attempt,
-            lost_env_steps=state.lost_env_steps + state.env_steps,
-        )
 
 
 def _poison(state: TaskState, cause: DingError) -> PoisonTaskError:
