@@ -68,6 +68,9 @@ def main() -> int:
     """Run the command line; return 1 if an area has fewer kills than it should."""
     options = _parse()
     tree = Tree(ROOT)
+    # A copy, so that the checkout may change while mutants are tried.
+    copy = Checkout(CACHE / "snapshot", tree)
+    tree.root = copy.root
     selection = ("-m", "") if options.slow else ()
     coverage_map = CoverageMap(CACHE / "coverage", tree, selection)
     stale = coverage_map.load(tree.test_files(options.tests))
@@ -76,7 +79,6 @@ def main() -> int:
     ) as pool:
         if stale:
             click.echo(f"recording what {len(stale)} test files cover")
-            copy = Checkout(CACHE / "recording", tree)
             coverage_map.record(stale, copy.root, copy.python, options.jobs)
         for test in coverage_map.broken():
             click.echo(f"fails without a mutant, not counted: {test}")
