@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 
 from dingsdk.data.seeding import derive_seed
-from dingsdk.envs.observation import ObservationSchema
+from dingsdk.envs.spaces import ObservationSchema
 from dingsdk.errors import EnvError, SchemaMismatchError
 
 ABNORMAL = "abnormal"
@@ -20,6 +20,9 @@ ERROR = "error"
 """Info key of an abnormal step: the error in one line."""
 FAILURES = "env_failures"
 """Info key, int: failures in this call of ``step`` or ``reset``; absent if there were none."""
+
+EPISODE_INFO = "episode_info"
+"""Info key of an episode's last step: statistics of the env's own, a dict."""
 
 _FAULTS = (Exception, SystemExit)
 """What counts as a failure of the env. An env that calls sys.exit() ends itself, not the run."""

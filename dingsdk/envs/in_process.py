@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.envs.base import Capabilities, Obs, StepColumns, Timestep
-from dingsdk.envs.guard import ABNORMAL, FAILURES, GuardedEnv, close_quietly
-from dingsdk.envs.info import EPISODE_INFO
-from dingsdk.envs.lifecycle import ManagedEnvs
+from dingsdk.envs.guard import ABNORMAL, EPISODE_INFO, FAILURES, GuardedEnv, close_quietly
+from dingsdk.envs.managed import ManagedEnvs
 from dingsdk.errors import ConfigError, PolicyOutputError
 
 

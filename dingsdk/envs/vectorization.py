@@ -1,15 +1,16 @@
-"""Choosing and building the gymnasium vector env behind a VectorEnvManager."""
+"""gymnasium's vector envs: choosing one, building and closing it, reading its infos."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 
@@ -127,6 +128,38 @@ def close_vector_env(vec: Any, timeout_s: float = 4.0) -> None:
         vec.error_queue.close()
     else:
         close_quietly(vec)
+
+
+def info_row(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
+    """Return the info of env ``row``, scalars as Python numbers.
+
+    Args:
+        infos: ``{key: values}``, where ``infos["_" + key]`` tells which envs gave the key;
+            nested dicts likewise.
+        row: The env.
+    """
+    own: dict[str, Any] = {}
+    for key, value in infos.items():
+        if key.startswith("_") and key[1:] in infos:
+            continue
+        mask = infos.get(f"_{key}")
+        if mask is not None and not mask[row]:
+            continue
+        if isinstance(value, Mapping):
+            own[key] = info_row(value, row)
+        elif isinstance(value, np.ndarray | list | tuple) and len(value) > row:
+            item = value[row]
+            own[key] = item.item() if isinstance(item, np.generic) else item
+        else:
+            own[key] = value
+    return own
+
+
+def final_row(final_obs: Any, row: int) -> Any:
+    """Return the last observation of env ``row``'s episode out of ``infos["final_obs"]``."""
+    if isinstance(final_obs, Mapping):
+        return {key: final_row(value, row) for key, value in final_obs.items()}
+    return final_obs[row]
 
 
 def _why_not_native(

@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.config import check_known_keys, deep_merge_dicts
-from dingsdk.envs.action import ActionChecker
 from dingsdk.envs.base import EnvManager
-from dingsdk.envs.observation import ObservationSchema
+from dingsdk.envs.spaces import ActionChecker, ObservationSchema
 from dingsdk.errors import ClosedError, ConfigError, EnvError, PolicyOutputError
 
 _ENVELOPE = {"type": None, "import_names": None, "cfg_type": None}
