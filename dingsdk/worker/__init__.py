@@ -13,7 +13,7 @@ _HOMES = {
     "collector.base": ("ISerialCollector",),
     "collector.parallel_base": ("BaseParallelCollector",),
     "collector.sample": ("SampleSerialCollector",),
-    "collector.trajectory": ("CachePool", "TrajBuffer", "to_tensor_transitions"),
+    "collector.rows": ("CachePool", "TrajBuffer", "to_tensor_transitions"),
     "collector.zergling": ("ZerglingParallelCollector",),
     "comm": ("BaseCommCollector", "BaseCommLearner", "Master", "Slave", "Task", "TaskStatus"),
     "comm.naive": ("NaiveCollector", "NaiveLearner"),

@@ -11,12 +11,9 @@ from numpy.typing import NDArray
 
 from dingsdk.envs.base import EnvManager
 from dingsdk.policy.base import CollectMode, EvalMode
-from dingsdk.worker.collector.batched_rollout import BatchedRollout
-from dingsdk.worker.collector.columns_writer import ColumnsWriter
-from dingsdk.worker.collector.dict_rollout import DictRollout
-from dingsdk.worker.collector.random_actions import RandomActions
+from dingsdk.worker.collector.columns import BatchedRollout, ColumnsWriter
 from dingsdk.worker.collector.rollout import Rollout
-from dingsdk.worker.collector.rows_writer import RowsWriter
+from dingsdk.worker.collector.rows import DictRollout, RowsWriter
 
 SampleWriter = ColumnsWriter | RowsWriter
 
@@ -28,7 +25,6 @@ def create_collecting_rollout(
     *,
     has_tensor_obs: bool = False,
     deepcopy_obs: bool = False,
-    seed: int | None = None,
 ) -> tuple[Rollout, SampleWriter]:
     """Build a rollout that records: in columns where the policy can, else in rows.
 
@@ -39,15 +35,15 @@ def create_collecting_rollout(
             its end.
         has_tensor_obs: Dict form only, see ``DictRollout``.
         deepcopy_obs: Dict form only, see ``DictRollout``.
-        seed: Seed of random actions.
     """
-    random_actions = RandomActions(env.action_space, seed)
     if policy.is_batched:
         assert policy.make_samples is not None
         columns = ColumnsWriter(env.env_num, traj_len, policy.make_samples)
-        return BatchedRollout(env, policy, columns, None, random_actions), columns
+        return BatchedRollout(env, policy, columns), columns
     rows = RowsWriter(env.env_num, traj_len, policy, deepcopy_obs)
-    rollout = DictRollout(env, policy, rows, None, random_actions, has_tensor_obs, deepcopy_obs)
+    rollout = DictRollout(
+        env, policy, rows, has_tensor_obs=has_tensor_obs, deepcopy_obs=deepcopy_obs
+    )
     return rollout, rows
 
 

@@ -1,4 +1,4 @@
-"""Checks of what a policy answers, made before any env is touched."""
+"""Checks of what a policy answers, made before any env is touched, and random answers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
 
 from dingsdk.errors import NonFiniteError, PolicyOutputError
 
@@ -62,6 +64,38 @@ def check_dicts(outputs: Any, env_ids: list[int]) -> None:
         for key, value in output.items():
             if not _is_finite(value):
                 raise _non_finite(key, [env_id])
+
+
+class RandomActions:
+    """Draws batches of actions from a gymnasium space.
+
+    Args:
+        space: The space of one env's action.
+        seed: Seed of the stream; None for fresh entropy.
+    """
+
+    def __init__(self, space: Any, seed: int | None) -> None:
+        self._space = space
+        self._rng = np.random.default_rng(seed)
+        if not isinstance(space, (spaces.Discrete, spaces.Box)) and seed is not None:
+            space.seed(seed)
+
+    def draw(self, count: int) -> NDArray[Any]:
+        """Return ``count`` actions: ``[count, ...]`` with the dtype of the space."""
+        space = self._space
+        if isinstance(space, spaces.Discrete):
+            low = int(space.start)
+            return self._rng.integers(low, low + int(space.n), count).astype(space.dtype)
+        if isinstance(space, spaces.Box) and space.is_bounded("both"):
+            drawn: NDArray[Any]
+            if space.dtype.kind == "f":
+                drawn = self._rng.uniform(space.low, space.high, (count, *space.shape))
+            else:
+                drawn = self._rng.integers(
+                    space.low, space.high, (count, *space.shape), endpoint=True
+                )
+            return drawn.astype(space.dtype)
+        return np.stack([np.asarray(space.sample()) for _ in range(count)])
 
 
 def _is_finite(value: Any) -> bool:

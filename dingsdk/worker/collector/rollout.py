@@ -1,8 +1,8 @@
 """The control loop over all envs at once, shared by collectors and evaluators.
 
-One round is: look at the observations, ask the policy, step the envs, record. The base
-class keeps the books (steps, episodes, quotas); ``BatchedRollout`` and ``DictRollout`` do
-the four steps in columns and in dicts.
+One round is: read the observations, ask the policy, step the envs, record. The base class
+counts steps, episodes and quotas; ``BatchedRollout`` and ``DictRollout`` do the four steps in
+columns and in dicts.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ConfigError
+from dingsdk.worker.collector.policy_output import RandomActions
 
 _LOGGER = logging.getLogger(__name__)
 
 
 class EpisodeRecord(NamedTuple):
-    """One finished episode (a named tuple: a frozen dataclass takes thrice as long to build).
+    """One finished episode (a named tuple, because a frozen dataclass takes 3 times as long).
 
     Attributes:
         env_id: The env it ran in.
@@ -50,7 +51,7 @@ class ActingMode(Protocol):
 
 
 class Writer(Protocol):
-    """What a rollout needs of a writer: to be told which envs' trajectories break off."""
+    """What a rollout needs of a writer: ways to drop the trajectories of some envs."""
 
     def drop(self, env_ids: NDArray[np.int64]) -> None: ...
     def retire(self, env_ids: NDArray[np.int64]) -> None: ...
@@ -107,7 +108,7 @@ class Rollout(ABC):
         self.begin()
 
     def begin(self) -> None:
-        """Start afresh from the current observations; to be called after an env reset."""
+        """Start from the current observations, all counts at 0; call it after an env reset."""
         self.env_steps = 0
         self.episodes: list[EpisodeRecord] = []
         self._returns = np.zeros(self._env_num, np.float64)
@@ -116,34 +117,43 @@ class Rollout(ABC):
         self.is_finished = False
 
     def forget_unfinished(self) -> None:
-        """Zero the statistics of the episodes under way, whose data were dropped."""
+        """Zero the statistics of unfinished episodes, whose transitions were dropped."""
         self._returns[:] = 0
 
-    def round(self, train_iter: int, policy_kwargs: Mapping[str, Any]) -> None:
+    def round(
+        self,
+        train_iter: int,
+        policy_kwargs: Mapping[str, Any],
+        random_actions: RandomActions | None = None,
+    ) -> None:
         """Do one round: every env that is live takes one step.
 
         Args:
             train_iter: Version of the policy, recorded with every transition.
             policy_kwargs: Passed to the policy's forward.
+            random_actions: Act with these instead of asking the policy.
 
         Raises:
             PolicyOutputError: the policy's answer cannot be used; the envs are untouched.
             EnvError: an env failed for the third time in a row.
         """
         obs = self.observe()
-        output = self.infer(obs, policy_kwargs)
+        if random_actions is None:
+            output = self.infer(obs, policy_kwargs)
+        else:
+            output = self.random_output(obs, random_actions)
         self.record(obs, output, self.step_env(output), train_iter)
 
     @abstractmethod
     def observe(self) -> Any:
-        """Return what the envs that wait for an action show."""
+        """Return the observations of the envs that wait for an action."""
 
     @abstractmethod
     def infer(self, obs: Any, policy_kwargs: Mapping[str, Any]) -> Any:
         """Ask the policy and check its answer."""
 
     @abstractmethod
-    def random_output(self, obs: Any) -> Any:
+    def random_output(self, obs: Any, actions: RandomActions) -> Any:
         """Return random actions in the form of a policy's answer."""
 
     @abstractmethod
@@ -152,10 +162,10 @@ class Rollout(ABC):
 
     @abstractmethod
     def record(self, obs: Any, output: Any, step: Any, train_iter: int) -> None:
-        """Record one round and keep the books."""
+        """Record one round and count its steps and episodes."""
 
     def _refuse_to_idle(self) -> None:
-        """Raise the error of a rollout whose envs are all DONE: it would go round for ever.
+        """Refuse to go on when all envs are DONE: the rollout would never end.
 
         Raises:
             ConfigError: always.
@@ -168,7 +178,7 @@ class Rollout(ABC):
         )
 
     def _abandon(self, env_ids: NDArray[np.int64]) -> None:
-        """Forget the episodes under way in envs that failed."""
+        """Drop the unfinished episodes of envs that failed."""
         _LOGGER.warning("envs %s failed: their unfinished episodes are dropped", env_ids.tolist())
         self._returns[env_ids] = 0
         if self._writer is not None:

@@ -16,6 +16,7 @@ from dingsdk.worker.collector.factory import (
     create_collecting_rollout,
     traj_len_of,
 )
+from dingsdk.worker.collector.policy_output import RandomActions
 from dingsdk.worker.collector.rollout import Rollout
 
 
@@ -110,18 +111,14 @@ class SampleSerialCollector(ISerialCollector):
         rollout, writer = self._ready()
         writer.level_seeds = level_seeds
         kwargs = dict(policy_kwargs or {})
+        random_actions = self._random_actions if random_collect else None
         started = time.perf_counter()
         steps_before = rollout.env_steps
         flushed: list[Any] = []
         have = 0
         while have < wanted:
             while writer.pending_rows < wanted - have:
-                if random_collect:
-                    obs = rollout.observe()
-                    output = rollout.random_output(obs)
-                    rollout.record(obs, output, rollout.step_env(output), train_iter)
-                else:
-                    rollout.round(train_iter, kwargs)
+                rollout.round(train_iter, kwargs, random_actions)
             samples = writer.flush()
             if samples:
                 flushed.append(samples)
@@ -171,8 +168,8 @@ class SampleSerialCollector(ISerialCollector):
             traj_len,
             has_tensor_obs=self._cfg["transform_obs"],
             deepcopy_obs=self._cfg["deepcopy_obs"],
-            seed=self._cfg["seed"],
         )
+        self._random_actions = RandomActions(env.action_space, self._cfg["seed"])
         return self._rollout, self._writer
 
     def _take_policy(self, policy: Any) -> None:

@@ -75,7 +75,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
             policy = create_policy(cfg["policy"], enable_field=[field], seed=seed)
             self._policy = policy.eval_mode if self._eval_flag else policy.collect_mode
             self._target_episodes = self._set_up_envs(cfg, seed)
-            self._rollout = self._set_up_rollout(cfg, seed)
+            self._rollout = self._set_up_rollout()
         except BaseException:
             self._release()
             raise
@@ -139,7 +139,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
         self._env_manager.launch()
         return episodes
 
-    def _set_up_rollout(self, cfg: Mapping[str, Any], seed: int | None) -> Rollout:
+    def _set_up_rollout(self) -> Rollout:
         if self._quota is not None:
             return create_measuring_rollout(self.env_manager, self._policy, self._quota)
         read = self._policy.get_attribute
@@ -155,7 +155,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
             read("cfg"), None if n_episode else n_sample, self._unroll_len, self._env_num
         )
         rollout, self._writer = create_collecting_rollout(
-            self.env_manager, self._policy, traj_len, has_tensor_obs=True, seed=seed
+            self.env_manager, self._policy, traj_len, has_tensor_obs=True
         )
         return rollout
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dingsdk.worker.collector.trajectory import CachePool, TrajBuffer, to_tensor_transitions
+from dingsdk.worker.collector.rows import CachePool, TrajBuffer, to_tensor_transitions
 
 
 def test_buffer_keeps_the_newest() -> None:

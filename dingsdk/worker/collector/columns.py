@@ -1,0 +1,427 @@
+"""Collecting in columns: no Python loop over envs unless an episode ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.data import SampleBatch
+from dingsdk.envs.base import EnvManager, Obs, StepColumns
+from dingsdk.errors import SchemaMismatchError
+from dingsdk.worker.collector.policy_output import RandomActions, check_columns
+from dingsdk.worker.collector.rollout import ActingMode, Rollout
+
+Path = tuple[str, ...]
+
+# Far beyond any time, yet two of them still add up within int64.
+_NEVER = 1 << 60
+
+
+class BatchedRollout(Rollout):
+    """The rollout for policies with ``forward_batch``.
+
+    Args:
+        env: See ``Rollout``.
+        policy: A mode with ``forward_batch``; with a writer also ``make_transitions``.
+        writer: See ``Rollout``.
+        quota: See ``Rollout``.
+    """
+
+    def __init__(
+        self,
+        env: EnvManager,
+        policy: ActingMode,
+        writer: ColumnsWriter | None = None,
+        quota: NDArray[np.int64] | None = None,
+    ) -> None:
+        super().__init__(env, policy, writer, quota)
+        self._columns_writer = writer
+        self._forward = policy.forward_batch
+        self._make_transitions: Any = getattr(policy, "make_transitions", None)
+
+    def begin(self) -> None:
+        super().begin()
+        self._all_ids = np.arange(self._env_num)
+        self._env_ids = self._all_ids
+        # What is passed to the manager and the writer: None is their fast path for all envs.
+        self._subset: NDArray[np.int64] | None = None
+        self._is_partial = False
+        self._time = 0
+        # Time at which each env's episode began: lengths need no counting step by step.
+        self._begun = np.zeros(self._env_num, np.int64)
+        self._obs = self._env.current_obs()
+
+    def observe(self) -> Obs:
+        """Return the observation columns of the envs to step."""
+        return self._obs
+
+    def infer(self, obs: Obs, policy_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        output: dict[str, Any] = self._forward(obs, self._env_ids, **policy_kwargs)
+        check_columns(output, len(self._env_ids))
+        return output
+
+    def random_output(self, obs: Obs, actions: RandomActions) -> dict[str, Any]:
+        return {"action": actions.draw(len(self._env_ids))}
+
+    def step_env(self, output: Mapping[str, Any]) -> StepColumns:
+        return self._env.step_batch(output["action"], self._subset)
+
+    def forget_unfinished(self) -> None:
+        super().forget_unfinished()
+        self._begun[:] = self._time
+
+    def record(self, obs: Obs, output: Any, step: StepColumns, train_iter: int) -> None:
+        self._obs = step.obs
+        self._time += 1
+        writer = self._columns_writer
+        if writer is not None:
+            transitions = self._make_transitions(obs, output, step)
+            writer.record(transitions, train_iter, self._subset)
+        ended = step.terminated | step.truncated
+        if self._is_partial or step.abnormal is not None:
+            ended = self._count_some(step, ended)
+        else:
+            # Rows that are not valid have a reward of 0 and have not ended.
+            np.add(self._returns, step.reward, self._returns)
+            self.env_steps += self._env_num
+            if step.valid is not None:
+                if not step.valid.any() and self._env.done:
+                    self._refuse_to_idle()
+                self._skip((~step.valid).nonzero()[0])
+        if not np.count_nonzero(ended):
+            if writer is not None:
+                writer.cut(None)
+            return
+        env_ids = ended.nonzero()[0]
+        if writer is not None:
+            # Before any env retires, which would take its last trajectory along.
+            writer.cut(env_ids)
+        lengths = (self._time - self._begun[env_ids]).tolist()
+        self._begun[env_ids] = self._time
+        infos = None
+        if step.episode_info:
+            infos = {int(self._env_ids[row]): info for row, info in step.episode_info.items()}
+        self._end_episodes(env_ids, lengths, infos)
+
+    def _skip(self, env_ids: NDArray[np.int64]) -> None:
+        """Take back what a round counted for envs that made no transition in it."""
+        self.env_steps -= len(env_ids)
+        self._begun[env_ids] = self._time
+        if self._writer is not None:
+            self._writer.drop(env_ids)
+
+    def _count_some(self, step: StepColumns, ended: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Count a round in which envs failed, or in which some envs have retired.
+
+        Returns:
+            bool[env_num]: live envs whose episode ended in a valid step.
+        """
+        env_ids = self._env_ids
+        live = self._is_live[env_ids]
+        counts = live if step.valid is None else live & step.valid
+        if step.abnormal is not None:
+            counts = counts & ~step.abnormal
+            failed = env_ids[step.abnormal & live]
+            if len(failed):
+                self._abandon(failed)
+        self._returns[env_ids[counts]] += step.reward[counts]
+        self.env_steps += int(np.count_nonzero(live))
+        self._skip(env_ids[live & ~counts])
+        ended_envs = np.zeros(self._env_num, np.bool_)
+        ended_envs[env_ids[ended & counts]] = True
+        return ended_envs
+
+    def _on_retired(self) -> None:
+        self._is_partial = True
+        if self._can_step_some:
+            stay = self._is_live[self._env_ids]
+            self._obs = _rows(self._obs, stay)
+            self._env_ids = self._subset = self._env_ids[stay]
+
+
+class ColumnsWriter:
+    """Records rounds in columns and cuts them into trajectory pieces.
+
+    All envs share one time axis; an env's unfinished trajectory is the stretch from its
+    start to now. Pieces wait, in the order in which they were cut, until ``flush``.
+
+    Args:
+        env_num: Number of envs.
+        traj_len: A trajectory is cut when it holds this many transitions; None for only
+            at its end.
+        make_samples: The policy's ``make_samples``.
+    """
+
+    def __init__(
+        self,
+        env_num: int,
+        traj_len: int | None,
+        make_samples: Callable[[dict[str, Any], NDArray[np.int64]], SampleBatch],
+    ) -> None:
+        self._traj_len = _NEVER if traj_len is None else traj_len
+        self._make_samples = make_samples
+        self._env_num = env_num
+        self.level_seeds: Sequence[int] | Mapping[int, int] | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all that was recorded."""
+        capacity = 64 if self._traj_len == _NEVER else max(64, 2 * self._traj_len)
+        self._store = ColumnStore(self._env_num, min(capacity, 4096))
+        self._iters = np.empty(self._store.capacity, np.int64)
+        self._starts = np.zeros(self._env_num, np.int64)
+        self._time = 0
+        self._next_full = self._traj_len
+        # One entry a piece that waits: lists, because pieces come a few at a time.
+        self._piece_envs: list[int] = []
+        self._piece_starts: list[int] = []
+        self._piece_stops: list[int] = []
+        self.pending_rows = 0
+
+    def record(
+        self, columns: Mapping[str, Any], train_iter: int, env_ids: NDArray[np.int64] | None
+    ) -> None:
+        """Append one round for all envs, or for those in ``env_ids``.
+
+        Args:
+            columns: What ``make_transitions`` gave, rows as the envs were stepped.
+            train_iter: Version of the behaviour policy, kept as the column ``collect_iter``.
+            env_ids: int64[n], the env of each row; None for all in order.
+        """
+        if self._time == self._store.capacity:
+            self._make_room()
+        self._store.write(self._time, columns, env_ids)
+        self._iters[self._time] = train_iter
+        self._time += 1
+
+    def drop(self, env_ids: NDArray[np.int64]) -> None:
+        """Forget the unfinished trajectories of these envs, the newest round included."""
+        self._starts[env_ids] = self._time
+
+    def retire(self, env_ids: NDArray[np.int64]) -> None:
+        """Record nothing more of these envs, whose last trajectory was cut or dropped."""
+        self._starts[env_ids] = _NEVER
+
+    def cut(self, ended: NDArray[np.int64] | None) -> None:
+        """End the trajectories that the newest round ended or filled.
+
+        Args:
+            ended: int64[k], ascending: the envs whose episode ended; None for none.
+        """
+        time = self._time
+        if time >= self._next_full:
+            is_due = time - self._starts >= self._traj_len
+            if ended is not None:
+                is_due[ended] = True
+            ended = is_due.nonzero()[0]
+        if ended is not None and len(ended):
+            starts = self._starts[ended].tolist()
+            self._piece_envs += ended.tolist()
+            self._piece_starts += starts
+            self._piece_stops += [time] * len(starts)
+            self.pending_rows += time * len(starts) - sum(starts)
+            self._starts[ended] = time
+        if time >= self._next_full:
+            # Starts only grow, so this is never late; between two times it may be early.
+            self._next_full = int(self._starts.min()) + self._traj_len
+
+    def cut_unfinished(self) -> None:
+        """Cut all trajectories here, as if full; without a ``traj_len`` they are left alone."""
+        if self._traj_len == _NEVER:
+            return
+        self.cut((self._starts < self._time).nonzero()[0])
+
+    def flush(self) -> SampleBatch | None:
+        """Convert all pieces that wait; None when there are none. The result is owned."""
+        if not self._piece_envs:
+            return None
+        envs = np.array(self._piece_envs)
+        stops = np.array(self._piece_stops)
+        lengths = stops - np.array(self._piece_starts)
+        ends = lengths.cumsum()
+        # Row k of a piece lies at time start + k: one arange, shifted piece by piece.
+        times = np.arange(ends[-1]) + (stops - ends).repeat(lengths)
+        row_envs = envs.repeat(lengths)
+        columns = self._store.gather(times, row_envs)
+        extra: dict[str, NDArray[Any]] = {"collect_iter": self._iters.take(times)}
+        if self.level_seeds is not None:
+            seeds = np.array([self.level_seeds[i] for i in range(self._env_num)], np.int64)
+            extra["seed"] = seeds.take(row_envs)
+        columns.update(extra)
+        self._piece_envs.clear()
+        self._piece_starts.clear()
+        self._piece_stops.clear()
+        self.pending_rows = 0
+        self._rewind()
+        samples = self._make_samples(columns, ends)
+        return _with_missing(samples, extra)
+
+    def _rewind(self) -> None:
+        """Start again at the front when no trajectory is unfinished."""
+        unfinished = self._starts < self._time
+        if not unfinished.any():
+            self._starts[self._starts == self._time] = 0
+            self._time = 0
+            self._next_full = int(self._starts.min()) + self._traj_len
+
+    def _make_room(self) -> None:
+        first = min(int(self._starts.min()), self._time, *self._piece_starts)
+        # Moving less than half keeps the cost per round constant, and never overlaps.
+        if first * 2 < self._store.capacity:
+            self._store.grow(self._time)
+            self._iters = np.concatenate([self._iters, np.empty_like(self._iters)])
+            return
+        self._store.move_to_front(first, self._time)
+        kept = self._time - first
+        self._iters[:kept] = self._iters[first : self._time]
+        self._starts[self._starts < _NEVER] -= first
+        self._piece_starts = [start - first for start in self._piece_starts]
+        self._piece_stops = [stop - first for stop in self._piece_stops]
+        self._time = kept
+        self._next_full -= first
+
+
+class ColumnStore:
+    """Arrays ``[capacity, env_num, ...]`` by column name; nested dicts are kept as such.
+
+    The first write fixes names, shapes and dtypes.
+
+    Args:
+        env_num: Number of envs.
+        capacity: Rounds to make room for at first.
+    """
+
+    def __init__(self, env_num: int, capacity: int) -> None:
+        self.env_num = env_num
+        self.capacity = capacity
+        # (path, array, shape of a round of all envs)
+        self._slots: list[tuple[Path, NDArray[Any], tuple[int, ...]]] = []
+
+    def write(
+        self, time: int, columns: Mapping[str, Any], env_ids: NDArray[np.int64] | None = None
+    ) -> None:
+        """Write one round.
+
+        Args:
+            time: Row to write, ``0 <= time < capacity``.
+            columns: Arrays ``[n, ...]``, possibly in nested dicts.
+            env_ids: int64[n], the env of each row; None for all envs in order.
+
+        Raises:
+            SchemaMismatchError: names, shapes or dtypes differ from the first write.
+        """
+        if not self._slots:
+            self._allocate(columns, self.env_num if env_ids is None else len(env_ids))
+        try:
+            if env_ids is None:
+                for path, slot, shape in self._slots:
+                    value: Any = columns
+                    for key in path:
+                        value = value[key]
+                    if value.shape != shape or value.dtype != slot.dtype:
+                        self._refuse(path, slot, value)
+                    slot[time] = value
+                return
+            for path, slot, shape in self._slots:
+                value = columns
+                for key in path:
+                    value = value[key]
+                if value.shape != (len(env_ids), *shape[1:]) or value.dtype != slot.dtype:
+                    self._refuse(path, slot, value)
+                slot[time, env_ids] = value
+        except (KeyError, AttributeError) as error:
+            raise SchemaMismatchError(
+                f"the policy's make_transitions gave no array for the column {'.'.join(path)!r} "
+                "that its first call gave",
+                key=".".join(path),
+                expected="an array",
+                found=None,
+            ) from error
+
+    def gather(self, times: NDArray[np.int64], envs: NDArray[np.int64]) -> dict[str, Any]:
+        """Return the rows ``(times[k], envs[k])`` of every column as new arrays."""
+        rows = times * self.env_num + envs
+        out: dict[str, Any] = {}
+        for path, slot, shape in self._slots:
+            flat = slot.reshape(self.capacity * self.env_num, *shape[1:])
+            node = out
+            for key in path[:-1]:
+                node = node.setdefault(key, {})
+            node[path[-1]] = flat.take(rows, axis=0)
+        return out
+
+    def move_to_front(self, first: int, stop: int) -> None:
+        """Move the rounds ``first .. stop - 1`` to the front; they must not reach past it."""
+        for _, slot, _ in self._slots:
+            slot[: stop - first] = slot[first:stop]
+
+    def grow(self, used: int) -> None:
+        """Double the capacity; the first ``used`` rounds are kept."""
+        self.capacity *= 2
+        for index, (path, slot, shape) in enumerate(self._slots):
+            larger = np.empty((self.capacity, *slot.shape[1:]), slot.dtype)
+            larger[:used] = slot[:used]
+            self._slots[index] = (path, larger, shape)
+
+    def _allocate(self, columns: Mapping[str, Any], rows: int) -> None:
+        slots = []
+        for path, value in _leaves(columns, ()):
+            if not isinstance(value, np.ndarray) or value.shape[:1] != (rows,):
+                raise SchemaMismatchError(
+                    f"column {'.'.join(path)!r} of the policy's make_transitions must be an "
+                    f"array with {rows} rows, one for each env; found {_describe(value)}",
+                    key=".".join(path),
+                    expected=(rows,),
+                    found=_describe(value),
+                )
+            shape = (self.env_num, *value.shape[1:])
+            slots.append((path, np.empty((self.capacity, *shape), value.dtype), shape))
+        self._slots = slots
+
+    def _refuse(self, path: Path, slot: NDArray[Any], value: Any) -> None:
+        expected = f"{slot.dtype}{list(slot.shape[2:])}"
+        raise SchemaMismatchError(
+            f"column {'.'.join(path)!r} had rows of {expected}, now {_describe(value)} came: "
+            "make_transitions must give every round the same shapes and dtypes",
+            key=".".join(path),
+            expected=expected,
+            found=_describe(value),
+        )
+
+
+def _rows(obs: Obs, mask: NDArray[np.bool_]) -> Obs:
+    if isinstance(obs, Mapping):
+        return {key: _rows(value, mask) for key, value in obs.items()}
+    return obs[mask]
+
+
+def _with_missing(samples: SampleBatch, extra: Mapping[str, NDArray[Any]]) -> SampleBatch:
+    """Add the columns that ``make_samples`` did not carry over, where rows still match."""
+    missing = {key: value for key, value in extra.items() if key not in samples.columns}
+    if not missing:
+        return samples
+    rows = len(samples)
+    fitting = {
+        # Unrolled samples hold several rows each; the newest row's value stands for them.
+        key: value if len(value) == rows else np.full(rows, value[-1])
+        for key, value in missing.items()
+        if len(value) == rows or key == "collect_iter"
+    }
+    return samples.with_columns(**fitting)
+
+
+def _leaves(node: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, Any]]:
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{list(value.shape)}"
+    return type(value).__name__

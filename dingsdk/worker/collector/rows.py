@@ -1,0 +1,299 @@
+"""Collecting in dicts keyed by env id, for policies with only the dict form."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.data.pytree import to_tensor
+from dingsdk.envs.base import EnvManager, Timestep
+from dingsdk.policy.base import CollectMode
+from dingsdk.worker.collector.policy_output import RandomActions, check_dicts
+from dingsdk.worker.collector.rollout import ActingMode, Rollout
+
+
+class DictRollout(Rollout):
+    """The rollout for any policy.
+
+    Args:
+        env: See ``Rollout``.
+        policy: A mode; ``forward({env_id: obs}) -> {env_id: {'action': ...}}``.
+        writer: See ``Rollout``.
+        quota: See ``Rollout``.
+        has_tensor_obs: Give the policy float32 tensors; what is recorded stays raw.
+        deepcopy_obs: Cache copies, for envs that reuse the memory of their observations.
+    """
+
+    def __init__(
+        self,
+        env: EnvManager,
+        policy: ActingMode,
+        writer: RowsWriter | None = None,
+        quota: NDArray[np.int64] | None = None,
+        has_tensor_obs: bool = False,
+        deepcopy_obs: bool = False,
+    ) -> None:
+        self._deepcopy_obs = deepcopy_obs
+        self._has_tensor_obs = has_tensor_obs
+        self._rows_writer = writer
+        super().__init__(env, policy, writer, quota)
+
+    def begin(self) -> None:
+        super().begin()
+        self._lengths = [0] * self._env_num
+        self._obs_pool = CachePool("obs", self._env_num, self._deepcopy_obs)
+        self._output_pool = CachePool("policy_output", self._env_num)
+
+    def observe(self) -> dict[int, Any]:
+        """Return ``{env_id: obs}`` of the envs to step.
+
+        Raises:
+            ConfigError: no env waits for an action.
+        """
+        obs = self._env.ready_obs
+        if self._can_step_some and not self._is_live.all():
+            obs = {env_id: value for env_id, value in obs.items() if self._is_live[env_id]}
+        if not obs:
+            self._refuse_to_idle()
+        self._obs_pool.update(obs)
+        return obs
+
+    def infer(self, obs: dict[int, Any], policy_kwargs: Mapping[str, Any]) -> dict[int, Any]:
+        seen: Any = obs
+        if self._has_tensor_obs:
+            import torch
+
+            seen = {i: to_tensor(value, dtype=torch.float32) for i, value in obs.items()}
+        outputs: dict[int, Any] = self._policy.forward(seen, **policy_kwargs)
+        check_dicts(outputs, list(obs))
+        self._output_pool.update(outputs)
+        return outputs
+
+    def random_output(self, obs: dict[int, Any], actions: RandomActions) -> dict[int, Any]:
+        drawn = actions.draw(len(obs))
+        outputs = {env_id: {"action": drawn[k]} for k, env_id in enumerate(obs)}
+        self._output_pool.update(outputs)
+        return outputs
+
+    def step_env(self, output: Mapping[int, Any]) -> dict[int, Timestep]:
+        return self._env.step({i: _as_array(each["action"]) for i, each in output.items()})
+
+    def record(self, obs: Any, output: Any, step: Mapping[int, Timestep], train_iter: int) -> None:
+        for env_id in sorted(step):
+            if self._is_live[env_id]:
+                self._record_one(env_id, step[env_id], train_iter)
+
+    def forget_unfinished(self) -> None:
+        super().forget_unfinished()
+        self._lengths = [0] * self._env_num
+
+    def _record_one(self, env_id: int, timestep: Timestep, train_iter: int) -> None:
+        index = np.array([env_id])
+        if timestep.info.get("abnormal"):
+            self._abandon(index)
+            self._forget(env_id)
+            return
+        self.env_steps += 1
+        self._lengths[env_id] += 1
+        self._returns[env_id] += float(np.sum(np.asarray(timestep.reward)))
+        if self._rows_writer is not None:
+            self._rows_writer.record(
+                env_id,
+                self._policy.process_transition(  # type: ignore[attr-defined]
+                    self._obs_pool[env_id], self._output_pool[env_id], timestep
+                ),
+                train_iter,
+                bool(timestep.done),
+            )
+        if timestep.done:
+            length = self._lengths[env_id]
+            self._forget(env_id)
+            info = dict(timestep.info.get("episode_info") or {})
+            if "eval_episode_return" in timestep.info:
+                info["eval_episode_return"] = timestep.info["eval_episode_return"]
+            self._end_episodes(index, [length], {env_id: info})
+
+    def _forget(self, env_id: int) -> None:
+        self._lengths[env_id] = 0
+        self._obs_pool.reset(env_id)
+        self._output_pool.reset(env_id)
+
+
+class RowsWriter:
+    """Keeps a buffer of transitions per env and converts those that end or are full.
+
+    Args:
+        env_num: Number of envs.
+        traj_len: A trajectory is cut when it holds this many transitions; None for only
+            at its end.
+        policy: Its ``get_train_sample`` makes samples of a trajectory.
+        deepcopy: Keep copies of the transitions, and let no two of them share an
+            observation.
+    """
+
+    def __init__(
+        self, env_num: int, traj_len: int | None, policy: CollectMode, deepcopy: bool = False
+    ) -> None:
+        self._traj_len = traj_len
+        self._policy = policy
+        self._deepcopy = deepcopy
+        self._env_num = env_num
+        self.level_seeds: Sequence[int] | Mapping[int, int] | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all that was recorded."""
+        self._trajectories = [
+            TrajBuffer(self._traj_len, deepcopy=self._deepcopy) for _ in range(self._env_num)
+        ]
+        self._samples: list[Any] = []
+
+    @property
+    def pending_rows(self) -> int:
+        """Samples that wait for ``flush``."""
+        return len(self._samples)
+
+    def record(
+        self, env_id: int, transition: dict[str, Any], train_iter: int, is_done: bool
+    ) -> None:
+        """Append one transition of one env."""
+        transition["collect_iter"] = train_iter
+        if self.level_seeds is not None:
+            transition["seed"] = self.level_seeds[env_id]
+        trajectory = self._trajectories[env_id]
+        trajectory.append(transition)
+        if is_done or len(trajectory) == self._traj_len:
+            self._convert(trajectory)
+
+    def cut_unfinished(self) -> None:
+        """Cut all trajectories here, as if full; without a ``traj_len`` they are left alone."""
+        if self._traj_len is None:
+            return
+        for trajectory in self._trajectories:
+            if trajectory:
+                self._convert(trajectory)
+
+    def drop(self, env_ids: NDArray[np.int64]) -> None:
+        """Forget the unfinished trajectories of these envs."""
+        for env_id in env_ids.tolist():
+            self._trajectories[env_id].clear()
+
+    def retire(self, env_ids: NDArray[np.int64]) -> None:
+        """Record nothing more of these envs."""
+        self.drop(env_ids)
+
+    def flush(self) -> list[Any] | None:
+        """Hand out the samples that wait; None when there are none."""
+        if not self._samples:
+            return None
+        samples, self._samples = self._samples, []
+        return samples
+
+    def _convert(self, trajectory: TrajBuffer) -> None:
+        converted = to_tensor_transitions(trajectory, not self._deepcopy)
+        self._samples.extend(self._policy.get_train_sample(converted))
+        trajectory.clear()
+
+
+class CachePool:
+    """What was last stored for each env, until it is reset.
+
+    Args:
+        name: What is cached, for error messages and ``repr``.
+        env_num: Number of envs; valid indices are ``0 .. env_num - 1``.
+        deepcopy: Store copies, for envs that reuse the memory of their observations.
+    """
+
+    def __init__(self, name: str, env_num: int, deepcopy: bool = False) -> None:
+        self._name = name
+        self._deepcopy = deepcopy
+        self._items: list[Any] = [None] * env_num
+
+    def update(self, data: Mapping[int, Any] | Sequence[Mapping[int, Any]]) -> None:
+        """Store one item for each env, or for a sequence of mappings a list of items.
+
+        A sequence stores a list even when it has one element, so that the number of
+        players can be read back from what was stored (the reference stores the bare item).
+        """
+        if isinstance(data, Mapping):
+            for index, item in data.items():
+                self._items[index] = copy.deepcopy(item) if self._deepcopy else item
+            return
+        for index in data[0]:
+            items = [each[index] for each in data]
+            self._items[index] = copy.deepcopy(items) if self._deepcopy else items
+
+    def __getitem__(self, index: int) -> Any:
+        return self._items[index]
+
+    def reset(self, index: int) -> None:
+        """Forget what was stored for one env."""
+        self._items[index] = None
+
+    def __repr__(self) -> str:
+        filled = sum(item is not None for item in self._items)
+        return f"CachePool({self._name!r}, {filled} of {len(self._items)} filled)"
+
+
+class TrajBuffer(list[Any]):
+    """A list of transitions that keeps the newest ``maxlen`` of them.
+
+    Args:
+        maxlen: Bound on the length; None or infinity for none.
+        *args: As for ``list``.
+        deepcopy: Append copies.
+    """
+
+    def __init__(self, maxlen: float | None, *args: Any, deepcopy: bool = False) -> None:
+        super().__init__(*args)
+        self._maxlen = None if maxlen is None or math.isinf(maxlen) else int(maxlen)
+        self._deepcopy = deepcopy
+        self._evict()
+
+    def append(self, item: Any) -> None:
+        """Append ``item``; evict from the front what exceeds ``maxlen``."""
+        super().append(copy.deepcopy(item) if self._deepcopy else item)
+        self._evict()
+
+    def _evict(self) -> None:
+        if self._maxlen is not None and len(self) > self._maxlen:
+            del self[: len(self) - self._maxlen]
+
+
+def to_tensor_transitions(
+    data: Sequence[dict[str, Any]], shallow_copy_next_obs: bool = True
+) -> list[dict[str, Any]]:
+    """Convert the transitions of one trajectory to tensors; scalars such as ``done`` stay.
+
+    Args:
+        data: Transitions of one contiguous trajectory, oldest first.
+        shallow_copy_next_obs: Let ``next_obs`` of each transition be the ``obs`` object of
+            the one that follows, which halves the memory. Ignored without ``next_obs``.
+
+    Returns:
+        New dicts, one for each transition; empty for empty ``data``.
+    """
+    if not data:
+        return []
+    if not shallow_copy_next_obs or "next_obs" not in data[0]:
+        return [to_tensor(each, transform_scalar=False) for each in data]
+    last = len(data) - 1
+    converted: list[dict[str, Any]] = []
+    for position, each in enumerate(data):
+        keep = {k: v for k, v in each.items() if k != "next_obs" or position == last}
+        converted.append(to_tensor(keep, transform_scalar=False))
+    for current, following in itertools.pairwise(converted):
+        current["next_obs"] = following["obs"]
+    return converted
+
+
+def _as_array(action: Any) -> NDArray[Any]:
+    if hasattr(action, "detach"):
+        action = action.detach().cpu().numpy()
+    return np.asarray(action)
