@@ -6,59 +6,33 @@ it loads none of torch, numpy and the plugins.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dingsdk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from dingsdk.data import SampleBatch, collate
-    from dingsdk.errors import DingError
-    from dingsdk.pipeline.evaluate import evaluate
-    from dingsdk.pipeline.train import train
-    from dingsdk.plugins import default_manager, hookimpl, hookspec
+    from dingsdk.data import SampleBatch as SampleBatch
+    from dingsdk.data import collate as collate
+    from dingsdk.errors import DingError as DingError
+    from dingsdk.pipeline.evaluate import evaluate as evaluate
+    from dingsdk.pipeline.train import train as train
+    from dingsdk.plugins import default_manager as default_manager
+    from dingsdk.plugins import hookimpl as hookimpl
+    from dingsdk.plugins import hookspec as hookspec
 
     __version__: str
+else:
 
-__all__ = [
-    "DingError",
-    "SampleBatch",
-    "__version__",
-    "collate",
-    "default_manager",
-    "evaluate",
-    "hookimpl",
-    "hookspec",
-    "train",
-]
-
-_HOMES = {
-    "DingError": "dingsdk.errors",
-    "SampleBatch": "dingsdk.data",
-    "collate": "dingsdk.data",
-    "default_manager": "dingsdk.plugins",
-    "evaluate": "dingsdk.pipeline.evaluate",
-    "hookimpl": "dingsdk.plugins",
-    "hookspec": "dingsdk.plugins",
-    "train": "dingsdk.pipeline.train",
-}
-
-
-def __getattr__(name: str) -> Any:
-    value: Any
-    if name == "__version__":
-        # The distribution that is called dingsdk is another project's.
+    def _version(name: str) -> str:
+        if name != "__version__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import metadata
 
         try:
-            value = metadata.version("dingsdk-rl")
+            # The distribution that is called dingsdk is another project's.
+            return metadata.version("dingsdk-rl")
         except metadata.PackageNotFoundError:
-            value = "0+unknown"
-    elif name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
-    return value
+            return "0+unknown"
 
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    __getattr__, __dir__, __all__ = lazy_names(__name__, __file__, _version)
+    __all__ = sorted([*__all__, "__version__"])

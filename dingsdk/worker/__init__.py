@@ -1,4 +1,4 @@
-"""Every worker class and function of the contract, imported when first named.
+"""Every worker class and function of the public contract, imported when first named.
 
 Names that a plugin owns are found through its distribution's metadata; without the plugin
 they raise an ImportError that says how to get it.
@@ -6,72 +6,82 @@ they raise an ImportError that says how to get it.
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_HOMES = {
-    "collector.base": ("ISerialCollector",),
-    "collector.parallel_base": ("BaseParallelCollector",),
-    "collector.sample": ("SampleSerialCollector",),
-    "collector.rows": ("CachePool", "TrajBuffer", "to_tensor_transitions"),
-    "collector.zergling": ("ZerglingParallelCollector",),
-    "comm": ("BaseCommCollector", "BaseCommLearner", "Master", "Slave", "Task", "TaskStatus"),
-    "comm.naive": ("NaiveCollector", "NaiveLearner"),
-    "commander.base": ("BaseParallelCommander",),
-    "commander.naive": ("NaiveCommander",),
-    "commander.serial": ("BaseSerialCommander",),
-    "commander.solo": ("SoloCommander",),
-    "coordinator": ("Coordinator", "TaskState"),
-    "evaluator.base": ("ISerialEvaluator",),
-    "evaluator.interaction": ("InteractionSerialEvaluator",),
-    "evaluator.monitor": ("VectorEvalMonitor",),
-    "factory": (
-        "create_buffer",
-        "create_comm_collector",
-        "create_comm_learner",
-        "create_learner",
-        "create_parallel_collector",
-        "create_parallel_commander",
-        "create_serial_collector",
-        "create_serial_evaluator",
-        "get_buffer_cls",
-        "get_parallel_collector_cls",
-        "get_parallel_commander_cls",
-        "get_serial_collector_cls",
-    ),
-    "learner.base": ("BaseLearner",),
-    "learner.hook": (
-        "Hook",
-        "LearnerHook",
-        "add_learner_hook",
-        "build_learner_hook_by_cfg",
-        "merge_hooks",
-        "register_learner_hook",
-    ),
-    "replay_buffer.advanced": ("AdvancedReplayBuffer",),
-    "replay_buffer.base": ("IBuffer",),
-    "replay_buffer.naive": ("NaiveReplayBuffer",),
-    "replay_buffer.elastic": ("ElasticReplayBuffer",),
-    "replay_buffer.episode": ("EpisodeReplayBuffer",),
-    "replay_buffer.sequence": ("SequenceReplayBuffer",),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+from dingsdk.lazy import lazy_names
 
-__all__ = sorted(_HOME_OF)
+if TYPE_CHECKING:
+    from dingsdk.errors import TaskFail as TaskFail
+    from dingsdk.plugins import Registry as Registry
+    from dingsdk.worker.collector.base import ISerialCollector as ISerialCollector
+    from dingsdk.worker.collector.parallel_base import (
+        BaseParallelCollector as BaseParallelCollector,
+    )
+    from dingsdk.worker.collector.rows import CachePool as CachePool
+    from dingsdk.worker.collector.rows import TrajBuffer as TrajBuffer
+    from dingsdk.worker.collector.rows import to_tensor_transitions as to_tensor_transitions
+    from dingsdk.worker.collector.sample import SampleSerialCollector as SampleSerialCollector
+    from dingsdk.worker.collector.zergling import (
+        ZerglingParallelCollector as ZerglingParallelCollector,
+    )
+    from dingsdk.worker.comm import BaseCommCollector as BaseCommCollector
+    from dingsdk.worker.comm import BaseCommLearner as BaseCommLearner
+    from dingsdk.worker.comm import Master as Master
+    from dingsdk.worker.comm import SendLearnInfoHook as SendLearnInfoHook
+    from dingsdk.worker.comm import SendPolicyHook as SendPolicyHook
+    from dingsdk.worker.comm import Slave as Slave
+    from dingsdk.worker.comm import Task as Task
+    from dingsdk.worker.comm import TaskStatus as TaskStatus
+    from dingsdk.worker.comm.naive import NaiveCollector as NaiveCollector
+    from dingsdk.worker.comm.naive import NaiveLearner as NaiveLearner
+    from dingsdk.worker.commander.base import BaseParallelCommander as BaseParallelCommander
+    from dingsdk.worker.commander.naive import NaiveCommander as NaiveCommander
+    from dingsdk.worker.commander.serial import BaseSerialCommander as BaseSerialCommander
+    from dingsdk.worker.commander.solo import SoloCommander as SoloCommander
+    from dingsdk.worker.coordinator import Coordinator as Coordinator
+    from dingsdk.worker.coordinator import TaskState as TaskState
+    from dingsdk.worker.evaluator.base import ISerialEvaluator as ISerialEvaluator
+    from dingsdk.worker.evaluator.interaction import (
+        InteractionSerialEvaluator as InteractionSerialEvaluator,
+    )
+    from dingsdk.worker.evaluator.monitor import VectorEvalMonitor as VectorEvalMonitor
+    from dingsdk.worker.factory import create_buffer as create_buffer
+    from dingsdk.worker.factory import create_comm_collector as create_comm_collector
+    from dingsdk.worker.factory import create_comm_learner as create_comm_learner
+    from dingsdk.worker.factory import create_learner as create_learner
+    from dingsdk.worker.factory import create_parallel_collector as create_parallel_collector
+    from dingsdk.worker.factory import create_parallel_commander as create_parallel_commander
+    from dingsdk.worker.factory import create_serial_collector as create_serial_collector
+    from dingsdk.worker.factory import create_serial_evaluator as create_serial_evaluator
+    from dingsdk.worker.factory import get_buffer_cls as get_buffer_cls
+    from dingsdk.worker.factory import get_parallel_collector_cls as get_parallel_collector_cls
+    from dingsdk.worker.factory import get_parallel_commander_cls as get_parallel_commander_cls
+    from dingsdk.worker.factory import get_serial_collector_cls as get_serial_collector_cls
+    from dingsdk.worker.learner.base import BaseLearner as BaseLearner
+    from dingsdk.worker.learner.hook import Hook as Hook
+    from dingsdk.worker.learner.hook import LearnerHook as LearnerHook
+    from dingsdk.worker.learner.hook import add_learner_hook as add_learner_hook
+    from dingsdk.worker.learner.hook import build_learner_hook_by_cfg as build_learner_hook_by_cfg
+    from dingsdk.worker.learner.hook import merge_hooks as merge_hooks
+    from dingsdk.worker.learner.hook import register_learner_hook as register_learner_hook
+    from dingsdk.worker.learner.hooks import LoadCkptHook as LoadCkptHook
+    from dingsdk.worker.learner.hooks import LogReduceHook as LogReduceHook
+    from dingsdk.worker.learner.hooks import LogShowHook as LogShowHook
+    from dingsdk.worker.learner.hooks import SaveCkptHook as SaveCkptHook
+    from dingsdk.worker.replay_buffer import IBuffer as IBuffer
+    from dingsdk.worker.replay_buffer import NaiveReplayBuffer as NaiveReplayBuffer
+    from dingsdk.worker.replay_buffer.advanced import AdvancedReplayBuffer as AdvancedReplayBuffer
+    from dingsdk.worker.replay_buffer.elastic import ElasticReplayBuffer as ElasticReplayBuffer
+    from dingsdk.worker.replay_buffer.episode import EpisodeReplayBuffer as EpisodeReplayBuffer
+    from dingsdk.worker.replay_buffer.sequence import SequenceReplayBuffer as SequenceReplayBuffer
 
+    def __getattr__(name: str) -> Any:
+        """A name that a plugin owns."""
+else:
 
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        if name.startswith("_"):
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def _owned_by_a_plugin(name: str) -> Any:
         from dingsdk.plugins import resolve_plugin_name
 
         return resolve_plugin_name(name)
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
 
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME_OF})
+    __getattr__, __dir__, __all__ = lazy_names(__name__, __file__, _owned_by_a_plugin)

@@ -11,7 +11,7 @@ import pytest
 CHECKOUT = Path(__file__).parents[2]
 
 LAYERS = (
-    {"errors"},
+    {"errors", "lazy"},
     {"config", "data"},
     {"plugins"},
     {"envs", "policy", "worker"},

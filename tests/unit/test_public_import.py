@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import dingsdk
+import dingsdk.worker
 
 HEAVY = {"torch", "numpy", "flask", "numba", "gymnasium", "click", "matplotlib"}
 
@@ -27,7 +28,10 @@ def test_import_dingsdk_loads_nothing_heavy_and_none_of_its_rooms() -> None:
     loaded = modules_after("import dingsdk; dir(dingsdk)")
 
     assert not loaded & (HEAVY | {"pluggy", "yaml", "importlib.metadata"})
-    assert {name for name in loaded if name.startswith("dingsdk")} == {"dingsdk"}
+    assert {name for name in loaded if name.startswith("dingsdk")} == {
+        "dingsdk",
+        "dingsdk.lazy",
+    }
 
 
 @pytest.mark.parametrize(
@@ -42,6 +46,53 @@ def test_import_dingsdk_loads_nothing_heavy_and_none_of_its_rooms() -> None:
 )
 def test_light_rooms_load_nothing_heavy(statement: str) -> None:
     assert not modules_after(statement) & HEAVY
+
+
+PUBLIC = """
+Registry
+create_buffer create_comm_collector create_comm_learner create_learner create_parallel_collector
+create_parallel_commander create_serial_collector create_serial_evaluator
+get_buffer_cls get_parallel_collector_cls get_parallel_commander_cls get_serial_collector_cls
+CachePool ISerialCollector SampleSerialCollector TrajBuffer to_tensor_transitions
+ISerialEvaluator InteractionSerialEvaluator VectorEvalMonitor
+BaseSerialCommander
+AdvancedReplayBuffer ElasticReplayBuffer EpisodeReplayBuffer IBuffer NaiveReplayBuffer
+SequenceReplayBuffer
+BaseLearner Hook LearnerHook LoadCkptHook LogReduceHook LogShowHook SaveCkptHook
+add_learner_hook build_learner_hook_by_cfg merge_hooks register_learner_hook
+Master Slave Task TaskFail TaskStatus
+BaseParallelCollector ZerglingParallelCollector
+BaseCommCollector NaiveCollector
+BaseCommLearner NaiveLearner SendLearnInfoHook SendPolicyHook
+BaseParallelCommander Coordinator NaiveCommander SoloCommander TaskState
+"""
+WORKER_NAMES = PUBLIC.split()
+OWNED_BY_PLUGINS = ["CollectorSlave", "FlaskFileSystemCollector", "FlaskFileSystemLearner"]
+OWNED_BY_PLUGINS += ["InMemoryCollector", "InMemoryLearner", "LearnerSlave"]
+
+
+@pytest.mark.parametrize("name", [*WORKER_NAMES, *OWNED_BY_PLUGINS])
+def test_every_worker_name_of_the_contract_is_reachable(name: str) -> None:
+    assert getattr(dingsdk.worker, name).__name__ == name
+
+
+def test_star_import_gives_the_worker_names_without_those_of_plugins() -> None:
+    scope: dict[str, object] = {}
+    exec("from dingsdk.worker import *", scope)
+
+    assert scope.keys() - {"__builtins__"} == set(dingsdk.worker.__all__) == set(WORKER_NAMES)
+    assert set(WORKER_NAMES) <= set(dir(dingsdk.worker))
+
+
+def test_import_of_the_worker_names_loads_the_part_that_is_named_alone() -> None:
+    assert not modules_after("import dingsdk.worker; dir(dingsdk.worker)") & HEAVY
+    loaded = modules_after("from dingsdk.worker import IBuffer, NaiveReplayBuffer")
+    assert not loaded & (HEAVY - {"numpy"})
+
+
+def test_name_that_neither_the_workers_nor_a_plugin_have_is_an_import_error() -> None:
+    with pytest.raises(ImportError, match="NoSuchWorker"):
+        from dingsdk.worker import NoSuchWorker  # noqa: F401
 
 
 def test_sample_batch_does_not_load_torch() -> None:
