@@ -76,12 +76,11 @@ def serve(transport: Any, address: str, workers: Mapping[str, Tasks]) -> None:
     for name, tasks in workers.items():
         is_over = threading.Event()
         slave = Slave(
-            transport.slave_end(address),
-            transport.scheduler,
+            transport,
             WorkerInfo(name, "learner" if name == "learner" else "collector"),
             callback_fn={**tasks, "stop": lambda task, end=is_over: end.set()},
         )
-        slave.start()
+        slave.start(address)
         slaves.append(slave)
         ends.append(is_over)
     for is_over in ends:

@@ -30,7 +30,7 @@ from dingsdk.worker.coordinator import Coordinator
 
 _log = logging.getLogger(__name__)
 
-_FREE_SECTIONS = frozenset({"env.kwargs", "policy.learn.learner.hook", "system.roles"})
+_FREE_SECTIONS = frozenset({"env.kwargs", "policy.learn.learner.hook"})
 _CLASS_PATHS = {
     "env_manager": "env_manager",
     "policy": "policy",
@@ -168,7 +168,11 @@ def _gather_defaults(
     if not defaults["policy"].get("model"):
         open_paths.add("policy.model")
 
-    for part in COMPONENTS:
+    roles = (
+        Component(f"system.roles.{name}", "roles", name, parallel_only=True)
+        for name in section_of(user, "system.roles")
+    )
+    for part in (*COMPONENTS, *roles):
         own = classes.get(part.path)
         try:
             found, is_open = _component_defaults(user, defaults, part, own)

@@ -37,8 +37,8 @@ COMPONENTS = (
     Component("policy.other.replay_buffer", "buffers", "naive"),
     Component("policy.other.commander", "commanders", "solo"),
     Component("system.transport", "transports", "in_memory", parallel_only=True),
-    Component("system.collector", "comm_collectors", None, parallel_only=True),
-    Component("system.learner", "comm_learners", None, parallel_only=True),
+    Component("system.collector", "comm_collectors", "base", parallel_only=True),
+    Component("system.learner", "comm_learners", "base", parallel_only=True),
 )
 
 NESTED = {

@@ -29,6 +29,8 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("limiters", "push_sample_rate", f"{_BUFFER}.limiter.rate_window:PushSampleRateLimiter"),
     ("collectors", "sample", f"{_WORKER}.collector.sample:SampleSerialCollector"),
     ("parallel_collectors", "zergling", f"{_WORKER}.collector.zergling:ZerglingParallelCollector"),
+    ("comm_collectors", "base", f"{_WORKER}.comm.collector:BaseCommCollector"),
+    ("comm_learners", "base", f"{_WORKER}.comm.learner:BaseCommLearner"),
     ("evaluators", "interaction", f"{_WORKER}.evaluator.interaction:InteractionSerialEvaluator"),
     ("learners", "base", f"{_WORKER}.learner.base:BaseLearner"),
     ("learner_hooks", "load_ckpt", f"{_WORKER}.learner.hooks:LoadCkptHook"),

@@ -12,15 +12,14 @@ FOLDERS: Mapping[str, str] = {_IN_MEMORY: "dingsdk-in-memory", _FLASK_FS: "dings
 """Distribution -> its folder below ``plugins`` in this repository."""
 
 TYPES: Mapping[tuple[str, str], str] = {
-    (kind, key): distribution
-    for key, distribution in (("in_memory", _IN_MEMORY), ("flask_fs", _FLASK_FS))
-    for kind in ("transports", "comm_collectors", "comm_learners")
+    ("transports", "in_memory"): _IN_MEMORY,
+    ("transports", "flask_fs"): _FLASK_FS,
+    ("comm_collectors", "flask_fs"): _FLASK_FS,
+    ("comm_learners", "flask_fs"): _FLASK_FS,
 }
 """(kind, type key) -> distribution. Only distributions of this repository."""
 
 NAMES: Mapping[str, str] = {
-    "InMemoryCollector": _IN_MEMORY,
-    "InMemoryLearner": _IN_MEMORY,
     "InMemoryTransport": _IN_MEMORY,
     "CollectorSlave": _FLASK_FS,
     "FlaskFSTransport": _FLASK_FS,

@@ -66,12 +66,11 @@ class Cluster:
 
     def add(self, worker_id: str, **tasks: Callable[[Mapping[str, Any]], Any]) -> Slave:
         slave = Slave(
-            self.transport.slave_end(self.address),
-            self.transport.scheduler,
+            self.transport,
             WorkerInfo(worker_id, "collector", {"cpu": 1}),
             callback_fn=tasks,
         )
-        slave.start(timeout_s=5.0)
+        slave.start(self.address, timeout_s=5.0)
         self.slaves.append(slave)
         return slave
 
@@ -308,7 +307,7 @@ def check_for(seconds: float, slave: Slave) -> None:
     """Let a slave's end look for its master again and again."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        slave._end.check()
+        slave._joined().check()
         time.sleep(0.02)
 
 
@@ -326,16 +325,16 @@ def test_worker_that_is_busy_while_its_master_closes_ends_with_its_task(cluster:
         check_for(5.0, slave)
     go_on.set()
     # It looks for no other master: this one said that the run is over.
-    assert slave._job is not None
-    assert slave._job.join(2.0)
+    assert slave._serving is not None
+    assert slave._serving.join(2.0)
     assert slave.failure is None
 
 
 def test_of_two_workers_with_one_id_the_first_stays_away(cluster: Cluster) -> None:
     first = cluster.add("w0")
     cluster.add("w0", fine=lambda task: {"ok": True})
-    assert first._job is not None
-    assert first._job.join(5.0)
+    assert first._serving is not None
+    assert first._serving.join(5.0)
     assert isinstance(first.failure, WorkerLostError)
     assert first.failure.replaced
     assert cluster.master.ask("w0", {"name": "fine"}, 5.0) == {"ok": True}

@@ -46,13 +46,13 @@ class JobCluster:
         self.run_dir = tmp_path
         self.transport = make_transport(cfg, tmp_path)
         self.coordinator = coordinator_cls(cfg, self.transport)
-        address = self.coordinator.start()
+        self.address = self.coordinator.start()
         self.workers = [
             create_role(role, cfg).create_worker(self.transport, worker_id)
             for role, worker_id in worker_ids(cfg)
         ]
         for worker in self.workers:
-            worker.start(address)
+            worker.start(self.address)
 
     def expect(self, predicate: Callable[[], bool], timeout_s: float = 40.0) -> None:
         deadline = time.monotonic() + timeout_s

@@ -23,14 +23,14 @@ master = Master(
     on_renew=lambda worker_id: None, on_lost=lambda info, reason: None,
 )
 slave = Slave(
-    transport.slave_end(master.start()), transport.scheduler, WorkerInfo("w0", "collector"),
+    transport, WorkerInfo("w0", "collector"),
     callback_fn={
         "echo": lambda task: {"n": task["n"]},
         "hang": lambda task: threading.Event().wait(),
     },
 )
 stores = transport.data_store(), transport.policy_store()
-slave.start()
+slave.start(master.start())
 assert joined.wait(20)
 assert master.ask("w0", {"name": "echo", "n": 1}, 20)["n"] == 1
 """

@@ -15,7 +15,7 @@ from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import make_transport
 from dingsdk.worker.comm import Master
-from dingsdk.worker.comm.imports import check_imports, named_modules
+from dingsdk.worker.comm.allowed_imports import check_imports, named_modules
 from dingsdk.worker.commander.tasks import collector_task, learner_task
 from dingsdk.worker.coordinator import create_role
 

@@ -1,18 +1,10 @@
 """Workers and their master: the transport contract, and what runs over any transport."""
 
-from dingsdk.worker.comm.base_comm_collector import BaseCommCollector, TransportCollector
-from dingsdk.worker.comm.base_comm_learner import BaseCommLearner, TransportLearner
-from dingsdk.worker.comm.learner_hooks import SendLearnInfoHook, SendPolicyHook
-from dingsdk.worker.comm.master import Master
-from dingsdk.worker.comm.scheduler import (
-    Condition,
-    Job,
-    Scheduler,
-    ThreadCondition,
-    ThreadScheduler,
-)
-from dingsdk.worker.comm.slave import Slave
-from dingsdk.worker.comm.task import Task, TaskStatus
+from dingsdk.worker.comm.collector import BaseCommCollector
+from dingsdk.worker.comm.learner import BaseCommLearner, SendLearnInfoHook, SendPolicyHook
+from dingsdk.worker.comm.master import Master, Task, TaskStatus
+from dingsdk.worker.comm.scheduler import Condition, Job, Scheduler, ThreadScheduler
+from dingsdk.worker.comm.slave import Slave, TaskFunctions
 from dingsdk.worker.comm.transport import (
     LEFT,
     MasterEnd,
@@ -26,11 +18,13 @@ from dingsdk.worker.comm.transport import (
     Transport,
     WorkerInfo,
 )
+from dingsdk.worker.comm.worker import CommWorker
 
 __all__ = [
     "LEFT",
     "BaseCommCollector",
     "BaseCommLearner",
+    "CommWorker",
     "Condition",
     "Job",
     "Master",
@@ -46,12 +40,10 @@ __all__ = [
     "StepDataStore",
     "Task",
     "TaskAnswer",
+    "TaskFunctions",
     "TaskMessage",
     "TaskStatus",
-    "ThreadCondition",
     "ThreadScheduler",
     "Transport",
-    "TransportCollector",
-    "TransportLearner",
     "WorkerInfo",
 ]

@@ -2,70 +2,44 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from dingsdk.data import SampleBatch
-from dingsdk.worker.comm.slave import JOIN_TIMEOUT_S, Slave
+from dingsdk.errors import TaskFail
+from dingsdk.worker.comm.slave import Slave
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
 
 PAYLOADS = 19
 """Payloads of one task of a NaiveCollector; the next answer says that it is done."""
 BATCHES = 5
 """Learn tasks after which a NaiveLearner is done."""
+RESOURCE = {"cpu": "20", "gpu": "1"}
 
 
-class _NaiveWorker(ABC):
-    """Joins the master and answers tasks from a table."""
+class _NaiveWorker(Slave):
+    """Remembers its task, and counts what it did for it."""
 
     role: str
 
     def __init__(self, transport: Transport, worker_id: str) -> None:
-        self._transport = transport
-        self._info = WorkerInfo(worker_id, self.role, self.resource())
-        self._slave: Slave | None = None
+        super().__init__(transport, WorkerInfo(worker_id, self.role, RESOURCE))
+        self._store = transport.data_store()
         self._task: Mapping[str, Any] = {}
         self._count = 0
 
-    @staticmethod
-    def resource() -> dict[str, Any]:
-        """What the worker says its host offers."""
-        return {"cpu": "20", "gpu": "1"}
-
-    def start(self, address: str, timeout_s: float = JOIN_TIMEOUT_S) -> None:
-        """Join the master at ``address`` and serve from then on."""
-        end = self._transport.slave_end(address)
-        self._slave = Slave(
-            end,
-            self._transport.scheduler,
-            self._info,
-            callback_fn={
-                "resource": lambda task: self.resource(),
-                f"{self.role}_start_task": self._start,
-                f"{self.role}_close_task": lambda task: self._close_task(),
-                **self._tasks(),
-            },
-            renew=lambda: end.renew(self._count),
-        )
-        self._slave.start(timeout_s)
-
-    def close(self) -> None:
-        if self._slave is not None:
-            self._slave.close()
-
-    @abstractmethod
-    def _tasks(self) -> Mapping[str, Any]:
-        """Task name -> function, beside start and close."""
-
-    def _close_task(self) -> dict[str, Any]:
-        return self._ids()
-
-    def _start(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        self._task, self._count = task["task_info"], 0
-        return {"message": f"{self.role} task has started"}
+    def _process_task(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        name = task.get("name")
+        if name == "resource":
+            return dict(RESOURCE)
+        if name == f"{self.role}_start_task":
+            self._task, self._count = task["task_info"], 0
+            return {"message": f"{self.role} task has started"}
+        if name == f"{self.role}_close_task":
+            return self._ids()
+        raise TaskFail({"message": "task name error"}, f"unknown task {name!r}")
 
     def _ids(self) -> dict[str, Any]:
         return {"task_id": self._task["task_id"], "buffer_id": self._task["buffer_id"]}
@@ -75,7 +49,7 @@ class NaiveCollector(_NaiveWorker):
     """Reports one fake transition at a time, ``PAYLOADS`` of them, then that it is done.
 
     Args:
-        transport: What it is connected by.
+        transport: Connects it with its master.
         worker_id: Unique in the run.
         prefix: Begins its data ids.
 
@@ -83,17 +57,29 @@ class NaiveCollector(_NaiveWorker):
     directory; and it answers ``collector_close_task``, so that its task can finish.
     """
 
-    role: str = "collector"
+    role = "collector"
 
     def __init__(
         self, transport: Transport, worker_id: str = "naive_collector", prefix: str = "naive"
     ) -> None:
         super().__init__(transport, worker_id)
         self._prefix = prefix
-        self._store = transport.data_store()
 
-    def _tasks(self) -> Mapping[str, Any]:
-        return {"collector_data_task": lambda task: self._data()}
+    def _process_task(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        if task.get("name") == "collector_data_task":
+            return self._data()
+        result = super()._process_task(task)
+        if task.get("name") != "collector_close_task":
+            return result
+        return {
+            **result,
+            "eval_flag": False,
+            "collector_done": self._count > PAYLOADS,
+            "step_count": 314,
+            "reward_raw": [],
+            "reward_mean": 0.0,
+            "train_iter": 0,
+        }
 
     def _data(self) -> dict[str, Any]:
         self._count += 1
@@ -101,7 +87,7 @@ class NaiveCollector(_NaiveWorker):
             done = {"collector_done": True, "cur_episode": 1, "cur_step": 314, "cur_sample": 314}
             return {"reports": [done], "has_ended": True, **self._ids()}
         data_id = f"{self._prefix}_{self._task['task_id']}_{self._count}"
-        self._store.put(data_id, fake_transition())
+        self._store.put(data_id, self._get_timestep())
         report = {
             "data_id": data_id,
             "rows": 1,
@@ -112,34 +98,35 @@ class NaiveCollector(_NaiveWorker):
         }
         return {"reports": [report], "has_ended": False, **self._ids()}
 
-    def _close_task(self) -> dict[str, Any]:
-        return {
-            **self._ids(),
-            "eval_flag": False,
-            "collector_done": self._count > PAYLOADS,
-            "step_count": 314,
-            "reward_raw": [],
-            "reward_mean": 0.0,
-            "train_iter": 0,
-        }
+    def _get_timestep(self) -> SampleBatch:
+        """Return one row shaped like a transition."""
+        return SampleBatch(
+            {
+                "obs": np.zeros((1, 2), np.float32),
+                "next_obs": np.zeros((1, 2), np.float32),
+                "action": np.zeros(1, np.int64),
+                "reward": np.ones(1, np.float32),
+                "done": np.zeros(1, np.bool_),
+            }
+        )
 
 
 class NaiveLearner(_NaiveWorker):
-    """Asks for batches, looks at their payloads, and is done after ``BATCHES`` learn tasks."""
+    """Asks for batches, reads their payloads, and is done after ``BATCHES`` learn tasks."""
 
-    role: str = "learner"
+    role = "learner"
 
     def __init__(self, transport: Transport, worker_id: str = "naive_learner") -> None:
         super().__init__(transport, worker_id)
-        self._store = transport.data_store()
         self.seen: set[str] = set()
-        """Data ids that it was told of and read."""
+        """Data ids that were announced to it, and read."""
 
-    def _tasks(self) -> Mapping[str, Any]:
-        return {
-            "learner_get_data_task": lambda task: self._demand(),
-            "learner_learn_task": lambda task: self._learn(task["data"]),
-        }
+    def _process_task(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        if task.get("name") == "learner_get_data_task":
+            return self._demand()
+        if task.get("name") == "learner_learn_task":
+            return self._learn(task["data"])
+        return super()._process_task(task)
 
     def _demand(self) -> dict[str, Any]:
         return {"batch_size": 2, "batches": 1, "cur_learner_iter": self._count, **self._ids()}
@@ -156,16 +143,3 @@ class NaiveLearner(_NaiveWorker):
             "learner_done": self._count >= BATCHES,
         }
         return {"info": info, **self._ids()}
-
-
-def fake_transition() -> SampleBatch:
-    """Return one row shaped like a transition."""
-    return SampleBatch(
-        {
-            "obs": np.zeros((1, 2), np.float32),
-            "next_obs": np.zeros((1, 2), np.float32),
-            "action": np.zeros(1, np.int64),
-            "reward": np.ones(1, np.float32),
-            "done": np.zeros(1, np.bool_),
-        }
-    )

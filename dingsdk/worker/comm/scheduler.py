@@ -1,8 +1,7 @@
-"""How the roles of one process take turns: as threads, or as a transport decides.
+"""How the jobs of one process run: as threads, or as a transport decides.
 
-Roles (coordinator, collectors, learners) are written as plain blocking code. Whatever
-makes them wait goes through a ``Scheduler``, so that the same code runs on threads or as
-cooperative turns of one thread.
+Coordinator, collectors and learners are written as plain blocking code. They wait only through
+a ``Scheduler``, so that the same code runs on threads or as greenlets of one thread.
 """
 
 from __future__ import annotations
@@ -13,34 +12,30 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 _log = logging.getLogger(__name__)
 
 
-class Condition(ABC):
-    """A lock with a wait on a predicate, as ``threading.Condition`` has it.
+class Condition(Protocol):
+    """A lock with a wait on a predicate; ``threading.Condition`` over a plain lock is one.
 
     Hold it (``with condition:``) around ``wait_for`` and ``notify_all``. The lock is not
     reentrant. Nothing else that may wait is called while it is held.
     """
 
-    @abstractmethod
     def __enter__(self) -> Any: ...
-
-    @abstractmethod
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None: ...
+        /,
+    ) -> Any: ...
 
-    @abstractmethod
-    def wait_for(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
+    def wait_for(self, predicate: Callable[[], bool], timeout: float, /) -> bool:
         """Release the lock until ``predicate()`` holds or the time is over; return which."""
 
-    @abstractmethod
     def notify_all(self) -> None:
         """Make every waiter look at its predicate again."""
 
@@ -53,7 +48,8 @@ class Job(ABC):
 
     @property
     @abstractmethod
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """Whether it has ended."""
 
     @abstractmethod
     def join(self, timeout_s: float) -> bool:
@@ -71,7 +67,8 @@ class Scheduler(ABC):
         """Run ``function`` beside the caller. What it raises is kept in ``Job.error``."""
 
     @abstractmethod
-    def condition(self) -> Condition: ...
+    def condition(self) -> Condition:
+        """Return a new condition for the jobs, and for any thread beside them."""
 
     @abstractmethod
     def yield_turn(self) -> None:
@@ -79,36 +76,16 @@ class Scheduler(ABC):
 
     @abstractmethod
     def stalled_job(self, limit_s: float) -> str | None:
-        """Name what has kept every other job waiting for over ``limit_s`` seconds, if anything."""
+        """Return what has kept all other jobs waiting for over ``limit_s`` seconds, if anything."""
 
     @abstractmethod
     def close(self, timeout_s: float = 5.0) -> list[str]:
         """Wait for all jobs; return the names of those that did not end in time."""
 
 
-class ThreadCondition(Condition):
-    def __init__(self) -> None:
-        self._condition = threading.Condition(threading.Lock())
-
-    def __enter__(self) -> Any:
-        return self._condition.__enter__()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._condition.__exit__(kind, error, trace)
-
-    def wait_for(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
-        return self._condition.wait_for(predicate, timeout_s)
-
-    def notify_all(self) -> None:
-        self._condition.notify_all()
-
-
 class ThreadJob(Job):
+    """A job on a thread of its own."""
+
     def __init__(self, function: Callable[[], None], name: str) -> None:
         self.name = name
         self._function = function
@@ -149,7 +126,7 @@ class ThreadScheduler(Scheduler):
         return job
 
     def condition(self) -> Condition:
-        return ThreadCondition()
+        return threading.Condition(threading.Lock())
 
     def yield_turn(self) -> None:
         pass

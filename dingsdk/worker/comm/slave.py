@@ -3,85 +3,110 @@
 from __future__ import annotations
 
 import logging
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from dingsdk.errors import ClosedError, DingError, ProtocolError, TaskFail, WorkerLostError
 from dingsdk.plugins import observe
-from dingsdk.worker.comm.scheduler import Job, Scheduler
-from dingsdk.worker.comm.transport import SlaveEnd, TaskAnswer, TaskMessage, WorkerInfo
+from dingsdk.worker.comm.scheduler import Job
+from dingsdk.worker.comm.transport import (
+    SlaveEnd,
+    TaskAnswer,
+    TaskMessage,
+    Transport,
+    WorkerInfo,
+)
 
 _log = logging.getLogger(__name__)
 
+TaskFunctions = Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any] | None]]
+"""Task name -> function of the task's data; returns the result."""
+
 JOIN_TIMEOUT_S = 60.0
+CLOSE_TIMEOUT_S = 5.0
 POLL_S = 1.0
+RENEWALS = 3
+"""Renewals in one lease, so that one or two may be late."""
+RENEW_S = 1.0
+"""Interval of renewals where the master does not tell its lease."""
 
 
 class Slave:
     """Joins a master, processes its tasks in order and answers each.
 
-    A subclass overrides ``_process_task``, or names its tasks in ``callback_fn``. Whatever
-    a task raises is answered as a failed task: ``TaskFail`` with its result, anything else
-    with its traceback. The slave serves on.
+    Tasks are the functions in ``callback_fn``; a subclass may override ``_process_task``
+    instead. Whatever a task raises is answered as a failed task: ``TaskFail`` with its result,
+    anything else with its traceback. The slave serves on.
+
+    The lease is renewed between tasks and while idle. Answers renew nothing.
 
     Args:
-        end: The transport's end.
-        scheduler: What serving runs on.
+        transport: Connects it with its master.
         info: Who this worker is.
-        callback_fn: Task name -> function of the task's data.
-        renew: Called between tasks and while idle; renews the lease if the work is alive.
-            Answers renew nothing, so that a master with a lease gives a worker without it up.
-        on_lost: Called when the master gave this worker up; ends its work, and returns
-            whether it may join again.
+        callback_fn: The tasks by name.
+        clock: Monotonic seconds.
     """
 
     def __init__(
         self,
-        end: SlaveEnd,
-        scheduler: Scheduler,
+        transport: Transport,
         info: WorkerInfo,
         *,
-        callback_fn: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any] | None]]
-        | None = None,
-        renew: Callable[[], None] | None = None,
-        on_lost: Callable[[], bool] | None = None,
+        callback_fn: TaskFunctions | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.info = info
-        self._end = end
-        end.asks_again = True
-        self._scheduler = scheduler
-        self._callbacks = dict(callback_fn or {})
-        self._renew = renew
-        self._on_lost = on_lost
-        self._job: Job | None = None
-        self._is_closed = False
+        self.transport = transport
+        self.scheduler = transport.scheduler
         self.failure: DingError | None = None
         """Why it serves no more, where neither side closed."""
+        self._callbacks = dict(callback_fn or {})
+        self._clock = clock
+        self._end: SlaveEnd | None = None
+        self._serving: Job | None = None
+        self._is_closed = True
+        self._progress = 0
+        self._renewed_at = -float("inf")
 
     @property
     def is_over(self) -> bool:
-        """Whether it has served, and will not again."""
-        return self._job is not None and self._job.done
+        """Whether it was closed, or its master is gone for good: no task will come any more."""
+        return self._is_closed or (self._serving is not None and self._serving.done)
 
-    def start(self, timeout_s: float = JOIN_TIMEOUT_S) -> None:
-        """Join the master and serve from then on.
+    def start(self, address: str, timeout_s: float = JOIN_TIMEOUT_S) -> None:
+        """Join the master at ``address`` and serve from then on.
 
         Raises:
             WorkerLostError: no master answered within ``timeout_s``.
         """
+        self._is_closed = False
+        self._end = self.transport.slave_end(address)
+        self._end.asks_again = True
         self._end.join(self.info, timeout_s)
-        self._job = self._scheduler.spawn(self._serve, f"{self.info.worker_id}-tasks")
+        self._serving = self.scheduler.spawn(self._serve, f"{self.info.worker_id}-tasks")
 
-    def retire(self) -> None:
-        """Take no more tasks and answer none; the master hears that it left by ``close``."""
-        self._is_closed = True
-
-    def close(self, timeout_s: float = 5.0) -> bool:
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Stop serving and leave; return whether the serving loop ended in time. Idempotent."""
-        self.retire()
-        self._end.close(timeout_s)
-        return self._job is None or self._job.join(timeout_s)
+        self._is_closed = True
+        if self._end is not None:
+            self._end.close(timeout_s)
+        return self._serving is None or self._serving.join(timeout_s)
+
+    def renew(self) -> None:
+        """Renew the lease, if it is time to and the work is alive.
+
+        Raises:
+            WorkerLostError: the master gave this worker up.
+            ClosedError: the master ended.
+        """
+        end = self._joined()
+        end.check()
+        now = self._clock()
+        if now - self._renewed_at >= self._renewal_s and self._is_alive(now):
+            end.renew(self._progress)
+            self._renewed_at = now
 
     def _process_task(self, task: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Process one task; return the result (None: an empty one).
@@ -94,14 +119,31 @@ class Slave:
             raise TaskFail({"message": "task name error"}, f"unknown task {task.get('name')!r}")
         return callback(task)
 
+    def _is_alive(self, now: float) -> bool:
+        """Whether the work goes on, so that the lease is to be renewed."""
+        return True
+
+    def _stop_work(self) -> bool:
+        """End the work after the master gave this worker up; return whether it may join again."""
+        return True
+
+    @property
+    def _renewal_s(self) -> float:
+        lease_s = self._joined().lease_s
+        return RENEW_S if lease_s is None else lease_s / RENEWALS
+
+    def _joined(self) -> SlaveEnd:
+        assert self._end is not None  # start() comes first
+        return self._end
+
     def _serve(self) -> None:
+        end = self._joined()
         while not self._is_closed:
             try:
-                task = self._end.next_task(POLL_S)
+                task = end.next_task(min(POLL_S, self._renewal_s))
                 if task is not None:
                     self._answer(self._run(task))
-                if self._renew is not None:
-                    self._renew()
+                self.renew()
             except ClosedError:
                 return
             except WorkerLostError as error:
@@ -112,15 +154,16 @@ class Slave:
     def _answer(self, answer: TaskAnswer) -> None:
         if self._is_closed:
             return
+        end = self._joined()
         try:
-            self._end.answer(answer)
+            end.answer(answer)
         except ProtocolError as error:
             # A result that cannot travel fails its task, and nothing else.
             text = "".join(traceback.format_exception(error))
-            self._end.answer(TaskAnswer(answer.task_id, False, message=str(error), traceback=text))
+            end.answer(TaskAnswer(answer.task_id, False, message=str(error), traceback=text))
 
     def _join_again(self, lost: WorkerLostError) -> bool:
-        if self._on_lost is not None and not self._on_lost():
+        if not self._stop_work():
             _log.error("%s has work that does not end; it stays away", self.info.worker_id)
             self.failure = lost
             return False
@@ -130,7 +173,7 @@ class Slave:
             self.failure = lost
             return False
         try:
-            self._end.join(self.info, JOIN_TIMEOUT_S)
+            self._joined().join(self.info, JOIN_TIMEOUT_S)
         except ClosedError:
             return False
         except DingError as error:

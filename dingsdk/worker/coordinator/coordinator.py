@@ -12,8 +12,8 @@ from dingsdk.config import Configurable, deep_merge_dicts
 from dingsdk.errors import DingError, TaskTimeoutError, WorkerLostError
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.scheduler import Job
+from dingsdk.worker.comm.slave import RENEWALS
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
-from dingsdk.worker.comm.worker_role import RENEWALS
 from dingsdk.worker.coordinator.experience import Experience, metadata_config
 from dingsdk.worker.coordinator.outage import StorageOutage
 from dingsdk.worker.coordinator.pace import announce

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Protocol
 
 from dingsdk.config import Configurable
 from dingsdk.plugins import default_manager
-from dingsdk.worker.comm.comm_worker import CommWorker
 from dingsdk.worker.comm.scheduler import Condition
 from dingsdk.worker.comm.transport import Transport
+from dingsdk.worker.comm.worker import CommWorker
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
 from dingsdk.worker.coordinator.experience import Experience
 from dingsdk.worker.coordinator.tasks import TaskState

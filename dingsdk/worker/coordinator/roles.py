@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from dingsdk.data import derive_seed
-from dingsdk.worker.comm.comm_worker import CommWorker
-from dingsdk.worker.comm.imports import named_modules
+from dingsdk.worker.comm.allowed_imports import named_modules
 from dingsdk.worker.comm.transport import Transport
+from dingsdk.worker.comm.worker import CommWorker
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
 from dingsdk.worker.coordinator.experience import Experience
 from dingsdk.worker.coordinator.role import Role, TaskControl
@@ -139,12 +139,8 @@ class CollectorRole(Role):
 
 
 def _comm_section(role: Role) -> dict[str, Any]:
-    """Return the section of a comm worker; its type is the transport's unless named.
-
-    The config is this process's own: tasks may import the modules that it names.
-    """
-    system = role.run_cfg["system"]
-    section = {"type": system["transport"]["type"], **system.get(role.name, {})}
+    """Return the section of a comm worker; its tasks may import what this config names."""
+    section = {"type": "base", **role.run_cfg["system"].get(role.name, {})}
     section["allowed_modules"] = sorted(
         named_modules(role.run_cfg).union(section.get("allowed_modules") or ())
     )

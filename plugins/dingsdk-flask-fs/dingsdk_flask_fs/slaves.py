@@ -6,46 +6,50 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from dingsdk.errors import TaskFail
-from dingsdk.worker.comm import Scheduler, Slave, SlaveEnd, WorkerInfo
+from dingsdk.worker.comm import Slave, Transport, WorkerInfo
 
 
 class _NamedSlave(Slave):
     """Calls ``callback_fn[deal_with_...]`` for each task that its role knows.
 
+    Answers about a task carry its ``task_id`` and ``buffer_id``, unless the function gave some.
+
     Args:
-        end: The transport's end.
-        scheduler: What serving runs on.
+        transport: Connects it with its master.
         info: Who this worker is.
         callback_fn: ``deal_with_...`` -> function; all of the role's are needed.
-        **kwargs: As ``Slave``.
     """
 
     _table: ClassVar[Mapping[str, tuple[str, str | None]]]
     """Task name -> (callback, key of the task that it gets; None: nothing)."""
+    _named: ClassVar[frozenset[str]]
+    """Tasks whose answers carry the ids."""
 
     def __init__(
         self,
-        end: SlaveEnd,
-        scheduler: Scheduler,
+        transport: Transport,
         info: WorkerInfo,
         *,
         callback_fn: Mapping[str, Callable[..., Any]],
-        **kwargs: Any,
     ) -> None:
         missing = sorted({name for name, _ in self._table.values()} - callback_fn.keys())
         if missing:
             raise ValueError(f"{type(self).__name__} needs callback_fn for {', '.join(missing)}")
-        super().__init__(end, scheduler, info, **kwargs)
-        self._callback_fn = dict(callback_fn)
+        super().__init__(transport, info)
+        self._functions = dict(callback_fn)
+        self._ids: dict[str, Any] = {}
 
     def _process_task(self, task: Mapping[str, Any]) -> Mapping[str, Any] | None:
         name = task.get("name", "")
         if name not in self._table:
             raise TaskFail({"message": "task name error"}, f"unknown task {name!r}")
         callback, key = self._table[name]
-        arguments = () if key is None else (task[key],)
-        result: Mapping[str, Any] | None = self._callback_fn[callback](*arguments)
-        return result
+        if key == "task_info":
+            self._ids = {each: task[key].get(each) for each in ("task_id", "buffer_id")}
+        result: Mapping[str, Any] = self._functions[callback](
+            *(() if key is None else (task[key],))
+        )
+        return {**self._ids, **(result or {})} if name in self._named else result
 
 
 class CollectorSlave(_NamedSlave):
@@ -57,6 +61,7 @@ class CollectorSlave(_NamedSlave):
         "collector_data_task": ("deal_with_collector_data", None),
         "collector_close_task": ("deal_with_collector_close", None),
     }
+    _named: ClassVar[frozenset[str]] = frozenset({"collector_data_task", "collector_close_task"})
 
 
 class LearnerSlave(_NamedSlave):
@@ -69,3 +74,6 @@ class LearnerSlave(_NamedSlave):
         "learner_learn_task": ("deal_with_learner_learn", "data"),
         "learner_close_task": ("deal_with_learner_close", None),
     }
+    _named: ClassVar[frozenset[str]] = frozenset(
+        {"learner_get_data_task", "learner_learn_task", "learner_close_task"}
+    )

@@ -180,12 +180,11 @@ def test_worker_can_be_closed_by_its_own_task(served: Served) -> None:
     transport = served.transport
     closed: list[bool] = []
     slave = Slave(
-        transport.slave_end(served.address),
-        transport.scheduler,
+        transport,
         WorkerInfo("w0", "collector"),
-        callback_fn={"end": lambda task: closed.append(slave._end.close() is None)},
+        callback_fn={"end": lambda task: closed.append(slave._joined().close() is None)},
     )
-    slave.start(5.0)
+    slave.start(served.address, 5.0)
     served.end.send("w0", 1, TaskMessage("t1", {"name": "end"}))
     served.listener.expect(lambda events: ("left", "w0", "it left") in events)
     assert slave.close(5.0)

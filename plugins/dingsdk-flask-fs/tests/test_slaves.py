@@ -16,10 +16,11 @@ from dingsdk.errors import ClosedError, ConfigError, TaskFailedError
 from dingsdk.worker import create_comm_collector
 from dingsdk.worker.comm import Master, Slave, WorkerInfo
 
+TASK = {"task_id": "a", "buffer_id": "b"}
 COLLECTOR = {
     "deal_with_resource": lambda: {"gpu": 0},
     "deal_with_collector_start": lambda info: {"started": info["task_id"]},
-    "deal_with_collector_data": lambda: {"data_id": "d1"},
+    "deal_with_collector_data": lambda: {"data_id": "d1", "task_id": "mine"},
     "deal_with_collector_close": lambda: {"closed": True},
 }
 LEARNER = {
@@ -51,9 +52,12 @@ def master_of(transport: FlaskFSTransport) -> Master:
             COLLECTOR,
             [
                 ({"name": "resource"}, {"gpu": 0}),
-                ({"name": "collector_start_task", "task_info": {"task_id": "a"}}, {"started": "a"}),
-                ({"name": "collector_data_task"}, {"data_id": "d1"}),
-                ({"name": "collector_close_task"}, {"closed": True}),
+                ({"name": "collector_start_task", "task_info": TASK}, {"started": "a"}),
+                (
+                    {"name": "collector_data_task"},
+                    {"data_id": "d1", "task_id": "mine", "buffer_id": "b"},
+                ),
+                ({"name": "collector_close_task"}, {"closed": True, **TASK}),
             ],
         ),
         (
@@ -61,10 +65,10 @@ def master_of(transport: FlaskFSTransport) -> Master:
             LEARNER,
             [
                 ({"name": "resource"}, {"gpu": 1}),
-                ({"name": "learner_start_task", "task_info": {"task_id": "a"}}, {"started": "a"}),
-                ({"name": "learner_get_data_task"}, {"batch_size": 4}),
-                ({"name": "learner_learn_task", "data": [1]}, {"learned": [1]}),
-                ({"name": "learner_close_task"}, {}),
+                ({"name": "learner_start_task", "task_info": TASK}, {"started": "a"}),
+                ({"name": "learner_get_data_task"}, {"batch_size": 4, **TASK}),
+                ({"name": "learner_learn_task", "data": [1]}, {"learned": [1], **TASK}),
+                ({"name": "learner_close_task"}, TASK),
             ],
         ),
     ],
@@ -73,12 +77,11 @@ def test_named_slave_serves_its_tasks(
     transport: FlaskFSTransport, slave_class: Any, callbacks: Any, tasks: Any
 ) -> None:
     master = master_of(transport)
-    end = transport.slave_end(master.address)
     info = WorkerInfo("w0", "collector")
     with pytest.raises(ValueError, match="deal_with_resource"):
-        slave_class(end, transport.scheduler, info, callback_fn={})
-    slave = slave_class(end, transport.scheduler, info, callback_fn=callbacks)
-    slave.start(5.0)
+        slave_class(transport, info, callback_fn={})
+    slave = slave_class(transport, info, callback_fn=callbacks)
+    slave.start(master.address, 5.0)
     for task, result in tasks:
         assert master.ask("w0", task, 5.0) == result
     with pytest.raises(TaskFailedError) as caught:
@@ -97,12 +100,11 @@ def test_answer_leaves_while_the_next_task_is_served(transport: FlaskFSTransport
 
     master = master_of(transport)
     slave = Slave(
-        transport.slave_end(master.address),
-        transport.scheduler,
+        transport,
         WorkerInfo("w0", "collector"),
         callback_fn={"first": first, "second": lambda task: {"waited": may_end.wait(5.0)}},
     )
-    slave.start()
+    slave.start(master.address)
     kept_busy = master.new_task("w0", {"name": "first"}).start()
     assert served.wait(5.0)
     # The worker finds these two when it asks next, and gets them at once.
@@ -123,22 +125,21 @@ def test_worker_closes_in_time_while_its_master_stands_still(transport: FlaskFST
         {"type": "flask_fs"}, transport=transport, worker_id="collector-0"
     )
     collector.start(master.address, 5.0)
-    role = collector._role
     waiting, stop = threading.Event(), threading.Event()
 
     def never() -> bool:
         waiting.set()
         return False
 
-    role.start_job(lambda: stop.wait(20.0) and None, stop.set, "job")
+    collector.start_job(lambda: stop.wait(20.0) and None, stop.set, "job")
     server = master._end._server
     server._is_stopped = True
     server._server.pull_trigger()
     server._loop.join(5.0)
 
     def serve() -> None:
-        with contextlib.suppress(ClosedError), role.condition:
-            role.task_wait(never, 30.0)
+        with contextlib.suppress(ClosedError), collector.condition:
+            collector.task_wait(never, 30.0)
 
     task = threading.Thread(target=serve, daemon=True)
     task.start()

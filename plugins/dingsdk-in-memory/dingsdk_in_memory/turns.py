@@ -14,11 +14,12 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from greenlet import getcurrent, greenlet
 
 from dingsdk.errors import ClosedError
-from dingsdk.worker.comm import Condition, Job, Scheduler, ThreadCondition
+from dingsdk.worker.comm import Condition, Job, Scheduler
 
 _log = logging.getLogger(__name__)
 
@@ -26,20 +27,26 @@ IDLE_S = 0.05
 """Longest sleep while all jobs wait; other threads that notify end it earlier."""
 
 
-class TurnCondition(ThreadCondition):
+class TurnCondition:
     """A condition for jobs of one TurnScheduler and, for joining in from outside, any thread.
 
     A parked job is looked at again only after ``notify_all``, as with a real condition.
     """
 
     def __init__(self, scheduler: TurnScheduler) -> None:
-        super().__init__()
+        self._condition = threading.Condition(threading.Lock())
         self._scheduler = scheduler
         self.version = 0
 
+    def __enter__(self) -> bool:
+        return self._condition.__enter__()
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._condition.__exit__(*exc_info)
+
     def wait_for(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
         if not self._scheduler.is_here:
-            return super().wait_for(predicate, timeout_s)
+            return self._condition.wait_for(predicate, timeout_s)
         deadline = time.monotonic() + timeout_s
         while not predicate():
             if time.monotonic() >= deadline:
@@ -54,7 +61,7 @@ class TurnCondition(ThreadCondition):
 
     def notify_all(self) -> None:
         self.version += 1
-        super().notify_all()
+        self._condition.notify_all()
         self._scheduler.wake()
 
 

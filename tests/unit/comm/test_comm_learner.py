@@ -12,7 +12,7 @@ import pytest
 from dingsdk.data import RowLoaders, SampleBatch
 from dingsdk.errors import ClosedError, DataMissingError
 from dingsdk.plugins import default_manager
-from dingsdk.worker.comm import Master, TransportLearner
+from dingsdk.worker.comm import BaseCommLearner, Master
 from dingsdk.worker.comm.row_store import RowStore
 from dingsdk.worker.learner.dataloader import SyncDataLoader
 
@@ -20,7 +20,7 @@ PAYLOADS = {0: "first", 1: "second"}
 
 
 @pytest.fixture
-def learner(tmp_path: Path) -> Iterator[TransportLearner]:
+def learner(tmp_path: Path) -> Iterator[BaseCommLearner]:
     """A learner that joined, with two payloads of two rows announced and two batches leased."""
     transport = default_manager().create("transports", {"type": "in_memory"}, tmp_path)
     master = Master(
@@ -30,7 +30,7 @@ def learner(tmp_path: Path) -> Iterator[TransportLearner]:
         on_renew=lambda worker_id: None,
         on_lost=lambda info, reason: None,
     )
-    made = TransportLearner({"type": "in_memory"}, transport, "l0")
+    made = BaseCommLearner({}, transport, "l0")
     made.start(master.start())
     store = transport.data_store()
     store.put("first", SampleBatch({"obs": np.array([10.0, 11.0])}))
@@ -42,7 +42,7 @@ def learner(tmp_path: Path) -> Iterator[TransportLearner]:
     transport.close()
 
 
-def lease(learner: TransportLearner, payload: int) -> None:
+def lease(learner: BaseCommLearner, payload: int) -> None:
     """Lease both rows of a payload, in reverse, with an importance weight."""
     learner._leased.append(
         {
@@ -53,7 +53,7 @@ def lease(learner: TransportLearner, payload: int) -> None:
     )
 
 
-def test_data_is_a_list_of_callables_that_share_one_gather(learner: TransportLearner) -> None:
+def test_data_is_a_list_of_callables_that_share_one_gather(learner: BaseCommLearner) -> None:
     lease(learner, 0)
     rows = learner.get_data(2)
 
@@ -63,7 +63,7 @@ def test_data_is_a_list_of_callables_that_share_one_gather(learner: TransportLea
     assert rows.batch() is rows.batch()
 
 
-def test_batch_in_columns_has_the_same_rows(learner: TransportLearner) -> None:
+def test_batch_in_columns_has_the_same_rows(learner: BaseCommLearner) -> None:
     lease(learner, 0)
     batch = learner.get_batch(2)
     assert batch is not None
@@ -71,14 +71,14 @@ def test_batch_in_columns_has_the_same_rows(learner: TransportLearner) -> None:
     assert batch.columns["IS"].tolist() == [0.5, 1.0]
 
 
-def test_data_loader_takes_the_columns_from_the_list(learner: TransportLearner) -> None:
+def test_data_loader_takes_the_columns_from_the_list(learner: BaseCommLearner) -> None:
     lease(learner, 0)
     batch = SyncDataLoader(learner.get_data, 2).next()
     assert isinstance(batch, SampleBatch)
     assert batch.columns["obs"].tolist() == [11.0, 10.0]
 
 
-def test_rows_of_a_lost_payload_are_those_of_the_next_batch(learner: TransportLearner) -> None:
+def test_rows_of_a_lost_payload_are_those_of_the_next_batch(learner: BaseCommLearner) -> None:
     lease(learner, 1)
     lease(learner, 0)
     rows = learner.get_data(2)
@@ -87,11 +87,11 @@ def test_rows_of_a_lost_payload_are_those_of_the_next_batch(learner: TransportLe
     assert learner._lost_payloads == {1: "missing"}
 
 
-def test_rows_that_cannot_be_read_when_the_task_is_over_say_so(learner: TransportLearner) -> None:
+def test_rows_that_cannot_be_read_when_the_task_is_over_say_so(learner: BaseCommLearner) -> None:
     lease(learner, 1)
     rows = learner.get_data(2)
     assert rows is not None
-    learner._role.is_stopping = True
+    learner.is_stopping = True
     lease(learner, 0)
     with pytest.raises(ClosedError):
         rows[0]()
@@ -103,15 +103,15 @@ def test_row_function_takes_a_decompressor() -> None:
     def double(row: dict[str, Any]) -> dict[str, Any]:
         return {"obs": 2 * row["obs"]}
 
-    load = TransportLearner.load_data_fn
+    load = BaseCommLearner.load_data_fn
     assert load(lambda: batch, {"index": 1}) == {"obs": 4.0}
     assert load(path=lambda: batch, meta={"index": 1}, decompressor=double) == {"obs": 8.0}
 
 
 def test_learner_draws_columns_unless_a_subclass_has_rows_of_its_own(
-    learner: TransportLearner,
+    learner: BaseCommLearner,
 ) -> None:
-    class OwnRows(TransportLearner):
+    class OwnRows(BaseCommLearner):
         def get_data(self, batch_size: int) -> RowLoaders | None:
             raise DataMissingError("mine", data_id="p")
 

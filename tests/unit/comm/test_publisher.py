@@ -13,8 +13,8 @@ from dingsdk_in_memory.stores import MemoryPolicyStore
 
 from dingsdk.errors import StorageFullError
 from dingsdk.plugins import default_manager
-from dingsdk.worker.comm.policy_outlet import PolicyOutlet
-from dingsdk.worker.comm.worker_role import WorkerRole
+from dingsdk.worker.comm import CommWorker, TaskFunctions
+from dingsdk.worker.comm.publisher import PolicyPublisher
 
 MODEL = {"weight": torch.zeros(2)}
 
@@ -36,45 +36,52 @@ class NarrowStore(MemoryPolicyStore):
         return found[0]
 
 
+class IdleWorker(CommWorker):
+    role = "learner"
+
+    def _tasks(self) -> TaskFunctions:
+        return {}
+
+
 @pytest.fixture
-def role(tmp_path: Path) -> Iterator[WorkerRole]:
+def worker(tmp_path: Path) -> Iterator[CommWorker]:
     transport = default_manager().create("transports", {"type": "in_memory"}, tmp_path)
     transport._policy_store = NarrowStore()
-    yield WorkerRole(transport, "w0", "learner", {})
+    yield IdleWorker({}, transport, "w0")
     transport.close()
 
 
 def test_outage_keeps_the_old_version_is_logged_once_and_counted(
-    role: WorkerRole, caplog: pytest.LogCaptureFixture
+    worker: CommWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "dingsdk.worker.comm")
-    outlet, store = PolicyOutlet(role), role.policy_store
+    publisher, store = PolicyPublisher(worker), worker.policy_store
     assert isinstance(store, NarrowStore)
-    assert outlet.publish("p", MODEL, 1)
+    assert publisher.publish("p", MODEL, 1)
     store.refusals = 3
-    assert [outlet.publish("p", MODEL, version) for version in (2, 3, 4)] == [False] * 3
-    assert (store.version(), outlet.unpublished, outlet.is_behind) == (1, 3, True)
+    assert [publisher.publish("p", MODEL, version) for version in (2, 3, 4)] == [False] * 3
+    assert (store.version(), publisher.unpublished, publisher.is_behind) == (1, 3, True)
     assert len(caplog.records) == 1
 
-    assert outlet.publish("p", MODEL, 5)
-    assert (store.version(), outlet.unpublished, outlet.is_behind) == (5, 3, False)
+    assert publisher.publish("p", MODEL, 5)
+    assert (store.version(), publisher.unpublished, publisher.is_behind) == (5, 3, False)
     assert len(caplog.records) == 2
     assert "3 have found no room" in caplog.text
 
 
-def test_last_policy_waits_for_room(role: WorkerRole) -> None:
-    store = role.policy_store
+def test_last_policy_waits_for_room(worker: CommWorker) -> None:
+    store = worker.policy_store
     assert isinstance(store, NarrowStore)
     store.refusals = 2
-    outlet = PolicyOutlet(role, last_s=0.4)
-    assert outlet.publish("p", MODEL, 9, is_last=True)
-    assert (store.version(), outlet.unpublished) == (9, 0)
+    publisher = PolicyPublisher(worker, last_s=0.4)
+    assert publisher.publish("p", MODEL, 9, is_last=True)
+    assert (store.version(), publisher.unpublished) == (9, 0)
 
 
-def test_last_policy_is_given_up_after_its_time(role: WorkerRole) -> None:
-    store = role.policy_store
+def test_last_policy_is_given_up_after_its_time(worker: CommWorker) -> None:
+    store = worker.policy_store
     assert isinstance(store, NarrowStore)
     store.refusals = 4
-    outlet = PolicyOutlet(role, last_s=0.4)
-    assert not outlet.publish("p", MODEL, 9, is_last=True)
-    assert (store.newest("p"), store.refusals, outlet.unpublished) == (None, 1, 1)
+    publisher = PolicyPublisher(worker, last_s=0.4)
+    assert not publisher.publish("p", MODEL, 9, is_last=True)
+    assert (store.newest("p"), store.refusals, publisher.unpublished) == (None, 1, 1)

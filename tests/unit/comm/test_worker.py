@@ -12,10 +12,32 @@ import pytest
 
 from dingsdk.errors import TooManyTasksError, WorkerLostError
 from dingsdk.plugins import default_manager
-from dingsdk.worker.comm import LEFT, Master, WorkerInfo
-from dingsdk.worker.comm.worker_role import POLL_S, WorkerRole
+from dingsdk.worker.comm import LEFT, CommWorker, Master, TaskFunctions, WorkerInfo
+from dingsdk.worker.comm.slave import POLL_S
 
 PATIENCE_S = 20.0
+
+
+def until(event: threading.Event) -> Callable[[], None]:
+    """Return a job that waits for an event."""
+
+    def run() -> None:
+        event.wait(PATIENCE_S)
+
+    return run
+
+
+class ScriptedWorker(CommWorker):
+    """Serves the functions that it is given."""
+
+    role = "collector"
+
+    def __init__(self, tasks: TaskFunctions, *args: Any, **kwargs: Any) -> None:
+        self._given = tasks
+        super().__init__({}, *args, **kwargs)
+
+    def _tasks(self) -> TaskFunctions:
+        return self._given
 
 
 class Bench:
@@ -37,12 +59,14 @@ class Bench:
             max_open_tasks=64,
         )
         self.address = self.master.start()
-        self.roles: list[WorkerRole] = []
+        self.workers: list[ScriptedWorker] = []
 
-    def role(self, **tasks: Callable[[Mapping[str, Any]], Mapping[str, Any] | None]) -> WorkerRole:
-        made = WorkerRole(self.transport, "w0", "collector", tasks, clock=lambda: self.now)
+    def worker(
+        self, **tasks: Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
+    ) -> ScriptedWorker:
+        made = ScriptedWorker(tasks, self.transport, "w0", clock=lambda: self.now)
         made.start(self.address)
-        self.roles.append(made)
+        self.workers.append(made)
         return made
 
     def wait(self, predicate: Callable[[], bool]) -> None:
@@ -52,8 +76,8 @@ class Bench:
             pause.wait(0.005)
 
     def close(self) -> None:
-        for role in self.roles:
-            role.close()
+        for worker in self.workers:
+            worker.close()
         self.master.close()
         self.transport.close()
 
@@ -76,12 +100,12 @@ def test_job_that_a_task_starts_during_the_close_is_stopped_too(bench: Bench) ->
     def start(task: Mapping[str, Any]) -> None:
         is_building.set()
         assert go_on.wait(PATIENCE_S)
-        role.start_job(run, stop.set, "job")
+        worker.start_job(run, stop.set, "job")
 
-    role = bench.role(start=start)
+    worker = bench.worker(start=start)
     task = bench.master.new_task("w0", {"name": "start"}).start()
     assert is_building.wait(PATIENCE_S)
-    closing = threading.Thread(target=role.close)
+    closing = threading.Thread(target=worker.close)
     closing.start()
     with pytest.raises(WorkerLostError) as caught:
         task.value(PATIENCE_S)
@@ -90,24 +114,24 @@ def test_job_that_a_task_starts_during_the_close_is_stopped_too(bench: Bench) ->
 
     assert caught.value.reason == LEFT
     assert ended.is_set()
-    assert not role.has_job
+    assert not worker.has_job
 
 
 def test_close_cuts_a_task_off_instead_of_answering_that_its_job_ended(bench: Bench) -> None:
     stop = threading.Event()
 
     def report(task: Mapping[str, Any]) -> Mapping[str, Any]:
-        with role.condition:
-            role.task_wait(lambda: False, PATIENCE_S)
+        with worker.condition:
+            worker.task_wait(lambda: False, PATIENCE_S)
         return {"has_ended": True}
 
-    role = bench.role(
-        start=lambda task: role.start_job(lambda: (stop.wait(PATIENCE_S), None)[1], stop.set, "j"),
+    worker = bench.worker(
+        start=lambda task: worker.start_job(until(stop), stop.set, "j"),
         report=report,
     )
     bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
     task = bench.master.new_task("w0", {"name": "report"}).start()
-    role.close()
+    worker.close()
 
     with pytest.raises(WorkerLostError) as caught:
         task.value(PATIENCE_S)
@@ -118,12 +142,12 @@ def test_task_that_waits_for_its_job_ends_with_the_master(bench: Bench) -> None:
     stop, is_waiting = threading.Event(), threading.Event()
 
     def report(task: Mapping[str, Any]) -> None:
-        with role.condition:
+        with worker.condition:
             is_waiting.set()
-            role.task_wait(lambda: False, PATIENCE_S)
+            worker.task_wait(lambda: False, PATIENCE_S)
 
-    role = bench.role(
-        start=lambda task: role.start_job(lambda: (stop.wait(PATIENCE_S), None)[1], stop.set, "j"),
+    worker = bench.worker(
+        start=lambda task: worker.start_job(until(stop), stop.set, "j"),
         report=report,
     )
     bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
@@ -131,23 +155,23 @@ def test_task_that_waits_for_its_job_ends_with_the_master(bench: Bench) -> None:
     assert is_waiting.wait(PATIENCE_S)
     started = time.monotonic()
     bench.master.close()
-    bench.wait(lambda: role.is_over)
+    bench.wait(lambda: worker.is_over)
     assert time.monotonic() - started < 5.0
-    assert role.failure is None
+    assert worker.failure is None
 
 
 def test_lease_is_renewed_three_times_as_often_as_the_master_said(bench: Bench) -> None:
     is_busy, go_on = threading.Event(), threading.Event()
-    role = bench.role(wait=lambda task: (is_busy.set(), go_on.wait(PATIENCE_S), None)[2])
+    worker = bench.worker(wait=lambda task: (is_busy.set(), go_on.wait(PATIENCE_S), None)[2])
     task = bench.master.new_task("w0", {"name": "wait"}).start()
     assert is_busy.wait(PATIENCE_S)  # the serving thread renews nothing now
-    role.renew()
+    worker.renew()
     bench.renewed.clear()
 
     counts = []
     for after_s in (3.3, 3.4, 6.7, 6.8):
         bench.now = 1000.0 + after_s
-        role.renew()
+        worker.renew()
         counts.append(len(bench.renewed))
     go_on.set()
     task.value(PATIENCE_S)
@@ -157,8 +181,8 @@ def test_lease_is_renewed_three_times_as_often_as_the_master_said(bench: Bench) 
 
 def test_answers_of_a_worker_whose_job_hangs_are_no_sign_of_life(bench: Bench) -> None:
     over = threading.Event()
-    role = bench.role(
-        start=lambda task: role.start_job(lambda: (over.wait(PATIENCE_S), None)[1], over.set, "j"),
+    worker = bench.worker(
+        start=lambda task: worker.start_job(until(over), over.set, "j"),
         report=lambda task: {"reports": []},
     )
     bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
@@ -179,16 +203,16 @@ def test_job_stops_before_a_lease_that_is_not_renewed_ends(bench: Bench) -> None
     def run() -> None:
         while True:
             assert go_on.acquire(timeout=PATIENCE_S)
-            role.advance()
+            worker.advance()
             rounds.append(bench.now)
 
     def report(task: Mapping[str, Any]) -> None:
         is_reporting.set()
-        bench.wait(lambda: role.job_ended)
-        role.raise_job_error()
+        bench.wait(lambda: worker.job_ended)
+        worker.raise_job_error()
 
-    role = bench.role(
-        start=lambda task: role.start_job(run, lambda: None, "job"),
+    worker = bench.worker(
+        start=lambda task: worker.start_job(run, lambda: None, "job"),
         report=report,
     )
     bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
@@ -204,12 +228,12 @@ def test_job_stops_before_a_lease_that_is_not_renewed_ends(bench: Bench) -> None
         task.value(PATIENCE_S)
     assert rounds == [1007.9]
     bench.wait(lambda: len(bench.joined) == 2)  # free for other tasks
-    assert not role.has_job
+    assert not worker.has_job
 
 
 def test_worker_gets_no_more_tasks_than_it_may_leave_unanswered(bench: Bench) -> None:
     go_on = threading.Event()
-    bench.role(wait=lambda task: (go_on.wait(PATIENCE_S), None)[1])
+    bench.worker(wait=lambda task: (go_on.wait(PATIENCE_S), None)[1])
     tasks = [bench.master.new_task("w0", {"name": "wait"}).start() for _ in range(64)]
     with pytest.raises(TooManyTasksError) as caught:
         bench.master.ask("w0", {"name": "wait"}, PATIENCE_S)
@@ -229,18 +253,18 @@ def test_end_of_the_job_wakes_the_task_that_waits_for_it(bench: Bench) -> None:
         go_on.wait(PATIENCE_S)
 
     def start(task: Mapping[str, Any]) -> None:
-        role.start_job(run, go_on.set, "job")
+        worker.start_job(run, go_on.set, "job")
 
     def wait(task: Mapping[str, Any]) -> None:
         began = time.monotonic()
         timer = threading.Timer(0.05, go_on.set)
         timer.start()
-        with role.condition:
-            role.task_wait(lambda: False, PATIENCE_S)
+        with worker.condition:
+            worker.task_wait(lambda: False, PATIENCE_S)
         waited_s.append(time.monotonic() - began)
         timer.join()
 
-    role = bench.role(start=start, wait=wait)
+    worker = bench.worker(start=start, wait=wait)
     bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
     bench.master.ask("w0", {"name": "wait"}, PATIENCE_S)
     assert waited_s[0] < 0.75 * POLL_S  # after that it looks by itself

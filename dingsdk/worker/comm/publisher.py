@@ -1,4 +1,4 @@
-"""Where a worker's policies go out: a full disk delays them, and ends nothing."""
+"""Publishes a worker's policies; a full disk delays them, and ends nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dingsdk.errors import StorageFullError
-from dingsdk.worker.comm.worker_role import WorkerRole
+from dingsdk.worker.comm.worker import CommWorker
 
 _log = logging.getLogger(__name__)
 
@@ -15,23 +15,24 @@ LAST_POLICY_S = 2.0  # well within the time that a job has to stop
 _PAUSE_S = 0.2
 
 
-class PolicyOutlet:
-    """Publishes policies; one that finds no room is left out, and the next one is tried.
+class PolicyPublisher:
+    """Publishes policies; one that does not fit on the disk is skipped for the next one.
 
-    The first one is waited for, as nobody can begin without it. Used by one thread at a time.
+    The first policy is tried until it fits, as nobody can begin without it. Used by one thread
+    at a time.
 
     Args:
-        role: Whose policies they are.
-        last_s: How long to look for room for one that no other follows.
+        worker: The worker whose policies they are.
+        last_s: How long to try for the last policy.
 
     Attributes:
-        unpublished: How many found no room, of all that were to go out.
-        is_behind: Whether the last one did.
-        held_up_by: Why the first one is not out yet, while it is waited for.
+        unpublished: Number of policies that were skipped.
+        is_behind: Whether the newest one was skipped.
+        held_up_by: Why the first one is not published yet, while it is tried.
     """
 
-    def __init__(self, role: WorkerRole, last_s: float = LAST_POLICY_S) -> None:
-        self._role = role
+    def __init__(self, worker: CommWorker, last_s: float = LAST_POLICY_S) -> None:
+        self._worker = worker
         self._last_s = last_s
         self._has_any = False
         self.unpublished = 0
@@ -47,17 +48,17 @@ class PolicyOutlet:
             policy_id: Of the policy.
             model: Its tensors.
             version: Number of updates that they have seen.
-            is_last: Whether no other will follow: room is then waited for, for a while.
+            is_last: Whether no other policy follows; it is then tried for ``last_s``.
         """
         left = int(self._last_s / _PAUSE_S) if is_last else 0
         while not self._try(policy_id, model, version):
             if left:
                 left -= 1
-                condition = self._role.condition
+                condition = self._worker.condition
                 with condition:
                     condition.wait_for(lambda: False, _PAUSE_S)
-            elif self.held_up_by and not (is_last or self._role.is_stopping):
-                self._role.pause(_PAUSE_S)
+            elif self.held_up_by and not (is_last or self._worker.is_stopping):
+                self._worker.pause(_PAUSE_S)
             else:
                 self.unpublished += 1
                 self.held_up_by = ""
@@ -65,7 +66,7 @@ class PolicyOutlet:
         return True
 
     def _try(self, policy_id: str, model: Mapping[str, Any], version: int) -> bool:
-        store = self._role.policy_store
+        store = self._worker.policy_store
         try:
             store.publish(policy_id, model, version)
         except StorageFullError as error:

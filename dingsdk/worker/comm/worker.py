@@ -1,0 +1,278 @@
+"""A worker with one long job, such as a collector's loop, and tasks that talk about it."""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+
+from dingsdk.config import Configurable
+from dingsdk.errors import ClosedError, TaskFail, WorkerLostError
+from dingsdk.worker.comm.scheduler import Job
+from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, POLL_S, Slave, TaskFunctions
+from dingsdk.worker.comm.transport import Transport, WorkerInfo
+
+FENCE = 0.8
+"""Share of the lease without a renewal after which the job stops by itself."""
+ANSWER_WITHIN_S = 2.0
+"""How long a task that waits for something to report waits before it answers "nothing yet"."""
+
+
+class CommWorker(Configurable, Slave, ABC):
+    """A slave that runs at most one job for the tasks of its master.
+
+    The lease is renewed while the job makes progress, while it waits in ``job_wait`` (the delay
+    is not its fault), while it is built and while there is none. A job that hangs elsewhere
+    stops the renewal after ``progress_timeout_s``, and the master gives the worker up. A job
+    that goes on after most of a lease without renewal (the host slept, the master cannot be
+    reached) stops by itself, before the master gives its task to another worker.
+
+    Args:
+        cfg: The worker's section; ``progress_timeout_s`` is the longest step of the job that
+            counts as alive.
+        transport: Connects it with its master.
+        worker_id: Unique in the run.
+        clock: Monotonic seconds.
+
+    Attributes:
+        role: Name of the worker's role.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "type": "",
+        "import_names": [],
+        "allowed_modules": [],  # that tasks may import, besides those of the local config
+        "progress_timeout_s": 60.0,
+    }
+    role: ClassVar[str]
+
+    def __init__(
+        self,
+        cfg: Mapping[str, Any],
+        transport: Transport,
+        worker_id: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cfg = {**self.default_config(), **cfg}
+        resource = {"cpu": os.cpu_count() or 1, "gpu": _gpu_count()}
+        info = WorkerInfo(worker_id, self.role, resource)
+        super().__init__(transport, info, callback_fn=self._tasks(), clock=clock)
+        self.data_store = transport.data_store()
+        self.policy_store = transport.policy_store()
+        self.run_dir = transport.run_dir
+        self.condition = self.scheduler.condition()
+        """Guards what the job and the tasks share."""
+        self.is_stopping = False
+        self._job: Job | None = None
+        self._stop: Callable[[], None] = _nothing
+        self._has_ended = False
+        self._job_error: BaseException | None = None
+        self._waiting = 0
+        self._moved_at = clock()
+        self._job_started_at = -float("inf")
+
+    @abstractmethod
+    def _tasks(self) -> TaskFunctions:
+        """Return the tasks by name; called by the constructor."""
+
+    def deal_with_resource(self) -> Mapping[str, Any]:
+        """Return what the host offers."""
+        return self.info.resource
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
+        """Stop the job, then leave; return whether both ended in time. Idempotent."""
+        # No task is answered any more: what the job leaves half done is for the task's next
+        # worker, no result of the task.
+        self._is_closed = True
+        self.stop_job(timeout_s)
+        # The last task may have started a job meanwhile.
+        return super().close(timeout_s) and self.stop_job(timeout_s)
+
+    # The job ------------------------------------------------------------------------------
+    @property
+    def has_job(self) -> bool:
+        """Whether a job was started and not stopped yet."""
+        return self._job is not None
+
+    @property
+    def job_ended(self) -> bool:
+        """Whether the job returned or raised by itself."""
+        return self._job is not None and self._has_ended
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Renew the lease while a task builds what its job needs, which may take longer than it.
+
+        The master's deadline for the task bounds it: a worker that it gave up renews no more.
+        """
+        is_built = False
+
+        def renew() -> None:
+            with self.condition:
+                while not self.condition.wait_for(lambda: is_built, self._renewal_s):
+                    self._call_unlocked(self.renew)
+
+        job = self.scheduler.spawn(renew, f"{self.info.worker_id}-renewals")
+        try:
+            yield
+        finally:
+            with self.condition:
+                is_built = True
+                self.condition.notify_all()
+            job.join(CLOSE_TIMEOUT_S)
+
+    def start_job(self, run: Callable[[], None], stop: Callable[[], None], name: str) -> None:
+        """Run ``run`` as this worker's job; ``stop`` makes it return, at once and from anywhere.
+
+        Raises:
+            TaskFail: another job is running (a worker runs one at a time).
+        """
+        if self._job is not None:
+            raise TaskFail({"message": "busy"}, f"{self.info.worker_id} runs {self._job.name}")
+        self.is_stopping = False
+        self._has_ended, self._job_error = False, None
+        self._job_started_at = self._clock()
+        self.advance()
+        self._stop = stop
+        self._job = self.scheduler.spawn(lambda: self._run_job(run), name)
+
+    def stop_job(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
+        """Tell the job to stop and wait for it; return whether it ended in time."""
+        job = self._job
+        if job is None:
+            return True
+        self._stop()
+        with self.condition:
+            self.is_stopping = True
+            self.condition.notify_all()
+        if not job.join(timeout_s):
+            return False
+        self._job = None
+        return True
+
+    def raise_job_error(self) -> None:
+        """Raise what the last job raised, if it did, so that the current task fails with it."""
+        if self._job_error is not None:
+            raise self._job_error
+
+    def advance(self) -> None:
+        """Note that the job moved on; called once per round of its loop.
+
+        Raises:
+            WorkerLostError: its lease was not renewed for too long; another may have its task.
+        """
+        self._progress += 1
+        self._moved_at = now = self._clock()
+        lease_s = self._joined().lease_s
+        silent_s = now - max(self._renewed_at, self._job_started_at)
+        # A cooperative job that took so long kept the master from noticing as well.
+        if lease_s is None or self.scheduler.is_cooperative or silent_s <= FENCE * lease_s:
+            return
+        if not self.is_stopping:
+            raise WorkerLostError(
+                f"{self.info.worker_id} could not renew its lease of {lease_s} s for "
+                f"{silent_s:.1f} s; it leaves its task to others",
+                worker_id=self.info.worker_id,
+            )
+
+    def yield_turn(self) -> None:
+        """Note progress and let others run."""
+        self.advance()
+        self.scheduler.yield_turn()
+
+    # Waiting ------------------------------------------------------------------------------
+    def job_wait(
+        self, predicate: Callable[[], bool], meanwhile: Callable[[], None] | None = None
+    ) -> bool:
+        """Wait within the job, condition held, until ``predicate()``; False: stop now.
+
+        It has no deadline of its own: ``stop_job`` ends it, and the task that the job works
+        for has one. ``meanwhile`` is called now and then, condition not held.
+        """
+        self._waiting += 1
+        try:
+            while not self.condition.wait_for(
+                lambda: self.is_stopping or predicate(), ANSWER_WITHIN_S
+            ):
+                if meanwhile is not None:
+                    self._call_unlocked(meanwhile)
+        finally:
+            self._waiting -= 1
+            self.advance()
+        return not self.is_stopping
+
+    def pause(self, seconds: float) -> None:
+        """Wait within the job, condition not held, until the time is over or it must stop."""
+        with self.condition:
+            self._waiting += 1
+            try:
+                self.condition.wait_for(lambda: self.is_stopping, seconds)
+            finally:
+                self._waiting -= 1
+        self.advance()
+
+    def task_wait(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait within a task, condition held, until the job makes ``predicate()`` true.
+
+        Keeps the lease renewed meanwhile. Returns False when the time is over; an ended job
+        ends the wait as well.
+        """
+        deadline = self._clock() + timeout_s
+        while True:
+            left = deadline - self._clock()
+            if self.condition.wait_for(
+                lambda: predicate() or self.job_ended or self.is_stopping,
+                max(0.0, min(left, POLL_S, self._renewal_s)),
+            ):
+                return predicate()
+            if left <= 0:
+                return False
+            # Renewing may wait for the master, and whoever stops the job needs the condition.
+            self._call_unlocked(self.renew)
+
+    # What the slave asks ------------------------------------------------------------------
+    def _is_alive(self, now: float) -> bool:
+        is_idle = self._job is None or self.job_ended or self._waiting > 0
+        return is_idle or now - self._moved_at < float(self._cfg["progress_timeout_s"])
+
+    def _stop_work(self) -> bool:
+        return self.stop_job()
+
+    # --------------------------------------------------------------------------------------
+    def _call_unlocked(self, function: Callable[[], None]) -> None:
+        self.condition.__exit__(None, None, None)
+        try:
+            function()
+        finally:
+            self.condition.__enter__()
+
+    def _run_job(self, run: Callable[[], None]) -> None:
+        # torch's limit is per thread, and a new thread of OpenMP starts with every core: workers
+        # side by side then spin for each other (5 times slower, 2026-11, 2 cores).
+        torch.set_num_threads(torch.get_num_threads())
+        try:
+            run()
+        except BaseException as error:
+            if isinstance(error, ClosedError) and self.is_stopping:
+                return
+            self._job_error = error
+            raise
+        finally:
+            # Nothing else would wake the task that waits for what the job brings about.
+            with self.condition:
+                self._has_ended = True
+                self.condition.notify_all()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _gpu_count() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
