@@ -68,7 +68,7 @@ BaseParallelCommander Coordinator NaiveCommander SoloCommander TaskState
 """
 WORKER_NAMES = PUBLIC.split()
 OWNED_BY_PLUGINS = ["CollectorSlave", "FlaskFileSystemCollector", "FlaskFileSystemLearner"]
-OWNED_BY_PLUGINS += ["InMemoryCollector", "InMemoryLearner", "LearnerSlave"]
+OWNED_BY_PLUGINS += ["LearnerSlave"]
 
 
 @pytest.mark.parametrize("name", [*WORKER_NAMES, *OWNED_BY_PLUGINS])
