@@ -133,6 +133,10 @@ class DataCorruptError(DingError, ValueError):
     """Bytes that are not what they claim to be. Facts: ``where``."""
 
 
+class DataVersionError(DataCorruptError):
+    """Data of a format that this version does not read. Facts: ``found``, ``expected``."""
+
+
 class DataMissingError(DingError, LookupError):
     """A payload that is not in the store. Facts: ``data_id``."""
 

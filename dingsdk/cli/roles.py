@@ -151,7 +151,7 @@ def _work(
     address: str,
     worker_id: str | None,
 ) -> int:
-    from dingsdk.data.ids import check_id
+    from dingsdk.data.files import check_id
     from dingsdk.errors import ProtocolError
     from dingsdk.pipeline.signals import EXIT_CODES, StopOnSignal
     from dingsdk.pipeline.train import compile_run

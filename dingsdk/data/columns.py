@@ -24,11 +24,16 @@ def join_key(prefix: str, key: str) -> str:
     return f"{prefix}.{key}" if prefix else key
 
 
+def is_tensor(value: object) -> bool:
+    """Return whether the value is a torch tensor, without importing torch."""
+    # A tensor can only exist where torch is imported already.
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
 def torch_to_numpy(value: Any) -> Any:
     """Return a torch tensor as an array (zero-copy on CPU), anything else unchanged."""
-    # A tensor can only exist where torch is imported already, so this never imports it.
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(value, torch.Tensor):
+    if not is_tensor(value):
         return value
     try:
         return value.detach().cpu().numpy()

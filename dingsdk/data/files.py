@@ -1,16 +1,39 @@
-"""Files that are either whole or absent: written aside, then renamed into place."""
+"""Files of a run: opened by checked names and never through links, whole or absent.
+
+A :class:`Folder` keeps a descriptor of itself, so that what was checked is what is used, wherever
+its path leads later. A :class:`PrivateDir` is a folder that only we write to. Files are written
+aside under a temporary name and renamed into place. A writer that is killed leaves its temporary
+file, unlocked; :meth:`Folder.sweep` removes those.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import json
+import mmap
 import os
+import re
 import secrets
-from collections.abc import Iterable, Sequence
+import stat
+import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, NoReturn, Self
 
-from dingsdk.errors import RunFolderError
+from dingsdk.errors import (
+    ClosedError,
+    DataCorruptError,
+    DataMissingError,
+    DingError,
+    ProtocolError,
+    RunFolderError,
+    StorageFullError,
+)
+
+Buffer = bytes | bytearray | memoryview
 
 _ADVICE = {
     errno.ENOSPC: "free some disk space",
@@ -26,14 +49,63 @@ _ADVICE = {
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
 }
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+_GONE = {errno.ENOENT, errno.ESTALE}  # NFS calls a file stale that another host deleted
+_NOT_A_FILE = {errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EISDIR}
 
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_DEVICE = re.compile(r"CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9]", re.IGNORECASE)
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,160}(\.[a-z0-9]{1,16})?")
+_TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}")
 
-Buffer = bytes | bytearray | memoryview
-
-TEMPORARY = ".tmp-"
-"""How the name of a file that is being written begins."""
-
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY
+# Without O_NONBLOCK the open of a FIFO would wait for a writer.
+_OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _BUFFERS_A_CALL = 512  # below IOV_MAX, 1024 on Linux
+
+
+def check_id(text: object, what: str = "id") -> str:
+    """Return an id received from elsewhere, if it can be part of a file name.
+
+    Raises:
+        ProtocolError: it is not ``[A-Za-z0-9_-]{1,64}``, or some file servers take it for a
+            device; ``where`` is ``what``.
+    """
+    if isinstance(text, str) and _ID.fullmatch(text) and not _DEVICE.fullmatch(text):
+        return text
+    raise ProtocolError(f"{what} {text!r:.80} is no id: 1 to 64 of A-Z a-z 0-9 _ -", where=what)
+
+
+def ensure_dir(path: str | os.PathLike[str]) -> Path:
+    """Return a folder, created with its parents where missing, for us alone (mode 0700).
+
+    Raises:
+        RunFolderError: it cannot be created, or is a file.
+    """
+    folder = Path(path)
+    try:
+        for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
+            missing.mkdir(mode=0o700, exist_ok=True)
+        if not folder.is_dir():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    except OSError as error:
+        raise folder_error("create", folder, error) from error
+    return folder
+
+
+def open_private(path: str, flags: int) -> int:
+    """Open a file for us alone (mode 0600); an ``opener`` for ``open()``."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def folder_error(action: str, path: Path, error: OSError) -> RunFolderError:
+    """Return the typed form of a failed file operation, with what to do about it."""
+    reason = error.strerror or type(error).__name__
+    advice = _ADVICE.get(error.errno or 0, "check the path and the disk")
+    return RunFolderError(f"cannot {action} {path}: {reason}; {advice}", path=str(path))
+
+
+# Writing by path ------------------------------------------------------------------------------
 
 
 def atomic_write_bytes(path: str | os.PathLike[str], data: Buffer, durable: bool = False) -> None:
@@ -51,50 +123,15 @@ def atomic_write_bytes(path: str | os.PathLike[str], data: Buffer, durable: bool
         RunFolderError: the file cannot be written; whatever was there is untouched and
             nothing is left behind.
     """
-    atomic_write_chunks(path, (data,), durable=durable)
-
-
-def atomic_write_chunks(
-    path: str | os.PathLike[str], chunks: Iterable[Buffer], durable: bool = False
-) -> None:
-    """Write a file from its parts in order, the way of :func:`atomic_write_bytes`.
-
-    Raises:
-        RunFolderError: as there. An error of the iterable leaves nothing behind either.
-    """
     target = Path(path)
     try:
-        folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+        folder = os.open(target.parent, _OPEN_FOLDER)
         try:
-            replace_file(folder, target.name, chunks, durable=durable)
+            _replace(folder, target.name, (data,), durable)
         finally:
             os.close(folder)
     except OSError as error:
         raise folder_error("write", target, error) from error
-
-
-def replace_file(folder: int, name: str, chunks: Iterable[Buffer], *, durable: bool) -> None:
-    """Write a file of an open folder, the way of :func:`atomic_write_bytes`.
-
-    Args:
-        folder: Descriptor of the folder.
-        name: Of the file; no path.
-        chunks: The content in order; a list or tuple is written in few calls.
-        durable: Whether to wait until the disk has it.
-
-    Raises:
-        OSError: what the system said. The old file is there, or the new one where only the
-            last wait for the disk failed.
-    """
-    temporary = f"{TEMPORARY}{secrets.token_hex(8)}"
-    _write_new(folder, temporary, chunks, durable)
-    try:
-        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
-        _unlink_quietly(folder, temporary)
-        raise
-    if durable:
-        os.fsync(folder)
 
 
 def atomic_write_json(path: str | os.PathLike[str], value: Any, durable: bool = False) -> None:
@@ -108,69 +145,539 @@ def atomic_write_json(path: str | os.PathLike[str], value: Any, durable: bool = 
     atomic_write_bytes(path, text.encode(), durable=durable)
 
 
-def ensure_dir(path: str | os.PathLike[str]) -> Path:
-    """Create a folder with its parents where missing, and return it.
+# Folders --------------------------------------------------------------------------------------
+
+
+class Folder:
+    """An open folder. Links to files in it are never followed.
+
+    Safe for use from many threads; closing waits for none and takes effect once the last call
+    has returned.
+
+    Args:
+        path: The folder; created with its parents where missing.
+        create: False refuses where it does not exist.
+
+    Attributes:
+        path: Where it was when it was opened.
+        identity: Device and number of the folder, another one for one made anew.
 
     Raises:
-        RunFolderError: it cannot be created, or is a file.
+        RunFolderError: it cannot be opened or created; ``path``.
+        StorageFullError: the system has no room or no descriptor for it.
     """
-    folder = Path(path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise folder_error("create", folder, error) from error
-    return folder
+
+    _open_flags = _OPEN_FOLDER
+
+    def __init__(self, path: str | os.PathLike[str], create: bool = True) -> None:
+        self.path = Path(path)
+        if create:
+            ensure_dir(self.path.parent)
+        self._open(str(self.path), None, create)
+
+    def sub(self, name: str, create: bool = True) -> Self:
+        """Open a folder in this one, under the same rules.
+
+        Raises:
+            DataMissingError: it does not exist, and ``create`` is False.
+        """
+        check_id(name, "folder")
+        opened = type(self).__new__(type(self))
+        opened.path = self.path / name
+        with self._descriptor as folder:
+            opened._open(name, folder, create)
+        return opened
+
+    # Files ------------------------------------------------------------------------------------
+    def write_atomic(self, name: str, buffers: Sequence[Buffer], durable: bool = False) -> None:
+        """Write a file, mode 0600, which takes its name when it is whole.
+
+        Args:
+            name: Of the file; whatever has that name is replaced.
+            buffers: The content in order.
+            durable: Whether to wait until the disk has the file and its name.
+
+        Raises:
+            StorageFullError: disk full, over quota, failing, or out of descriptors. The file is
+                as it was before, and nothing is left behind.
+            RunFolderError: another reason, such as a folder of that name.
+        """
+        _check_name(name)
+        with self._descriptor as folder:
+            try:
+                _replace(folder, name, buffers, durable)
+            except OSError as error:
+                raise self._error("write", name, error) from error
+
+    def sync(self, name: str | None = None) -> None:
+        """Wait until the disk has a file's content, or the folder's names.
+
+        Raises:
+            StorageFullError, RunFolderError: it may not have them.
+        """
+        if name is not None:
+            _check_name(name)
+        with self._descriptor as folder:
+            try:
+                if name is None:
+                    os.fsync(folder)
+                    return
+                descriptor = os.open(name, _OPEN_FILE, dir_fd=folder)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    close_reader(descriptor)
+            except OSError as error:
+                raise self._error("write", name or "", error) from error
+
+    def open_checked(self, name: str, max_bytes: int) -> tuple[int, os.stat_result]:
+        """Open a file for reading; the caller closes the descriptor.
+
+        Raises:
+            DataMissingError: there is no such file.
+            DataCorruptError: it is no regular file, or too large.
+            StorageFullError, RunFolderError: as above.
+        """
+        _check_name(name)
+        with self._descriptor as folder:
+            try:
+                descriptor = os.open(name, _OPEN_FILE, dir_fd=folder)
+            except OSError as error:
+                raise self._error("read", name, error) from error
+        try:
+            found = os.fstat(descriptor)
+            if why := self._why_refused(found):
+                self._refuse(name, why)
+            if found.st_size > max_bytes:
+                self._refuse(name, f"{found.st_size} bytes; at most {max_bytes} are read")
+        except OSError as error:
+            close_reader(descriptor)
+            raise self._error("read", name, error) from error
+        except BaseException:
+            close_reader(descriptor)
+            raise
+        return descriptor, found
+
+    def read(self, name: str, max_bytes: int) -> bytearray:
+        """Return a file's content.
+
+        Raises:
+            as :meth:`open_checked`; no more than ``max_bytes`` are read.
+        """
+        descriptor, found = self.open_checked(name, max_bytes)
+        try:
+            return self._read(name, descriptor, found.st_size)
+        except OSError as error:
+            raise self._error("read", name, error) from error
+        finally:
+            close_reader(descriptor)
+
+    def view(self, name: str, max_bytes: int, map_above: int = 64 << 10) -> memoryview:
+        """Return a file's content, read-only: a copy if small, else a map.
+
+        A map keeps a descriptor and lives as long as its views. The file may be deleted
+        meanwhile, on a local file system; it must not be cut off.
+
+        Args:
+            name: Of the file.
+            max_bytes: The largest file to look at.
+            map_above: Size in bytes from which on a map costs less than a copy.
+
+        Raises:
+            as :meth:`open_checked`.
+        """
+        descriptor, found = self.open_checked(name, max_bytes)
+        try:
+            if found.st_size <= map_above:
+                # bytes: numpy looks through a read-only view of a bytearray.
+                content = os.read(descriptor, found.st_size)
+                if len(content) < found.st_size:  # above 2 GiB, or cut off
+                    os.lseek(descriptor, 0, os.SEEK_SET)
+                    content = bytes(self._read(name, descriptor, found.st_size))
+                # A file that lost its name meanwhile may have been reused by :meth:`rewrite`.
+                now = self.stat(name)
+                if now is None or now.st_ino != found.st_ino:
+                    raise DataMissingError(f"{self.path / name} went away", data_id=name)
+                return memoryview(content)
+            return memoryview(mmap.mmap(descriptor, found.st_size, access=mmap.ACCESS_READ))
+        except OSError as error:
+            raise self._error("read", name, error) from error
+        except ValueError as error:  # from mmap: cut off since
+            raise DataCorruptError(f"{self.path / name}: {error}", where=name) from error
+        finally:
+            close_reader(descriptor)
+
+    def stat(self, name: str) -> os.stat_result | None:
+        """Return what stands under the name (links not followed), None where nothing does."""
+        _check_name(name)
+        with self._descriptor as folder:
+            try:
+                return os.stat(name, dir_fd=folder, follow_symlinks=False)
+            except OSError as error:
+                if error.errno in _GONE:
+                    return None
+                raise self._error("look at", name, error) from error
+
+    def unlink(self, name: str) -> bool:
+        """Remove a file or link; return whether there was one.
+
+        Raises:
+            RunFolderError: it is a folder, or cannot be removed.
+        """
+        if not _TEMPORARY.fullmatch(name):
+            _check_name(name)
+        with self._descriptor as folder:
+            try:
+                os.unlink(name, dir_fd=folder)
+            except OSError as error:
+                if error.errno in _GONE:
+                    return False
+                raise self._error("remove", name, error) from error
+        return True
+
+    def move(self, name: str, target: Folder, new_name: str) -> bool:
+        """Move a file (or what else stands there) to another folder; False if it is gone."""
+        _check_name(name)
+        _check_name(new_name)
+        with self._descriptor as source, target._descriptor as folder:
+            try:
+                os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=folder)
+            except OSError as error:
+                if error.errno in _GONE:
+                    return False
+                raise self._error("move", name, error) from error
+        return True
+
+    # The folder -------------------------------------------------------------------------------
+    def names(self) -> list[str]:
+        """Return the names in the folder that could be ours, sorted, temporary files included."""
+        with self._descriptor as folder:
+            try:
+                found = os.listdir(folder)  # noqa: PTH208 - a descriptor
+            except OSError as error:
+                raise self._error("list", "", error) from error
+        return sorted(n for n in found if _NAME.fullmatch(n) or _TEMPORARY.fullmatch(n))
+
+    def sweep(self) -> int:
+        """Remove the temporary files of writers that died; return how many.
+
+        Other writers may be at work: they hold locks on theirs. Do not call it where a file
+        server keeps locks within each host and writers of several hosts use the folder.
+        """
+        return sum(map(self._remove_dead, filter(_TEMPORARY.fullmatch, self.names())))
+
+    def _remove_dead(self, name: str) -> bool:
+        with self._descriptor as folder:
+            try:
+                # For writing, as some file servers lock no others.
+                flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+                descriptor = os.open(name, flags, dir_fd=folder)
+            except OSError:
+                return False
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(name, dir_fd=folder)
+            except OSError:
+                return False
+            finally:
+                close_reader(descriptor)
+        return True
+
+    def remove_sub(self, name: str) -> bool:
+        """Remove an empty folder in this one; return whether it is gone."""
+        check_id(name, "folder")
+        with self._descriptor as folder:
+            try:
+                os.rmdir(name, dir_fd=folder)
+            except OSError as error:
+                if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
+                    return False
+                if error.errno not in _GONE:
+                    raise self._error("remove", name, error) from error
+        return True
+
+    def free_bytes(self) -> int:
+        """Return how much more we may write on this disk."""
+        with self._descriptor as folder:
+            try:
+                disk = os.fstatvfs(folder)
+            except OSError as error:
+                raise self._error("look at", "", error) from error
+        return disk.f_bavail * disk.f_frsize
+
+    def close(self) -> None:
+        """Give the descriptor back; further calls raise ClosedError. Idempotent."""
+        self._descriptor.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r})"
+
+    # ------------------------------------------------------------------------------------------
+    def _open(self, name: str, parent: int | None, create: bool) -> None:
+        flags = self._open_flags if parent is None else _OPEN_FOLDER | os.O_NOFOLLOW
+        try:
+            try:
+                descriptor = os.open(name, flags, dir_fd=parent)
+            except FileNotFoundError:
+                if not create:
+                    raise
+                with contextlib.suppress(FileExistsError):  # another process was quicker
+                    os.mkdir(name, 0o700, dir_fd=parent)
+                descriptor = os.open(name, flags, dir_fd=parent)
+        except OSError as error:
+            if error.errno in _GONE and parent is not None and not create:
+                raise DataMissingError(f"no folder {self.path}", data_id=name) from error
+            raise _typed("open", self.path, error) from error
+        why = ""
+        try:
+            found = os.fstat(descriptor)
+            why = self._why_refused_folder(found)
+        except OSError as error:
+            close_reader(descriptor)
+            raise _typed("open", self.path, error) from error
+        if why:
+            close_reader(descriptor)
+            raise RunFolderError(f"{self.path} is refused: {why}", path=str(self.path), reason=why)
+        self.identity = found.st_dev, found.st_ino
+        self._descriptor = _SharedDescriptor(descriptor)
+
+    def _why_refused_folder(self, found: os.stat_result) -> str:
+        return ""
+
+    def _why_refused(self, found: os.stat_result) -> str:
+        return "" if stat.S_ISREG(found.st_mode) else "it is no regular file"
+
+    def _read(self, name: str, descriptor: int, size: int) -> bytearray:
+        content = bytearray(size)
+        rest = memoryview(content)
+        while rest:
+            count = os.readv(descriptor, [rest])
+            if count == 0:
+                self._refuse(name, "it was cut off while it was read")
+            rest = rest[count:]
+        return content
+
+    def _refuse(self, name: str, why: str) -> NoReturn:
+        raise DataCorruptError(f"{self.path / name} is refused: {why}", where=name)
+
+    def _error(self, action: str, name: str, error: OSError) -> DingError:
+        if action == "read":
+            if error.errno in _GONE:
+                return DataMissingError(f"no file {self.path / name}", data_id=name)
+            if error.errno in _NOT_A_FILE:
+                text = f"{self.path / name} is no regular file: {error.strerror}"
+                return DataCorruptError(text, where=name)
+        return _typed(action, self.path / name, error)
 
 
-def folder_error(action: str, path: Path, error: OSError) -> RunFolderError:
-    """Return the typed form of a failed file operation, with what to do about it."""
-    reason = error.strerror or type(error).__name__
-    advice = _ADVICE.get(error.errno or 0, "check the path and the disk")
-    return RunFolderError(f"cannot {action} {path}: {reason}; {advice}", path=str(path))
+class PrivateDir(Folder):
+    """A folder that only we write to; it and its files are refused where others could.
+
+    Raises:
+        RunFolderError: as :class:`Folder`; also if it is a link, is not ours, or its group or
+            others can write to it.
+    """
+
+    _open_flags = _OPEN_FOLDER | os.O_NOFOLLOW
+
+    def rewrite(self, name: str, buffers: Sequence[Buffer], pool: PrivateDir, pooled: str) -> bool:
+        """Write a file as :meth:`write_atomic` does, into an existing file of another folder.
+
+        A new file needs new pages, and on some file systems an inode that was not deleted of
+        late: both cost more than the write itself. No reader may have the pooled file mapped,
+        or trust what it reads of it without checking afterwards that the name still stands, as
+        :meth:`view` does.
+
+        Args:
+            name: Of the file.
+            buffers: The content in order.
+            pool: Folder of files that nobody needs any more.
+            pooled: Name of one of them; it leaves the pool.
+
+        Returns:
+            False where the pooled file is gone or no regular file of ours: nothing was written.
+
+        Raises:
+            as :meth:`write_atomic`; the pooled file is lost then.
+        """
+        _check_name(name)
+        _check_name(pooled)
+        temporary = f".tmp-{secrets.token_hex(8)}"
+        with self._descriptor as folder, pool._descriptor as source:
+            try:
+                os.rename(pooled, temporary, src_dir_fd=source, dst_dir_fd=folder)
+            except OSError as error:
+                if error.errno in _GONE:
+                    return False
+                raise self._error("write", name, error) from error
+            is_done = False
+            try:
+                if self._overwrite(folder, temporary, buffers):
+                    os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+                    is_done = True
+            except OSError as error:
+                raise self._error("write", name, error) from error
+            finally:
+                if not is_done:
+                    _unlink_quietly(folder, temporary)
+        return is_done
+
+    def _overwrite(self, folder: int, name: str, buffers: Sequence[Buffer]) -> bool:
+        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            descriptor = os.open(name, flags, dir_fd=folder)
+        except OSError as error:
+            if error.errno in _NOT_A_FILE:
+                return False
+            raise
+        try:
+            found = os.fstat(descriptor)
+            if self._why_refused(found):
+                return False
+            write_chunks(descriptor, buffers)
+            size = sum(memoryview(buffer).nbytes for buffer in buffers)
+            if found.st_size > size:
+                os.ftruncate(descriptor, size)
+        finally:
+            os.close(descriptor)  # not close_reader: it may be here that a full disk is reported
+        return True
+
+    def _why_refused_folder(self, found: os.stat_result) -> str:
+        if found.st_uid != os.geteuid():
+            return f"it belongs to user {found.st_uid}, we are {os.geteuid()}"
+        mode = stat.S_IMODE(found.st_mode)
+        return f"others can write to it (mode {mode:04o}); chmod 700 it" if mode & 0o022 else ""
+
+    def _why_refused(self, found: os.stat_result) -> str:
+        # One that was replaced since has no name left, and is whole.
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            return "it is no regular file with one name"
+        return "" if found.st_uid == os.geteuid() else f"it belongs to user {found.st_uid}"
 
 
-def _write_new(folder: int, name: str, chunks: Iterable[Buffer], durable: bool) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    descriptor = os.open(name, flags, 0o600, dir_fd=folder)
+def close_reader(descriptor: int) -> None:
+    """Close a descriptor that nothing was written through, so that a failure loses nothing."""
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
+class _SharedDescriptor:
+    """A folder's descriptor, closed after its last user: the system reuses numbers at once."""
+
+    __slots__ = ("_is_closed", "_lock", "_number", "_users")
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._lock = threading.Lock()
+        self._users = 0
+        self._is_closed = False
+
+    def __enter__(self) -> int:
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError("the folder is closed", what="folder")
+            self._users += 1
+        return self._number
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            is_last = self._is_closed and self._users == 0
+        if is_last:
+            close_reader(self._number)
+
+    def close(self) -> None:
+        with self._lock:
+            is_last = not self._is_closed and self._users == 0
+            self._is_closed = True
+        if is_last:
+            close_reader(self._number)
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ProtocolError(f"{name!r:.80} is no file name of ours", where="file name")
+
+
+def _replace(folder: int, name: str, chunks: Sequence[Buffer], durable: bool) -> None:
+    """Write a file of an open folder; raises OSError with the old file there.
+
+    Only where the very last wait for the disk failed, the new one is.
+    """
+    temporary, descriptor = _create_temporary(folder)
+    lock = -1
     try:
         try:
             write_chunks(descriptor, chunks)
             if durable:
                 os.fsync(descriptor)
+            lock = os.dup(descriptor)
         finally:
-            os.close(descriptor)
+            os.close(descriptor)  # before the rename: it may be here that a full disk is reported
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
-        _unlink_quietly(folder, name)
+        _unlink_quietly(folder, temporary)
         raise
+    finally:
+        if lock >= 0:
+            close_reader(lock)
+    if durable:
+        os.fsync(folder)
 
 
-def write_chunks(descriptor: int, chunks: Iterable[Buffer]) -> None:
-    """Write all of the chunks, in few calls where they are a list or tuple."""
-    if isinstance(chunks, (list, tuple)):
-        for start in range(0, len(chunks), _BUFFERS_A_CALL):
-            _write_together(descriptor, chunks[start : start + _BUFFERS_A_CALL])
-    else:
-        for chunk in chunks:
-            _write_all(descriptor, memoryview(chunk).cast("B"))
+def _create_temporary(folder: int) -> tuple[str, int]:
+    """Return name and descriptor of a new file, locked as that of a live writer."""
+    while True:
+        name = f".tmp-{secrets.token_hex(8)}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        descriptor = os.open(name, flags, 0o600, dir_fd=folder)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_swept = os.fstat(descriptor).st_nlink == 0
+        except BlockingIOError:
+            is_swept = True
+        except OSError:
+            is_swept = False  # a file server without locks: nobody sweeps
+        # Folder.sweep found it before it was locked.
+        if not is_swept:
+            return name, descriptor
+        close_reader(descriptor)
 
 
-def _write_together(descriptor: int, chunks: Sequence[Buffer]) -> None:
-    written = os.writev(descriptor, chunks)
-    for chunk in chunks:
-        size = memoryview(chunk).nbytes
-        if written < size:  # a full disk, a signal, or more than the 2 GiB a call takes
-            _write_all(descriptor, memoryview(chunk).cast("B")[written:])
-        written = max(written - size, 0)
-
-
-def _write_all(descriptor: int, rest: memoryview) -> None:
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
+def write_chunks(descriptor: int, chunks: Sequence[Buffer]) -> None:
+    """Write all of the chunks, in few calls."""
+    for start in range(0, len(chunks), _BUFFERS_A_CALL):
+        some = chunks[start : start + _BUFFERS_A_CALL]
+        written = os.writev(descriptor, some)
+        for chunk in some:
+            size = memoryview(chunk).nbytes
+            if written < size:  # a full disk, a signal, or more than the 2 GiB a call takes
+                rest = memoryview(chunk).cast("B")[written:]
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
+            written = max(written - size, 0)
 
 
 def _unlink_quietly(folder: int, name: str) -> None:
     # The error that led here is the one to report.
-    try:
+    with contextlib.suppress(OSError):
         os.unlink(name, dir_fd=folder)
-    except OSError:
-        return
+
+
+def _typed(action: str, path: Path, error: OSError) -> DingError:
+    if error.errno in _FULL:
+        reason = errno.errorcode[error.errno]
+        text = f"cannot {action} {path}: {error.strerror} ({reason}); it may work again later"
+        return StorageFullError(text, path=str(path), reason=reason)
+    return folder_error(action, path, error)

@@ -7,13 +7,13 @@ torch is imported only by the functions that make or meet tensors.
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
+from dingsdk.data.columns import is_tensor
 from dingsdk.data.sample_batch import SampleBatch
 
 Path = tuple[Any, ...]
@@ -118,7 +118,7 @@ def to_ndarray(tree: Any, dtype: Any = None) -> Any:
             if _is_number_list(item):
                 return np.array(item, dtype=dtype)
             return _rebuild(item, [convert(value) for value in item])
-        if _is_tensor(item):
+        if is_tensor(item):
             item = item.detach().cpu().numpy()
         if isinstance(item, (np.ndarray, np.generic, Integral, Real)):
             return np.asarray(item, dtype=dtype)
@@ -139,7 +139,7 @@ def tensor_to_list(tree: Any) -> Any:
     def convert(item: Any) -> Any:
         if item is None or isinstance(item, (bool, str, int, float)):
             return item
-        if _is_tensor(item) or isinstance(item, (np.ndarray, np.generic)):
+        if is_tensor(item) or isinstance(item, (np.ndarray, np.generic)):
             return item.tolist()
         raise _unsupported("tensor_to_list", item)
 
@@ -161,7 +161,7 @@ def to_item(tree: Any) -> Any:
         return {key: to_item(value) for key, value in tree.items() if _is_item(value)}
     if isinstance(tree, (list, tuple)):
         return _rebuild(tree, [to_item(value) for value in tree])
-    if _is_tensor(tree) or isinstance(tree, (np.ndarray, np.generic)):
+    if is_tensor(tree) or isinstance(tree, (np.ndarray, np.generic)):
         return tree.item()
     raise _unsupported("to_item", tree)
 
@@ -241,17 +241,12 @@ def _is_number_list(items: Sequence[Any]) -> bool:
     )
 
 
-def _is_tensor(item: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(item, torch.Tensor)
-
-
 def _is_shareable(array: np.ndarray[Any, Any]) -> bool:
     return array.flags.writeable and all(stride >= 0 for stride in array.strides)
 
 
 def _is_item(value: Any) -> bool:
-    if _is_tensor(value):
+    if is_tensor(value):
         return bool(value.numel() == 1)
     return not isinstance(value, np.ndarray) or value.size == 1
 

@@ -5,7 +5,7 @@
 for replay buffers and the storages, samplers, removers and limiters that they are made of;
 ``BufferMachine`` compares one with a plain model, through any sequence of calls. The rules are
 listed in ``docs/reference``. ``FaultProxy`` puts a bad network before an endpoint,
-``failing_calls`` a bad disk below a storage.
+``failing_calls`` a bad disk below a storage; ``recorded_writes`` tells what a disk was waited for.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from dingsdk.testing.buffer_check import check_buffer, check_buffer_rule
 from dingsdk.testing.buffer_rules import BUFFER_CAPABILITIES, BUFFER_RULES
 from dingsdk.testing.check import check_rule, check_transport
-from dingsdk.testing.failing_calls import failing_calls
 from dingsdk.testing.fault_proxy import Fault, FaultProxy, seeded_faults
+from dingsdk.testing.os_calls import WriteLog, failing_calls, recorded_writes
 from dingsdk.testing.report import ContractError, ContractReport, RuleResult
 from dingsdk.testing.rule import CAPABILITIES, Rule, RuleBroken
 from dingsdk.testing.rules import RULES
@@ -41,11 +41,13 @@ __all__ = [
     "RuleBroken",
     "RuleResult",
     "TransportContract",
+    "WriteLog",
     "check_buffer",
     "check_buffer_rule",
     "check_rule",
     "check_transport",
     "failing_calls",
+    "recorded_writes",
     "seeded_faults",
 ]
 

@@ -10,7 +10,7 @@ import pytest
 
 from dingsdk.errors import StorageFullError
 from dingsdk.pipeline.threads import torch_threads
-from dingsdk.testing.failing_calls import failing_calls
+from dingsdk.testing import failing_calls
 from dingsdk.worker import Coordinator
 from dingsdk.worker.comm import base_comm_collector, base_comm_learner
 

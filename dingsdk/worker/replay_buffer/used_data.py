@@ -21,7 +21,7 @@ from typing import Any, Self
 import numpy as np
 
 from dingsdk.data import SampleBatch
-from dingsdk.data.ids import check_id
+from dingsdk.data.files import check_id
 from dingsdk.errors import DataMissingError, SchemaMismatchError
 from dingsdk.worker.replay_buffer.storage import Rows
 

@@ -21,8 +21,8 @@ from dingsdk.data import (
     PrivateDir,
     SampleBatch,
     check_id,
-    decode_frame,
-    encode_frame,
+    decode_batch,
+    encode_batch,
 )
 from dingsdk.errors import (
     ClosedError,
@@ -116,7 +116,7 @@ class FileDataStore(StepDataStore):
             SchemaMismatchError: a frame cannot hold the batch.
         """
         name = check_id(data_id, "data_id") + _SUFFIX
-        buffers, info = encode_frame(batch, self._algorithm)
+        buffers, info = encode_batch(batch, algorithm=self._algorithm)
         if info.size_bytes > self._max_bytes:
             raise ConfigError(
                 f"a payload of {info.size_bytes} bytes; at most {self._max_bytes} are read. "
@@ -235,7 +235,7 @@ class FileDataStore(StepDataStore):
         folder = self._data.of(data_id)
         try:
             content = folder.view(name, self._max_bytes, map_above=_COPIED_BYTES)
-            return decode_frame(content, self._max_bytes, expected_digest)
+            return decode_batch(content, self._max_bytes, expected_digest=expected_digest)
         except DataCorruptError as error:
             if folder.stat(name) is None:  # deleted while we read it
                 raise DataMissingError(f"no payload {data_id!r}", data_id=data_id) from error
@@ -251,7 +251,7 @@ class FileDataStore(StepDataStore):
         pool = self._pool_for(size_bytes)
         spare = pool.take() if pool is not None else None
         try:
-            if pool and spare and folder.write_over(name, buffers, pool.folder, spare):
+            if pool and spare and folder.rewrite(name, buffers, pool.folder, spare):
                 return
             folder.write_atomic(name, buffers, durable=self._is_durable)
         except StorageFullError:
@@ -270,7 +270,7 @@ class FileDataStore(StepDataStore):
         name = data_id + _SUFFIX
         try:
             content = folder.view(name, self._max_bytes, map_above=_COPIED_BYTES)
-            decode_frame(content, self._max_bytes)
+            decode_batch(content, self._max_bytes)
         except DataMissingError:
             return False
         except DataCorruptError:
@@ -278,7 +278,7 @@ class FileDataStore(StepDataStore):
             self._set_aside(folder, data_id)
             return False
         try:
-            decode_frame(content, self._max_bytes, info.digest, verify=False)
+            decode_batch(content, self._max_bytes, expected_digest=info.digest, verify=False)
         except DataCorruptError as error:
             raise ConflictError(
                 f"payload {data_id!r} exists with another content, which stays; ids are used once",

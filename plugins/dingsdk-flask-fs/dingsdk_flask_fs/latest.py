@@ -3,53 +3,45 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
-from dingsdk.data import PrivateDir, decode_message, encode_message
-from dingsdk.errors import DataCorruptError, ProtocolError
+import msgspec
+
+from dingsdk.data import PrivateDir, decode_json, encode_json
+from dingsdk.errors import DataCorruptError
 
 LATEST = "LATEST.json"
 _MAX_BYTES = 4096
-_FORMAT = 1
+_KIND = "newest-policy"
 _SETTLED_S = 2.0
 """Coarsest time stamp that a file system gives, with a margin. See LatestReader."""
-_LIFE = re.compile(r"[0-9a-f]{16}")
 
 
-@dataclass(frozen=True, slots=True)
-class Latest:
+class Latest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the pointer says: version, and size and digest of its file.
 
     ``life`` is drawn when a policy is first published, and again after it was discarded. The
     folder does not tell: a new one can have the name and the inode of the one before.
     """
 
-    version: int
-    size_bytes: int
+    version: Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
+    size_bytes: Annotated[int, msgspec.Meta(ge=0)]
     digest: str
-    life: str
+    life: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
 
 
 def file_of(version: int) -> str:
     """Return the name of a version's file."""
-    return f"{version:012d}.safetensors"
+    return f"{version:012d}.ding"
 
 
 def write_latest(folder: PrivateDir, latest: Latest, *, durable: bool) -> None:
     """Swap the pointer. Raises what ``PrivateDir.write_atomic`` does."""
-    fields = {
-        "v": _FORMAT,
-        "version": latest.version,
-        "file": file_of(latest.version),
-        "size_bytes": latest.size_bytes,
-        "digest": latest.digest,
-        "life": latest.life,
-    }
-    folder.write_atomic(LATEST, [encode_message(fields)], durable=durable)
+    fields = msgspec.structs.asdict(latest)
+    folder.write_atomic(LATEST, [encode_json(_KIND, fields)], durable=durable)
 
 
 def read_latest(folder: PrivateDir) -> Latest:
@@ -61,24 +53,9 @@ def read_latest(folder: PrivateDir) -> Latest:
     """
     content = folder.read(LATEST, _MAX_BYTES)
     try:
-        return _parse(decode_message(content, _MAX_BYTES))
-    except ProtocolError as error:
+        return msgspec.convert(decode_json(_KIND, content, _MAX_BYTES), Latest)
+    except (DataCorruptError, msgspec.ValidationError) as error:
         raise DataCorruptError(f"{folder.path / LATEST}: {error}", where=LATEST) from error
-
-
-def _parse(found: Any) -> Latest:
-    fields = {"v": int, "version": int, "file": str, "size_bytes": int, "digest": str, "life": str}
-    if not isinstance(found, dict) or found.keys() != fields.keys():
-        raise ProtocolError(f"not the fields {', '.join(fields)}", where=LATEST)
-    for name, kind in fields.items():
-        if type(found[name]) is not kind:
-            raise ProtocolError(f"{name} is no {kind.__name__}", where=name)
-    version = found["version"]
-    if found["v"] != _FORMAT or not 0 <= version < 10**12 or found["file"] != file_of(version):
-        raise ProtocolError("format, version and file do not fit", where=LATEST)
-    if not _LIFE.fullmatch(found["life"]):
-        raise ProtocolError("life is none", where=LATEST)
-    return Latest(version, found["size_bytes"], found["digest"], found["life"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Policies in a shared folder: immutable versions and a pointer that is swapped.
 
-``policy/<policy_id>/<version>.safetensors`` with ``LATEST.json`` beside them, written last.
+``policy/<policy_id>/<version>.ding`` with ``LATEST.json`` beside them, written last.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dingsdk.data import PrivateDir, check_id, decode_tensors, encode_tensors
+import numpy as np
+
+from dingsdk.data import PrivateDir, check_id, decode_frame, encode_frame
 from dingsdk.errors import (
     ConfigError,
     DataCorruptError,
     DataMissingError,
     ProtocolError,
     RunFolderError,
+    SchemaMismatchError,
     StorageFullError,
 )
 from dingsdk.worker.comm import PolicyStore
 from dingsdk_flask_fs.latest import LATEST, Latest, LatestReader, file_of, read_latest, write_latest
 from dingsdk_flask_fs.orphans import OrphanWatch
 
-_VERSION_FILE = re.compile(r"([0-9]{12})\.safetensors")
+_VERSION_FILE = re.compile(r"([0-9]{12})\.ding")
 _TEMPORARY_GRACE_S = 60.0
 _MOVED_ON_TRIES = 1000
 _logger = logging.getLogger(__name__)
@@ -91,13 +94,15 @@ class FilePolicyStore(PolicyStore):
         check_id(policy_id, "policy_id")
         if not isinstance(version, int) or isinstance(version, bool) or not 0 <= version < 10**12:
             raise ProtocolError(f"policy version {version!r:.40}", where="version")
+        _check_state(state)
         with self._publishing, self._policies.sub(policy_id) as folder:
             newest, life = self._published(folder)
             if newest >= version:
                 return  # a learner that resumed from a checkpoint has to catch up first
-            buffers, info = encode_tensors(state, {"policy_id": policy_id, "version": str(version)})
+            value = {"policy_id": policy_id, "version": version, "state": dict(state)}
+            buffers, info = encode_frame("policy", value)
             self._check_size(folder, info.size_bytes)
-            folder.write_atomic(file_of(version), list(buffers), durable=self._is_durable)
+            folder.write_atomic(file_of(version), buffers, durable=self._is_durable)
             latest = Latest(version, info.size_bytes, info.digest, life)
             write_latest(folder, latest, durable=self._is_durable)
             self._remove_old(policy_id, folder, version)
@@ -194,9 +199,9 @@ class FilePolicyStore(PolicyStore):
         try:
             content = folder.read(file_of(version), self._max_bytes)
             digest = latest.digest if latest is not None and is_announced else None
-            state, metadata = decode_tensors(content, self._max_bytes, digest)
-            if metadata.get("policy_id") != policy_id or metadata.get("version") != str(version):
-                raise DataCorruptError(f"it holds {metadata}", where="metadata")
+            found = decode_frame("policy", content, self._max_bytes, expected_digest=digest)
+            if (found["policy_id"], found["version"]) != (policy_id, version):
+                raise DataCorruptError("it holds another policy or version", where="version")
         except DataMissingError:
             if not is_announced or read_latest(folder) != latest:
                 raise _MovedOnError from None  # removed as an old one since we looked
@@ -207,7 +212,7 @@ class FilePolicyStore(PolicyStore):
             with self._lock:
                 self._damaged.add(key)
             return None
-        return state
+        return dict(found["state"])
 
     # Publishing -------------------------------------------------------------------------------
     def _published(self, folder: PrivateDir) -> tuple[int, str]:
@@ -250,6 +255,22 @@ class FilePolicyStore(PolicyStore):
 
 class _MovedOnError(Exception):
     """What we were reading is no longer what there is; look again."""
+
+
+def _check_state(state: Mapping[str, Any]) -> None:
+    for name, value in state.items():
+        if not (isinstance(value, np.ndarray) or hasattr(value, "detach")):
+            raise SchemaMismatchError(
+                f"a policy is published as tensors and arrays by name; {name!r:.80} is of type "
+                f"{type(value).__name__}",
+                key=name,
+                expected="a tensor or array",
+                found=type(value).__name__,
+            )
+    if not state:
+        raise SchemaMismatchError(
+            "a policy without weights cannot be published", key="", expected="tensors", found="none"
+        )
 
 
 def _candidates(folder: PrivateDir, latest: Latest | None, floor: int) -> Iterator[int]:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from dingsdk_flask_fs.data_store import FileDataStore
 
-from dingsdk.data import SampleBatch, encode_frame
+from dingsdk.data import SampleBatch, encode_batch
 from dingsdk.errors import (
     ClosedError,
     ConfigError,
@@ -149,7 +149,7 @@ def test_closing_wakes_a_reader(store: FileDataStore) -> None:
 def test_every_kind_of_damage_is_noticed_and_set_aside(
     store: FileDataStore, tmp_path: Path
 ) -> None:
-    frame = b"".join(encode_frame(piece(rows=1))[0])
+    frame = b"".join(encode_batch(piece(rows=1))[0])
     damages = [frame[:size] for size in range(0, len(frame), 7)]
     damages += [frame[:i] + bytes([frame[i] ^ 1]) + frame[i + 1 :] for i in range(0, len(frame), 7)]
     for number, damage in enumerate(damages):
@@ -210,7 +210,7 @@ def test_what_is_planted_under_a_name_is_refused_at_once(
     store: FileDataStore, tmp_path: Path
 ) -> None:
     secret = tmp_path / "secret"
-    secret.write_bytes(b"".join(encode_frame(piece())[0]))
+    secret.write_bytes(b"".join(encode_batch(piece())[0]))
     plants = [
         lambda path: path.symlink_to(secret),
         lambda path: path.hardlink_to(secret),
@@ -227,7 +227,7 @@ def test_what_is_planted_under_a_name_is_refused_at_once(
         path.unlink(missing_ok=True)
         plant(path)
         store.delete([f"p{number}"])
-    assert secret.read_bytes() == b"".join(encode_frame(piece())[0])
+    assert secret.read_bytes() == b"".join(encode_batch(piece())[0])
 
 
 def test_a_linked_shard_is_refused(store: FileDataStore, tmp_path: Path) -> None:

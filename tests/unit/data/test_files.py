@@ -1,51 +1,98 @@
-"""Atomic files: the old content or the new, and nothing left behind."""
+"""Files and folders: checked names, refused links, whole files or the old ones."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import signal
+import socket
 import stat
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dingsdk.data import Folder, PrivateDir, check_id
 from dingsdk.data.files import (
     atomic_write_bytes,
-    atomic_write_chunks,
     atomic_write_json,
     ensure_dir,
+    open_private,
 )
-from dingsdk.errors import RunFolderError
+from dingsdk.errors import (
+    ClosedError,
+    DataCorruptError,
+    DataMissingError,
+    ProtocolError,
+    RunFolderError,
+    StorageFullError,
+)
+from dingsdk.testing import failing_calls, recorded_writes
+
+BAD_IDS = [
+    *("../x", "/etc/passwd", "a/b", "a\0b", "%2e%2e", "..\\", "a" * 300, "x; touch P", ".", ".."),
+    *("\u2024\u2024/x", "CON", "com1", "", "a\n", "a b", "\uff0e\uff0e", None, 7, b"x"),
+]
+CALLS = ("open", "writev", "write", "fsync", "close", "dup", "rename", "fstat", "mkdir", "unlink")
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[PrivateDir]:
+    with PrivateDir(tmp_path / "ours") as made:
+        yield made
+
+
+@pytest.fixture
+def any_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def tree(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+# By path --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_file_is_replaced_whole_and_private(tmp_path: Path, durable: bool) -> None:
     target = tmp_path / "a.bin"
     atomic_write_bytes(target, b"old", durable=durable)
-    atomic_write_bytes(target, memoryview(b"new content"), durable=durable)
+    with recorded_writes() as log:
+        atomic_write_bytes(target, memoryview(b"new content"), durable=durable)
     assert target.read_bytes() == b"new content"
-    assert stat.S_IMODE(target.stat().st_mode) == 0o600
-    assert names(tmp_path) == ["a.bin"]
+    assert mode(target) == 0o600
+    assert tree(tmp_path) == ["a.bin"]
+    assert log.is_durable(target) is durable
+    assert durable or not any(call[0] == "sync" for call in log.calls)
 
 
-def test_a_failing_source_leaves_the_old_file_and_no_temporary(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_old_file_and_no_temporary(tmp_path: Path) -> None:
     target = tmp_path / "a.bin"
     atomic_write_bytes(target, b"old")
-
-    def chunks() -> Iterator[bytes]:
-        yield b"new"
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with pytest.raises(RunFolderError, match="disk space") as caught:
-        atomic_write_chunks(target, chunks())
+    with (
+        failing_calls(("writev",), 1, errno.ENOSPC),
+        pytest.raises(RunFolderError, match="disk space") as caught,
+    ):
+        atomic_write_bytes(target, b"new")
     assert caught.value.path == str(target)
     assert target.read_bytes() == b"old"
-    assert names(tmp_path) == ["a.bin"]
+    assert tree(tmp_path) == ["a.bin"]
 
 
 def test_a_symbolic_link_is_replaced_not_followed(tmp_path: Path) -> None:
@@ -56,11 +103,11 @@ def test_a_symbolic_link_is_replaced_not_followed(tmp_path: Path) -> None:
     assert not (tmp_path / "link").is_symlink()
 
 
-def test_a_folder_in_the_way_is_a_typed_error(tmp_path: Path) -> None:
+def test_a_folder_at_the_path_is_a_typed_error(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     with pytest.raises(RunFolderError, match="choose another path"):
         atomic_write_bytes(tmp_path / "taken", b"x")
-    assert names(tmp_path) == ["taken"]
+    assert tree(tmp_path) == ["taken"]
 
 
 def test_a_missing_folder_is_a_typed_error(tmp_path: Path) -> None:
@@ -73,7 +120,7 @@ def test_json_is_written_readable_and_strict(tmp_path: Path) -> None:
     assert '"näme"' in (tmp_path / "a.json").read_text(encoding="utf-8")
     with pytest.raises(ValueError, match="Out of range"):
         atomic_write_json(tmp_path / "a.json", float("nan"))
-    assert names(tmp_path) == ["a.json"]
+    assert tree(tmp_path) == ["a.json"]
 
 
 def test_ensure_dir_makes_parents_and_refuses_files(tmp_path: Path) -> None:
@@ -84,3 +131,470 @@ def test_ensure_dir_makes_parents_and_refuses_files(tmp_path: Path) -> None:
         with pytest.raises(RunFolderError) as caught:
             ensure_dir(path)
         assert caught.value.path == str(path)
+
+
+@pytest.mark.usefixtures("any_umask")
+def test_whatever_the_umask_new_folders_and_files_are_for_us_alone(tmp_path: Path) -> None:
+    made = ensure_dir(tmp_path / "a" / "b")
+    atomic_write_bytes(made / "file", b"x")
+    with open(made / "log", "a", opener=open_private):
+        pass
+    with Folder(tmp_path / "c" / "d") as opened, opened.sub("e"):
+        pass
+    for path in ("a", "a/b", "c", "c/d", "c/d/e"):
+        assert mode(tmp_path / path) == 0o700
+    for path in ("a/b/file", "a/b/log"):
+        assert mode(tmp_path / path) == 0o600
+
+
+def test_a_link_is_not_opened_as_a_file_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("elsewhere")
+    with pytest.raises(OSError, match="symbolic"):
+        open_private(str(tmp_path / "link"), os.O_WRONLY | os.O_CREAT)
+    assert tree(tmp_path) == ["link"]
+
+
+# Folders --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", BAD_IDS)
+def test_what_is_no_id_is_refused_and_touches_nothing(
+    folder: PrivateDir, tmp_path: Path, text: Any
+) -> None:
+    (tmp_path / "x").write_text("outside")
+    before = tree(tmp_path)
+    with pytest.raises(ProtocolError) as caught:
+        check_id(text, "data_id")
+    assert caught.value.where == "data_id"
+    with pytest.raises(ProtocolError):
+        folder.sub(text)
+    if isinstance(text, str) and text.lower() not in {"con", "com1"}:
+        for use in (
+            lambda: folder.write_atomic(text, [b"x"]),
+            lambda: folder.read(text, 10),
+            lambda: folder.unlink(text),
+            lambda: folder.stat(text),
+            lambda: folder.sync(text),
+            lambda: folder.move(text, folder, "fine"),
+            lambda: folder.move("fine", folder, text),
+            lambda: folder.rewrite(text, [b"x"], folder, "fine"),
+            lambda: folder.rewrite("fine", [b"x"], folder, text),
+        ):
+            with pytest.raises(ProtocolError):
+                use()
+    assert tree(tmp_path) == before
+
+
+def test_ids_of_workers_are_accepted() -> None:
+    for text in ("a", "A_b-9", "x" * 64, "collector-0-17"):
+        assert check_id(text) == text
+
+
+def test_a_private_folder_and_its_files_are_for_us_alone(folder: PrivateDir) -> None:
+    folder.write_atomic("a.bin", [b"1", memoryview(b"23")], durable=True)
+    inner = folder.sub("inner")
+    inner.close()
+    assert [mode(folder.path / name) for name in ("", "a.bin", "inner")] == [0o700, 0o600, 0o700]
+    assert folder.read("a.bin", 3) == b"123"
+    assert bytes(folder.view("a.bin", 3, map_above=0)) == b"123"
+    assert folder.names() == ["a.bin", "inner"]
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o720, 0o702, 0o1777])
+def test_a_folder_that_others_write_to_is_not_private(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(mode)
+    before = descriptors()
+    with pytest.raises(RunFolderError, match="others can write") as caught:
+        PrivateDir(tmp_path / "open")
+    assert caught.value.path == str(tmp_path / "open")
+    with Folder(tmp_path / "open") as opened:
+        opened.write_atomic("a", [b"1"])
+        assert opened.read("a", 1) == b"1"
+    assert descriptors() == before
+
+
+def test_a_folder_of_somebody_else_is_not_private(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    (tmp_path / "theirs").mkdir(mode=0o700)
+    os.chown(tmp_path / "theirs", 12345, -1)
+    with pytest.raises(RunFolderError, match="12345"):
+        PrivateDir(tmp_path / "theirs")
+
+
+def test_links_and_files_are_no_folders(tmp_path: Path, folder: PrivateDir) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to("elsewhere")
+    (tmp_path / "file").write_text("")
+    (folder.path / "link").symlink_to(tmp_path / "elsewhere")
+    for path in (tmp_path / "link", tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(RunFolderError):
+            PrivateDir(path)
+    for kind in (PrivateDir, Folder):
+        with kind(folder.path) as opened, pytest.raises(RunFolderError):
+            opened.sub("link")
+        with pytest.raises(RunFolderError):
+            kind(tmp_path / "absent", create=False)
+    with pytest.raises(DataMissingError):
+        folder.sub("absent", create=False)
+    with Folder(tmp_path / "link") as linked:
+        assert linked.names() == []
+    assert tree(tmp_path / "elsewhere") == []
+
+
+def test_only_regular_files_of_ours_are_read(tmp_path: Path, folder: PrivateDir) -> None:
+    (tmp_path / "secret").write_text("keep out")
+    (folder.path / "symlink").symlink_to(tmp_path / "secret")
+    (folder.path / "hardlink").hardlink_to(tmp_path / "secret")
+    (folder.path / "folder").mkdir()
+    os.mkfifo(folder.path / "fifo")
+    with socket.socket(socket.AF_UNIX) as server:
+        there = Path.cwd()
+        os.chdir(folder.path)  # the path of a socket is at most 108 bytes
+        try:
+            server.bind("socket")
+        finally:
+            os.chdir(there)
+    everywhere = ["symlink", "folder", "fifo", "socket"]
+    in_private = [*everywhere, "hardlink"]
+    if os.geteuid() == 0:
+        (folder.path / "theirs").write_text("x")
+        os.chown(folder.path / "theirs", 12345, -1)
+        in_private.append("theirs")
+    with Folder(folder.path) as opened:
+        before = descriptors()
+        for place, names in ((folder, in_private), (opened, everywhere)):
+            for name in names:
+                for use in (place.read, place.view):
+                    with pytest.raises(DataCorruptError) as caught:
+                        use(name, 100)
+                    assert caught.value.where == name
+            with pytest.raises(DataMissingError):
+                place.read("absent", 100)
+        assert opened.read("hardlink", 100) == b"keep out"
+        assert descriptors() == before
+
+
+def test_a_file_above_the_limit_is_not_read(folder: PrivateDir) -> None:
+    with (folder.path / "huge").open("wb") as file:
+        file.truncate(1 << 40)
+    for use in (folder.read, folder.view):
+        with pytest.raises(DataCorruptError, match="at most"):
+            use("huge", 1 << 20)
+
+
+def test_planted_links_are_replaced_or_removed_never_followed(
+    tmp_path: Path, folder: PrivateDir
+) -> None:
+    (tmp_path / "secret").write_text("keep")
+    (folder.path / "a").symlink_to(tmp_path / "secret")
+    (folder.path / "b").symlink_to(tmp_path / "secret")
+    (folder.path / "c").hardlink_to(tmp_path / "secret")
+    folder.write_atomic("a", [b"new"])
+    folder.write_atomic("c", [b"new"])
+    assert folder.unlink("b")
+    assert not folder.unlink("b")
+    assert folder.read("a", 9) == folder.read("c", 9) == b"new"
+    assert (tmp_path / "secret").read_text() == "keep"
+
+
+def test_a_folder_at_a_name_is_a_typed_error(folder: PrivateDir) -> None:
+    (folder.path / "taken").mkdir()
+    with pytest.raises(RunFolderError):
+        folder.write_atomic("taken", [b"x"])
+    with pytest.raises(RunFolderError):
+        folder.unlink("taken")
+    assert folder.names() == ["taken"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_whichever_call_fails_the_file_is_old_or_new(
+    tmp_path: Path, number: int, persistent: bool
+) -> None:
+    open_before = descriptors()
+    at = 0
+    while True:
+        at += 1
+        with PrivateDir(tmp_path / f"run{at}") as folder:
+            inner = folder.sub("inner")
+            inner.write_atomic("a", [b"old"])
+            with failing_calls(CALLS, at, number, persistent) as calls:
+                raised = None
+                try:
+                    inner.write_atomic("a", [b"n", b"ew"], durable=True)
+                except StorageFullError as error:
+                    raised = error
+            inner.close()
+            content = (inner.path / "a").read_bytes()
+            assert content in ({b"old", b"new"} if raised else {b"new"})
+            assert raised is None or raised.reason == errno.errorcode[number]
+            assert raised is None or raised.retryable
+            assert tree(folder.path) == ["inner", "inner/a"]
+        assert descriptors() == open_before
+        if at > calls():
+            assert raised is None
+            break
+    assert at > 5
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
+def test_whichever_call_fails_opening_leaves_no_descriptor(tmp_path: Path, number: int) -> None:
+    open_before = descriptors()
+    at, made = 0, 0
+    while True:
+        at += 1
+        with failing_calls(CALLS, at, number) as calls:
+            try:
+                folder = PrivateDir(tmp_path / f"run{at}")
+            except (StorageFullError, RunFolderError):
+                folder = None
+        if folder is not None:
+            folder.close()
+            made += 1
+        assert descriptors() == open_before
+        if at > calls():
+            break
+    assert made >= 1
+
+
+def test_short_writes_are_finished(folder: PrivateDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.writev
+    monkeypatch.setattr(os, "writev", lambda fd, parts: real(fd, [b"".join(parts)[:5]]))
+    folder.write_atomic("a", [b"abc", b"", b"defg", b"hij"])
+    assert folder.read("a", 100) == b"abcdefghij"
+
+
+def test_more_buffers_than_one_call_takes_are_written(folder: PrivateDir) -> None:
+    parts = [bytes([i % 256]) for i in range(3000)]
+    folder.write_atomic("a", list(parts))
+    assert folder.read("a", 3000) == b"".join(parts)
+
+
+def test_move_takes_whatever_stands_there(folder: PrivateDir) -> None:
+    with folder.sub("aside") as aside:
+        folder.write_atomic("a", [b"1"])
+        (folder.path / "link").symlink_to("nowhere")
+        assert folder.move("a", aside, "a-1")
+        assert folder.move("link", aside, "link-1")
+        assert not folder.move("a", aside, "a-2")
+        assert aside.names() == ["a-1", "link-1"]
+        assert not folder.remove_sub("aside")
+        assert aside.unlink("a-1")
+        assert aside.unlink("link-1")
+    assert folder.remove_sub("aside")
+    assert folder.remove_sub("aside")
+
+
+def test_a_map_outlives_the_file_and_the_folder(tmp_path: Path) -> None:
+    folder = PrivateDir(tmp_path / "ours")
+    folder.write_atomic("a", [b"content"])
+    folder.write_atomic("empty", [])
+    mapped, empty = folder.view("a", 10, map_above=0), folder.view("empty", 10, map_above=0)
+    folder.unlink("a")
+    folder.close()
+    assert bytes(mapped) == b"content"
+    assert mapped.readonly
+    assert bytes(empty) == b""
+
+
+def test_a_closed_folder_refuses_and_gives_its_descriptor_back(tmp_path: Path) -> None:
+    before = descriptors()
+    folder = PrivateDir(tmp_path / "ours")
+    folder.close()
+    folder.close()
+    assert descriptors() == before
+    for use in (folder.names, folder.free_bytes, lambda: folder.write_atomic("a", [])):
+        with pytest.raises(ClosedError):
+            use()
+
+
+def test_a_folder_that_is_closed_during_a_call_is_let_go_by_the_call(tmp_path: Path) -> None:
+    before = descriptors()
+    folder = Folder(tmp_path / "ours")
+    os.mkfifo(tmp_path / "ours" / "pipe")
+    entered, leave = threading.Event(), threading.Event()
+    real = os.listdir
+
+    def waiting(place: Any) -> list[str]:
+        entered.set()
+        leave.wait(5.0)
+        return real(place)
+
+    found: list[list[str]] = []
+    os.listdir = waiting  # type: ignore[assignment]
+    try:
+        thread = threading.Thread(target=lambda: found.append(folder.names()))
+        thread.start()
+        entered.wait(5.0)
+        folder.close()
+        leave.set()
+        thread.join(5.0)
+    finally:
+        os.listdir = real
+    assert found == [["pipe"]]
+    assert descriptors() == before
+
+
+def test_free_space_is_that_of_the_disk(folder: PrivateDir) -> None:
+    disk = os.statvfs(folder.path)
+    assert abs(folder.free_bytes() - disk.f_bavail * disk.f_frsize) < 1 << 30
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_durable_write_waits_for_the_file_and_then_the_folder(
+    folder: PrivateDir, durable: bool
+) -> None:
+    with recorded_writes() as log:
+        folder.write_atomic("a", [b"1"], durable=durable)
+    assert log.is_durable(folder.path / "a") is durable
+    assert [call[0] for call in log.calls] == (
+        ["sync", "rename", "sync"] if durable else ["rename"]
+    )
+
+
+def test_a_write_is_made_durable_afterwards(folder: PrivateDir) -> None:
+    folder.write_atomic("a", [b"1"])
+    with recorded_writes() as log:
+        folder.sync("a")
+        folder.sync()
+    assert log.calls == [("sync", str(folder.path / "a")), ("sync", str(folder.path))]
+    with pytest.raises(RunFolderError):
+        folder.sync("absent")
+
+
+# Files that are written again ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("old", [b"", b"short", b"longer than the new content"])
+def test_a_pooled_file_is_written_again_whole(folder: PrivateDir, old: bytes) -> None:
+    with folder.sub("pool") as pool:
+        pool.write_atomic("p", [old])
+        inode = (pool.path / "p").stat().st_ino
+        assert folder.rewrite("a", [b"new ", b"content"], pool, "p")
+        assert folder.read("a", 100) == b"new content"
+        assert (folder.path / "a").stat().st_ino == inode
+        assert tree(folder.path) == ["a", "pool"]
+        assert not folder.rewrite("b", [b"x"], pool, "p")
+        assert tree(folder.path) == ["a", "pool"]
+
+
+def test_only_a_regular_file_with_one_name_is_written_again(
+    tmp_path: Path, folder: PrivateDir
+) -> None:
+    (tmp_path / "secret").write_text("keep")
+    with folder.sub("pool") as pool:
+        (pool.path / "symlink").symlink_to(tmp_path / "secret")
+        (pool.path / "hardlink").hardlink_to(tmp_path / "secret")
+        os.mkfifo(pool.path / "fifo")
+        for name in ("symlink", "hardlink", "fifo"):
+            assert not folder.rewrite("a", [b"new"], pool, name)
+    assert (tmp_path / "secret").read_text() == "keep"
+    assert tree(folder.path) == ["pool"]
+
+
+def test_a_full_disk_while_a_pooled_file_is_written_leaves_the_old_one(
+    folder: PrivateDir,
+) -> None:
+    folder.write_atomic("a", [b"old"])
+    with folder.sub("pool") as pool:
+        pool.write_atomic("p", [b"pooled"])
+        with failing_calls(("writev",), 1, errno.ENOSPC), pytest.raises(StorageFullError):
+            folder.rewrite("a", [b"new"], pool, "p")
+    assert folder.read("a", 9) == b"old"
+    assert tree(folder.path) == ["a", "pool"]
+
+
+# What dead writers leave -----------------------------------------------------------------------
+
+TEMPORARY = ".tmp-0123456789abcdef"
+
+
+def test_the_temporary_file_of_a_killed_writer_is_swept(tmp_path: Path) -> None:
+    code = """
+import os, sys
+from dingsdk.data import Folder
+
+def kill(*_, **__):
+    os.kill(os.getpid(), 9)
+
+os.rename = kill
+Folder(sys.argv[1]).write_atomic("a", [b"x"])
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "made")], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    with Folder(tmp_path / "made") as folder:
+        assert len(folder.names()) == 1
+        assert folder.sweep() == 1
+        assert folder.sweep() == 0
+    assert tree(tmp_path) == ["made"]
+
+
+def test_the_temporary_file_of_a_writer_at_work_stays(
+    folder: PrivateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept: list[int] = []
+
+    def at(real: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if len(swept) < 100:
+                swept.append(100)
+                swept[-1] = folder.sweep()
+            return real(*args, **kwargs)
+
+        return call
+
+    for name in ("writev", "fsync", "rename"):
+        monkeypatch.setattr(os, name, at(getattr(os, name)))
+    folder.write_atomic("a", [b"1"], durable=True)
+    assert folder.read("a", 1) == b"1"
+    assert swept == [0] * len(swept)
+    assert len(swept) >= 3
+
+
+@pytest.mark.parametrize("moment", ["before the lock", "at the lock"])
+def test_a_writer_whose_file_is_swept_before_it_is_locked_takes_another(
+    folder: PrivateDir, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    real = fcntl.flock
+    held: list[int] = []
+
+    def flock(descriptor: int, operation: int) -> None:
+        if not held:
+            held.append(descriptor)
+            if moment == "before the lock":
+                assert folder.sweep() == 1
+            else:
+                raise BlockingIOError(errno.EWOULDBLOCK, "held by a sweep")
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    before = descriptors()
+    folder.write_atomic("a", [b"1"])
+    assert folder.read("a", 1) == b"1"
+    assert descriptors() == before
+
+
+def test_where_there_are_no_locks_files_are_written_and_nothing_is_swept(
+    folder: PrivateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder.path / TEMPORARY).write_bytes(b"x")
+
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    folder.write_atomic("a", [b"1"])
+    assert folder.sweep() == 0
+    assert folder.names() == [TEMPORARY, "a"]
+
+
+def test_a_sweep_leaves_all_but_regular_temporary_files(folder: PrivateDir) -> None:
+    (folder.path / ".tmp-notes").write_text("somebody else's")
+    (folder.path / TEMPORARY).mkdir()
+    os.mkfifo(folder.path / ".tmp-0000000000000000")
+    (folder.path / ".tmp-1111111111111111").symlink_to("a")
+    folder.write_atomic("a", [b"1"])
+    assert folder.sweep() == 0
+    assert len(tree(folder.path)) == 5

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dingsdk.data.digests import digest_of
+from dingsdk.data.container import digest_of
 from dingsdk.errors import CheckpointCorruptError, RunFolderError
 from dingsdk.worker.replay_buffer.keeping.loading import load
 from dingsdk.worker.replay_buffer.keeping.row_reader import RowReader

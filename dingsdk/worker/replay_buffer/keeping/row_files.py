@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from dingsdk.data import decode_message, encode_message
 from dingsdk.data.columns import NUMERIC_KINDS
-from dingsdk.data.digests import digest_of
+from dingsdk.data.container import digest_of
 from dingsdk.data.files import Buffer, write_chunks
 from dingsdk.errors import CheckpointCorruptError, ProtocolError, SchemaMismatchError
 

@@ -27,8 +27,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from dingsdk.data import PrivateDir, decode_message, encode_message
-from dingsdk.data.descriptor import close_reader
-from dingsdk.data.files import folder_error
+from dingsdk.data.files import close_reader, folder_error
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointVersionError,

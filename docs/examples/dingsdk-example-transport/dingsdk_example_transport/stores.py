@@ -10,10 +10,10 @@ from dingsdk import SampleBatch
 from dingsdk.data import (
     PrivateDir,
     check_id,
+    decode_batch,
     decode_frame,
-    decode_tensors,
+    encode_batch,
     encode_frame,
-    encode_tensors,
 )
 from dingsdk.errors import DataMissingError
 from dingsdk.worker.comm import PolicyStore, StepDataStore
@@ -29,7 +29,7 @@ class FileDataStore(StepDataStore):
     def put(self, data_id: str, batch: SampleBatch) -> None:
         name = check_id(data_id, "data_id") + SUFFIX
         if self._folder.stat(name) is None:
-            self._folder.write_atomic(name, list(encode_frame(batch)[0]))
+            self._folder.write_atomic(name, encode_batch(batch)[0])
 
     def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
         # On one host a file is there as soon as it was written: there is nothing to wait for.
@@ -38,7 +38,7 @@ class FileDataStore(StepDataStore):
             content = self._folder.view(name, MAX_BYTES)
         except DataMissingError as error:
             raise DataMissingError(f"no payload {data_id!r}", data_id=data_id) from error
-        return decode_frame(content, MAX_BYTES)
+        return decode_batch(content, MAX_BYTES)
 
     def has(self, data_id: str, timeout_s: float = 2.0) -> bool:
         return self._folder.stat(check_id(data_id, "data_id") + SUFFIX) is not None
@@ -62,8 +62,9 @@ class FilePolicyStore(PolicyStore):
         name = check_id(policy_id, "policy_id") + SUFFIX
         with self._publishing:
             if self.newest(policy_id, newer_than=version - 1) is None:
-                buffers, _ = encode_tensors(state, {"version": str(version)})
-                self._folder.write_atomic(name, list(buffers))
+                value = {"version": version, "state": dict(state)}
+                buffers, _ = encode_frame("policy", value)
+                self._folder.write_atomic(name, buffers)
 
     def newest(
         self, policy_id: str, newer_than: int | None = None
@@ -72,9 +73,10 @@ class FilePolicyStore(PolicyStore):
             content = self._folder.read(check_id(policy_id, "policy_id") + SUFFIX, MAX_BYTES)
         except DataMissingError:
             return None
-        state, metadata = decode_tensors(content, MAX_BYTES)
-        version = int(metadata["version"])
-        return None if newer_than is not None and version <= newer_than else (version, state)
+        found = decode_frame("policy", content, MAX_BYTES)
+        version = int(found["version"])
+        is_newer = newer_than is None or version > newer_than
+        return (version, found["state"]) if is_newer else None
 
     def discard(self, policy_id: str) -> None:
         self._folder.unlink(check_id(policy_id, "policy_id") + SUFFIX)

@@ -1,0 +1,792 @@
+"""The one format of everything that dingsdk writes: a JSON manifest and named arrays.
+
+Payloads, policy versions, checkpoints, saved replay buffers and the small files that point at
+them are *containers*. A container holds one value: nested dicts, lists and tuples of numbers,
+text, None, numpy arrays, torch tensors and :class:`SampleBatch`. Its manifest is::
+
+    {"version", "kind", "tree", "columns": {name: {"dtype", "shape"}}, "digest"}
+
+``kind`` says what the value is, so that a policy is never taken for a payload. ``tree`` is the
+value with each array replaced by ``{"$array": name}``; a column's name is its path in the value,
+joined by dots. What JSON cannot say is a one-entry object too: ``$tensor``, ``$batch``,
+``$tuple``, ``$items`` (a dict whose keys are not plain text), ``$float`` (nan, inf) and ``$int``
+(beyond 64 bits). ``digest`` covers every other byte; xxh3-128 finds damage at memory speed,
+sha256 also finds what was made to look alike.
+
+There are three ways to write a container:
+
+* A *frame* (:func:`encode_frame`): ``magic, 8 bytes | manifest length, uint32 | manifest | zeros
+  | arrays``. Arrays stand in C order at multiples of 64 bytes, so that a memory-mapped file can
+  be read in place. Nothing is copied on the way in or out.
+* A *safetensors file* (:func:`encode_safetensors`), written and read by that library, with the
+  manifest in its metadata: any tool that knows safetensors opens the weights of a checkpoint.
+  The library copies all arrays, which is why payloads and policies are frames.
+* *JSON* (:func:`encode_json`), the manifest alone, for values without arrays.
+
+On disk a container is one file, written by ``Folder.write_atomic``. What is too large for one
+file is a folder: immutable files of segments, and one container that names them with their
+digests and is written last. A reader that finds it finds everything that it names.
+
+Readers trust nothing. The size of the whole is compared with a limit first; the place of every
+array follows from the dtypes and shapes, and must add up to the size; nothing is allocated for
+what a manifest claims. Contents are never executed: dtypes come from a list, objects do not
+exist. There is no compression, so nothing can grow on being read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from dingsdk.data.columns import is_tensor
+from dingsdk.data.files import Buffer
+from dingsdk.data.sample_batch import SampleBatch
+from dingsdk.errors import ConfigError, DataCorruptError, DataVersionError, SchemaMismatchError
+
+VERSION = 2
+"""Of the format, for all kinds; 1 is what was written before there was one format."""
+MAGIC = b"DING\r\n\x1a\n"
+DEFAULT_ALGORITHM = "xxh3-128"
+DEFAULT_MAX_BYTES = 256 << 20
+MAX_MANIFEST_BYTES = 1 << 20
+MAX_DIMENSIONS = 16
+MAX_DEPTH = 32
+
+_ALIGNMENT = 64
+_FIXED = struct.Struct("<8sI")
+_BEFORE_DIGEST, _AFTER_DIGEST = b',"digest":"', b'"}'
+_JOINED_BYTES = 64 << 10
+"""Frames up to this size are returned as one buffer: a copy costs less than a second one."""
+_CACHED_LAYOUTS, _CACHED_BYTES = 512, 16 << 10
+_NUMBERS = ["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
+_DTYPES = {
+    dtype.str: dtype
+    for dtype in (np.dtype(order + number) for order in "<>" for number in _NUMBERS)
+}
+# numpy has no such type; torch has, and takes two bytes for it.
+_BFLOAT16 = "bfloat16"
+_DTYPES[_BFLOAT16] = np.dtype("<i2")
+_ALGORITHMS: dict[str, tuple[Callable[[], Any], int]] = {
+    "xxh3-128": (xxhash.xxh3_128, 32),
+    "sha256": (hashlib.sha256, 64),
+}
+_DIGEST = re.compile(r"xxh3-128:[0-9a-f]{32}|sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class FrameInfo:
+    """What a reader can compare a container with.
+
+    Attributes:
+        size_bytes: Size of the whole.
+        digest: ``algorithm:hex``, as it stands in the manifest.
+    """
+
+    size_bytes: int
+    digest: str
+
+
+# Frames --------------------------------------------------------------------------------------
+
+
+def encode_frame(
+    kind: str,
+    value: Any,
+    *,
+    algorithm: str = DEFAULT_ALGORITHM,
+    max_manifest_bytes: int = MAX_MANIFEST_BYTES,
+) -> tuple[list[Buffer], FrameInfo]:
+    """Return a frame as buffers to write in order, and what to compare it with.
+
+    The buffers share the memory of large arrays; write them before those change.
+
+    Args:
+        kind: What the value is, such as ``payload``.
+        value: See the module.
+        algorithm: ``xxh3-128``, or ``sha256`` at a quarter of the speed.
+        max_manifest_bytes: The longest manifest that readers of this kind accept.
+
+    Raises:
+        SchemaMismatchError: the value holds something else, or its manifest is too long; ``key``
+            is the dotted path.
+        ConfigError: there is no such algorithm.
+    """
+    form: list[Any] = [kind, algorithm]
+    arrays: list[NDArray[Any]] = []
+    key: tuple[Any, ...] = ()
+    plan = None
+    if type(value) is SampleBatch:
+        # Equal batches are the rule (one schema, a few lengths): their manifests are kept.
+        form.append(len(value))
+        _collect(value.columns, (), form, arrays)
+        key = tuple(form)
+        plan = _plans.get(key)
+    if plan is None:
+        splitter = _Splitter()
+        tree = splitter.visit(value, ())
+        arrays = splitter.arrays
+        plan = _make_plan(kind, tree, splitter.columns, algorithm, max_manifest_bytes)
+        if key:
+            _remember(_plans, key, plan, len(plan.prefix))
+    if plan.size_bytes <= _JOINED_BYTES:
+        pairs: list[Any] = [part for pair in zip(plan.pads, arrays, strict=True) for part in pair]
+        body = b"".join((plan.gap, *pairs))
+        digest = digest_of((plan.prefix, body), algorithm)
+        whole = b"".join((plan.prefix, _BEFORE_DIGEST, digest.encode(), _AFTER_DIGEST, body))
+        return [whole], FrameInfo(plan.size_bytes, digest)
+    parts: list[Buffer] = [plan.gap]
+    for pad, array in zip(plan.pads, arrays, strict=True):
+        if pad:
+            parts.append(pad)
+        if array.nbytes:
+            parts.append(array.reshape(-1).view(np.uint8).data)
+    digest = digest_of((plan.prefix, *parts), algorithm)
+    head = b"".join((plan.prefix, _BEFORE_DIGEST, digest.encode(), _AFTER_DIGEST))
+    return [head, *parts], FrameInfo(plan.size_bytes, digest)
+
+
+def decode_frame(
+    kind: str,
+    buffer: Buffer,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    *,
+    expected_digest: str | None = None,
+    verify: bool = True,
+    max_manifest_bytes: int = MAX_MANIFEST_BYTES,
+) -> Any:
+    """Return the value of a frame; its arrays are views of the buffer.
+
+    Args:
+        kind: What the value must be.
+        buffer: The whole frame; it must not change as long as the value is in use. Arrays and
+            tensors can be written to where it can; tensors of a read-only buffer are copies.
+        max_bytes: The largest frame to look at.
+        expected_digest: The digest that the writer announced.
+        verify: Whether to compute the digest. Without, only the manifest is checked.
+        max_manifest_bytes: The longest manifest to look at.
+
+    Raises:
+        DataCorruptError: the bytes are no such frame (no other exception).
+        DataVersionError: they are one of another version of the format.
+    """
+    view = memoryview(buffer).cast("B")
+    size = len(view)
+    if size > max_bytes:
+        _corrupt(f"{size} bytes; at most {max_bytes} are read", "size")
+    if size < _FIXED.size:
+        _corrupt(f"{size} bytes are no whole frame", "size")
+    magic, length = _FIXED.unpack_from(view)
+    if magic != MAGIC:
+        _corrupt("it does not begin like one", "magic")
+    end = _FIXED.size + length
+    if length > max_manifest_bytes or end > size:
+        _corrupt(f"a manifest of {length} bytes in {size}", "manifest length")
+    core, digest = _split_digest(bytes(view[_FIXED.size : end]))
+    layout = _layouts.get(core)
+    if layout is None:
+        layout = _parse_layout(core)
+        _remember(_layouts, core, layout, len(core))
+    _check_kind(layout.kind, kind)
+    start = _aligned(end)
+    if start + layout.size_bytes != size:
+        _corrupt(f"{size} bytes; its manifest makes it {start + layout.size_bytes}", "size")
+    if expected_digest is not None and digest != expected_digest:
+        _corrupt(f"digest {digest}; expected {expected_digest}", "digest")
+    if verify:
+        covered = (view[: _FIXED.size + len(core)], view[end:])
+        if digest_of(covered, digest.partition(":")[0]) != digest:
+            _corrupt("its content does not have its digest", "digest")
+    arrays = [
+        np.ndarray(shape, dtype, view, start + offset) for shape, dtype, offset in layout.arrays
+    ]
+    if layout.paths is not None:
+        return SampleBatch.trusted(_nest(layout.paths, arrays), layout.rows)
+    return _join(layout.tree, layout.columns, dict(zip(layout.columns, arrays, strict=True)))
+
+
+def encode_batch(
+    batch: SampleBatch, *, algorithm: str = DEFAULT_ALGORITHM
+) -> tuple[list[Buffer], FrameInfo]:
+    """Return the frame of a payload; see :func:`encode_frame`."""
+    return encode_frame("payload", batch, algorithm=algorithm)
+
+
+def decode_batch(
+    buffer: Buffer,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    *,
+    expected_digest: str | None = None,
+    verify: bool = True,
+) -> SampleBatch:
+    """Return the batch of a payload as read-only views of the buffer; see :func:`decode_frame`."""
+    view = memoryview(buffer).toreadonly()
+    batch = decode_frame("payload", view, max_bytes, expected_digest=expected_digest, verify=verify)
+    if not isinstance(batch, SampleBatch):
+        _corrupt("its value is no batch", "tree")
+    return batch
+
+
+# Safetensors files ---------------------------------------------------------------------------
+
+
+def encode_safetensors(
+    kind: str, value: Any, *, algorithm: str = "sha256", max_manifest_bytes: int = 16 << 20
+) -> bytearray:
+    """Return a safetensors file whose metadata holds the manifest.
+
+    Raises:
+        SchemaMismatchError: as :func:`encode_frame`; safetensors does not store all complex
+            numbers, either.
+    """
+    import safetensors
+    import safetensors.torch
+
+    splitter = _Splitter()
+    tree = splitter.visit(value, ())
+    # The library takes neither another byte order nor tensors that share memory.
+    tensors = {
+        name: _as_tensor(array.astype(array.dtype.newbyteorder("<"), "C"), column.dtype)
+        for (name, column), array in zip(splitter.columns.items(), splitter.arrays, strict=True)
+    }
+    blank = f"{algorithm}:{'0' * _digest_digits(algorithm)}".encode()
+    core = _encode_core(_Manifest(VERSION, kind, tree, {}), max_manifest_bytes)
+    text = b"".join((core, _BEFORE_DIGEST, blank, _AFTER_DIGEST)).decode()
+    try:
+        content = bytearray(safetensors.torch.save(tensors, {_METADATA_KEY: text}))
+    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise _unfit((), "what safetensors stores", str(error)) from error
+    at = _place_of(blank, content)
+    content[at : at + len(blank)] = digest_of((content,), algorithm).encode()
+    return content
+
+
+def decode_safetensors(kind: str, data: bytes, *, max_manifest_bytes: int = 16 << 20) -> Any:
+    """Return the value of a file that :func:`encode_safetensors` wrote; it is the caller's own.
+
+    Raises:
+        DataCorruptError, DataVersionError: as :func:`decode_frame`.
+    """
+    import safetensors
+    import safetensors.torch
+
+    end = 8 + int.from_bytes(data[:8], "little")
+    if not 8 < end <= min(len(data), 2 * max_manifest_bytes):
+        _corrupt(f"a header of {end - 8} bytes in {len(data)}", "header length")
+    try:
+        header = msgspec.json.decode(data[8:end], type=_SafetensorsHeader)
+        core, digest = _split_digest(header.metadata[_METADATA_KEY].encode())
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, KeyError) as error:
+        raise DataCorruptError(f"no container: {error!r:.200}", where="header") from error
+    manifest = _parse(core)
+    algorithm, _, digits = digest.partition(":")
+    blank = f"{algorithm}:{'0' * len(digits)}".encode()
+    at = _place_of(digest.encode(), data)
+    if digest_of((data[:at], blank, data[at + len(blank) :]), algorithm) != digest:
+        _corrupt("its content does not have its digest", "digest")
+    _check_kind(manifest.kind, kind)
+    try:
+        tensors = safetensors.torch.load(data)
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise DataCorruptError(f"no container: {error}", where="tensors") from error
+    return _join(manifest.tree, None, tensors)
+
+
+# JSON ----------------------------------------------------------------------------------------
+
+
+def encode_json(kind: str, value: Any, *, algorithm: str = DEFAULT_ALGORITHM) -> bytes:
+    """Return a value without arrays as a line of JSON.
+
+    Raises:
+        SchemaMismatchError: as :func:`encode_frame`, and for an array.
+    """
+    splitter = _Splitter()
+    tree = splitter.visit(value, ())
+    if splitter.arrays:
+        raise _unfit(tuple(splitter.columns)[:1], "no array", "one")
+    core = _encode_core(_Manifest(VERSION, kind, tree, {}))
+    digest = digest_of((core,), algorithm)
+    return b"".join((core, _BEFORE_DIGEST, digest.encode(), _AFTER_DIGEST, b"\n"))
+
+
+def decode_json(kind: str, data: Buffer, max_bytes: int = 64 << 10) -> Any:
+    """Return the value of what :func:`encode_json` wrote.
+
+    Raises:
+        DataCorruptError, DataVersionError: as :func:`decode_frame`.
+    """
+    if len(data) > max_bytes:
+        _corrupt(f"{len(data)} bytes; at most {max_bytes} are read", "size")
+    text = bytes(data)
+    _check_version(text)
+    core, digest = _split_digest(text.removesuffix(b"\n"))
+    if digest_of((core,), digest.partition(":")[0]) != digest:
+        _corrupt("its content does not have its digest", "digest")
+    manifest = _parse(core)
+    _check_kind(manifest.kind, kind)
+    return _join(manifest.tree, manifest.columns, {})
+
+
+# Digests -------------------------------------------------------------------------------------
+
+
+def digest_of(parts: Iterable[Any], algorithm: str = DEFAULT_ALGORITHM) -> str:
+    """Return ``algorithm:hex`` over contiguous buffers, as if they were one.
+
+    Raises:
+        ConfigError: there is no such algorithm.
+    """
+    _digest_digits(algorithm)
+    hasher = _ALGORITHMS[algorithm][0]()
+    for part in parts:
+        hasher.update(part)
+    return f"{algorithm}:{hasher.hexdigest()}"
+
+
+def _digest_digits(algorithm: str) -> int:
+    if algorithm not in _ALGORITHMS:
+        raise ConfigError(
+            f"no digest {algorithm!r}; known are {', '.join(sorted(_ALGORITHMS))}", path="digest"
+        )
+    return _ALGORITHMS[algorithm][1]
+
+
+def _split_digest(manifest: bytes) -> tuple[bytes, str]:
+    # A quote inside a name is escaped, so the last match is the manifest's own key.
+    core, found, rest = manifest.rpartition(_BEFORE_DIGEST)
+    digest = rest.removesuffix(_AFTER_DIGEST).decode("latin-1")
+    if not found or not rest.endswith(_AFTER_DIGEST) or not _DIGEST.fullmatch(digest):
+        _corrupt("its manifest has no digest that is known here", "manifest")
+    return core, digest
+
+
+def _place_of(digest: bytes, content: bytes | bytearray) -> int:
+    """Return where the digest stands in a safetensors header, which may hold it once."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    if content.count(digest, 8, end) != 1:
+        _corrupt("its header has not one digest", "digest")
+    return content.index(digest, 8, end)
+
+
+# Manifests -----------------------------------------------------------------------------------
+
+
+class _Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A manifest without its digest."""
+
+    version: int
+    kind: str
+    tree: Any
+    columns: dict[str, _Column]
+
+
+class _Version(msgspec.Struct):
+    version: Any = 1  # the first pointers to checkpoints did not say
+
+
+class _SafetensorsHeader(msgspec.Struct):
+    metadata: dict[str, str] = msgspec.field(name="__metadata__", default_factory=dict)
+
+
+_METADATA_KEY = "dingsdk"
+_Path = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """All of a frame but its numbers: depends on kind, schema and number of rows only."""
+
+    prefix: bytes
+    gap: bytes
+    """Zeros between the manifest and the first array."""
+    pads: tuple[bytes, ...]
+    """Zeros before each array."""
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What a frame's manifest says, checked."""
+
+    kind: str
+    tree: Any
+    columns: dict[str, _Column]
+    arrays: tuple[tuple[tuple[int, ...], np.dtype[Any], int], ...]
+    size_bytes: int
+    """Of the arrays."""
+    paths: tuple[_Path, ...] | None
+    """Those of the columns in order, where the value is a batch."""
+    rows: int
+
+
+# Equal batches are the rule; both maps are cleared when full.
+_plans: dict[Any, _Plan] = {}
+_layouts: dict[bytes, _Layout] = {}
+_decoder = msgspec.json.Decoder(_Manifest)
+_version_decoder = msgspec.json.Decoder(_Version)
+
+
+def _collect(
+    columns: Mapping[str, Any], path: _Path, form: list[Any], arrays: list[NDArray[Any]]
+) -> None:
+    for name, column in columns.items():
+        if isinstance(column, dict):
+            if len(path) > MAX_DEPTH:
+                raise _unfit(path, f"at most {MAX_DEPTH} levels", "more")
+            _collect(column, (*path, name), form, arrays)
+        else:
+            form.append(((*path, name), column.dtype, column.shape))
+            is_contiguous = column.flags.c_contiguous
+            arrays.append(column if is_contiguous else np.ascontiguousarray(column))
+
+
+def _make_plan(
+    kind: str, tree: Any, columns: dict[str, _Column], algorithm: str, max_manifest_bytes: int
+) -> _Plan:
+    digest_bytes = len(f"{algorithm}:") + _digest_digits(algorithm)
+    core = _encode_core(_Manifest(VERSION, kind, tree, columns), max_manifest_bytes)
+    length = len(core) + len(_BEFORE_DIGEST) + digest_bytes + len(_AFTER_DIGEST)
+    pads: list[bytes] = []
+    end = 0
+    for column in columns.values():
+        start = _aligned(end)
+        pads.append(bytes(start - end))
+        end = start + _size_of(column)
+    gap = bytes(-(_FIXED.size + length) % _ALIGNMENT)
+    prefix = _FIXED.pack(MAGIC, length) + core
+    return _Plan(prefix, gap, tuple(pads), _FIXED.size + length + len(gap) + end)
+
+
+def _encode_core(manifest: _Manifest, max_manifest_bytes: int = MAX_MANIFEST_BYTES) -> bytes:
+    """Return the manifest up to where the digest follows."""
+    try:
+        core = msgspec.json.encode(manifest)[:-1]
+    except (UnicodeEncodeError, TypeError) as error:
+        raise _unfit((), "names and text that have a UTF-8 form", str(error)) from error
+    if len(core) > max_manifest_bytes - 128:
+        raise _unfit((), f"a manifest of at most {max_manifest_bytes} bytes", f"{len(core)}")
+    return core
+
+
+def _parse_layout(core: bytes) -> _Layout:
+    manifest = _parse(core)
+    arrays = []
+    end = 0
+    for name, column in manifest.columns.items():
+        dtype, shape = _DTYPES.get(column.dtype), column.shape
+        if dtype is None:
+            _corrupt(f"dtype {column.dtype!r:.40}", name)
+        if not _is_fit(shape, dtype.itemsize):
+            _corrupt(f"shape {list(shape)!s:.200}", name)
+        start = _aligned(end)
+        arrays.append((shape, dtype, start))
+        end = start + _size_of(column)
+    paths, rows = None, 0
+    if isinstance(manifest.tree, dict) and "$batch" in manifest.tree:
+        # Made once here, so that a batch of a schema that was seen before needs no walk.
+        blanks = {
+            name: np.broadcast_to(np.zeros((), dtype), shape)
+            for name, (shape, dtype, _) in zip(manifest.columns, arrays, strict=True)
+        }
+        rows = len(_join(manifest.tree, manifest.columns, blanks))
+        paths = tuple(path for path, _ in _leaves_of(manifest.tree["$batch"], ()))
+    return _Layout(manifest.kind, manifest.tree, manifest.columns, tuple(arrays), end, paths, rows)
+
+
+def _parse(core: bytes) -> _Manifest:
+    _check_version(core + b"}")
+    try:
+        manifest = _decoder.decode(core + b"}")
+        # Repeated keys, blanks, other spellings of a number: we never write them.
+        is_ours = msgspec.json.encode(manifest)[:-1] == core
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise DataCorruptError(f"no container: its manifest: {error}", where="manifest") from error
+    if not is_ours:
+        _corrupt("its manifest is not spelled as ours are", "manifest")
+    return manifest
+
+
+def _check_version(manifest: bytes) -> None:
+    try:
+        found = _version_decoder.decode(manifest).version
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise DataCorruptError(f"no container: its manifest: {error}", where="manifest") from error
+    if found != VERSION:
+        raise DataVersionError(
+            f"format version {found!r:.40}; this version of dingsdk reads {VERSION}",
+            where="version",
+            found=found,
+            expected=VERSION,
+        )
+
+
+def _check_kind(found: str, kind: str) -> None:
+    if found != kind:
+        _corrupt(f"its kind is {found!r:.40}, not {kind!r}", "kind")
+
+
+def _is_fit(shape: tuple[int, ...], itemsize: int) -> bool:
+    if len(shape) > MAX_DIMENSIONS or min(shape, default=0) < 0:
+        return False
+    # An empty array still needs dimensions that numpy can hold.
+    return math.prod(max(length, 1) for length in shape) * itemsize < 2**62
+
+
+def _size_of(column: _Column) -> int:
+    return math.prod(column.shape) * _DTYPES[column.dtype].itemsize
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT
+
+
+def _remember(cache: dict[Any, Any], key: Any, value: Any, size_bytes: int) -> None:
+    if size_bytes > _CACHED_BYTES:
+        return
+    if len(cache) >= _CACHED_LAYOUTS:
+        cache.clear()
+    cache[key] = value
+
+
+def _corrupt(what: str, where: str) -> NoReturn:
+    raise DataCorruptError(f"no container: {what}", where=where)
+
+
+def _unfit(path: _Path, expected: str, found: str) -> SchemaMismatchError:
+    key = ".".join(path)
+    return SchemaMismatchError(
+        f"{key or 'the value'!r:.80} cannot be written: expected {expected}, found {found:.200}",
+        key=key,
+        expected=expected,
+        found=found,
+    )
+
+
+# Trees ---------------------------------------------------------------------------------------
+
+
+class _Splitter:
+    """Takes the arrays out of a value, and turns the rest into JSON."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, _Column] = {}
+        self.arrays: list[NDArray[Any]] = []
+
+    def visit(self, node: Any, path: _Path) -> Any:
+        if len(path) > MAX_DEPTH:
+            raise _unfit(path, f"at most {MAX_DEPTH} levels", "more")
+        if isinstance(node, np.generic):
+            node = node.item()
+        if node is None or isinstance(node, bool):
+            return node
+        if isinstance(node, str):
+            return str.__str__(node)
+        if isinstance(node, int):
+            number = int(node)
+            return number if -(2**63) <= number < 2**63 else {"$int": f"{number:x}"}
+        if isinstance(node, float):
+            return float(node) if math.isfinite(node) else {"$float": repr(float(node))}
+        if isinstance(node, Mapping):
+            return self._mapping(node, path)
+        if isinstance(node, (list, tuple)):
+            items = [self.visit(child, (*path, str(i))) for i, child in enumerate(node)]
+            return items if isinstance(node, list) else {"$tuple": items}
+        if isinstance(node, np.ndarray):
+            return {"$array": self._add(node, node.dtype.str, path)}
+        if is_tensor(node):
+            return {"$tensor": self._add(*_array_of(node, path), path)}
+        if isinstance(node, SampleBatch):
+            _check_columns(node.columns, len(node), path)
+            return {"$batch": self._mapping(node.columns, path)}
+        raise _unfit(path, "numbers, text, arrays, tensors or nests of them", type(node).__name__)
+
+    def _mapping(self, node: Mapping[Any, Any], path: _Path) -> dict[str, Any]:
+        if all(isinstance(key, str) and not key.startswith("$") for key in node):
+            return {str(key): self.visit(child, (*path, key)) for key, child in node.items()}
+        for key in node:
+            is_number = isinstance(key, int) and -(2**63) <= key < 2**63
+            if not is_number and not isinstance(key, str):
+                raise _unfit(
+                    (*path, repr(key)), "keys of text or 64 bit numbers", type(key).__name__
+                )
+        return {
+            "$items": [[key, self.visit(child, (*path, str(key)))] for key, child in node.items()]
+        }
+
+    def _add(self, array: NDArray[Any], dtype: str, path: _Path) -> str:
+        if dtype not in _DTYPES or array.dtype.hasobject:
+            raise _unfit(path, "bool, integer, float or complex numbers", str(array.dtype))
+        if not _is_fit(array.shape, array.itemsize):
+            expected = f"at most {MAX_DIMENSIONS} dimensions, below 2**62 bytes"
+            raise _unfit(path, expected, str(list(array.shape)))
+        name = ".".join(path) or "value"
+        while name in self.columns:
+            name += "~"
+        self.columns[name] = _Column(dtype, array.shape)
+        self.arrays.append(np.asarray(array, order="C"))
+        return name
+
+
+def _check_columns(columns: Mapping[str, Any], rows: int, path: _Path) -> None:
+    if not columns:
+        raise _unfit(path, "columns", "none")
+    for name, column in columns.items():
+        if not isinstance(name, str):
+            raise _unfit((*path, repr(name)), "names that are text", type(name).__name__)
+        if isinstance(column, dict):
+            _check_columns(column, rows, (*path, name))
+        elif column.ndim == 0 or len(column) != rows:
+            raise _unfit((*path, name), f"{rows} rows", f"shape {list(column.shape)}")
+
+
+def _join(tree: Any, columns: dict[str, _Column] | None, arrays: Mapping[str, Any]) -> Any:
+    """Put a value together again.
+
+    Args:
+        tree: The value without its arrays.
+        columns: Those of a frame, in order; None if the arrays are tensors of safetensors.
+        arrays: What the tree names: exactly these.
+    """
+    joiner = _Joiner(columns, arrays)
+    try:
+        value = joiner.visit(tree)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        if isinstance(error, DataCorruptError):
+            raise
+        raise DataCorruptError(f"no container: its tree: {error!r:.200}", where="tree") from error
+    if sorted(joiner.used) != sorted(arrays) or (columns and joiner.used != list(columns)):
+        _corrupt("its tree does not name each array once, in order", "tree")
+    return value
+
+
+class _Joiner:
+    def __init__(self, columns: dict[str, _Column] | None, arrays: Mapping[str, Any]) -> None:
+        self._columns = columns
+        self._arrays = arrays
+        self.used: list[str] = []
+        self._tags: dict[str, Callable[[Any], Any]] = {
+            "$array": self._array,
+            "$tensor": self._tensor,
+            "$batch": self._batch,
+            "$tuple": lambda items: tuple(self.visit(item) for item in _a_list(items)),
+            "$items": lambda items: {key: self.visit(child) for key, child in _a_list(items)},
+            "$float": _special_float,
+            "$int": lambda text: int(text, 16),
+        }
+
+    def visit(self, node: Any) -> Any:
+        if isinstance(node, list):
+            return [self.visit(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        if len(node) == 1:
+            ((key, child),) = node.items()
+            if key in self._tags:
+                return self._tags[key](child)
+        if any(key.startswith("$") for key in node):
+            raise ValueError("an unknown tag")
+        return {key: self.visit(child) for key, child in node.items()}
+
+    def _array(self, name: str) -> NDArray[Any]:
+        self.used.append(name)
+        array = self._arrays[name]
+        if self._columns is None:
+            array = array.numpy()
+        elif self._columns[name].dtype == _BFLOAT16:
+            raise ValueError("numpy has no bfloat16")
+        return array  # type: ignore[no-any-return]
+
+    def _tensor(self, name: str) -> Any:
+        self.used.append(name)
+        array = self._arrays[name]
+        if self._columns is None:
+            return array
+        return _as_tensor(
+            array if array.flags.writeable else array.copy(), self._columns[name].dtype
+        )
+
+    def _batch(self, node: Any) -> SampleBatch:
+        leaves = list(_leaves_of(node, ()))
+        arrays = [self._array(name) for _, name in leaves]
+        rows = {array.shape[:1] for array in arrays}
+        if len(rows) != 1 or rows == {()}:
+            raise ValueError("columns of a batch have one length")
+        return SampleBatch.trusted(_nest([path for path, _ in leaves], arrays), len(arrays[0]))
+
+
+def _leaves_of(node: Any, path: _Path) -> Iterator[tuple[_Path, str]]:
+    """Yield path and array name of each column of a batch."""
+    if not isinstance(node, dict) or not node or len(path) > MAX_DEPTH + 1:
+        raise ValueError("a batch is a nest of dicts")
+    if len(node) == 1 and isinstance(node.get("$array"), str):
+        yield path, node["$array"]
+        return
+    entries = list(node.items())
+    if len(node) == 1 and "$items" in node:
+        entries = [(str(key), child) for key, child in _a_list(node["$items"])]
+        if len(dict(entries)) < len(entries):
+            raise ValueError("a name occurs twice")
+    elif any(key.startswith("$") for key in node):
+        raise ValueError("an unknown tag")
+    for key, child in entries:
+        yield from _leaves_of(child, (*path, key))
+
+
+def _nest(paths: Sequence[_Path], arrays: Sequence[NDArray[Any]]) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    for path, array in zip(paths, arrays, strict=True):
+        node = columns
+        for name in path[:-1]:
+            node = node.setdefault(name, {})
+        node[path[-1]] = array
+    return columns
+
+
+def _array_of(tensor: Any, path: _Path) -> tuple[NDArray[Any], str]:
+    """Return a tensor's numbers as an array, and the name of their type."""
+    import torch
+
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise _unfit(path, "a dense tensor", f"{tensor.dtype} {tensor.layout}")
+    try:
+        if tensor.dtype is torch.bfloat16:
+            return tensor.detach().view(torch.int16).numpy(force=True), _BFLOAT16
+        array: NDArray[Any] = tensor.numpy(force=True)
+    except (TypeError, RuntimeError) as error:
+        raise _unfit(path, "a type that numpy has", str(tensor.dtype)) from error
+    return array, array.dtype.str
+
+
+def _as_tensor(array: NDArray[Any], dtype: str) -> Any:
+    """Return a tensor that shares the array's memory."""
+    import torch
+
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if dtype == _BFLOAT16 else tensor
+
+
+def _a_list(node: Any) -> list[Any]:
+    if not isinstance(node, list):
+        raise TypeError("a list is missing")
+    return node
+
+
+def _special_float(text: Any) -> float:
+    if text not in ("nan", "inf", "-inf"):
+        raise ValueError(f"not a special float: {text!r:.40}")
+    return float(text)

@@ -1,0 +1,480 @@
+"""Containers by example: every kind of value, no copies, hostile manifests, foreign files."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import pickle
+import struct
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from dingsdk.data import SampleBatch
+from dingsdk.data.container import (
+    MAGIC,
+    VERSION,
+    decode_batch,
+    decode_frame,
+    decode_json,
+    decode_safetensors,
+    digest_of,
+    encode_batch,
+    encode_frame,
+    encode_json,
+    encode_safetensors,
+)
+from dingsdk.errors import ConfigError, DataCorruptError, DataVersionError, SchemaMismatchError
+
+
+def piece(rows: int = 8) -> SampleBatch:
+    return SampleBatch(
+        {
+            "obs": {"image": np.arange(rows * 4, dtype=np.uint8).reshape(rows, 2, 2)},
+            "action": np.arange(rows),
+            "done": np.zeros(rows, bool),
+        }
+    )
+
+
+def frame_of(value: Any, kind: str = "payload", **options: Any) -> bytes:
+    return b"".join(encode_frame(kind, value, **options)[0])
+
+
+VALUE = {
+    "bfloat16": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+    "scalar": torch.tensor(3),
+    "empty": torch.zeros(0, 4),
+    "strided": torch.arange(6).reshape(2, 3).T,
+    "array": np.arange(3, dtype=np.uint8),
+    "0-d": np.array(2.5),
+    "numpy": np.float32(0.5),
+    "nested": [1, (2.5, None), {"deep": (True, "text", [])}, []],
+    "special": [math.inf, -math.inf],
+    "by int": {0: {"lr": 1e-3}, 1: {}, "x": 2},
+    "$tag": {"$array": 1, "$float": "nan"},
+    "dots.and/slashes": {"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}},
+    "big": [2**100, -(2**63), 2**64, 10**5000],
+    "episodes": [piece(2), piece(3)],
+}
+
+
+def check_same(found: Any) -> None:
+    assert list(found) == list(VALUE)
+    for key in ("bfloat16", "scalar", "empty", "strided"):
+        assert found[key].dtype == VALUE[key].dtype
+        assert torch.equal(found[key], VALUE[key])
+    for key in ("array", "0-d"):
+        assert (found[key].dtype, found[key].shape) == (VALUE[key].dtype, VALUE[key].shape)
+        assert np.array_equal(found[key], VALUE[key])
+    for key in ("numpy", "nested", "special", "by int", "$tag", "big", "episodes"):
+        assert found[key] == VALUE[key]
+    assert list(found["by int"]) == [0, 1, "x"]
+    assert found["dots.and/slashes"]["a.b"] == 1
+    assert found["dots.and/slashes"]["a"]["b"] == 0
+
+
+def test_a_frame_keeps_every_kind_of_value() -> None:
+    check_same(decode_frame("state", frame_of(VALUE, "state")))
+
+
+def test_a_safetensors_file_keeps_every_kind_of_value() -> None:
+    content = bytes(encode_safetensors("state", VALUE))
+    check_same(decode_safetensors("state", content))
+    assert safetensors.torch.load(content)["dots.and/slashes.a.b~"].tolist() == [0.0]
+
+
+def test_json_keeps_every_value_without_arrays() -> None:
+    plain = {key: VALUE[key] for key in ("nested", "special", "by int", "$tag", "big")}
+    assert decode_json("state", encode_json("state", plain)) == plain
+    assert math.isnan(decode_json("x", encode_json("x", [math.nan]))[0])
+    with pytest.raises(SchemaMismatchError):
+        encode_json("state", VALUE)
+
+
+@pytest.mark.parametrize("value", [None, 1, "text", [], {}, (), [[]], {"a": {}}, 2.5])
+def test_values_without_arrays_are_kept_by_all_three(value: Any) -> None:
+    for found in (
+        decode_frame("x", frame_of(value, "x")),
+        decode_json("x", encode_json("x", value)),
+        decode_safetensors("x", bytes(encode_safetensors("x", value))),
+    ):
+        assert found == value
+        assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "found"),
+    [
+        (object(), "object"),
+        ({1, 2}, "set"),
+        (b"raw", "bytes"),
+        (len, "builtin_function_or_method"),
+        (1j, "complex"),
+        (np.datetime64(1, "s"), "datetime"),
+        (np.array([None]), "object"),
+        (torch.eye(2).to_sparse(), "torch.float32 torch.sparse_coo"),
+        (torch.zeros(2, dtype=torch.float8_e4m3fn), "torch.float8_e4m3fn"),
+        ({(1, 2): 3}, "tuple"),
+        ({2**70: 3}, "int"),
+    ],
+)
+def test_other_leaves_are_refused_by_their_path(leaf: Any, found: str) -> None:
+    for encode in (encode_frame, encode_safetensors):
+        with pytest.raises(SchemaMismatchError) as caught:
+            encode("state", {"model": {"odd": [leaf]}})  # type: ignore[operator]
+        assert caught.value.key.startswith("model.odd.0")
+        assert caught.value.found == found
+
+
+def test_a_value_that_contains_itself_is_refused() -> None:
+    value: dict[str, Any] = {}
+    value["again"] = [value]
+    with pytest.raises(SchemaMismatchError, match="levels"):
+        encode_frame("state", value)
+
+
+def test_tensors_of_a_writable_frame_share_its_memory_and_others_are_copies() -> None:
+    frame = bytearray(frame_of({"w": torch.zeros(3), "a": np.zeros(2)}, "policy"))
+    found = decode_frame("policy", frame)
+    found["w"].fill_(1.0)
+    found["a"][:] = 1.0
+    assert decode_frame("policy", frame, verify=False)["w"].tolist() == [1.0, 1.0, 1.0]
+    copied = decode_frame("policy", bytes(frame), verify=False)
+    copied["w"].fill_(2.0)
+    assert not copied["a"].flags.writeable
+
+
+# Frames of batches ---------------------------------------------------------------------------
+
+
+def forged(columns: Any, body: bytes = b"", tree: Any = None, **fields: Any) -> bytes:
+    """Return a frame with any manifest and a digest that fits."""
+    tree = {"$batch": {"a": {"$array": "a"}}} if tree is None else tree
+    core = {"version": VERSION, "kind": "payload", "tree": tree, "columns": columns, **fields}
+    return forged_text(json.dumps(core, separators=(",", ":")).encode()[:-1], body)
+
+
+def forged_text(core: bytes, body: bytes) -> bytes:
+    length = len(core) + len(',"digest":"xxh3-128:"}') + 32
+    head = MAGIC + struct.pack("<I", length) + core
+    tail = bytes(-(12 + length) % 64) + body
+    return head + f',"digest":"{digest_of((head, tail))}"}}'.encode() + tail
+
+
+FLOATS = {"dtype": "<f4", "shape": [2]}
+TWO = {"$batch": {"a": {"$array": "a"}, "b": {"$array": "b"}}}
+
+
+def test_the_forger_can_write_a_good_frame() -> None:
+    batch = SampleBatch({"a": np.array([1, 2], np.float32)})
+    frame = forged({"a": FLOATS}, batch.columns["a"].tobytes())
+    assert frame == frame_of(batch)
+    assert decode_batch(frame) == batch
+
+
+HOSTILE: dict[str, tuple[Any, ...]] = {
+    "8 TiB": ({"a": {"dtype": "<f4", "shape": [2, 2**40]}},),
+    "more than an address": ({"a": {"dtype": "<f4", "shape": [0, 2**62, 2**62]}},),
+    "negative length": ({"a": {"dtype": "<f4", "shape": [2, -1]}},),
+    "scalar": ({"a": {"dtype": "<f4", "shape": []}},),
+    "objects": ({"a": {"dtype": "|O", "shape": [2]}},),
+    "text": ({"a": {"dtype": "<U1", "shape": [2]}},),
+    "fields": ({"a": {"dtype": "[('a', '<f4')]", "shape": [2]}},),
+    "half numbers that numpy lacks": ({"a": {"dtype": "bfloat16", "shape": [4]}},),
+    "many dimensions": ({"a": {"dtype": "<f4", "shape": [2] + [1] * 20}},),
+    "a float for a number": ({"a": {"dtype": "<f4", "shape": [2.0]}},),
+    "a bool for a number": ({"a": {"dtype": "<f4", "shape": [True, 2]}},),
+    "an unknown field": ({"a": {**FLOATS, "codec": "zlib"}},),
+    "no columns": ({}, {"$batch": {}}),
+    "a column of no name": ({"a": FLOATS}, {"$batch": {}}),
+    "a name of no column": ({"a": FLOATS}, TWO),
+    "other rows": ({"a": FLOATS, "b": {"dtype": "<f4", "shape": [3]}}, TWO),
+    "another order": ({"b": FLOATS, "a": FLOATS}, TWO),
+    "one array twice": ({"a": FLOATS}, {"$batch": {"a": {"$array": "a"}, "b": {"$array": "a"}}}),
+    "a batch in a batch": ({"a": FLOATS}, {"$batch": {"b": {"$batch": {"a": {"$array": "a"}}}}}),
+    "a number for an array": ({}, {"$batch": {"a": 1}}),
+    "a name twice": ({"a": FLOATS, "b": FLOATS}, {"$batch": {"$items": [
+        ["a", {"$array": "a"}], ["a", {"$array": "b"}]]}}),
+    "too deep": ({"a": FLOATS}, {"$batch": json.loads('{"a":' * 40 + '{"$array":"a"}' + "}" * 40)}),
+    "no batch": ({"a": FLOATS}, {"a": {"$array": "a"}}),
+    "no tree": ({"a": FLOATS}, [None]),
+    "an unknown tag": ({"a": FLOATS}, {"$batch": {"a": {"$array": "a"}}, "$pickle": 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_manifest_is_refused_without_allocating(name: str) -> None:
+    columns, *tree = HOSTILE[name]
+    for body in (bytes(128), bytes(72), bytes(64), bytes(8), b""):
+        frame = forged(columns, body, *tree)
+        tracemalloc.start()
+        with pytest.raises(DataCorruptError):
+            decode_batch(frame)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 1 << 20
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"$tensor": "absent"},
+        {"$tensor": ["a"]},
+        {"$float": "1.0"},
+        {"$float": 1.0},
+        {"$int": 7},
+        {"$int": "seven"},
+        {"$tuple": 7},
+        {"$tuple": {"a": 1}},
+        {"$items": [[1]]},
+        {"$items": [[[], 1]]},
+        {"$items": 7},
+        {"$batch": []},
+        {"$array": "a", "more": 1},
+        {"$new": 1},
+    ],
+)
+def test_a_malformed_tree_is_refused(tree: Any) -> None:
+    with pytest.raises(DataCorruptError):
+        decode_frame("payload", forged({}, b"", tree))
+
+
+@pytest.mark.parametrize(
+    "core",
+    [
+        b'{"version":2,"version":2,"kind":"payload","tree":',
+        b'{ "version":2,"kind":"payload","tree":',
+        b'{"kind":"payload","version":2,"tree":',
+        b'{"version":2.0,"kind":"payload","tree":',
+        b'\xef\xbb\xbf{"version":2,"kind":"payload","tree":',
+        b'{"version":2,"kind":"payload","rows":' + b"9" * 5000 + b',"tree":',
+        b'{"version":2,"kind":"payload","x":' + b"[" * 200_000 + b',"tree":',
+        b'{"version":2,"kind":"payload","x":NaN,"tree":',
+        b'{"version":2,"kind":"\\u0070ayload","tree":',
+    ],
+)
+def test_another_spelling_of_the_manifest_is_refused(core: bytes) -> None:
+    core += b'{"$batch":{"a":{"$array":"a"}}},"columns":{"a":{"dtype":"<f4","shape":[2]}}'
+    with pytest.raises(DataCorruptError):
+        decode_batch(forged_text(core, bytes(8)))
+
+
+def test_every_truncation_and_every_flipped_byte_is_refused() -> None:
+    frame = frame_of(piece(3))
+    for size in range(len(frame)):
+        with pytest.raises(DataCorruptError):
+            decode_batch(frame[:size])
+    with pytest.raises(DataCorruptError):
+        decode_batch(frame + b"\0")
+    for position in range(len(frame)):
+        flipped = bytearray(frame)
+        flipped[position] ^= 0xFF
+        with pytest.raises(DataCorruptError):
+            decode_batch(flipped)
+
+
+@pytest.mark.parametrize("algorithm", ["xxh3-128", "sha256"])
+def test_every_truncation_and_every_flipped_byte_of_a_safetensors_file_is_refused(
+    algorithm: str,
+) -> None:
+    value = {"w": torch.ones(3), "text": "x"}
+    content = bytes(encode_safetensors("state", value, algorithm=algorithm))
+    for size in range(len(content)):
+        with pytest.raises(DataCorruptError):
+            decode_safetensors("state", content[:size])
+    with pytest.raises(DataCorruptError):
+        decode_safetensors("state", content + b"\0")
+    for position in range(len(content)):
+        for mask in (0x01, 0x29, 0xFF):  # 0x29 makes a tab of a blank
+            flipped = bytearray(content)
+            flipped[position] ^= mask
+            with pytest.raises(DataCorruptError):
+                decode_safetensors("state", bytes(flipped))
+
+
+def test_every_truncation_and_every_flipped_byte_of_json_is_refused() -> None:
+    content = encode_json("pointer", {"stem": "a", "iteration": 7})
+    for size in range(len(content) - 1):
+        with pytest.raises(DataCorruptError):
+            decode_json("pointer", content[:size])
+    for position in range(len(content)):
+        flipped = bytearray(content)
+        flipped[position] ^= 1
+        with pytest.raises(DataCorruptError):
+            decode_json("pointer", flipped)
+
+
+class Canary:
+    fired = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return setattr, (Canary, "fired", True)
+
+
+def test_pickles_arrays_and_archives_are_refused_unread() -> None:
+    npy, archive = io.BytesIO(), io.BytesIO()
+    np.save(npy, np.array([Canary()], dtype=object), allow_pickle=True)
+    torch.save({"w": torch.ones(2), "x": Canary()}, archive)
+    for data in (pickle.dumps(Canary()), npy.getvalue(), archive.getvalue()):
+        for frame in (data, MAGIC + data, MAGIC + struct.pack("<I", len(data)) + data):
+            with pytest.raises(DataCorruptError):
+                decode_frame("payload", frame, verify=False)
+            with pytest.raises(DataCorruptError):
+                decode_safetensors("payload", frame)
+            with pytest.raises(DataCorruptError):
+                decode_json("payload", frame)
+    assert not Canary.fired
+
+
+def test_a_safetensors_file_of_another_writer_is_refused() -> None:
+    tensors = {"w": torch.ones(3)}
+    for metadata in (None, {"format": "pt"}, {"dingsdk": "{}"}, {"dingsdk": "7"}):
+        with pytest.raises(DataCorruptError):
+            decode_safetensors("state", safetensors.torch.save(tensors, metadata))
+
+
+def test_another_kind_is_refused_by_name() -> None:
+    for found in (
+        lambda: decode_frame("policy", frame_of(piece())),
+        lambda: decode_json("policy", encode_json("payload", 1)),
+        lambda: decode_safetensors("policy", bytes(encode_safetensors("payload", 1))),
+    ):
+        with pytest.raises(DataCorruptError, match=r"'payload', not 'policy'") as caught:
+            found()
+        assert caught.value.where == "kind"
+
+
+@pytest.mark.parametrize("version", [1, 3, "2", None])
+def test_another_version_of_the_format_is_named(version: Any) -> None:
+    frame = forged({"a": FLOATS}, bytes(8), version=version)
+    text = json.dumps({"version": version, "kind": "payload"}).encode()
+    for found in (lambda: decode_batch(frame), lambda: decode_json("payload", text)):
+        with pytest.raises(DataVersionError, match="reads 2") as caught:
+            found()
+        assert (caught.value.found, caught.value.expected) == (version, VERSION)
+
+
+def test_a_frame_above_the_limit_is_refused() -> None:
+    frame = frame_of(piece())
+    assert decode_batch(frame, max_bytes=len(frame)) == piece()
+    with pytest.raises(DataCorruptError, match="at most") as caught:
+        decode_batch(frame, max_bytes=len(frame) - 1)
+    assert caught.value.where == "size"
+
+
+def test_a_manifest_above_the_limit_is_refused_by_writers_and_readers() -> None:
+    value = ["x" * 1000]
+    for encode in (encode_frame, encode_safetensors):
+        with pytest.raises(SchemaMismatchError, match="manifest"):
+            encode("state", value, max_manifest_bytes=1000)  # type: ignore[operator]
+    frame, content = frame_of(value, "state"), bytes(encode_safetensors("state", value))
+    with pytest.raises(DataCorruptError, match="manifest"):
+        decode_frame("state", frame, max_manifest_bytes=1000)
+    with pytest.raises(DataCorruptError, match="header"):
+        decode_safetensors("state", content, max_manifest_bytes=500)
+    line = encode_json("state", value)
+    assert decode_json("state", line, len(line)) == value
+    with pytest.raises(DataCorruptError, match="at most"):
+        decode_json("state", line, len(line) - 1)
+
+
+def test_a_manifest_as_long_as_allowed_is_written_and_read() -> None:
+    value = ["x" * 1000]
+    longest = next(limit for limit in range(1000, 1400) if not _is_refused(value, limit))
+    assert decode_frame("x", frame_of(value, "x", max_manifest_bytes=longest),
+                        max_manifest_bytes=longest) == value  # fmt: skip
+
+
+def _is_refused(value: Any, limit: int) -> bool:
+    try:
+        encode_frame("x", value, max_manifest_bytes=limit)
+    except SchemaMismatchError:
+        return True
+    return False
+
+
+def test_a_good_frame_of_somebody_else_is_refused() -> None:
+    with pytest.raises(DataCorruptError, match="expected"):
+        decode_batch(frame_of(piece(3)), expected_digest=encode_batch(piece(4))[1].digest)
+
+
+def test_without_verification_damage_in_the_columns_passes() -> None:
+    frame = bytearray(frame_of(SampleBatch({"a": np.zeros(4, np.uint8)})))
+    frame[-1] = 7
+    assert decode_batch(frame, verify=False).columns["a"].tolist() == [0, 0, 0, 7]
+
+
+def test_large_columns_leave_and_arrive_without_a_copy() -> None:
+    batch = SampleBatch({"obs": np.zeros((64, 4, 84, 84), np.uint8), "action": np.arange(64)})
+    buffers, info = encode_batch(batch)
+    shared = [np.shares_memory(np.frombuffer(b, np.uint8), batch.columns["obs"]) for b in buffers]
+    assert sum(shared) == 1
+    frame = bytearray(b"".join(buffers))
+    assert len(frame) == info.size_bytes
+    found = decode_batch(frame)
+    assert np.shares_memory(found.columns["obs"], np.frombuffer(frame, np.uint8))
+    with pytest.raises(ValueError, match="read-only"):
+        found.columns["obs"][0] = 1
+
+
+def test_arrays_stand_at_multiples_of_64_bytes_of_the_file() -> None:
+    frame = np.frombuffer(frame_of(piece(3)), np.uint8)
+    start = frame.ctypes.data
+    for array in _arrays_of(decode_batch(frame.data)):
+        assert (array.ctypes.data - start) % 64 == 0
+
+
+def _arrays_of(batch: SampleBatch) -> list[Any]:
+    return [batch.columns["obs"]["image"], batch.columns["action"], batch.columns["done"]]
+
+
+def test_columns_that_are_not_contiguous_are_written_in_order() -> None:
+    wide = np.arange(24, dtype=np.float64).reshape(4, 6)
+    batch = SampleBatch({"strided": wide[:, ::2], "fortran": np.asfortranarray(wide)})
+    assert decode_batch(frame_of(batch)) == batch
+    large = SampleBatch({"a": np.zeros((1000, 90))[:, ::3], "b": np.arange(2000)[::-2]})
+    assert decode_batch(frame_of(large)) == large
+
+
+@pytest.mark.parametrize("dtype", ["O", "U3", "S3", "M8[s]", [("a", "f4")], "g"])
+def test_columns_that_are_no_fixed_numbers_are_refused_at_the_writer(dtype: Any) -> None:
+    batch = SampleBatch.trusted({"a": {"b": np.zeros(2, dtype)}}, 2)
+    with pytest.raises(SchemaMismatchError) as caught:
+        encode_batch(batch)
+    assert caught.value.key == "a.b"
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {},
+        {"a": {}},
+        {"a": np.zeros(3)},
+        {"a": np.array(2.0)},
+        {"a": np.zeros((2,) + (1,) * 20)},
+        {"\ud800": np.zeros(2)},
+        {"a" * (1 << 20): np.zeros(2)},
+        {7: np.zeros(2)},
+    ],
+)
+def test_what_no_reader_would_take_is_refused_at_the_writer(columns: Any) -> None:
+    with pytest.raises(SchemaMismatchError):
+        encode_batch(SampleBatch.trusted(columns, 2))
+
+
+def test_more_schemas_than_are_remembered_work() -> None:
+    for width in range(600):
+        batch = SampleBatch({"a": np.full((1, width), width)})
+        assert decode_batch(frame_of(batch)) == batch
+
+
+def test_an_unknown_digest_is_refused() -> None:
+    for encode in (encode_frame, encode_safetensors, encode_json):
+        with pytest.raises(ConfigError, match="xxh3-128"):
+            encode("payload", [1], algorithm="crc32")  # type: ignore[operator]
