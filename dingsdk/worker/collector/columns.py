@@ -69,10 +69,6 @@ class BatchedRollout(Rollout):
     def step_env(self, output: Mapping[str, Any]) -> StepColumns:
         return self._env.step_batch(output["action"], self._subset)
 
-    def forget_unfinished(self) -> None:
-        super().forget_unfinished()
-        self._begun[:] = self._time
-
     def record(self, obs: Obs, output: Any, step: StepColumns, train_iter: int) -> None:
         self._obs = step.obs
         self._time += 1

@@ -116,10 +116,6 @@ class Rollout(ABC):
         self._is_live = np.ones(self._env_num, np.bool_)
         self.is_finished = False
 
-    def forget_unfinished(self) -> None:
-        """Zero the statistics of unfinished episodes, whose transitions were dropped."""
-        self._returns[:] = 0
-
     def round(
         self,
         train_iter: int,

@@ -89,10 +89,6 @@ class DictRollout(Rollout):
             if self._is_live[env_id]:
                 self._record_one(env_id, step[env_id], train_iter)
 
-    def forget_unfinished(self) -> None:
-        super().forget_unfinished()
-        self._lengths = [0] * self._env_num
-
     def _record_one(self, env_id: int, timestep: Timestep, train_iter: int) -> None:
         index = np.array([env_id])
         if timestep.info.get("abnormal"):

@@ -134,7 +134,6 @@ class SampleSerialCollector(ISerialCollector):
             self._duration_s += time.perf_counter() - started
         if self._on_policy:
             writer.clear()
-            rollout.forget_unfinished()
         self._finish_collect(rollout, train_iter, len(result), record_random_collect)
         return result
 

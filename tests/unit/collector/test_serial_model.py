@@ -1,0 +1,247 @@
+"""The sample collector against a plain model of collecting, in both forms."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dingsdk.envs import create_env_manager
+from dingsdk.plugins import PluginManager, hookimpl, use_manager
+from dingsdk.worker.collector.sample import SampleSerialCollector
+
+from .scripted import (
+    CountingPolicy,
+    EndedEpisode,
+    Model,
+    Script,
+    differences,
+    env_fns,
+    plain_rows,
+)
+
+MANAGERS = {
+    "in_process": {"type": "in_process"},
+    "same_step": {"type": "vector", "vectorization_mode": "sync", "autoreset_mode": "same_step"},
+    "next_step": {"type": "vector", "vectorization_mode": "sync", "autoreset_mode": "next_step"},
+    "disabled": {"type": "vector", "vectorization_mode": "sync", "autoreset_mode": "disabled"},
+}
+
+
+class Recorder:
+    """Keeps what the collector writes as scalars and what it tells observers."""
+
+    def __init__(self) -> None:
+        self.scalars: dict[str, tuple[float, int]] = {}
+        self.episodes: list[tuple[str, EndedEpisode]] = []
+        self.collects: list[tuple[str, int, int, int]] = []
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.scalars[tag] = (value, step)
+
+    def flush(self) -> None: ...
+
+    @hookimpl
+    def dingsdk_after_episode(
+        self, source: str, env_id: int, episode_return: float, length: int
+    ) -> None:
+        self.episodes.append((source, EndedEpisode(env_id, episode_return, length)))
+
+    @hookimpl
+    def dingsdk_after_collect(
+        self, source: str, sample_count: int, envstep: int, train_iter: int
+    ) -> None:
+        self.collects.append((source, sample_count, envstep, train_iter))
+
+
+class Statistics:
+    """What is to be logged, counted by hand."""
+
+    def __init__(self, print_freq: int) -> None:
+        self.print_freq = print_freq
+        self.zero()
+
+    def zero(self) -> None:
+        self.last_iter = self.samples_in_all = self.episodes_in_all = 0
+        self.start_interval()
+
+    def start_interval(self) -> None:
+        self.episodes: list[EndedEpisode] = []
+        self.steps = self.samples = 0
+        self.outer_seconds = 0.0
+
+    def check(self, scalars: dict[str, tuple[float, int]], train_iter: int, envstep: int) -> None:
+        if train_iter - self.last_iter < self.print_freq or not self.episodes:
+            assert scalars == {}
+            return
+        self.last_iter = train_iter
+        returns = [each.episode_return for each in self.episodes]
+        count = len(returns)
+        expected = {
+            "episode_count": count,
+            "envstep_count": self.steps,
+            "train_sample_count": self.samples,
+            "avg_envstep_per_episode": sum(each.length for each in self.episodes) / count,
+            "avg_sample_per_episode": self.samples / count,
+            "reward_mean": sum(returns) / count,
+            "reward_std": float(np.std(returns)),
+            "reward_max": max(returns),
+            "reward_min": min(returns),
+            "total_envstep_count": envstep,
+            "total_train_sample_count": self.samples_in_all,
+            "total_episode_count": self.episodes_in_all,
+        }
+        for key, value in expected.items():
+            assert scalars[f"collector_iter/{key}"] == (pytest.approx(value), train_iter), key
+            if key != "total_envstep_count":
+                assert scalars[f"collector_step/{key}"] == (pytest.approx(value), envstep), key
+        # Rates share one duration, which is no longer than what was measured around it.
+        seconds = count / scalars["collector_iter/avg_episode_per_sec"][0]
+        assert 0 < seconds <= self.outer_seconds
+        rate = scalars["collector_iter/avg_envstep_per_sec"][0]
+        assert rate == pytest.approx(self.steps / seconds)
+        rate = scalars["collector_iter/avg_train_sample_per_sec"][0]
+        assert rate == pytest.approx(self.samples / seconds)
+        self.start_interval()
+
+
+COLLECT = st.fixed_dictionaries(
+    {
+        "wanted": st.integers(1, 25) | st.none(),
+        "drop_extra": st.booleans(),
+        "shift": st.integers(0, 4),
+        "is_random": st.sampled_from([False, False, True]),
+        "is_recorded": st.sampled_from([True, True, False]),
+        "iters": st.integers(0, 3),
+    }
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    case=st.fixed_dictionaries(
+        {
+            "script": st.builds(
+                Script, st.integers(0, 999), st.integers(1, 9), st.sampled_from([0.0, 0.3])
+            ),
+            "env_num": st.integers(1, 4),
+            "n_sample": st.integers(1, 20) | st.none(),
+            "unroll_len": st.integers(1, 4),
+            "traj_len_inf": st.booleans(),
+            "on_policy": st.booleans(),
+            "level_seeds": st.none() | st.just([40, 41, 42, 43]),
+            "form": st.sampled_from(["columns", "rows"]),
+            "manager": st.sampled_from(sorted(MANAGERS)),
+            "print_freq": st.sampled_from([0, 2]),
+            "deepcopy_obs": st.booleans(),
+        }
+    ),
+    calls=st.lists(COLLECT | st.sampled_from(["reset_env", "reset_policy", "reset"]), max_size=6),
+)
+def test_collector_gives_what_the_model_gives(case: dict[str, Any], calls: list[Any]) -> None:
+    run(case, calls)
+
+
+@pytest.mark.parametrize("form", ["columns", "rows"])
+@pytest.mark.parametrize("manager", sorted(MANAGERS))
+@pytest.mark.parametrize("on_policy", [False, True])
+def test_a_long_collection_gives_what_the_model_gives(
+    form: str, manager: str, on_policy: bool
+) -> None:
+    case = {
+        "script": Script(seed=5, longest=90, fail_rate=0.4), "env_num": 3, "n_sample": 30,
+        "unroll_len": 1, "traj_len_inf": not on_policy, "on_policy": on_policy,
+        "level_seeds": [7, 8, 9], "form": form, "manager": manager, "print_freq": 2,
+        "deepcopy_obs": False,
+    }  # fmt: skip
+    call = {"wanted": None, "drop_extra": False, "shift": 1, "is_random": False}
+    call |= {"is_recorded": True, "iters": 1}
+    unrecorded = {**call, "is_random": True, "is_recorded": False}
+    run(case, [unrecorded, call, {**call, "wanted": 400}, call, "reset_env", call, call])
+
+
+def run(case: dict[str, Any], calls: list[Any]) -> None:
+    env_num, n_sample = case["env_num"], case["n_sample"]
+    traj_len = None
+    if n_sample is not None and not case["traj_len_inf"]:
+        traj_len = max(case["unroll_len"], math.ceil(n_sample / env_num))
+    policy = CountingPolicy(
+        cfg={"traj_len_inf": case["traj_len_inf"]},
+        n_sample=n_sample,
+        unroll_len=case["unroll_len"],
+        on_policy=case["on_policy"],
+    )
+    is_next_step = case["manager"] == "next_step"
+    model = Model(
+        case["script"], env_num, traj_len, case["on_policy"], is_next_step,
+        asks_in_reset=case["form"] == "columns", level_seeds=case["level_seeds"],
+    )  # fmt: skip
+    statistics = Statistics(case["print_freq"])
+    recorder = Recorder()
+    plugins = PluginManager()
+    plugins.register_plugin(recorder, "recorder")
+    with tempfile.TemporaryDirectory() as root, use_manager(plugins):
+        env = create_env_manager(MANAGERS[case["manager"]], env_fns(case["script"], env_num))
+        cfg = {"collect_print_freq": case["print_freq"], "deepcopy_obs": case["deepcopy_obs"]}
+        collector = SampleSerialCollector(
+            {**cfg, "seed": 1}, env, policy.mode(case["form"]), recorder, root
+        )
+        train_iter = 0
+        for call in calls:
+            if isinstance(call, str):
+                getattr(collector, call)()
+                if call != "reset_policy":
+                    model.reset_env()
+                if call != "reset_env":
+                    model.reset_policy()
+                if call == "reset":
+                    model.envstep = 0
+                    statistics.zero()
+                continue
+            train_iter += call["iters"]
+            wanted = call["wanted"] or n_sample or 5
+            asked_before = dict(policy.asked)
+            started = time.perf_counter()
+            samples = collector.collect(
+                None if call["wanted"] is None and n_sample else wanted,
+                train_iter,
+                call["drop_extra"],
+                random_collect=call["is_random"],
+                record_random_collect=call["is_recorded"],
+                policy_kwargs={"shift": call["shift"]},
+                level_seeds=case["level_seeds"],
+            )
+            if call["is_recorded"]:
+                statistics.outer_seconds += time.perf_counter() - started
+            rows, episodes, steps = model.collect(
+                wanted, train_iter, call["drop_extra"], call["shift"], call["is_random"]
+            )
+            assert differences(plain_rows(samples), rows) == []
+            assert collector.envstep == model.envstep
+            assert sorted(policy.resets) == sorted(model.resets)
+            if call["is_random"]:
+                assert all(policy.asked[env_id] == asked_before[env_id] for env_id in policy.asked)
+            assert recorder.collects == [("collector", len(rows), model.envstep, train_iter)]
+            statistics.samples_in_all += len(rows)
+            if call["is_recorded"]:
+                told = [("collector", episode) for episode in episodes]
+                assert recorder.episodes == told
+                statistics.episodes += episodes
+                statistics.episodes_in_all += len(episodes)
+                statistics.steps += steps
+                statistics.samples += len(rows)
+                statistics.check(recorder.scalars, train_iter, model.envstep)
+            else:
+                assert (recorder.episodes, recorder.scalars) == ([], {})
+            recorder.collects.clear()
+            recorder.episodes.clear()
+            recorder.scalars.clear()
+            policy.resets.clear()
+            model.resets.clear()
+        collector.close()
