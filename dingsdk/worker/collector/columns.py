@@ -30,6 +30,8 @@ class BatchedRollout(Rollout):
         quota: See ``Rollout``.
     """
 
+    _writer: ColumnsWriter | None
+
     def __init__(
         self,
         env: EnvManager,
@@ -38,18 +40,14 @@ class BatchedRollout(Rollout):
         quota: NDArray[np.int64] | None = None,
     ) -> None:
         super().__init__(env, policy, writer, quota)
-        self._columns_writer = writer
         self._forward = policy.forward_batch
         self._make_transitions: Any = getattr(policy, "make_transitions", None)
-
-    def begin(self) -> None:
-        super().begin()
-        self._all_ids = np.arange(self._env_num)
-        self._env_ids = self._all_ids
-        # What is passed to the manager and the writer: None is their fast path for all envs.
+        self._env_ids = np.arange(self._env_num)
+        # What is passed to the manager: None is its fast path for all envs.
         self._subset: NDArray[np.int64] | None = None
         self._is_partial = False
         self._time = 0
+        self._returns = np.zeros(self._env_num, np.float64)
         # Time at which each env's episode began: lengths need no counting step by step.
         self._begun = np.zeros(self._env_num, np.int64)
         self._obs = self._env.current_obs()
@@ -72,10 +70,10 @@ class BatchedRollout(Rollout):
     def record(self, obs: Obs, output: Any, step: StepColumns, train_iter: int) -> None:
         self._obs = step.obs
         self._time += 1
-        writer = self._columns_writer
+        writer = self._writer
         if writer is not None:
             transitions = self._make_transitions(obs, output, step)
-            writer.record(transitions, train_iter, self._subset)
+            writer.record(transitions, train_iter)
         ended = step.terminated | step.truncated
         if self._is_partial or step.abnormal is not None:
             ended = self._count_some(step, ended)
@@ -93,14 +91,15 @@ class BatchedRollout(Rollout):
             return
         env_ids = ended.nonzero()[0]
         if writer is not None:
-            # Before any env retires, which would take its last trajectory along.
             writer.cut(env_ids)
         lengths = (self._time - self._begun[env_ids]).tolist()
         self._begun[env_ids] = self._time
+        returns = self._returns[env_ids].tolist()
+        self._returns[env_ids] = 0
         infos = None
         if step.episode_info:
             infos = {int(self._env_ids[row]): info for row, info in step.episode_info.items()}
-        self._end_episodes(env_ids, lengths, infos)
+        self._end_episodes(env_ids, returns, lengths, infos)
 
     def _skip(self, env_ids: NDArray[np.int64]) -> None:
         """Take back what a round counted for envs that made no transition in it."""
@@ -122,6 +121,7 @@ class BatchedRollout(Rollout):
             counts = counts & ~step.abnormal
             failed = env_ids[step.abnormal & live]
             if len(failed):
+                self._returns[failed] = 0
                 self._abandon(failed)
         self._returns[env_ids[counts]] += step.reward[counts]
         self.env_steps += int(np.count_nonzero(live))
@@ -177,29 +177,22 @@ class ColumnsWriter:
         self._piece_stops: list[int] = []
         self.pending_rows = 0
 
-    def record(
-        self, columns: Mapping[str, Any], train_iter: int, env_ids: NDArray[np.int64] | None
-    ) -> None:
-        """Append one round for all envs, or for those in ``env_ids``.
+    def record(self, columns: Mapping[str, Any], train_iter: int) -> None:
+        """Append one round of all envs.
 
         Args:
-            columns: What ``make_transitions`` gave, rows as the envs were stepped.
+            columns: What ``make_transitions`` gave, one row an env.
             train_iter: Version of the behaviour policy, kept as the column ``collect_iter``.
-            env_ids: int64[n], the env of each row; None for all in order.
         """
         if self._time == self._store.capacity:
             self._make_room()
-        self._store.write(self._time, columns, env_ids)
+        self._store.write(self._time, columns)
         self._iters[self._time] = train_iter
         self._time += 1
 
     def drop(self, env_ids: NDArray[np.int64]) -> None:
         """Forget the unfinished trajectories of these envs, the newest round included."""
         self._starts[env_ids] = self._time
-
-    def retire(self, env_ids: NDArray[np.int64]) -> None:
-        """Record nothing more of these envs, whose last trajectory was cut or dropped."""
-        self._starts[env_ids] = _NEVER
 
     def cut(self, ended: NDArray[np.int64] | None) -> None:
         """End the trajectories that the newest round ended or filled.
@@ -259,12 +252,12 @@ class ColumnsWriter:
         """Start again at the front when no trajectory is unfinished."""
         unfinished = self._starts < self._time
         if not unfinished.any():
-            self._starts[self._starts == self._time] = 0
+            self._starts[:] = 0
             self._time = 0
-            self._next_full = int(self._starts.min()) + self._traj_len
+            self._next_full = self._traj_len
 
     def _make_room(self) -> None:
-        first = min(int(self._starts.min()), self._time, *self._piece_starts)
+        first = min([int(self._starts.min()), *self._piece_starts])
         # Moving less than half keeps the cost per round constant, and never overlaps.
         if first * 2 < self._store.capacity:
             self._store.grow(self._time)
@@ -273,7 +266,7 @@ class ColumnsWriter:
         self._store.move_to_front(first, self._time)
         kept = self._time - first
         self._iters[:kept] = self._iters[first : self._time]
-        self._starts[self._starts < _NEVER] -= first
+        self._starts -= first
         self._piece_starts = [start - first for start in self._piece_starts]
         self._piece_stops = [stop - first for stop in self._piece_stops]
         self._time = kept
@@ -296,38 +289,26 @@ class ColumnStore:
         # (path, array, shape of a round of all envs)
         self._slots: list[tuple[Path, NDArray[Any], tuple[int, ...]]] = []
 
-    def write(
-        self, time: int, columns: Mapping[str, Any], env_ids: NDArray[np.int64] | None = None
-    ) -> None:
+    def write(self, time: int, columns: Mapping[str, Any]) -> None:
         """Write one round.
 
         Args:
             time: Row to write, ``0 <= time < capacity``.
-            columns: Arrays ``[n, ...]``, possibly in nested dicts.
-            env_ids: int64[n], the env of each row; None for all envs in order.
+            columns: Arrays ``[env_num, ...]``, possibly in nested dicts.
 
         Raises:
             SchemaMismatchError: names, shapes or dtypes differ from the first write.
         """
         if not self._slots:
-            self._allocate(columns, self.env_num if env_ids is None else len(env_ids))
+            self._allocate(columns)
         try:
-            if env_ids is None:
-                for path, slot, shape in self._slots:
-                    value: Any = columns
-                    for key in path:
-                        value = value[key]
-                    if value.shape != shape or value.dtype != slot.dtype:
-                        self._refuse(path, slot, value)
-                    slot[time] = value
-                return
             for path, slot, shape in self._slots:
-                value = columns
+                value: Any = columns
                 for key in path:
                     value = value[key]
-                if value.shape != (len(env_ids), *shape[1:]) or value.dtype != slot.dtype:
+                if value.shape != shape or value.dtype != slot.dtype:
                     self._refuse(path, slot, value)
-                slot[time, env_ids] = value
+                slot[time] = value
         except (KeyError, AttributeError) as error:
             raise SchemaMismatchError(
                 f"the policy's make_transitions gave no array for the column {'.'.join(path)!r} "
@@ -362,8 +343,9 @@ class ColumnStore:
             larger[:used] = slot[:used]
             self._slots[index] = (path, larger, shape)
 
-    def _allocate(self, columns: Mapping[str, Any], rows: int) -> None:
+    def _allocate(self, columns: Mapping[str, Any]) -> None:
         slots = []
+        rows = self.env_num
         for path, value in _leaves(columns, ()):
             if not isinstance(value, np.ndarray) or value.shape[:1] != (rows,):
                 raise SchemaMismatchError(
@@ -373,8 +355,8 @@ class ColumnStore:
                     expected=(rows,),
                     found=_describe(value),
                 )
-            shape = (self.env_num, *value.shape[1:])
-            slots.append((path, np.empty((self.capacity, *shape), value.dtype), shape))
+            slot = np.empty((self.capacity, *value.shape), value.dtype)
+            slots.append((path, slot, value.shape))
         self._slots = slots
 
     def _refuse(self, path: Path, slot: NDArray[Any], value: Any) -> None:

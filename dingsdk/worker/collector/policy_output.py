@@ -77,7 +77,7 @@ class RandomActions:
     def __init__(self, space: Any, seed: int | None) -> None:
         self._space = space
         self._rng = np.random.default_rng(seed)
-        if not isinstance(space, (spaces.Discrete, spaces.Box)) and seed is not None:
+        if seed is not None:
             space.seed(seed)
 
     def draw(self, count: int) -> NDArray[Any]:

@@ -51,10 +51,9 @@ class ActingMode(Protocol):
 
 
 class Writer(Protocol):
-    """What a rollout needs of a writer: ways to drop the trajectories of some envs."""
+    """What a rollout needs of a writer: to drop the unfinished trajectories of some envs."""
 
     def drop(self, env_ids: NDArray[np.int64]) -> None: ...
-    def retire(self, env_ids: NDArray[np.int64]) -> None: ...
 
 
 def episode_quota(n_episode: int, env_num: int, path: str) -> NDArray[np.int64]:
@@ -80,15 +79,15 @@ class Rollout(ABC):
     """Steps the envs of one manager with one policy; not safe for concurrent callers.
 
     Args:
-        env: A launched manager. Between two ``begin()`` nobody else may step it.
+        env: A launched manager, which nobody else steps or resets meanwhile.
         policy: A collect or eval mode.
         writer: Where transitions go; None to measure only.
         quota: int64[env_num], episodes to count per env; what an env does beyond its quota
-            is neither recorded nor counted, and it is not even stepped where the manager
-            can step a subset. None for no limit.
+            is not counted, and it is not even stepped where the manager can step a subset.
+            None for no limit; to be given without a writer only.
 
     Attributes:
-        env_steps: Transitions since ``begin()``; resets and failed steps do not count.
+        env_steps: Transitions so far; resets and failed steps do not count.
         episodes: Finished episodes; whoever owns the rollout drains the list.
     """
 
@@ -105,13 +104,8 @@ class Rollout(ABC):
         self._quota = quota
         self._env_num = env.env_num
         self._can_step_some = env.capabilities.partial_step
-        self.begin()
-
-    def begin(self) -> None:
-        """Start from the current observations, all counts at 0; call it after an env reset."""
         self.env_steps = 0
         self.episodes: list[EpisodeRecord] = []
-        self._returns = np.zeros(self._env_num, np.float64)
         self._episode_counts = np.zeros(self._env_num, np.int64)
         self._is_live = np.ones(self._env_num, np.bool_)
         self.is_finished = False
@@ -176,7 +170,6 @@ class Rollout(ABC):
     def _abandon(self, env_ids: NDArray[np.int64]) -> None:
         """Drop the unfinished episodes of envs that failed."""
         _LOGGER.warning("envs %s failed: their unfinished episodes are dropped", env_ids.tolist())
-        self._returns[env_ids] = 0
         if self._writer is not None:
             self._writer.drop(env_ids)
         self._policy.reset(env_ids.tolist())
@@ -184,6 +177,7 @@ class Rollout(ABC):
     def _end_episodes(
         self,
         env_ids: NDArray[np.int64],
+        returns: Sequence[float],
         lengths: Sequence[int],
         infos: Mapping[int, Mapping[str, Any]] | None,
     ) -> None:
@@ -191,20 +185,20 @@ class Rollout(ABC):
 
         Args:
             env_ids: int64[k], live envs whose episode ended.
+            returns: Sums of their rewards.
             lengths: Their numbers of transitions.
-            infos: Extra statistics by env id, where there are any.
+            infos: What the envs reported, by env id; an ``eval_episode_return`` among it is
+                taken for the return.
         """
         ids = env_ids.tolist()
-        values = self._returns[env_ids].tolist()
         if infos:
-            for env_id, value, length in zip(ids, values, lengths, strict=True):
+            for env_id, value, length in zip(ids, returns, lengths, strict=True):
                 info = infos.get(env_id) or {}
                 if "eval_episode_return" in info:
                     value = float(np.sum(np.asarray(info["eval_episode_return"])))
                 self.episodes.append(EpisodeRecord(env_id, value, length, info))
         else:
-            self.episodes.extend(map(EpisodeRecord, ids, values, lengths))
-        self._returns[env_ids] = 0
+            self.episodes.extend(map(EpisodeRecord, ids, returns, lengths))
         self._policy.reset(ids)
         if self._quota is not None:
             self._episode_counts[env_ids] += 1
@@ -214,8 +208,6 @@ class Rollout(ABC):
         if len(env_ids):
             self._is_live[env_ids] = False
             self.is_finished = not self._is_live.any()
-            if self._writer is not None:
-                self._writer.retire(env_ids)
             self._on_retired()
 
     def _on_retired(self) -> None:  # noqa: B027 - not every form has something to do

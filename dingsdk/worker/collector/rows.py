@@ -30,6 +30,8 @@ class DictRollout(Rollout):
         deepcopy_obs: Cache copies, for envs that reuse the memory of their observations.
     """
 
+    _writer: RowsWriter | None
+
     def __init__(
         self,
         env: EnvManager,
@@ -39,15 +41,10 @@ class DictRollout(Rollout):
         has_tensor_obs: bool = False,
         deepcopy_obs: bool = False,
     ) -> None:
-        self._deepcopy_obs = deepcopy_obs
-        self._has_tensor_obs = has_tensor_obs
-        self._rows_writer = writer
         super().__init__(env, policy, writer, quota)
-
-    def begin(self) -> None:
-        super().begin()
+        self._has_tensor_obs = has_tensor_obs
         self._lengths = [0] * self._env_num
-        self._obs_pool = CachePool("obs", self._env_num, self._deepcopy_obs)
+        self._obs_pool = CachePool("obs", self._env_num, deepcopy_obs)
         self._output_pool = CachePool("policy_output", self._env_num)
 
     def observe(self) -> dict[int, Any]:
@@ -97,9 +94,8 @@ class DictRollout(Rollout):
             return
         self.env_steps += 1
         self._lengths[env_id] += 1
-        self._returns[env_id] += float(np.sum(np.asarray(timestep.reward)))
-        if self._rows_writer is not None:
-            self._rows_writer.record(
+        if self._writer is not None:
+            self._writer.record(
                 env_id,
                 self._policy.process_transition(  # type: ignore[attr-defined]
                     self._obs_pool[env_id], self._output_pool[env_id], timestep
@@ -111,9 +107,8 @@ class DictRollout(Rollout):
             length = self._lengths[env_id]
             self._forget(env_id)
             info = dict(timestep.info.get("episode_info") or {})
-            if "eval_episode_return" in timestep.info:
-                info["eval_episode_return"] = timestep.info["eval_episode_return"]
-            self._end_episodes(index, [length], {env_id: info})
+            info["eval_episode_return"] = timestep.info["eval_episode_return"]
+            self._end_episodes(index, [0.0], [length], {env_id: info})
 
     def _forget(self, env_id: int) -> None:
         self._lengths[env_id] = 0
@@ -179,10 +174,6 @@ class RowsWriter:
         """Forget the unfinished trajectories of these envs."""
         for env_id in env_ids.tolist():
             self._trajectories[env_id].clear()
-
-    def retire(self, env_ids: NDArray[np.int64]) -> None:
-        """Record nothing more of these envs."""
-        self.drop(env_ids)
 
     def flush(self) -> list[Any] | None:
         """Hand out the samples that wait; None when there are none."""

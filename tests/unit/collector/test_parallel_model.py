@@ -73,7 +73,7 @@ class VersionPolicy(CountingPolicy):
         self._version = state["model"]["version"]
 
     def _act(self, env_id: int, shift: int) -> int:
-        assert shift == 3 * (not self._attributes["cfg"]["field"] == "eval")
+        assert shift == (0 if self._attributes["cfg"]["field"] == "eval" else 3)
         return self._version % 5
 
 

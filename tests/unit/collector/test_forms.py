@@ -1,0 +1,178 @@
+"""What the two forms of collecting ask of a policy, and what they do with its answers."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import SchemaMismatchError
+from dingsdk.worker.collector.policy_output import RandomActions
+
+
+def test_rows_get_tensors_when_the_config_says_so(make_policy, make_collector) -> None:
+    seen: list[Any] = []
+    policy = make_policy(form="rows")
+
+    def forward(obs: dict[int, Any], **_: Any) -> Any:
+        seen.extend(obs.values())
+        return {env_id: {"action": np.int64(0)} for env_id in obs}
+
+    policy = policy._replace(forward=forward)
+    for transform in (True, False):
+        collector, _ = make_collector(policy, transform_obs=transform)
+        seen.clear()
+        samples = collector.collect()
+        if transform:
+            assert {(type(obs), obs.dtype) for obs in seen} == {(torch.Tensor, torch.float32)}
+        else:
+            assert {type(obs) for obs in seen} == {np.ndarray}
+        assert samples[0]["obs"].dtype == torch.float32
+
+
+def test_deepcopied_transitions_share_no_observation(make_policy, make_collector) -> None:
+    for deepcopy in (False, True):
+        collector, _ = make_collector(make_policy(form="rows"), deepcopy_obs=deepcopy)
+        first, second = collector.collect()[:2]
+        assert (first["next_obs"] is second["obs"]) is not deepcopy
+        assert torch.equal(first["next_obs"], second["obs"])
+
+
+def test_columns_that_make_samples_leaves_out_are_added(make_policy, make_collector) -> None:
+    policy = make_policy()
+    policy = policy._replace(
+        make_samples=lambda columns, ends: SampleBatch({"obs": columns["obs"]})
+    )
+    collector, _ = make_collector(policy)
+
+    batch = collector.collect(train_iter=6, level_seeds=[50, 51])
+
+    assert set(batch.columns) == {"obs", "collect_iter", "seed"}
+    assert batch.columns["collect_iter"].tolist() == [6] * 8
+    assert (batch.columns["seed"] == batch.columns["obs"][:, 0] + 50).all()
+
+
+def test_samples_of_several_rows_get_the_newest_version(make_policy, make_collector) -> None:
+    policy = make_policy()
+    policy = policy._replace(
+        make_samples=lambda columns, ends: SampleBatch({"obs": columns["obs"][ends - 1]})
+    )
+    collector, _ = make_collector(policy, ((8,), (8,)))
+
+    collector.collect(1, train_iter=4, drop_extra=False)
+    batch = collector.collect(2, train_iter=5, level_seeds=[0, 0], drop_extra=False)
+
+    assert set(batch.columns) == {"obs", "collect_iter"}
+    assert batch.columns["collect_iter"].tolist() == [5, 5]
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "found"),
+    [
+        (lambda t: {k: v for k, v in t.items() if k != "reward"}, "reward", None),
+        (lambda t: {**t, "reward": t["reward"].astype(np.float64)}, "reward", "float64[2]"),
+        (lambda t: {**t, "obs": t["obs"][:, :2]}, "obs", "float32[2, 2]"),
+        (lambda t: {**t, "obs": t["obs"][:1]}, "obs", "float32[1, 3]"),
+        (lambda t: {**t, "obs": {"x": t["obs"]}}, "obs", None),
+    ],
+)
+def test_transitions_that_change_their_form_are_refused(
+    make_policy, make_collector, change, key, found
+) -> None:
+    policy = make_policy()
+    rounds = []
+
+    def make_transitions(*args: Any) -> Any:
+        rounds.append(1)
+        columns = policy.make_transitions(*args)
+        return columns if len(rounds) < 3 else change(columns)
+
+    collector, _ = make_collector(policy._replace(make_transitions=make_transitions))
+
+    with pytest.raises(SchemaMismatchError) as caught:
+        collector.collect()
+    assert (caught.value.key, caught.value.facts["found"]) == (key, found)
+    assert len(rounds) == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "found"), [([0, 0], "list"), (np.zeros(3), "float64[3]"), (np.zeros(()), "float64[]")]
+)
+def test_a_first_column_needs_a_row_for_each_env(make_policy, make_collector, value, found) -> None:
+    policy = make_policy()
+    make = policy.make_transitions
+    policy = policy._replace(make_transitions=lambda *args: {**make(*args), "deep": {"x": value}})
+    collector, _ = make_collector(policy)
+
+    with pytest.raises(SchemaMismatchError) as caught:
+        collector.collect()
+    assert (caught.value.key, caught.value.facts["found"]) == ("deep.x", found)
+
+
+def test_nested_columns_stay_nested(make_policy, make_collector) -> None:
+    policy = make_policy()
+    make = policy.make_transitions
+
+    def nested(obs: Any, output: Any, step: Any) -> Any:
+        return {**make(obs, output, step), "deep": {"twice": {"time": obs[:, 2] * 2}}}
+
+    collector, _ = make_collector(policy._replace(make_transitions=nested))
+
+    batch = collector.collect()
+
+    assert (batch.columns["deep"]["twice"]["time"] == batch.columns["obs"][:, 2] * 2).all()
+
+
+def test_n_sample_that_is_no_multiple_of_the_envs_warns_once(
+    make_policy, make_collector, caplog
+) -> None:
+    collector, _ = make_collector(make_policy())
+    with caplog.at_level(logging.WARNING):
+        collector.collect(6)
+        assert "no multiple" not in caplog.text
+        collector.collect(7)
+        collector.collect(7)
+    assert caplog.text.count("n_sample 7 is no multiple of the 2 envs") == 1
+
+
+SPACES = [
+    gym.spaces.Discrete(3),
+    gym.spaces.Discrete(3, start=5),
+    gym.spaces.Box(np.array([-1, 0], np.float32), np.array([0, 3], np.float32)),
+    gym.spaces.Box(-2, 1, (2, 2), np.int8),
+    gym.spaces.MultiDiscrete([2, 5]),
+    gym.spaces.Box(-np.inf, np.inf, (2,), np.float32),
+]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_random_actions_lie_in_the_space_and_repeat_with_the_seed(space: Any) -> None:
+    drawn = RandomActions(space, 3).draw(200)
+
+    assert drawn.shape == (200, *space.shape)
+    assert drawn.dtype == space.dtype
+    assert all(space.contains(action) for action in drawn)
+    np.testing.assert_array_equal(RandomActions(space, 3).draw(200), drawn)
+    assert not np.array_equal(RandomActions(space, 4).draw(200), drawn)
+    flat = drawn.reshape(200, -1)
+    if isinstance(space, gym.spaces.Box) and space.dtype.kind == "f":
+        assert len(np.unique(flat)) == flat.size
+        if space.is_bounded("both"):
+            spread = (flat.max(axis=0) - flat.min(axis=0)) / (space.high - space.low)
+            assert (spread > 0.9).all()
+    else:
+        low = getattr(space, "start", getattr(space, "low", 0))
+        count = getattr(space, "n", None) or getattr(space, "nvec", 4)
+        every = np.broadcast_to(np.asarray(low) + np.asarray(count) - 1, space.shape).ravel()
+        assert (flat.max(axis=0) == every).all()
+        assert (flat.min(axis=0) == np.broadcast_to(low, space.shape).ravel()).all()
+
+
+def test_random_actions_without_a_seed_are_new_each_time() -> None:
+    first, second = (RandomActions(gym.spaces.Discrete(1000), None).draw(50) for _ in range(2))
+    assert first.tolist() != second.tolist()
