@@ -123,18 +123,18 @@ def coordinator(
     return EXIT_CODES[result.signal] if result.signal is not None else 0
 
 
+class WorkerCommand(click.Command):
+    """The command of a role. Its help is the role's docstring, which takes seconds to import."""
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.help = inspect.getdoc(default_manager().get("roles", str(self.name)))
+        super().format_help_text(ctx, formatter)
+
+
 def worker_command(role: str) -> click.Command:
-    """Return the command that runs one worker of a role; its help is the role's docstring.
+    """Return the command that runs one worker of a role."""
 
-    Raises:
-        UnknownPluginError: there is no such role.
-        PluginLoadError: what provides it cannot be loaded.
-    """
-    role_cls = default_manager().get("roles", role)
-
-    @click.command(
-        role, short_help=f"Run one {role} of a run.", help=inspect.getdoc(role_cls) or ""
-    )
+    @click.command(role, cls=WorkerCommand, short_help=f"Run one {role} of a run.")
     @_of_a_worker
     def command(**options: Any) -> int:
         return _work(role, **options)

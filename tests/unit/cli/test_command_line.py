@@ -192,9 +192,10 @@ def test_command_line_reports_another_project_with_our_import_package(tmp_path: 
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_plugins_command_imports_neither_torch_nor_numpy() -> None:
+@pytest.mark.parametrize("argument", ["plugins", "--help"])
+def test_lists_of_plugins_and_commands_import_neither_torch_nor_numpy(argument: str) -> None:
     code = (
-        "import sys; from dingsdk.cli import main; main(['plugins']);"
+        f"import sys; from dingsdk.cli import main; main([{argument!r}]);"
         "print(sorted({'torch', 'numpy', 'gymnasium', 'flask'} & set(sys.modules)))"
     )
 
