@@ -22,6 +22,7 @@ from dingsdk.pipeline.components import COMPONENTS, defaults_of_class
 from dingsdk.pipeline.records import EnvSection, RunConfig, SystemSection
 from dingsdk.plugins import KINDS, default_manager, hookspecs
 from dingsdk.plugins.builtins import BUILTINS
+from dingsdk.plugins.switches import VARIABLES
 from dingsdk.testing import BUFFER_CAPABILITIES, BUFFER_RULES, CAPABILITIES, RULES, Rule
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -60,8 +61,22 @@ def cli_page() -> str:
         'zsh   eval "$(_DINGSDK_COMPLETE=zsh_source dingsdk)"\n'
         "fish  _DINGSDK_COMPLETE=fish_source dingsdk | source\n```"
     )
+    variables = "\n".join(
+        ["| variable | meaning |", "|---|---|"]
+        + [f"| `{name}` | {text} |" for name, text in VARIABLES.items()]
+        + ["| `DINGSDK_DEBUG` | 1: as `--debug`. |"]
+        + ["| `DINGSDK_SECRET_FILE`, `DINGSDK_SECRET` | The secret of `flask_fs`. |"]
+    )
+    names = (
+        "A plugin is named by its distribution or by its module. A name that is neither an "
+        "installed plugin nor a module is an error, and so is a misspelled variable."
+    )
     intro = f"`python -m dingsdk` is the same program as `dingsdk`. {codes}"
-    return _page("Command line", f"{intro}\n\n{body}\n\n## Completion\n\n{completion}")
+    return _page(
+        "Command line",
+        f"{intro}\n\n{body}\n\n## Environment variables\n\n{variables}\n\n{names}"
+        f"\n\n## Completion\n\n{completion}",
+    )
 
 
 def config_page() -> str:
@@ -120,9 +135,15 @@ def hooks_page() -> str:
         for name, spec in vars(hookspecs).items()
         if name.startswith("dingsdk_") and inspect.isfunction(spec)
     }
+    rows = [f"| `{kind}` | {text} |" for kind, text in KINDS.items()]
     parts = [
         inspect.getdoc(hookspecs) or "",
-        "Kinds of parts that plugins can register: " + ", ".join(f"`{kind}`" for kind in KINDS),
+        "## `dingsdk_register_<kind>(registry)`\n\n"
+        "Register the parts that the plugin provides, by `registry.register(key, cls)`. Fires once "
+        "per plugin, when it is loaded, in the process and thread that loads it (in each process "
+        "that needs it). An error undoes the whole load and is reported by the plugin's name. "
+        "There is one such hook and one entry-point group `dingsdk.<kind>` for each kind:",
+        "\n".join(["| kind | its parts |", "|---|---|", *rows]),
     ]
     for name, spec in specs.items():
         signature = ", ".join(inspect.signature(spec).parameters)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from dingsdk.config import deep_merge_dicts
+from dingsdk.config import aliases, deep_merge_dicts
 from dingsdk.errors import ConfigError
 from dingsdk.pipeline.reference_envs import find_env_id
 
@@ -21,12 +21,6 @@ _PARTS = {
 }
 _OTHER_PARTS = ("collector", "comm_collector", "comm_learner", "env", "policy")
 _PARALLEL_COLLECTORS = frozenset({"zergling", "marine"})
-_TYPE_ALIASES = (
-    "learner_type",
-    "parallel_commander_type",
-    "comm_learner_type",
-    "comm_collector_type",
-)
 _COMM_ALIASES = ("comm_learner_type", "comm_collector_type")
 
 NOT_CARRIED: Mapping[str, str] = {
@@ -128,11 +122,10 @@ def rename_aliases(cfg: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rename_in(section: dict[str, Any], path: str) -> None:
-    for alias in _TYPE_ALIASES:
-        if isinstance(section.get(alias), str):
-            _rename(section, "type", section.pop(alias), f"{path}.{alias}")
-    if "import_module" in section:
-        _rename(section, "import_names", section.pop("import_module"), f"{path}.import_module")
+    renamed = aliases.rename_aliases(section, path)
+    if renamed is not section:
+        section.clear()
+        section.update(renamed)
     for key, value in section.items():
         if isinstance(value, dict):
             _rename_in(value, f"{path}.{key}" if path else key)

@@ -16,15 +16,16 @@ _default: PluginManager | None = None
 
 
 def default_manager() -> PluginManager:
-    """Return the manager of this process; the first call reads the ``DINGSDK_*`` switches."""
+    """Return the manager of this process; the first call reads the ``DINGSDK_*`` switches.
+
+    Raises:
+        ConfigError: a switch that is neither on nor off, or that is unknown.
+    """
     global _default
-    manager = _default
-    if manager is None:
-        with _lock:
-            manager = _default
-            if manager is None:
-                manager = _default = PluginManager(Switches.from_environ(os.environ))
-    return manager
+    with _lock:
+        if _default is None:
+            _default = PluginManager(Switches.from_environ(os.environ))
+        return _default
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""What the installed distributions say that they provide; reads metadata, imports nothing."""
+"""What the installed distributions say that they provide, and what this repository could.
+
+Reads metadata; imports nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 
 from dingsdk.plugins.kinds import KINDS, NAMES, OBSERVERS, OWN_DISTRIBUTION
 
@@ -38,6 +42,7 @@ class Advert:
 
     @property
     def module(self) -> str:
+        """The plugin module."""
         return self.value.partition(":")[0].strip()
 
     @property
@@ -55,17 +60,13 @@ def discover() -> list[Advert]:
     A distribution with unreadable metadata is logged by name and left out; one that shares
     our import package is logged as well.
     """
-    foreign = foreign_distribution()
-    if foreign is not None:
+    foreign, own = version_of(FOREIGN_DISTRIBUTION), version_of(OWN_DISTRIBUTION)
+    if foreign and own:
         _logger.warning(
-            "%s is installed beside %s %s. It is another project with the same import package, "
-            "dingsdk, and may have replaced files of ours. Uninstall both and install ours again: "
-            "pip uninstall %s %s",
-            foreign,
-            OWN_DISTRIBUTION,
-            version_of(OWN_DISTRIBUTION),
-            foreign.partition(" ")[0],
-            OWN_DISTRIBUTION,
+            f"{FOREIGN_DISTRIBUTION} {foreign} is installed beside {OWN_DISTRIBUTION} {own}. It "
+            "is another project with the same import package, dingsdk, and may have replaced "
+            "files of ours. Uninstall both and install ours again: "
+            f"pip uninstall {FOREIGN_DISTRIBUTION} {OWN_DISTRIBUTION}"
         )
     adverts: set[Advert] = set()
     for distribution in metadata.distributions():
@@ -76,14 +77,6 @@ def discover() -> list[Advert]:
             where = getattr(distribution, "_path", distribution)
             _logger.warning("cannot read the entry points of %s: %s", where, error)
     return sorted(adverts, key=lambda a: (a.kind, a.key, a.distribution))
-
-
-def foreign_distribution() -> str | None:
-    """Return name and version of the other project's distribution if both are installed."""
-    version = version_of(FOREIGN_DISTRIBUTION)
-    if version is None or version_of(OWN_DISTRIBUTION) is None:
-        return None
-    return f"{FOREIGN_DISTRIBUTION} {version}"
 
 
 def version_of(distribution: str) -> str | None:
@@ -116,3 +109,65 @@ def _adverts(distribution: metadata.Distribution) -> Iterator[Advert]:
                 point.name,
                 point.group,
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """A plugin of this repository, for messages about what is not installed.
+
+    Attributes:
+        distribution: Its name.
+        folder: Its folder below ``plugins``.
+        type_key: The type that it provides.
+        kinds: The kinds of that type.
+        names: The classes that it owns, reachable as ``dingsdk.worker.<Name>``.
+    """
+
+    distribution: str
+    folder: str
+    type_key: str
+    kinds: tuple[str, ...]
+    names: tuple[str, ...]
+
+    def provides(self, kind: str, key: str) -> bool:
+        """Whether it has this type of this kind, or (for NAMES) this class."""
+        if kind == NAMES:
+            return key in self.names
+        return key == self.type_key and kind in self.kinds
+
+    def install_command(self, checkout: Path = Path(__file__).parents[2]) -> str:
+        """Return what to type to install it.
+
+        Our distributions are on no package index, where anybody may take an unused name: the
+        command names a folder, of this checkout where there is one.
+        """
+        folder = Path("plugins", self.folder)
+        here = checkout / folder
+        if (here / "pyproject.toml").is_file():
+            return f"pip install {here}"
+        return f"pip install ./{folder}, in a clone of the dingsdk repository"
+
+
+SHIPPED = (
+    Shipped(
+        "dingsdk-rl-in-memory",
+        "dingsdk-in-memory",
+        "in_memory",
+        ("transports",),
+        ("InMemoryTransport",),
+    ),
+    Shipped(
+        "dingsdk-rl-flask-fs",
+        "dingsdk-flask-fs",
+        "flask_fs",
+        ("transports", "comm_collectors", "comm_learners"),
+        (
+            "CollectorSlave",
+            "FlaskFSTransport",
+            "FlaskFileSystemCollector",
+            "FlaskFileSystemLearner",
+            "LearnerSlave",
+        ),
+    ),
+)
+"""The plugins of this repository."""

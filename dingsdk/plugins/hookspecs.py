@@ -9,146 +9,37 @@ None of these fires once per env step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dingsdk.plugins.markers import hookspec
+import pluggy
+
+from dingsdk.plugins.kinds import KINDS
 
 if TYPE_CHECKING:
     from dingsdk.plugins.manager import PluginManager
     from dingsdk.plugins.registry import Registry
 
-# register: fires once per plugin, when it is loaded, in the process and thread that loads it
-# (in each process that needs it). ``registry.register(key, cls)`` adds a type. An error undoes
-# the whole load and is reported by the plugin's name.
+PROJECT_NAME = "dingsdk"
+
+hookspec = pluggy.HookspecMarker(PROJECT_NAME)
+"""Declares a hook, in a module that a plugin passes to ``manager.add_hookspecs``."""
+
+hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
+"""Marks a plugin's function as the implementation of the hook of the same name."""
 
 
-@hookspec(historic=True)
-def dingsdk_register_transports(registry: Registry) -> None:
-    """Register transports.
+def _register_hook() -> Callable[[Registry], None]:
+    def register(registry: Registry) -> None: ...
 
-    Each is a way for workers to reach their master: control messages, step data, policies.
-    """
+    return hookspec(register, historic=True)
 
 
-@hookspec(historic=True)
-def dingsdk_register_buffers(registry: Registry) -> None:
-    """Register buffers.
-
-    Each is a replay buffer, ``cls(cfg, tb_logger=None, exp_name=..., instance_name=...)``.
-    """
-
-
-@hookspec(historic=True)
-def dingsdk_register_storages(registry: Registry) -> None:
-    """Register storages: where a buffer keeps its rows."""
-
-
-@hookspec(historic=True)
-def dingsdk_register_samplers(registry: Registry) -> None:
-    """Register samplers: which rows a buffer draws."""
-
-
-@hookspec(historic=True)
-def dingsdk_register_removers(registry: Registry) -> None:
-    """Register removers: which rows a full buffer gives up."""
-
-
-@hookspec(historic=True)
-def dingsdk_register_limiters(registry: Registry) -> None:
-    """Register limiters: when a buffer may be sampled from, or pushed to."""
-
-
-@hookspec(historic=True)
-def dingsdk_register_collectors(registry: Registry) -> None:
-    """Register collectors.
-
-    Each is a serial collector, ``cls(cfg, env=None, policy=None, tb_logger=None, ...)``.
-    """
-
-
-@hookspec(historic=True)
-def dingsdk_register_parallel_collectors(registry: Registry) -> None:
-    """Register parallel_collectors: a collector that runs as a worker, ``cls(cfg)``."""
-
-
-@hookspec(historic=True)
-def dingsdk_register_comm_collectors(registry: Registry) -> None:
-    """Register comm_collectors.
-
-    Each is the worker side of a transport that runs collectors, ``cls(cfg)``.
-    """
-
-
-@hookspec(historic=True)
-def dingsdk_register_comm_learners(registry: Registry) -> None:
-    """Register comm_learners.
-
-    Each is the worker side of a transport that runs a learner, ``cls(cfg)``.
-    """
-
-
-@hookspec(historic=True)
-def dingsdk_register_evaluators(registry: Registry) -> None:
-    """Register evaluators.
-
-    Each is an evaluator, ``cls(cfg, env=None, policy=None, tb_logger=None, ...)``.
-    """
-
-
-@hookspec(historic=True)
-def dingsdk_register_learners(registry: Registry) -> None:
-    """Register learners.
-
-    Each is a learner, ``cls(cfg, policy=None, tb_logger=None, dist_info=None, ...)``.
-    """
-
-
-@hookspec(historic=True)
-def dingsdk_register_learner_hooks(registry: Registry) -> None:
-    """Register learner_hooks.
-
-    Each is a hook that configs choose per learner, ordered by priority.
-    """
-
-
-@hookspec(historic=True)
-def dingsdk_register_commanders(registry: Registry) -> None:
-    """Register commanders: what decides the next task of a parallel run, ``cls(cfg)``."""
-
-
-@hookspec(historic=True)
-def dingsdk_register_leagues(registry: Registry) -> None:
-    """Register leagues: a league of players, ``cls(cfg)``."""
-
-
-@hookspec(historic=True)
-def dingsdk_register_policies(registry: Registry) -> None:
-    """Register policies: a policy with the modes of ``dingsdk.policy``."""
-
-
-@hookspec(historic=True)
-def dingsdk_register_env_managers(registry: Registry) -> None:
-    """Register env_managers: N environments stepped together, ``cls(cfg, env_fns)``."""
-
-
-@hookspec(historic=True)
-def dingsdk_register_env_wrappers(registry: Registry) -> None:
-    """Register env_wrappers: a callable ``wrapper(env, **kwargs) -> gymnasium.Env``."""
-
-
-@hookspec(historic=True)
-def dingsdk_register_roles(registry: Registry) -> None:
-    """Register roles: kinds of workers, each a ``dingsdk.worker.coordinator.Role``.
-
-    Each is shown as a command, ``dingsdk <key>``, which starts one such worker.
-    """
-
-
-@hookspec(historic=True)
-def dingsdk_register_commands(registry: Registry) -> None:
-    """Register commands: a click command, shown as ``dingsdk <key>``."""
+REGISTER_HOOKS = type(
+    "RegisterHooks", (), {f"dingsdk_register_{kind}": _register_hook() for kind in KINDS}
+)
+"""One hook ``dingsdk_register_<kind>(registry)`` for each kind."""
 
 
 # life: an error in one of these, but for dingsdk_addhooks, is logged with the plugin's name and

@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 OWN_DISTRIBUTION = "dingsdk-rl"
 """What the core is installed as. The distribution called ``dingsdk`` is another project's."""
 
-KINDS = (
-    "transports",
-    "buffers",
-    "storages",
-    "samplers",
-    "removers",
-    "limiters",
-    "collectors",
-    "parallel_collectors",
-    "comm_collectors",
-    "comm_learners",
-    "evaluators",
-    "learners",
-    "learner_hooks",
-    "commanders",
-    "leagues",
-    "policies",
-    "env_managers",
-    "env_wrappers",
-    "roles",
-    "commands",
-)
-"""Each kind has a registry, an entry-point group ``dingsdk.<kind>`` and a hook
-``dingsdk_register_<kind>(registry)``."""
+KINDS: Mapping[str, str] = {
+    "transports": (
+        "how workers reach their master: control messages, step data and policies, each a "
+        "`dingsdk.worker.comm.Transport`"
+    ),
+    "buffers": (
+        "replay buffers, `cls(cfg, tb_logger=None, exp_name=..., instance_name=...)`, each a "
+        "`dingsdk.worker.IBuffer`"
+    ),
+    "storages": "where a buffer keeps its rows",
+    "samplers": "which rows a buffer draws",
+    "removers": "which rows a full buffer gives up",
+    "limiters": "when a buffer may be sampled from, or pushed to",
+    "collectors": "serial collectors, `cls(cfg, env=None, policy=None, tb_logger=None, ...)`",
+    "parallel_collectors": "collectors that run in a worker, `cls(cfg)`",
+    "comm_collectors": "the side of a transport that runs collectors in a worker, `cls(cfg)`",
+    "comm_learners": "the side of a transport that runs a learner in a worker, `cls(cfg)`",
+    "evaluators": "evaluators, `cls(cfg, env=None, policy=None, tb_logger=None, ...)`",
+    "learners": "learners, `cls(cfg, policy=None, tb_logger=None, dist_info=None, ...)`",
+    "learner_hooks": "hooks that a config chooses for a learner, ordered by priority",
+    "commanders": "what decides the next task of a parallel run, `cls(cfg)`",
+    "leagues": "leagues of players, `cls(cfg)`",
+    "policies": "policies, each with the modes of `dingsdk.policy`",
+    "env_managers": "environments that are stepped together, `cls(cfg, env_fns)`",
+    "env_wrappers": "callables `wrapper(env, **kwargs) -> gymnasium.Env`",
+    "roles": (
+        "roles of workers, each a `dingsdk.worker.coordinator.Role`; shown as a command "
+        "`dingsdk <key>`, which starts one such worker"
+    ),
+    "commands": "click commands, shown as `dingsdk <key>`",
+}
+"""Kind -> what its parts are. Each kind has a registry, an entry-point group
+``dingsdk.<kind>`` and a hook ``dingsdk_register_<kind>(registry)``."""
 
 OBSERVERS = "plugins"
 """Entry-point group ``dingsdk.plugins``: modules that provide no type and only observe."""

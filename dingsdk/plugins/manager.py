@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 import importlib
+import logging
+import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType, ModuleType
 from typing import Any
 
 import pluggy
 
+from dingsdk.config.aliases import rename_aliases
 from dingsdk.errors import (
     ConfigError,
     ConfigTypeError,
     PluginLoadError,
+    PluginNotInstalledError,
     UnknownPluginError,
     nearest_name,
+    raised_at,
 )
-from dingsdk.plugins import hints
+from dingsdk.plugins import hookspecs
 from dingsdk.plugins.builtins import BUILTINS
-from dingsdk.plugins.discovery import Advert, discover
-from dingsdk.plugins.kinds import KINDS, OBSERVERS
-from dingsdk.plugins.listing import PluginInfo, list_plugins
-from dingsdk.plugins.loader import Loader, report
-from dingsdk.plugins.observers import Observers
-from dingsdk.plugins.registry import Registry
-from dingsdk.plugins.snapshot import Snapshot, restore_snapshot, take_snapshot
+from dingsdk.plugins.discovery import SHIPPED, Advert, discover
+from dingsdk.plugins.inventory import PluginInfo, Snapshot, list_plugins, take_snapshot
+from dingsdk.plugins.kinds import API_VERSION, KINDS, NAMES, OBSERVERS
+from dingsdk.plugins.observers import Observers, call_guarded
+from dingsdk.plugins.registry import (
+    Registry,
+    Transaction,
+    import_place,
+    listed,
+    place_of,
+    transaction,
+    unknown,
+)
 from dingsdk.plugins.switches import Switches, is_named
+
+_logger = logging.getLogger(__name__)
 
 
 class PluginManager:
@@ -35,6 +49,14 @@ class PluginManager:
     Args:
         switches: Which plugins may be loaded.
         discover: Returns the adverts of what is installed; called when first needed.
+
+    Attributes:
+        registries: Kind -> its registry.
+        builtins: Rows of ``BUILTINS``.
+        modules: Loaded plugin module -> its owner, in the order of loading.
+        failures: Module name -> why its last load failed; cleared by a load that works.
+        observers: The observe hooks.
+        has_observers: Whether ``load_observers`` was called.
     """
 
     def __init__(
@@ -49,19 +71,32 @@ class PluginManager:
         self.builtins = frozenset(BUILTINS)
         for kind, key, place in BUILTINS:
             self.registries[kind].declare(key, place)
-        self.loader = Loader(self, self.switches)
-        self.loader.start()
+        self.modules: dict[str, str] = {}
+        self.failures: dict[str, str] = {}
+        self.has_observers = False
+        self._pluggy = pluggy.PluginManager(hookspecs.PROJECT_NAME)
+        self._pluggy.add_hookspecs(hookspecs)
+        self._pluggy.add_hookspecs(hookspecs.REGISTER_HOOKS)
         self.observers = Observers(self.hook)
         self._discover = discover
         self._adverts: Sequence[Advert] | None = None
         self._specs: set[int] = set()
+        self._announced: list[tuple[object, str]] = []
+        self._config: Mapping[str, Any] | None = None
+        self._blamed: set[tuple[str, str]] = set()
         self._lock = threading.RLock()
-        self.has_observers = False
+        # Historic calls: each plugin that is registered from now on answers them.
+        self.hook.dingsdk_addhooks.call_historic(kwargs={"manager": self})
+        for kind, registry in self.registries.items():
+            caller = getattr(self.hook, f"dingsdk_register_{kind}")
+            caller.call_historic(kwargs={"registry": registry})
 
     @property
     def hook(self) -> pluggy.HookRelay:
         """pluggy's relay; for the observe hooks prefer ``observe()``, which isolates errors."""
-        return self.loader.pluggy.hook
+        return self._pluggy.hook
+
+    # what there is
 
     def registry(self, kind: str) -> Registry:
         """Return the registry of a kind.
@@ -70,17 +105,40 @@ class PluginManager:
             UnknownPluginError: there is no such kind.
         """
         if kind not in self.registries:
-            nearest = nearest_name(kind, KINDS)
-            advice = f" did you mean {nearest!r}?" if nearest else ""
-            raise UnknownPluginError(
-                f"no kind {kind!r};{advice} Kinds: {', '.join(sorted(KINDS))}",
-                kind=kind,
-                asked=kind,
-                known=sorted(KINDS),
-                nearest=nearest,
-                install=None,
-            )
+            raise unknown("kinds", kind, sorted(KINDS))
         return self.registries[kind]
+
+    def known(self, kind: str) -> list[str]:
+        """Return the type keys that configs can name now, sorted; imports nothing."""
+        usable = {advert.key for advert in self.adverts(kind) if self.why_not(advert) is None}
+        return sorted(usable.union(self.registry(kind).query()))
+
+    def adverts(self, kind: str | None = None, key: str | None = None) -> list[Advert]:
+        """Return what installed distributions advertise: all, for a kind, or for one key.
+
+        Raises:
+            ConfigError: a switch names nothing that is installed.
+        """
+        with self._lock:
+            if self._adverts is None:
+                found = self._discover()
+                self.switches.check(found)
+                self._adverts = found
+            return [
+                advert
+                for advert in self._adverts
+                if kind in (None, advert.kind) and key in (None, advert.key)
+            ]
+
+    def why_not(self, advert: Advert) -> str | None:
+        """Return why the switches keep an advertised plugin out, or None."""
+        return self.switches.why_not(advert.names)
+
+    def plugins(self) -> list[PluginInfo]:
+        """Return what provides what: built-in, registered and installed; imports nothing."""
+        return list_plugins(self)
+
+    # parts by type
 
     def get(
         self,
@@ -138,6 +196,7 @@ class PluginManager:
             PluginLoadError: as for ``get``.
         """
         component = self.class_of(kind, cfg, config_path)
+        cfg = rename_aliases(cfg, config_path)
         try:
             return component(cfg, *args, **kwargs)
         except Exception as error:
@@ -152,6 +211,8 @@ class PluginManager:
     def class_of(self, kind: str, cfg: Mapping[str, Any], config_path: str = "") -> Any:
         """Return the class that ``cfg["type"]`` names, after ``cfg["import_names"]``.
 
+        Both keys may be given by their aliases; see ``dingsdk.config.aliases``.
+
         Raises:
             ConfigError: ``cfg`` is no section, or has no ``type``.
             UnknownPluginError: as for ``get``.
@@ -165,106 +226,51 @@ class PluginManager:
                 expected="mapping",
                 found=type(cfg).__name__,
             )
+        cfg = rename_aliases(cfg, config_path)
         if "type" not in cfg:
             raise ConfigError(
                 f"{config_path or 'the config'} names no type; one of the {kind} is needed: "
-                f"{', '.join(self.known(kind)) or 'none'}",
+                f"{listed(self.known(kind))}",
                 path=f"{config_path}.type" if config_path else "type",
                 known=self.known(kind),
             )
         return self.get(kind, cfg["type"], cfg.get("import_names") or (), config_path)
 
-    def known(self, kind: str) -> list[str]:
-        """Return the type keys that configs can name now, sorted; imports nothing."""
-        usable = {advert.key for advert in self.adverts(kind) if self.why_not(advert) is None}
-        return sorted(usable.union(self.registry(kind).query()))
+    def named(self, name: str) -> Any:
+        """Return the object that an installed plugin advertises under ``name``.
 
-    def adverts(self, kind: str | None = None, key: str | None = None) -> list[Advert]:
-        """Return what installed distributions advertise: all, for a kind, or for one key."""
-        with self._lock:
-            if self._adverts is None:
-                self._adverts = self._discover()
-            found = self._adverts
-        return [a for a in found if kind in (None, a.kind) and key in (None, a.key)]
-
-    def why_not(self, advert: Advert) -> str | None:
-        """Return why the switches forbid loading what is advertised, or None."""
-        return self.switches.why_not(advert.names)
-
-    def load(self, advert: Advert) -> None:
-        """Import and register what is advertised, once.
+        Meant for a package's ``__getattr__``. The advert is an entry point of group
+        ``dingsdk.names``: its name is ``name``, its value ``module:attribute``.
 
         Raises:
-            PluginLoadError: it cannot be loaded, or is disabled.
+            PluginNotInstalledError: a plugin is known to own the name, but is not installed
+                (also an ImportError).
+            PluginLoadError: the plugin is disabled, broken, or not the only one.
+            AttributeError: no plugin owns the name.
         """
-        reason = self.why_not(advert)
-        if reason is not None:
-            raise PluginLoadError(
-                f"{advert.key!r} of the {advert.kind} is provided by {advert}, which is not "
-                f"loaded: {reason}",
-                plugin=advert.distribution,
-                kind=advert.kind,
-                reason="disabled",
-            )
-        self.loader.load(advert.module, advert.distribution)
-
-    def load_observers(self) -> None:
-        """Load the plugins of group ``dingsdk.plugins`` and the modules in ``DINGSDK_PLUGINS``.
-
-        Runs once; a plugin that fails is logged by name and left out, or raises under
-        ``DINGSDK_STRICT_PLUGINS``.
-        """
-        with self._lock:
-            if self.has_observers:
-                return
-            self.has_observers = True
-        for advert in self.adverts(OBSERVERS):
-            if self.why_not(advert) is None:
-                self._load_unasked(advert.module, advert.distribution)
-        for name in self.switches.plugins:
-            if not any(is_named([name], advert.names) for advert in self.adverts()):
-                self._load_unasked(name, None)
-
-    def plugins(self) -> list[PluginInfo]:
-        """Return what provides what: built-in, registered and installed; imports nothing."""
-        return list_plugins(self)
-
-    def snapshot(self) -> Snapshot:
-        """Return what is registered, picklable, for ``restore`` in a child process."""
-        return take_snapshot(self)
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Register here what was registered where ``snapshot`` was taken."""
-        restore_snapshot(self, snapshot)
-
-    def configure(self, config: Mapping[str, Any]) -> None:
-        """Tell the plugins that a run with this compiled config is about to start."""
-        self.load_observers()
-        self.loader.configure(config)
-
-    def unconfigure(self) -> None:
-        """Tell the plugins that the run of the last ``configure`` is over; idempotent."""
-        self.loader.unconfigure()
-
-    def register_plugin(self, plugin: object, name: str | None = None) -> str:
-        """Register an object whose methods are hookimpls; return its name.
-
-        Raises:
-            PluginLoadError: it is too new or implements an unknown hook; nothing remains.
-        """
-        name = name or getattr(plugin, "__name__", None) or f"{type(plugin).__name__}-{id(plugin)}"
-        self.loader.register(plugin, name)
-        return name
-
-    def unregister_plugin(self, name: str) -> None:
-        """Take out the hookimpls of ``register_plugin``; the types they registered stay."""
-        self.loader.unregister(name)
-
-    def add_hookspecs(self, namespace: ModuleType | type) -> None:
-        """Declare the hooks of a module or class; for ``dingsdk_addhooks``. Idempotent."""
-        if id(namespace) not in self._specs:
-            self.loader.pluggy.add_hookspecs(namespace)
-            self._specs.add(id(namespace))
+        if name.startswith("_"):  # asked for by import machinery and inspection, never ours
+            raise AttributeError(f"no plugin provides {name!r}")
+        adverts = self.adverts(NAMES, name)
+        if adverts:
+            advert = self._only_usable(adverts, name)
+            try:
+                return import_place(advert.value)
+            except Exception as error:
+                raise PluginLoadError(
+                    f"cannot load {name} from {advert}: {type(error).__name__}: {error}",
+                    plugin=advert.distribution,
+                    kind=NAMES,
+                    reason="broken",
+                ) from error
+        for shipped in SHIPPED:
+            if shipped.provides(NAMES, name):
+                raise PluginNotInstalledError(
+                    f"{name} is part of the plugin {shipped.distribution}, which is not "
+                    f"installed; to get it: {shipped.install_command()}",
+                    name=name,
+                    install=shipped.distribution,
+                )
+        raise AttributeError(f"no plugin provides {name!r}")
 
     def _import_all(self, import_names: Sequence[str], config_path: str) -> None:
         where = f"{config_path}.import_names" if config_path else "import_names"
@@ -278,7 +284,7 @@ class PluginManager:
             )
         for name in import_names:
             try:
-                self.loader.load(name)
+                self.load(name)
             except PluginLoadError as error:
                 error.add_note(f"named in {where}")
                 raise
@@ -291,22 +297,11 @@ class PluginManager:
             with self._lock:
                 self._adverts = None
             adverts = self.adverts(kind, key)
-        usable = [advert for advert in adverts if self.why_not(advert) is None]
         if not adverts:
             raise self._unknown(kind, key, where)
-        if len(usable) > 1:
-            raise PluginLoadError(
-                f"{where}: {key!r} of the {kind} is provided by more than one plugin: "
-                f"{' and '.join(map(str, usable))}; uninstall one, or name it in "
-                "DINGSDK_DISABLED_PLUGINS",
-                plugin=key,
-                kind=kind,
-                reason="duplicate",
-                providers=[advert.distribution for advert in usable],
-            )
-        advert = (usable or adverts)[0]
         try:
-            self.load(advert)
+            advert = self._only_usable(adverts, f"{where}: {key!r} of the {kind}")
+            self.load(advert.module, advert.distribution)
         except PluginLoadError as error:
             error.add_note(f"asked for as {where} = {key!r}")
             raise
@@ -319,32 +314,263 @@ class PluginManager:
                 reason="not registered",
             )
 
+    def _only_usable(self, adverts: Sequence[Advert], what: str) -> Advert:
+        usable = [advert for advert in adverts if self.why_not(advert) is None]
+        if len(usable) == 1:
+            return usable[0]
+        if usable:
+            raise PluginLoadError(
+                f"{what} is provided by more than one plugin: {' and '.join(map(str, usable))}; "
+                "uninstall one, or name it in DINGSDK_DISABLED_PLUGINS",
+                plugin=adverts[0].key,
+                kind=adverts[0].kind,
+                reason="duplicate",
+                providers=[advert.distribution for advert in usable],
+            )
+        raise PluginLoadError(
+            f"{what} is provided by {adverts[0]}, which is not loaded: {self.why_not(adverts[0])}",
+            plugin=adverts[0].distribution,
+            kind=adverts[0].kind,
+            reason="disabled",
+        )
+
     def _unknown(self, kind: str, key: str, where: str) -> UnknownPluginError:
         known = self.known(kind)
-        to_install = {name: dist for (other, name), dist in hints.TYPES.items() if other == kind}
+        to_install = {each.type_key: each for each in SHIPPED if each.provides(kind, each.type_key)}
         nearest = None if key in to_install else nearest_name(key, [*known, *to_install])
         install = to_install.get(nearest or key) if nearest not in known else None
         others = [other for other in KINDS if other != kind and key in self.known(other)]
-        advice = []
-        if nearest:
-            advice.append(f"Did you mean {nearest!r}?")
+        advice = ""
         if install:
-            advice.append(f"To get it: {hints.install_command(install)}.")
+            advice = f" To get it: {install.install_command()}."
         elif others and not nearest:
-            advice.append(f"There is one among the {' and the '.join(others)}.")
-        message = f"{where}: no {key!r} among the {kind}."
-        return UnknownPluginError(
-            " ".join([message, *advice, f"Known: {', '.join(known) or 'none'}"]),
+            advice = f" There is one among the {' and the '.join(others)}."
+        return unknown(
+            kind,
+            key,
+            known,
+            advice,
             path=where,
-            kind=kind,
-            asked=key,
-            known=known,
             nearest=nearest,
-            install=install,
+            install=install.distribution if install else None,
         )
 
-    def _load_unasked(self, module: str, owner: str | None) -> None:
+    # loading
+
+    def load(self, module_name: str, owner: str | None = None) -> None:
+        """Import a module and, where it holds hookimpls, register it; once per process.
+
+        Args:
+            module_name: Dotted name.
+            owner: Whom to name in messages and listings, by default the module.
+
+        Raises:
+            PluginLoadError: it is disabled, too new, or raised; nothing of it remains
+                registered. Its own error is the cause.
+        """
+        self._load(module_name, owner or module_name)
+
+    def _load(self, module_name: str, owner: str, must_provide: bool = False) -> None:
+        if self.switches.is_disabled(module_name):
+            raise PluginLoadError(
+                f"plugin {owner} is needed, but DINGSDK_DISABLED_PLUGINS names it; "
+                "take it out of there to use it",
+                plugin=owner,
+                reason="disabled",
+            )
+        with self._lock:  # another thread may be in the middle of registering it
+            if self._pluggy.has_plugin(module_name):
+                return
+        is_new = module_name not in sys.modules
+        with self._wholly(module_name, owner) as changes:
+            # Not under the lock: another thread may hold the import lock of this module and
+            # wait for ours.
+            module = importlib.import_module(module_name)
+            try:
+                self._register(module, module_name, owner, must_provide and not changes.changes)
+            except BaseException:
+                if is_new:  # the next try must run its top again, registrations included
+                    sys.modules.pop(module_name, None)
+                raise
+        self.modules[module_name] = owner
+
+    def load_observers(self) -> None:
+        """Load the plugins of group ``dingsdk.plugins`` and the modules in ``DINGSDK_PLUGINS``.
+
+        Runs once; a plugin that fails is logged by name and left out, or raises under
+        ``DINGSDK_STRICT_PLUGINS``.
+        """
+        with self._lock:
+            if self.has_observers:
+                return
+            self.has_observers = True
+        wanted = [
+            (advert.module, advert.distribution)
+            for advert in self.adverts(OBSERVERS)
+            if self.why_not(advert) is None
+        ]
+        for name in self.switches.plugins:
+            if not any(is_named([name], advert.names) for advert in self.adverts()):
+                wanted.append((name, name))
+        for module, owner in wanted:
+            with self._reported():
+                self._load(module, owner, must_provide=True)
+
+    def register_plugin(self, plugin: object, name: str | None = None) -> str:
+        """Register an object whose methods are hookimpls; return its name.
+
+        Raises:
+            PluginLoadError: it is too new or implements an unknown hook; nothing remains.
+        """
+        name = name or getattr(plugin, "__name__", None) or f"{type(plugin).__name__}-{id(plugin)}"
+        with self._wholly(name, name):
+            self._register(plugin, name, name)
+        return name
+
+    def unregister_plugin(self, name: str) -> None:
+        """Take out the hookimpls of ``register_plugin``; the types they registered stay."""
+        with self._lock:
+            plugin = self._pluggy.unregister(name=name)
+            self._announced = [pair for pair in self._announced if pair[0] is not plugin]
+
+    def add_hookspecs(self, namespace: ModuleType | type) -> None:
+        """Declare the hooks of a module or class; for ``dingsdk_addhooks``. Idempotent."""
+        if id(namespace) not in self._specs:
+            self._pluggy.add_hookspecs(namespace)
+            self._specs.add(id(namespace))
+
+    @contextmanager
+    def _wholly(self, module_name: str, owner: str) -> Iterator[Transaction]:
         try:
-            self.loader.load(module, owner)
+            with transaction(owner) as changes:
+                yield changes
+        except (Exception, SystemExit) as error:
+            self.failures[module_name] = f"{type(error).__name__}: {error}"
+            if isinstance(error, PluginLoadError) and error.facts.get("plugin") == owner:
+                raise
+            raise PluginLoadError(
+                f"plugin {owner} cannot be loaded: {type(error).__name__}: {error}"
+                f"{raised_at(error)}",
+                plugin=owner,
+                reason="broken",
+            ) from error
+        self.failures.pop(module_name, None)
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Log the error of a plugin that nobody asked for by type, or raise it where strict."""
+        try:
+            yield
         except PluginLoadError as error:
-            report(error, self.switches.strict)
+            if self.switches.strict:
+                raise
+            _logger.error("%s (left out)", error, exc_info=error.__cause__)
+
+    def _register(self, plugin: object, name: str, owner: str, needs_hooks: bool = False) -> None:
+        needed = getattr(plugin, "dingsdk_api", API_VERSION)
+        if not isinstance(needed, int) or needed > API_VERSION:
+            raise PluginLoadError(
+                f"plugin {owner} needs version {needed} of the plugin interface, this dingsdk has "
+                f"{API_VERSION}; upgrade dingsdk, or install an older release of the plugin",
+                plugin=owner,
+                reason="too new",
+                needed=needed,
+                found=API_VERSION,
+            )
+        with self._lock:
+            if any(known is plugin for known, _ in self._announced):
+                return
+            try:
+                self._pluggy.register(plugin, name)
+                self._check_hooks(plugin, name, owner, needs_hooks)
+            except BaseException:
+                # By name: pluggy compares plugins by equality, and would take out another one.
+                if self._pluggy.get_plugin(name) is plugin:
+                    self._pluggy.unregister(name=name)
+                raise
+            self._announce(plugin, name)
+
+    def _check_hooks(self, plugin: object, name: str, owner: str, needs_hooks: bool) -> None:
+        callers = self._pluggy.get_hookcallers(plugin) or []
+        if needs_hooks and not callers:
+            raise PluginLoadError(
+                f"plugin {owner} has no effect: {name} implements no hook and registers no type; "
+                "mark its hook functions with @dingsdk.hookimpl",
+                plugin=owner,
+                reason="no hooks",
+            )
+        for caller in callers:
+            impl = next(i for i in caller.get_hookimpls() if i.plugin is plugin)
+            if not caller.has_spec() and not impl.optionalhook:
+                hooks = vars(self.hook).items()
+                known = [name for name, other in hooks if getattr(other, "spec", None)]
+                nearest = nearest_name(caller.name, known)
+                advice = f"did you mean {nearest}? " if nearest else ""
+                raise PluginLoadError(
+                    f"plugin {owner} implements {caller.name}, which is no hook of this dingsdk; "
+                    f"{advice}If it comes from a newer dingsdk, mark it "
+                    "@hookimpl(optionalhook=True)",
+                    plugin=owner,
+                    reason="unknown hook",
+                    hook=caller.name,
+                    nearest=nearest,
+                )
+            if impl.wrapper or impl.hookwrapper:
+                raise PluginLoadError(
+                    f"plugin {owner} wraps {caller.name}; the hooks of dingsdk take no wrappers",
+                    plugin=owner,
+                    reason="wrapper",
+                    hook=caller.name,
+                )
+
+    # life of runs and processes
+
+    def _announce(self, plugin: object, name: str) -> None:
+        self._announced.append((plugin, name))
+        for impl in self.hook.dingsdk_plugin_registered.get_hookimpls():
+            news = self._announced if impl.plugin is plugin else [(plugin, name)]
+            for other, other_name in list(news):
+                facts = {"plugin": other, "name": other_name, "manager": self}
+                call_guarded(impl, facts, self._blamed)
+        if self._config is not None:
+            for impl in self.hook.dingsdk_configure.get_hookimpls():
+                if impl.plugin is plugin:
+                    call_guarded(impl, {"config": self._config}, self._blamed)
+
+    def configure(self, config: Mapping[str, Any]) -> None:
+        """Tell the plugins, also those loaded later, that a run with this config starts."""
+        self.load_observers()
+        self.unconfigure()
+        with self._lock:
+            self._config = config
+            for impl in self.hook.dingsdk_configure.get_hookimpls():
+                call_guarded(impl, {"config": config}, self._blamed)
+
+    def unconfigure(self) -> None:
+        """Tell the plugins that the run of the last ``configure`` is over; idempotent."""
+        with self._lock:
+            if self._config is None:
+                return
+            self._config = None
+            for impl in self.hook.dingsdk_unconfigure.get_hookimpls():
+                call_guarded(impl, {}, self._blamed)
+
+    def snapshot(self) -> Snapshot:
+        """Return what is registered, picklable, for ``restore`` in a child process."""
+        return take_snapshot(self)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Register here what was registered where ``snapshot`` was taken.
+
+        A plugin that cannot be loaded here is logged, or raises under
+        ``DINGSDK_STRICT_PLUGINS``; its types are declared all the same, and say what is wrong
+        when they are used.
+        """
+        for module, owner in snapshot.modules:
+            with self._reported():
+                self.load(module, owner)
+        for kind, key, owner, place in snapshot.entries:
+            registry = self.registry(kind)
+            entry = registry.entry(key)
+            if entry is None or place not in (entry.place, place_of(entry.target)):
+                registry.declare(key, place, owner, force_overwrite=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from dingsdk.errors import (
     ConfigTypeError,
@@ -19,7 +19,7 @@ from dingsdk.errors import (
 )
 from dingsdk.plugins.kinds import OWN_DISTRIBUTION
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Callable[..., object])
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Entry:
     """
 
     owner: str
-    target: Any = None
+    target: object = None
     place: str | None = None
 
 
@@ -82,6 +82,22 @@ class Registry:
         self._entries: dict[str, Entry] = {}
         self._lock = threading.Lock()
 
+    @overload
+    def register(self, name: T) -> T: ...
+
+    @overload
+    def register(
+        self, name: str | None = None, module: None = None, force_overwrite: bool = False
+    ) -> Callable[[T], T]: ...
+
+    @overload
+    def register(
+        self, name: str | None = None, *, module: T, force_overwrite: bool = False
+    ) -> T: ...
+
+    @overload
+    def register(self, name: str | None, module: T, force_overwrite: bool = False) -> T: ...
+
     def register(self, name: Any = None, module: Any = None, force_overwrite: bool = False) -> Any:
         """Register a class or callable, as a decorator or by a direct call.
 
@@ -102,7 +118,7 @@ class Registry:
         if callable(name) and module is None:  # bare @registry.register
             name, module = None, name
         if module is None:
-            return self._decorator(name, force_overwrite)
+            return lambda module: self.register(name, module, force_overwrite)
         key = name if name is not None else getattr(module, "__name__", None)
         if not isinstance(key, str) or not key:
             raise ConfigTypeError(
@@ -135,19 +151,18 @@ class Registry:
         """
         entry = self._entries.get(name)
         if entry is None:
-            nearest = nearest_name(name, self._entries) if isinstance(name, str) else None
-            advice = f" did you mean {nearest!r}?" if nearest else ""
-            raise UnknownPluginError(
-                f"no {name!r} among the {self.kind};{advice} Known: {_listing(self.query())}",
-                kind=self.kind,
-                asked=name,
-                known=self.query(),
-                nearest=nearest,
-                install=None,
-            )
+            raise unknown(self.kind, name, self.query())
         if entry.place is None or entry.target is not None:
             return entry.target
-        target = self._import(name, entry.place)
+        try:
+            target = import_place(entry.place)
+        except Exception as error:
+            raise PluginLoadError(
+                f"cannot load {name!r} of the {self.kind} from {entry.place}: "
+                f"{type(error).__name__}: {error}",
+                kind=self.kind,
+                plugin=entry.place,
+            ) from error
         with self._lock:
             if self._entries.get(name) == entry:
                 self._entries[name] = Entry(entry.owner, target, entry.place)
@@ -177,14 +192,7 @@ class Registry:
         return len(self._entries)
 
     def __repr__(self) -> str:
-        return f"Registry({self.kind!r}: {_listing(self.query())})"
-
-    def _decorator(self, name: str | None, force_overwrite: bool) -> Callable[[T], T]:
-        def register(module: T) -> T:
-            self.register(name, module, force_overwrite)
-            return module
-
-        return register
+        return f"Registry({self.kind!r}: {listed(self.query())})"
 
     def _add(self, name: str, entry: Entry, force_overwrite: bool) -> None:
         with self._lock:
@@ -214,19 +222,8 @@ class Registry:
             else:
                 self._entries[name] = entry
 
-    def _import(self, name: str, place: str) -> Any:
-        try:
-            return import_place(place)
-        except Exception as error:
-            raise PluginLoadError(
-                f"cannot load {name!r} of the {self.kind} from {place}: "
-                f"{type(error).__name__}: {error}",
-                kind=self.kind,
-                plugin=place,
-            ) from error
 
-
-def place_of(target: Any) -> str | None:
+def place_of(target: object) -> str | None:
     """Return ``module:qualname`` of a class or function, or None for other objects."""
     module = getattr(target, "__module__", None)
     name = getattr(target, "__qualname__", None)
@@ -242,5 +239,33 @@ def import_place(place: str) -> Any:
     return target
 
 
-def _listing(names: list[str]) -> str:
+def unknown(
+    kind: str, asked: object, known: list[str], advice: str = "", **facts: object
+) -> UnknownPluginError:
+    """Return the error for a name that nothing has, with the nearest one and all known.
+
+    Args:
+        kind: What was looked among.
+        asked: The name.
+        known: The names that there are.
+        advice: Further sentences, before the list of known names.
+        **facts: More facts of the error, or others in place of its own.
+    """
+    nearest = nearest_name(asked, known) if isinstance(asked, str) else None
+    facts = {
+        "kind": kind,
+        "asked": asked,
+        "known": known,
+        "nearest": nearest,
+        "install": None,
+    } | facts
+    where = f"{facts['path']}: " if "path" in facts else ""
+    spelling = f" Did you mean {facts['nearest']!r}?" if facts["nearest"] else ""
+    return UnknownPluginError(
+        f"{where}no {asked!r} among the {kind}.{spelling}{advice} Known: {listed(known)}", **facts
+    )
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names for a message."""
     return ", ".join(names) or "none"

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dingsdk.errors import ConfigError
+from dingsdk.errors import ConfigError, nearest_name
+
+if TYPE_CHECKING:
+    from dingsdk.plugins.discovery import Advert
+
+VARIABLES: Mapping[str, str] = {
+    "DINGSDK_DISABLE_PLUGIN_AUTOLOAD": "1: use no installed plugin but those in DINGSDK_PLUGINS.",
+    "DINGSDK_PLUGINS": (
+        "Comma-separated. Installed plugins to use although the variable above is set; any other "
+        "name is a module to import and register when a run starts."
+    ),
+    "DINGSDK_DISABLED_PLUGINS": (
+        "Comma-separated. Plugins that are never imported, also where DINGSDK_PLUGINS or "
+        "import_names name them."
+    ),
+    "DINGSDK_STRICT_PLUGINS": (
+        "1: a broken plugin ends the program, where it would be logged and left out."
+    ),
+}
+"""Variable -> what it does. Built-in types are never affected."""
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
@@ -14,20 +35,15 @@ _FALSE = frozenset({"", "0", "false", "no", "off"})
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """Which plugins may be loaded. Built-ins are never affected.
+    """Which plugins may be loaded; see ``VARIABLES``.
 
     A plugin is named by its distribution (``dingsdk-rl-in-memory``) or by its module.
 
     Attributes:
-        autoload: Use installed plugins. ``DINGSDK_DISABLE_PLUGIN_AUTOLOAD=1`` turns it off;
-            those in ``plugins`` are still used.
-        plugins: ``DINGSDK_PLUGINS``, comma-separated. Installed plugins to allow although
-            ``autoload`` is off; any other name is a module to import and register when
-            observers are loaded.
-        disabled: ``DINGSDK_DISABLED_PLUGINS``, comma-separated. Never imported; wins over
-            ``plugins``.
-        strict: ``DINGSDK_STRICT_PLUGINS=1``. A broken plugin raises where it would be logged
-            and left out.
+        autoload: Use installed plugins.
+        plugins: What to use without ``autoload``, and modules to import.
+        disabled: What is never imported; wins over ``plugins``.
+        strict: Whether a broken plugin raises where it would be logged and left out.
     """
 
     autoload: bool = True
@@ -40,14 +56,49 @@ class Switches:
         """Read the four variables.
 
         Raises:
-            ConfigError: a switch that is neither on nor off.
+            ConfigError: a switch that is neither on nor off, or a misspelled variable.
         """
+        for name in environ:
+            if name.startswith("DINGSDK_") and "PLUGIN" in name and name not in VARIABLES:
+                nearest = nearest_name(name, VARIABLES)
+                advice = f" did you mean {nearest}?" if nearest else ""
+                raise ConfigError(
+                    f"the environment sets {name}, which is no switch of dingsdk;{advice} "
+                    f"Known: {', '.join(sorted(VARIABLES))}",
+                    path=name,
+                    known=sorted(VARIABLES),
+                    nearest=nearest,
+                )
         return cls(
             autoload=not _is_on(environ, "DINGSDK_DISABLE_PLUGIN_AUTOLOAD"),
             plugins=_names(environ.get("DINGSDK_PLUGINS", "")),
             disabled=_names(environ.get("DINGSDK_DISABLED_PLUGINS", "")),
             strict=_is_on(environ, "DINGSDK_STRICT_PLUGINS"),
         )
+
+    def check(self, adverts: Iterable[Advert]) -> None:
+        """Refuse a name that is neither an installed plugin nor a module.
+
+        Raises:
+            ConfigError: there is one; it is most likely misspelled.
+        """
+        installed = {name for advert in adverts for name in advert.names}
+        for variable, listed in (
+            ("DINGSDK_PLUGINS", self.plugins),
+            ("DINGSDK_DISABLED_PLUGINS", self.disabled),
+        ):
+            for name in listed:
+                if is_named([name], installed) or _is_module(name):
+                    continue
+                nearest = nearest_name(name, installed)
+                advice = f"did you mean {nearest!r}?" if nearest else "take it out, or install it."
+                raise ConfigError(
+                    f"{variable} names {name!r}, which is neither an installed plugin nor a "
+                    f"module; {advice}",
+                    path=variable,
+                    asked=name,
+                    nearest=nearest,
+                )
 
     def why_not(self, names: Iterable[str]) -> str | None:
         """Return why a plugin known by these names may not be imported, or None."""
@@ -63,14 +114,19 @@ class Switches:
         return is_named(self.disabled, [".".join(parts[: n + 1]) for n in range(len(parts))])
 
 
-def normalized(name: str) -> str:
-    """Return a distribution's name as pip compares it (PEP 503)."""
+def is_named(listed: Iterable[str], names: Iterable[str]) -> bool:
+    """Whether one of the ``listed`` names is one of ``names``, compared as pip does (PEP 503)."""
+    return not {_normalized(name) for name in listed}.isdisjoint(map(_normalized, names))
+
+
+def _normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def is_named(listed: Iterable[str], names: Iterable[str]) -> bool:
-    """Whether one of the ``listed`` names is one of ``names``, compared as pip does."""
-    return not {normalized(name) for name in listed}.isdisjoint(map(normalized, names))
+def _is_module(name: str) -> bool:
+    # The package alone: to look for a module inside it would import it.
+    package = name.partition(".")[0].replace("-", "_")
+    return package.isidentifier() and importlib.util.find_spec(package) is not None
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -80,8 +80,8 @@ if TYPE_CHECKING:
 else:
 
     def _owned_by_a_plugin(name: str) -> Any:
-        from dingsdk.plugins import resolve_plugin_name
+        from dingsdk.plugins import default_manager
 
-        return resolve_plugin_name(name)
+        return default_manager().named(name)
 
     __getattr__, __dir__, __all__ = lazy_names(__name__, __file__, _owned_by_a_plugin)

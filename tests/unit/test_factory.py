@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dingsdk import worker
 from dingsdk.errors import ConfigError
+from dingsdk.pipeline.train import compile_run
+from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import get_policy_cls
 
 
@@ -30,6 +34,65 @@ def test_section_without_a_type_is_told_the_known_ones(
 
     assert known in caught.value.known
     assert get_class({"type": known}) is not None
+
+
+@pytest.mark.parametrize(
+    ("create", "kind", "alias"),
+    [
+        (worker.create_learner, "learners", "learner_type"),
+        (worker.create_comm_learner, "comm_learners", "comm_learner_type"),
+        (worker.create_comm_collector, "comm_collectors", "comm_collector_type"),
+        (worker.create_buffer, "buffers", "learner_type"),
+    ],
+)
+def test_factory_takes_the_alias_of_type(
+    create: Callable[[dict[str, Any]], Any], kind: str, alias: str
+) -> None:
+    with use_manager(PluginManager()) as manager:
+        manager.registry(kind).register("mine", lambda cfg: cfg)
+
+        assert create({alias: "mine", "size": 3}) == {"type": "mine", "size": 3}
+
+
+def test_class_is_found_by_the_alias_of_type() -> None:
+    found = worker.get_parallel_commander_cls({"parallel_commander_type": "solo"})
+
+    assert found is worker.SoloCommander
+
+
+def test_alias_of_import_names_is_taken_and_not_handed_on(tmp_path: Path) -> None:
+    (tmp_path / "acme_alias.py").write_text(
+        "from dingsdk import default_manager\n"
+        "default_manager().registry('buffers').register('aliased', lambda cfg: cfg)\n"
+    )
+    cfg = {"type": "aliased", "import_module": ["acme_alias"], "size": 3}
+
+    with use_manager(PluginManager()), pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        created: Any = worker.create_buffer(cfg)
+
+    assert created == {"type": "aliased", "import_names": ["acme_alias"], "size": 3}
+    assert cfg == {"type": "aliased", "import_module": ["acme_alias"], "size": 3}
+    del sys.modules["acme_alias"]
+
+
+def test_alias_that_contradicts_the_type_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        worker.create_learner({"type": "base", "learner_type": "mine"}, config_path="a.b")
+    assert caught.value.path == "a.b.learner_type"
+
+    with pytest.raises(ConfigError) as caught:
+        worker.create_learner({"type": "base", "learner_type": "mine"})
+    assert caught.value.path == "learner_type"
+
+
+def test_commander_is_created_by_its_alias() -> None:
+    cfg = compile_run("cartpole-dqn", "parallel")
+    section = cfg.policy.other.commander
+    section.parallel_commander_type = section.pop("type")
+
+    assert isinstance(worker.create_parallel_commander(cfg), worker.SoloCommander)
+    assert "type" not in section
 
 
 def test_commander_section_without_a_type_is_named() -> None:

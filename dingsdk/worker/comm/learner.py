@@ -203,7 +203,7 @@ class BaseCommLearner(CommWorker):
         checkpoints = self.run_dir / "ckpt"
         if task_info.get("resume") and (checkpoints / "latest.json").is_file():
             cfg["hook"]["load_ckpt_before_run"] = str(checkpoints)
-        learner = create_learner(cfg, exp_name=cfg["exp_name"])
+        learner: Any = create_learner(cfg, exp_name=cfg["exp_name"])
         learner.get_data = self.data_source
         learner.send_policy = self.send_policy
         learner.send_learn_info = self.send_learn_info

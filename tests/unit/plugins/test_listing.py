@@ -11,6 +11,12 @@ from dingsdk.plugins import KINDS, PluginInfo, PluginManager, Switches
 
 Install = Callable[..., Path]
 
+EYE = """
+    from dingsdk import hookimpl
+    @hookimpl
+    def dingsdk_after_iter(learner):
+        pass
+"""
 HOOK = """
     from dingsdk import hookimpl
     @hookimpl
@@ -69,7 +75,7 @@ def test_listing_tells_broken_disabled_duplicate_and_shadowed(ring: Install) -> 
 
 
 def test_listing_holds_observers_and_what_import_names_registered(install: Install) -> None:
-    install("acme-eye", {"dingsdk.plugins": {"eye": "acme_eye"}}, acme_eye="")
+    install("acme-eye", {"dingsdk.plugins": {"eye": "acme_eye"}}, acme_eye=EYE)
     install("acme-other", {}, acme_mine=HOOK.format(key="mine"))
     manager = PluginManager()
     assert row(manager, "plugins", "eye", "acme-eye").state == "available"

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from dingsdk.errors import PluginLoadError, PluginNotInstalledError, UnknownPluginError
-from dingsdk.plugins import PluginManager, Switches, hints, resolve_plugin_name, use_manager
+from dingsdk.plugins import KINDS, PluginManager, Switches
+from dingsdk.plugins.discovery import SHIPPED, Shipped
+from dingsdk.plugins.kinds import NAMES
 
 Install = Callable[..., Path]
 CHECKOUT = Path(__file__).parents[3]
@@ -17,27 +19,27 @@ CHECKOUT = Path(__file__).parents[3]
 def test_advertised_name_is_imported_on_access(install: Install) -> None:
     install("acme-ring", {"dingsdk.names": {"Ring": "acme_ring:Ring"}}, acme_ring="class Ring: ...")
 
-    with use_manager(PluginManager()):
-        assert "acme_ring" not in sys.modules
-        assert resolve_plugin_name("Ring").__name__ == "Ring"
+    manager = PluginManager()
+
+    assert manager.adverts("names", "Ring")
+    assert "acme_ring" not in sys.modules
+    assert manager.named("Ring").__name__ == "Ring"
 
 
 @pytest.mark.parametrize("name", ["NoSuchThing", "__path__", "_private"])
 def test_name_that_nobody_owns_is_an_attribute_error(name: str) -> None:
-    with use_manager(PluginManager()), pytest.raises(AttributeError):
-        resolve_plugin_name(name)
+    with pytest.raises(AttributeError):
+        PluginManager().named(name)
 
 
-@pytest.mark.parametrize("name", sorted(hints.NAMES))
-def test_name_of_an_absent_plugin_says_what_to_install(name: str) -> None:
-    with (
-        use_manager(PluginManager(discover=list)),
-        pytest.raises(ImportError, match="pip install") as caught,
-    ):
-        resolve_plugin_name(name)
+@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda shipped: shipped.type_key)
+def test_name_of_an_absent_plugin_says_what_to_install(shipped: Shipped) -> None:
+    for name in shipped.names:
+        with pytest.raises(ImportError, match="pip install") as caught:
+            PluginManager(discover=list).named(name)
 
-    assert isinstance(caught.value, PluginNotInstalledError)
-    assert caught.value.facts == {"name": name, "install": hints.NAMES[name]}
+        assert isinstance(caught.value, PluginNotInstalledError)
+        assert caught.value.facts == {"name": name, "install": shipped.distribution}
 
 
 def test_name_of_a_broken_disabled_or_ambiguous_plugin_says_so(install: Install) -> None:
@@ -46,8 +48,8 @@ def test_name_of_a_broken_disabled_or_ambiguous_plugin_says_so(install: Install)
     install("acme-b", {"dingsdk.names": {"Twice": "acme_b:Twice"}})
 
     def reason(name: str, switches: Switches | None = None) -> str:
-        with use_manager(PluginManager(switches)), pytest.raises(PluginLoadError) as caught:
-            resolve_plugin_name(name)
+        with pytest.raises(PluginLoadError) as caught:
+            PluginManager(switches).named(name)
         return str(caught.value.reason)
 
     assert reason("Bad") == "broken"
@@ -55,12 +57,13 @@ def test_name_of_a_broken_disabled_or_ambiguous_plugin_says_so(install: Install)
     assert reason("Twice") == "duplicate"
 
 
-@pytest.mark.parametrize(("kind", "key"), sorted(hints.TYPES))
-def test_type_of_an_absent_plugin_says_what_to_install(kind: str, key: str) -> None:
-    with pytest.raises(UnknownPluginError, match="pip install") as caught:
-        PluginManager(discover=list).get(kind, key)
+@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda shipped: shipped.type_key)
+def test_type_of_an_absent_plugin_says_what_to_install(shipped: Shipped) -> None:
+    for kind in shipped.kinds:
+        with pytest.raises(UnknownPluginError, match="pip install") as caught:
+            PluginManager(discover=list).get(kind, shipped.type_key)
 
-    assert caught.value.install == hints.TYPES[kind, key]
+        assert caught.value.install == shipped.distribution
 
 
 def test_misspelled_type_of_an_absent_plugin_gives_spelling_and_hint() -> None:
@@ -71,36 +74,34 @@ def test_misspelled_type_of_an_absent_plugin_gives_spelling_and_hint() -> None:
 
 
 def test_hints_name_exactly_what_the_distributions_of_this_repository_advertise() -> None:
+    advertised: dict[str, set[tuple[str, str]]] = {}
     folders: dict[str, str] = {}
-    types: dict[tuple[str, str], str] = {}
-    names: dict[str, str] = {}
     for file in (CHECKOUT / "plugins").glob("*/pyproject.toml"):
         project = tomllib.loads(file.read_text())["project"]
         folders[project["name"]] = file.parent.name
-        for group, rows in project["entry-points"].items():
-            kind = group.removeprefix("dingsdk.")
-            for key in rows:
-                if kind == "names":
-                    names[key] = project["name"]
-                elif kind != "plugins":
-                    types[kind, key] = project["name"]
+        advertised[project["name"]] = {
+            (group.removeprefix("dingsdk."), key)
+            for group, rows in project["entry-points"].items()
+            for key in rows
+        }
 
-    assert folders == hints.FOLDERS
-    assert types == hints.TYPES
-    assert names == hints.NAMES
+    assert {each.distribution: each.folder for each in SHIPPED} == folders
+    for shipped in SHIPPED:
+        types = {(kind, shipped.type_key) for kind in KINDS}
+        names = {(NAMES, name) for name in shipped.names}
+        hinted = {pair for pair in types | names if shipped.provides(*pair)}
+        assert hinted == advertised[shipped.distribution]
 
 
-@pytest.mark.parametrize("distribution", sorted(hints.FOLDERS))
+@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda shipped: shipped.type_key)
 def test_hint_names_the_folder_in_this_checkout_or_in_a_clone(
-    distribution: str, tmp_path: Path
+    shipped: Shipped, tmp_path: Path
 ) -> None:
-    folder = hints.FOLDERS[distribution]
+    here = shipped.install_command()
+    elsewhere = shipped.install_command(tmp_path)
 
-    here = hints.install_command(distribution)
-    elsewhere = hints.install_command(distribution, tmp_path)
-
-    assert here == f"pip install {CHECKOUT / 'plugins' / folder}"
-    assert elsewhere.startswith(f"pip install ./plugins/{folder}, ")
+    assert here == f"pip install {CHECKOUT / 'plugins' / shipped.folder}"
+    assert elsewhere.startswith(f"pip install ./plugins/{shipped.folder}, ")
 
 
 def test_another_projects_distribution_of_our_import_package_is_reported_by_name(

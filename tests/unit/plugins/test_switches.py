@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dingsdk.errors import ConfigError, PluginLoadError
-from dingsdk.plugins import PluginManager, Switches
+from dingsdk.plugins import PluginManager, Switches, use_manager
 
 Install = Callable[..., Path]
 
@@ -49,6 +49,37 @@ def test_switch_that_is_neither_on_nor_off_is_an_error_that_names_it() -> None:
     assert caught.value.path == "DINGSDK_STRICT_PLUGINS"
 
 
+def test_misspelled_variable_is_an_error_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Switches.from_environ({"DINGSDK_DISABLE_PLUGINS": "acme-ring"})
+
+    assert caught.value.path == "DINGSDK_DISABLE_PLUGINS"
+    assert caught.value.nearest == "DINGSDK_DISABLED_PLUGINS"
+    assert Switches.from_environ({"DINGSDK_SECRET": "s", "MY_PLUGINS": "x"}) == Switches()
+
+
+@pytest.mark.parametrize(
+    ("switches", "variable"),
+    [
+        (Switches(disabled=("acme-rign",)), "DINGSDK_DISABLED_PLUGINS"),
+        (Switches(plugins=("acme-ring", "acme-rign")), "DINGSDK_PLUGINS"),
+    ],
+)
+def test_switch_that_names_nothing_is_an_error_with_the_nearest_plugin(
+    ring: Install, switches: Switches, variable: str
+) -> None:
+    with pytest.raises(ConfigError, match=variable) as caught:
+        PluginManager(switches).known("buffers")
+
+    assert (caught.value.path, caught.value.asked) == (variable, "acme-rign")
+    assert caught.value.nearest == "acme-ring"
+
+
+@pytest.mark.parametrize("name", ["json", "json.decoder", "dingsdk-in-memory"])
+def test_switch_may_name_any_module_that_can_be_imported(name: str) -> None:
+    PluginManager(Switches(disabled=(name,))).known("buffers")
+
+
 @pytest.mark.parametrize("name", ["acme-ring", "Acme_Ring", "acme_ring"])
 def test_disabled_plugin_is_not_imported_and_says_why(ring: Install, name: str) -> None:
     manager = PluginManager(Switches(disabled=(name,)))
@@ -85,7 +116,7 @@ def test_without_autoload_only_listed_plugins_are_used(ring: Install) -> None:
 
 
 def test_builtins_are_immune_to_the_switches() -> None:
-    manager = PluginManager(Switches(autoload=False, disabled=("dingsdk-rl", "naive", "base")))
+    manager = PluginManager(Switches(autoload=False, disabled=("dingsdk",)))
     manager.registry("buffers").declare("text", "collections:OrderedDict")
 
     assert manager.get("buffers", "text").__name__ == "OrderedDict"
@@ -122,6 +153,27 @@ def test_broken_observer_is_logged_by_name_and_left_out_or_raises_when_strict(
 
     with pytest.raises(PluginLoadError):
         loaded_observers(PluginManager(Switches(strict=True)))
+
+
+def test_observer_without_one_hookimpl_is_named(
+    install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    forgotten = "def dingsdk_after_iter(learner):\n    pass\n"
+    registers = "from dingsdk import default_manager as m\n"
+    registers += "m().registry('buffers').register('acme_loose', dict)\n"
+    install("acme-eye", {"dingsdk.plugins": {"eye": "acme_eye"}}, acme_eye=forgotten)
+    install("acme-other", {}, acme_loose=registers)
+
+    with use_manager(PluginManager(Switches(plugins=("acme_loose",)))) as manager:
+        assert loaded_observers(manager) == []
+        assert manager.get("buffers", "acme_loose") is dict
+
+    (record,) = caplog.records
+    assert "acme-eye" in record.getMessage()
+    assert "@dingsdk.hookimpl" in record.getMessage()
+    with pytest.raises(PluginLoadError) as caught:
+        loaded_observers(PluginManager(Switches(strict=True)))
+    assert (caught.value.plugin, caught.value.reason) == ("acme-eye", "no hooks")
 
 
 def test_switches_are_read_when_the_default_manager_is_made(ring: Install, tmp_path: Path) -> None:

@@ -1,0 +1,43 @@
+"""Names by which users of DI-engine know ``type`` and ``import_names``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dingsdk.errors import ConfigError
+
+ALIASES: Mapping[str, str] = {
+    "comm_collector_type": "type",
+    "comm_learner_type": "type",
+    "learner_type": "type",
+    "parallel_commander_type": "type",
+    "import_module": "import_names",
+}
+
+
+def rename_aliases(section: Mapping[str, Any], path: str = "") -> Mapping[str, Any]:
+    """Return ``section`` with its aliases renamed: a copy, or itself where it has none.
+
+    Args:
+        section: One config section; sections inside it are left alone.
+        path: Its dotted path, for messages.
+
+    Raises:
+        ConfigError: an alias and the name that it stands for have different values.
+    """
+    if ALIASES.keys().isdisjoint(section):
+        return section
+    renamed = {key: value for key, value in section.items() if key not in ALIASES}
+    for alias, name in ALIASES.items():
+        if alias not in section:
+            continue
+        value = section[alias]
+        if renamed.setdefault(name, value) != value:
+            where = f"{path}.{alias}" if path else alias
+            raise ConfigError(
+                f"{where} is {value!r}, but {name} beside it is {renamed[name]!r}; keep one of "
+                "them",
+                path=where,
+            )
+    return renamed

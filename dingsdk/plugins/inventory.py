@@ -1,0 +1,141 @@
+"""What a manager holds: as rows for people, and as plain text for child processes."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from dingsdk.plugins.discovery import Advert, version_of
+from dingsdk.plugins.kinds import KINDS, OBSERVERS
+from dingsdk.plugins.registry import Entry, place_of
+
+if TYPE_CHECKING:
+    from dingsdk.plugins.manager import PluginManager
+
+State = Literal["loaded", "available", "broken", "disabled", "duplicate", "shadowed"]
+
+
+@dataclass(frozen=True, slots=True)
+class PluginInfo:
+    """One type of one provider.
+
+    Attributes:
+        kind: One of ``KINDS``, or ``plugins`` for one that only observes.
+        type_key: The type, as configs spell it.
+        provider: The module that provides it.
+        distribution: The installed distribution it comes from, or None.
+        version: The version of the distribution, or None.
+        state: ``loaded``; ``available``, to be imported when named; ``broken``, its last load
+            failed; ``disabled`` by a switch; ``duplicate``, several installed plugins
+            advertise it; ``shadowed``, something else is registered under its key.
+        detail: Why, for the last four states.
+    """
+
+    kind: str
+    type_key: str
+    provider: str
+    distribution: str | None
+    version: str | None
+    state: State
+    detail: str = ""
+
+
+def list_plugins(manager: PluginManager) -> list[PluginInfo]:
+    """Return one row per type and provider, by kind in the order of KINDS, then by type."""
+    rows: list[PluginInfo] = []
+    for kind in (*KINDS, OBSERVERS):
+        adverts = manager.adverts(kind)
+        usable = Counter(a.key for a in adverts if manager.why_not(a) is None)
+        found = [
+            PluginInfo(
+                kind, a.key, a.module, a.distribution, a.version, *_state(manager, a, usable)
+            )
+            for a in adverts
+        ]
+        advertised = {(a.key, a.distribution) for a in adverts}
+        registry = manager.registries.get(kind)
+        for key in registry.query() if registry else ():
+            entry = registry.entry(key) if registry else None
+            if entry is not None and (key, entry.owner) not in advertised:
+                found.append(_registered(kind, key, entry))
+        rows += sorted(found, key=lambda row: (row.type_key, row.provider))
+    return rows
+
+
+def _state(manager: PluginManager, advert: Advert, usable: Counter[str]) -> tuple[State, str]:
+    why_not = manager.why_not(advert)
+    if why_not is not None:
+        return "disabled", why_not
+    registry = manager.registries.get(advert.kind)
+    entry = registry.entry(advert.key) if registry else None
+    is_loaded = advert.module in manager.modules if registry is None else entry is not None
+    if is_loaded and (entry is None or entry.owner == advert.distribution):
+        return "loaded", ""
+    if advert.module in manager.failures:
+        return "broken", manager.failures[advert.module]
+    if entry is not None:
+        return "shadowed", f"{entry.owner} has registered it"
+    if usable[advert.key] > 1 and registry is not None:
+        return "duplicate", f"{usable[advert.key]} installed plugins provide it"
+    return "available", ""
+
+
+def _registered(kind: str, key: str, entry: Entry) -> PluginInfo:
+    module = (entry.place or "").partition(":")[0] or getattr(entry.target, "__module__", "")
+    is_loaded = entry.target is not None or module in sys.modules
+    version = version_of(entry.owner)
+    return PluginInfo(
+        kind,
+        key,
+        module or entry.owner,
+        entry.owner if version else None,
+        version,
+        "loaded" if is_loaded else "available",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What is registered, as plain text that any start method and any pickle can carry.
+
+    Attributes:
+        modules: (module, owner) of the plugins to load again, in order.
+        entries: (kind, type key, owner, ``module:qualname``) of every registered type that is
+            not built in.
+        left_behind: (kind, type key) of those that no other process can import, such as
+            classes made inside a function.
+    """
+
+    modules: tuple[tuple[str, str], ...]
+    entries: tuple[tuple[str, str, str, str], ...]
+    left_behind: tuple[tuple[str, str], ...]
+
+
+def take_snapshot(manager: PluginManager) -> Snapshot:
+    """Return what ``manager`` has loaded and registered beyond the built-ins."""
+    entries: list[tuple[str, str, str, str]] = []
+    left_behind: list[tuple[str, str]] = []
+    for kind, registry in manager.registries.items():
+        for key in registry.query():
+            entry = registry.entry(key)
+            if entry is None or (kind, key, entry.place) in manager.builtins:
+                continue
+            place = entry.place or _importable_place(entry.target)
+            if place is None:
+                left_behind.append((kind, key))
+            else:
+                entries.append((kind, key, entry.owner, place))
+    return Snapshot(tuple(manager.modules.items()), tuple(entries), tuple(left_behind))
+
+
+def _importable_place(target: object) -> str | None:
+    place = place_of(target)
+    if place is None:
+        return None
+    module, _, name = place.partition(":")
+    found: object = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return place if found is target else None
