@@ -13,11 +13,12 @@ COUNT ?= 120
 AREA ?=
 TESTS ?=
 
-.PHONY: help train test lint mutate bench docs clean
+.PHONY: help train test test-all lint mutate bench docs clean
 
 help:
 	@echo "make train   train DQN on CartPole-v1 in parallel mode (options: ARGS=\"--seed 1\")"
-	@echo "make test    lint, type check and run the test suite (options: JOBS=4 ARGS=\"-k buffer\")"
+	@echo "make test    lint, type check and run the quick tests (options: JOBS=4 ARGS=\"-k buffer\")"
+	@echo "make test-all  the same with the slow tests too"
 	@echo "make mutate  try one-line mutants of the code on the tests (options: SEED=1 AREA=buffer)"
 	@echo "make bench   run the benchmarks"
 	@echo "make docs    write the generated reference pages again"
@@ -40,7 +41,10 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+test-all: lint
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "" $(ARGS)
 
 mutate: $(STAMP)
 	$(BIN)/python -m tools.mutation --seed $(SEED) --count $(COUNT) --jobs $(JOBS) \

@@ -14,7 +14,13 @@ SYNC = [
     {"type": "vector", "vectorization_mode": "sync", "autoreset_mode": mode}
     for mode in ("next_step", "same_step", "disabled")
 ]
-ASYNC = [{**cfg, "vectorization_mode": "async"} for cfg in SYNC]
+ASYNC = [
+    pytest.param(
+        {**cfg, "vectorization_mode": "async"},
+        marks=[] if cfg["autoreset_mode"] == "same_step" else pytest.mark.slow,
+    )
+    for cfg in SYNC
+]
 NATIVE = {"type": "vector", "vectorization_mode": "native"}
 
 
