@@ -18,8 +18,16 @@ import msgspec
 
 from dingsdk import errors
 from dingsdk.cli.root import root
-from dingsdk.pipeline.components import COMPONENTS, defaults_of_class
-from dingsdk.pipeline.records import EnvSection, RunConfig, SystemSection
+from dingsdk.config import (
+    LARGEST_INT,
+    Field,
+    PartSection,
+    Section,
+    config_type,
+    documentation_of,
+    fields_of,
+)
+from dingsdk.pipeline.sections import SECTION_BASES, EnvSection, RunSection, SystemSection
 from dingsdk.plugins import KINDS, default_manager, hookspecs
 from dingsdk.plugins.builtins import BUILTINS
 from dingsdk.plugins.switches import VARIABLES
@@ -80,27 +88,27 @@ def cli_page() -> str:
 
 
 def config_page() -> str:
-    """Return every config key with its default."""
+    """Return every config key with its type, default and meaning."""
     parts = [
         "One dict (YAML, JSON, or a Python module in DI-engine's shape). A section that names a "
         "`type` has the keys of that type; the tables list the built-in ones. Unknown keys are "
-        "errors.",
-        _record_table("Top level", RunConfig),
-        _record_table("`env`", EnvSection, "env."),
-        _record_table("`system`", SystemSection, "system."),
+        "errors. `dingsdk config schema` prints the same as JSON Schema.",
+        _section_table("Top level", RunSection),
+        _section_table("`env`", EnvSection, "env."),
+        _section_table("`system`", SystemSection, "system."),
     ]
-    sections = [("policy", "policies"), *((part.path, part.kind) for part in COMPONENTS)]
-    for path, kind in sections:
-        for key in sorted(key for each, key, _ in BUILTINS if each == kind):
+    waiting, seen = list(_parts_in(RunSection)), set()
+    while waiting:
+        path, kind = waiting.pop(0)
+        if (path, kind) in seen:
+            continue
+        seen.add((path, kind))
+        for key in default_manager().builtin_types(kind):
             cls = default_manager().get(kind, key)
-            if getattr(cls, "config", None) is None:
-                continue
-            rows = [
-                f"| `{path}.{name}` | `{_value(value)}` |"
-                for name, value in _leaves(defaults_of_class(cls, key))
-            ]
-            table = "\n".join(["| key | default |", "|---|---|", *rows])
-            parts.append(f"## `{path}`, type `{key}`\n\n{_first(cls)}\n\n{table}")
+            section = config_type(cls, SECTION_BASES.get(kind, PartSection))
+            title = f"`{path}`, type `{key}`\n\n{_first(cls)}"
+            parts.append(_section_table(title, section, f"{path}."))
+            waiting += _parts_in(section, f"{path}.")
     return _page("Config keys", "\n\n".join(parts))
 
 
@@ -198,39 +206,68 @@ def _help(command: click.Command, name: str) -> str:
     return command.get_help(context).rstrip()
 
 
-def _record_table(title: str, record: type[msgspec.Struct], prefix: str = "") -> str:
-    meanings = _attribute_docs(record)
-    rows = ["| key | default | meaning |", "|---|---|---|"]
-    for field in msgspec.structs.fields(record):
-        default = field.default
-        if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
-            default = field.default_factory()
-        shown = "required" if default is msgspec.NODEFAULT else f"`{_value(default)}`"
-        if isinstance(default, msgspec.Struct):
-            shown = "see below"
-        rows.append(f"| `{prefix}{field.name}` | {shown} | {meanings[field.name]} |")
+def _section_table(title: str, section: type[Section], prefix: str = "") -> str:
+    rows = ["| key | takes | default | meaning |", "|---|---|---|---|"]
+    for name, field, meaning in _leaves(section):
+        if name.split(".")[-1] in ("type", "import_names") and prefix:
+            continue  # every part has these
+        shown = "required" if field.required else f"`{_value(field.default)}`"
+        rows.append(f"| `{prefix}{name}` | {_takes(field)} | {shown} | {meaning} |")
     return f"## {title}\n\n" + "\n".join(rows)
 
 
-def _attribute_docs(record: type) -> dict[str, str]:
-    """Return the Attributes section of a Google docstring as ``{name: text}``."""
-    found: dict[str, str] = {}
-    name = ""
-    for line in (inspect.getdoc(record) or "").partition("Attributes:\n")[2].splitlines():
-        if line.startswith("     "):
-            found[name] += f" {line.strip()}"
+def _leaves(section: type[Section], path: str = "") -> Iterator[tuple[str, Field, str]]:
+    meanings = documentation_of(section)
+    for name, field in fields_of(section).items():
+        if field.section is not None and section is not RunSection:
+            yield from _leaves(field.section, f"{path}{name}.")
         else:
-            name, _, text = line.strip().partition(": ")
-            found[name] = text
-    return found
+            yield f"{path}{name}", field, meanings[name]
 
 
-def _leaves(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in section.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value
+def _parts_in(section: type[Section], path: str = "") -> Iterator[tuple[str, str]]:
+    for name, field in fields_of(section).items():
+        if field.part is not None:
+            yield f"{path}{name}", field.part.kind
+        elif field.section is not None:
+            yield from _parts_in(field.section, f"{path}{name}.")
+
+
+def _takes(field: Field) -> str:
+    """Return what a key takes, in words."""
+    if field.part is not None:
+        return f"a part of the `{field.part.kind}`"
+    if field.section is not None:
+        return "a section"
+    return _schema_in_words(msgspec.json.schema(field.type))
+
+
+def _schema_in_words(schema: Mapping[str, Any]) -> str:
+    if "anyOf" in schema:
+        return " or ".join(map(_schema_in_words, schema["anyOf"]))
+    if "enum" in schema:
+        return ", ".join(f"`{choice}`" for choice in schema["enum"])
+    words = _TYPE_WORDS.get(schema.get("type", ""), "anything")
+    if words == "a list" and schema.get("items"):
+        words = f"a list, each {_schema_in_words(schema['items'])}"
+    bounds = [
+        f"{sign} {schema[key]:g}"
+        for key, sign in _BOUNDS.items()
+        if key in schema and schema[key] != LARGEST_INT
+    ]
+    return " ".join([words, " and ".join(bounds)]).strip()
+
+
+_TYPE_WORDS = {
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "string": "text",
+    "array": "a list",
+    "object": "a section",
+    "null": "null",
+}
+_BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 
 def _value(value: Any) -> str:

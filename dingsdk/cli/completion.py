@@ -61,13 +61,12 @@ def complete_set(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Propose the keys of the config that is named on the command line, and types after ``=``."""
-    from dingsdk.pipeline.components import COMPONENTS
+    from dingsdk.pipeline.sections import part_kinds
 
     key, is_value, value = incomplete.partition("=")
     if is_value:
-        kinds = {f"{part.path}.type": part.kind for part in COMPONENTS}
-        kinds["policy.type"] = "policies"
-        names = _types(kinds[key], value) if key in kinds else []
+        kind = part_kinds().get(key.removesuffix(".type")) if key.endswith(".type") else None
+        names = _types(kind, value) if kind else []
         return [CompletionItem(f"{key}={name}") for name in names]
     # After an option that still lacks its value, click leaves CONFIG among the rest.
     config = ctx.params.get("config") or next(iter(ctx.args), "")

@@ -5,54 +5,54 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
-from dingsdk.config import check_known_keys, deep_merge_dicts
+from dingsdk.config import NotNegative, PartSection, Whole
 from dingsdk.envs.base import EnvManager
 from dingsdk.envs.spaces import ActionChecker, ObservationSchema
 from dingsdk.errors import ClosedError, ConfigError, EnvError, PolicyOutputError
 
-_ENVELOPE = {"type": None, "import_names": None, "cfg_type": None}
-
 
 class ManagedEnvs(EnvManager):
     """Base of the env managers: everything but the stepping.
-
-    Config keys: ``episode_num``, episodes per env before it is DONE; ``auto_reset``, whether
-    an env starts its next episode by itself; ``max_retry``, failures in a row that are
-    forgiven; ``retry_type``, ``renew`` builds a failed env anew and ``reset`` only resets it;
-    ``retry_waiting_time``, the pause before that in seconds.
 
     Source: the env managers of DI-engine. Different here: ``max_retry`` counts failures in a
     row (2, not 1), a failed env is rebuilt by default, and a failed step is never repeated,
     since an env that raised may have moved; its episode is dropped instead.
     """
 
-    config: ClassVar[dict[str, Any]] = {
-        "episode_num": math.inf,
-        "auto_reset": True,
-        "max_retry": 2,
-        "retry_type": "renew",
-        "retry_waiting_time": 0.0,
-    }
+    class Config(PartSection, frozen=True, kw_only=True):
+        """Section ``env_manager``.
+
+        Attributes:
+            episode_num: Episodes per env before it is DONE.
+            auto_reset: Whether an env starts its next episode by itself.
+            max_retry: Failures in a row that are forgiven.
+            retry_type: ``renew`` builds a failed env anew, ``reset`` only resets it.
+            retry_waiting_time: Seconds to wait before that.
+        """
+
+        episode_num: Annotated[float, Meta(ge=1)] = math.inf
+        auto_reset: bool = True
+        max_retry: Whole = 2
+        retry_type: Literal["renew", "reset"] = "renew"
+        retry_waiting_time: NotNegative = 0.0
 
     def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Callable[[], Any]]) -> None:
-        defaults = self.default_config()
-        check_known_keys(cfg, {**_ENVELOPE, **defaults}, "env_manager")
-        merged = deep_merge_dicts(defaults, cfg)
+        section = self._cfg = self.read(cfg, "env_manager")
         if not env_fns:
             raise ConfigError("an env manager needs at least 1 env", path="env", found=0)
         self._env_fns = list(env_fns)
         self._env_num = len(self._env_fns)
-        self._episode_num = number(merged, "episode_num", minimum=1)
-        self._auto_reset = choice(merged, "auto_reset", (True, False))
-        self._max_retry = int(number(merged, "max_retry", minimum=0))
-        self._retry_type = choice(merged, "retry_type", ("renew", "reset"))
-        self._retry_waiting_s = number(merged, "retry_waiting_time", minimum=0)
-        self._cfg = merged
+        self._episode_num: float = section.episode_num
+        self._auto_reset: bool = section.auto_reset
+        self._max_retry: int = section.max_retry
+        self._retry_type: str = section.retry_type
+        self._retry_waiting_s: float = section.retry_waiting_time
         self._closed = True
         self._seeds: list[int | None] = [None] * self._env_num
         self._unapplied = np.zeros(self._env_num, dtype=np.bool_)
@@ -196,34 +196,3 @@ class ManagedEnvs(EnvManager):
             self._parked[env_ids] = True
         elif not math.isinf(self._episode_num):
             self._parked |= self._episodes >= self._episode_num
-
-
-def number(cfg: Mapping[str, Any], key: str, minimum: float) -> float:
-    """Return ``cfg[key]`` as a number; ConfigError where it is none or too small."""
-    value = cfg[key]
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if isinstance(value, bool) or not number >= minimum:
-        path = f"env_manager.{key}"
-        raise ConfigError(
-            f"{path}: expected a number of at least {minimum}, found {value!r}",
-            path=path,
-            found=value,
-        )
-    return number
-
-
-def choice(cfg: Mapping[str, Any], key: str, choices: Sequence[Any]) -> Any:
-    """Return ``cfg[key]``; ConfigError where it is none of ``choices``."""
-    value = cfg[key]
-    if value not in choices:
-        path = f"env_manager.{key}"
-        raise ConfigError(
-            f"{path}: expected one of {list(choices)}, found {value!r}",
-            path=path,
-            expected=list(choices),
-            found=value,
-        )
-    return value

@@ -6,19 +6,19 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
+from dingsdk.config import NotNegative
 from dingsdk.envs.base import Capabilities, Obs, StepColumns, Timestep
 from dingsdk.envs.guard import ABNORMAL, EPISODE_INFO, ERROR, FAILURES, env_error, restart_seed
-from dingsdk.envs.managed import ManagedEnvs, choice, number
+from dingsdk.envs.managed import ManagedEnvs
 from dingsdk.envs.spaces import is_fresh
 from dingsdk.envs.vectorization import (
     AUTORESET_MODES,
-    MODES,
     build_vector_env,
     choose_mode,
     close_vector_env,
@@ -36,13 +36,7 @@ _log = logging.getLogger(__name__)
 class VectorEnvManager(ManagedEnvs):
     """Type ``vector``: all envs move in one call, in columns.
 
-    ``vectorization_mode``: ``native`` uses the env's own vector env (fast; one random stream
-    for all, reset all together, by most in a step of its own); ``sync`` loops in this
-    process; ``async`` has a child process for each env; ``auto`` is native where possible,
-    else sync. ``autoreset_mode`` (``next_step``, ``same_step``, ``disabled``) is gymnasium's;
-    ``auto`` is the native env's own, else ``same_step``. ``step_timeout`` and
-    ``reset_timeout`` bound, in seconds, how long ``async`` waits for the slowest env.
-    ``capabilities`` says which promises are kept. Other keys: see ManagedEnvs.
+    ``capabilities`` says which promises are kept.
 
     An env that fails in sync or async mode is rebuilt alone. When a native vector env
     fails, or a child process dies or is late, all envs are rebuilt and all rows of that step
@@ -52,21 +46,33 @@ class VectorEnvManager(ManagedEnvs):
     reset) is stepped with a filler and its rows are not valid.
     """
 
-    config: ClassVar[dict[str, Any]] = {
-        "vectorization_mode": "auto",
-        "autoreset_mode": "auto",
-        "step_timeout": 60.0,
-        "reset_timeout": 60.0,
-    }
+    class Config(ManagedEnvs.Config, frozen=True, kw_only=True):
+        """Section ``env_manager``.
+
+        Attributes:
+            vectorization_mode: ``native`` uses the env's own vector env (fast; one random stream
+                for all, reset all together, by most in a step of its own); ``sync`` loops in
+                this process; ``async`` has a child process for each env; ``auto`` is native
+                where possible, else sync.
+            autoreset_mode: That of gymnasium; ``auto`` is the native env's own, else
+                ``same_step``.
+            step_timeout: Seconds that ``async`` waits for the slowest env to step.
+            reset_timeout: Seconds that ``async`` waits for the slowest env to be reset.
+        """
+
+        vectorization_mode: Literal["auto", "native", "sync", "async"] = "auto"
+        autoreset_mode: Literal["auto", "next_step", "same_step", "disabled"] = "auto"
+        step_timeout: NotNegative = 60.0
+        reset_timeout: NotNegative = 60.0
 
     def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Any]) -> None:
         super().__init__(cfg, env_fns)
-        autoreset = AUTORESET_MODES[choice(self._cfg, "autoreset_mode", tuple(AUTORESET_MODES))]
-        mode = choice(self._cfg, "vectorization_mode", MODES)
+        autoreset = AUTORESET_MODES[self._cfg.autoreset_mode]
+        mode = self._cfg.vectorization_mode
         self._mode, self._autoreset = choose_mode(mode, autoreset, self._env_fns)
         self._is_native = self._mode == "native"
-        self._step_timeout_s = number(self._cfg, "step_timeout", minimum=0)
-        self._reset_timeout_s = number(self._cfg, "reset_timeout", minimum=0)
+        self._step_timeout_s: float = self._cfg.step_timeout
+        self._reset_timeout_s: float = self._cfg.reset_timeout
         self._vec: Any = None
         self._obs: Obs = None
         # True where the next step is spent on a reset (NEXT_STEP only); None for nowhere.

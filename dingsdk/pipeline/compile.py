@@ -1,44 +1,32 @@
-"""Compiles a user's config: component defaults below it, every key and value checked."""
+"""Compiles a user's config: defaults below it, every key and value checked."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from easydict import EasyDict
 
-from dingsdk.config import check_known_keys, deep_merge_dicts, save_config, to_easydict
+from dingsdk.config import PartSection, complete, save_config, to_easydict
 from dingsdk.errors import ConfigError, UnknownPluginError
-from dingsdk.pipeline.components import (
-    COMPONENTS,
-    NESTED,
-    Component,
-    defaults_of_class,
-    has_defaults,
-    section_of,
-    set_section,
-    type_of,
-)
-from dingsdk.pipeline.records import EnvSection, RunConfig, SystemSection, defaults_of, to_record
 from dingsdk.pipeline.reference_shape import convert_reference_shape, rename_aliases
-from dingsdk.pipeline.schema import check_capacity, check_ranges, check_types
-from dingsdk.pipeline.spaces import fill_model_shapes
+from dingsdk.pipeline.sections import SECTION_BASES, RunSection
 from dingsdk.plugins import default_manager
-from dingsdk.worker.coordinator import Coordinator
 
 _log = logging.getLogger(__name__)
 
-_FREE_SECTIONS = frozenset({"env.kwargs", "policy.learn.learner.hook"})
-_CLASS_PATHS = {
-    "env_manager": "env_manager",
-    "policy": "policy",
-    "learner": "policy.learn.learner",
-    "collector": "policy.collect.collector",
-    "evaluator": "policy.eval.evaluator",
-    "buffer": "policy.other.replay_buffer",
+_PARALLEL_KINDS = frozenset({"transports", "comm_collectors", "comm_learners"})
+_OWN_CLASSES = {
+    "env_manager": ("env_managers", "env_manager"),
+    "policy": ("policies", "policy"),
+    "learner": ("learners", "policy.learn.learner"),
+    "collector": ("collectors", "policy.collect.collector"),
+    "evaluator": ("evaluators", "policy.eval.evaluator"),
+    "buffer": ("buffers", "policy.other.replay_buffer"),
 }
+"""Kind and config path of the parts for which ``compile_config`` takes a class."""
 
 
 def compile_config(
@@ -64,7 +52,7 @@ def compile_config(
     Args:
         cfg: One dict of dingsdk's sections, or DI-engine's main config when ``create_cfg``
             is given or ``cfg`` itself holds ``main`` and ``create``.
-        env_manager: Class whose defaults to use in place of the registry's; likewise
+        env_manager: Class whose section to use in place of the registry's; likewise
             ``policy``, ``learner``, ``collector``, ``evaluator`` and ``buffer``.
         create_cfg: DI-engine's create config.
         system_cfg: DI-engine's system config.
@@ -79,6 +67,11 @@ def compile_config(
         ConfigTypeError: a value of the wrong type or out of range.
         ConfigError: values that cannot work together.
     """
+    if create_cfg is not None:
+        cfg = {"main": cfg, "create": create_cfg, "system": system_cfg or {}}
+    user = _without(rename_aliases(convert_reference_shape(cfg)), "cfg_type")
+    if seed is not None:
+        user["seed"] = seed
     given = {
         "env_manager": env_manager,
         "policy": policy,
@@ -87,22 +80,27 @@ def compile_config(
         "evaluator": evaluator,
         "buffer": buffer,
     }
-    classes = {_CLASS_PATHS[name]: cls for name, cls in given.items() if cls is not None}
-    if create_cfg is not None:
-        cfg = {"main": cfg, "create": create_cfg, "system": system_cfg or {}}
-    user = rename_aliases(convert_reference_shape(cfg))
-    if seed is not None:
-        user["seed"] = seed
+    own = {_OWN_CLASSES[name]: cls for name, cls in given.items() if cls is not None}
+    for (_, path), cls in own.items():
+        _section_at(user, path).setdefault("type", getattr(cls, "__name__", "own"))
 
-    policy_cls, defaults, open_paths = _gather_defaults(user, classes, mode)
-    check_known_keys(_without(user, "cfg_type"), defaults, open_paths=open_paths)
-    merged = deep_merge_dicts(defaults, check_types(user, defaults, "", open_paths))
-    compiled = _without(merged, "cfg_type")
-    to_record(compiled, RunConfig)
-    check_ranges(compiled)
-    check_capacity(compiled)
+    found: dict[str, Any] = {}
+
+    def find(kind: str, section: Mapping[str, Any], path: str) -> Any:
+        try:
+            cls = own.get((kind, path)) or default_manager().class_of(kind, section, path)
+        except UnknownPluginError:
+            if mode == "parallel" or kind not in _PARALLEL_KINDS:
+                raise
+            _log.info("%s is not installed; serial mode does without it", path)
+            cls = _NotInstalled
+        found[path] = cls
+        return cls
+
+    compiled = complete(RunSection, user, find, bases=SECTION_BASES)
     _derive(compiled)
-    fill_model_shapes(policy_cls, compiled["policy"], compiled["env"])
+    _check_capacity(compiled["policy"])
+    fill_model_shapes(found["policy"], compiled["policy"], compiled["env"])
     result = to_easydict(compiled)
     if save_path is not None:
         save_config(compiled, save_path)
@@ -137,113 +135,106 @@ def compile_config_parallel(
     return to_easydict({"main": main, "system": compiled.system, "seed": compiled.seed})
 
 
-def _gather_defaults(
-    user: Mapping[str, Any], classes: Mapping[str, type], mode: str
-) -> tuple[Any, dict[str, Any], frozenset[str]]:
-    """Return the policy class, the defaults of every section, and the free-form sections."""
-    defaults = defaults_of(RunConfig)
-    defaults["env"] = defaults_of(EnvSection)
-    defaults["system"] = defaults_of(SystemSection)
-    defaults["system"]["coordinator"] = _without(Coordinator.default_config(), "cfg_type")
-    open_paths = set(_FREE_SECTIONS)
+class _NotInstalled:
+    """Stands for a part of parallel mode that serial mode does without."""
 
-    section = section_of(user, "policy")
-    if not section:
-        raise ConfigError(
-            "the section policy is missing: name a policy, as in policy: {type: dqn}", path="policy"
-        )
-    if not section_of(user, "env").get("env_id"):
-        raise ConfigError(
-            "env.env_id is missing: name an environment, as in env: {env_id: CartPole-v1}",
-            path="env.env_id",
-        )
-    own = classes.get("policy")
-    policy_type = type_of(section, getattr(own, "__name__", None), "policy")
-    cls = own or default_manager().get(
-        "policies", policy_type, section.get("import_names") or (), "policy"
-    )
-    defaults["policy"] = defaults_of_class(cls, policy_type)
-    if not has_defaults(cls):
-        open_paths.add("policy")
-    if not defaults["policy"].get("model"):
-        open_paths.add("policy.model")
+    class Config(PartSection, frozen=True, kw_only=True):
+        """Any keys: nobody knows them."""
 
-    roles = (
-        Component(f"system.roles.{name}", "roles", name, parallel_only=True)
-        for name in section_of(user, "system.roles")
-    )
-    for part in (*COMPONENTS, *roles):
-        own = classes.get(part.path)
-        try:
-            found, is_open = _component_defaults(user, defaults, part, own)
-        except UnknownPluginError:
-            if mode == "parallel" or not part.parallel_only:
-                raise
-            _log.info("%s is not installed; serial mode does without it", part.path)
-            open_paths.add(part.path)
-            continue
-        _put_below(defaults, part.path, found)
-        open_paths |= is_open
-    return cls, defaults, frozenset(open_paths)
+        is_open = True
 
 
-def _component_defaults(
-    user: Mapping[str, Any], defaults: Mapping[str, Any], part: Component, own: type | None
-) -> tuple[dict[str, Any], set[str]]:
-    section, preset = section_of(user, part.path), section_of(defaults, part.path)
-    default_type = part.default_type or defaults["system"]["transport"]["type"]
-    type_key = type_of(section, preset.get("type") or default_type, part.path)
-    cls = own or default_manager().get(
-        part.kind, type_key, section.get("import_names") or (), part.path
-    )
-    found = defaults_of_class(cls, type_key)
-    is_open = set() if has_defaults(cls) else {part.path}
-    for key, kind in NESTED.items():
-        asked, default = section.get(key), found.get(key)
-        if not isinstance(asked, Mapping) or not isinstance(default, Mapping):
-            continue
-        path = f"{part.path}.{key}"
-        nested_type = type_of(asked, default.get("type"), path)
-        if nested_type == default.get("type"):
-            continue
-        nested = default_manager().get(kind, nested_type, asked.get("import_names") or (), path)
-        found[key] = defaults_of_class(nested, nested_type)
-        if not has_defaults(nested):
-            is_open.add(path)
-    return found, is_open
-
-
-def _put_below(defaults: dict[str, Any], path: str, found: dict[str, Any]) -> None:
-    """Put component defaults below those that the policy states for the same section."""
-    preset = section_of(defaults, path)
-    if preset.get("type") not in (None, found["type"]):
-        # The policy's values belong to the type that it prefers, not to the one asked for.
-        preset = {key: value for key, value in preset.items() if key in found and key != "type"}
-    *parents, last = path.split(".")
-    target = defaults
-    for key in parents:
-        target = target.setdefault(key, {})
-    target[last] = deep_merge_dicts(found, preset)
+def _section_at(cfg: dict[str, Any], path: str) -> dict[str, Any]:
+    """Return the section at a dotted path, made where it is absent; else an empty one."""
+    section: Any = cfg
+    for key in path.split("."):
+        if section.get(key) is None:
+            section[key] = {}
+        section = section[key]
+        if not isinstance(section, dict):
+            return {}  # what is wrong with it is found when it is checked
+    return cast(dict[str, Any], section)
 
 
 def _derive(cfg: dict[str, Any]) -> None:
     """Fill what follows from other values."""
-    env = cfg["env"]
-    episodes, envs = env["n_evaluator_episode"], env["evaluator_env_num"]
-    if episodes < envs:
-        raise ConfigError(
-            f"env.n_evaluator_episode is {episodes}, less than env.evaluator_env_num {envs}: "
-            "every env plays at least one episode; raise the first or lower the second",
-            path="env.n_evaluator_episode",
-        )
-    set_section(
-        cfg,
-        "policy.eval.evaluator",
-        {"stop_value": env["stop_value"], "n_episode": episodes},
-    )
-    unroll_len = cfg["policy"].get("unroll_len")
-    if unroll_len is not None and "unroll_len" in cfg["policy"].get("collect", {}):
-        cfg["policy"]["collect"]["unroll_len"] = unroll_len
+    env, policy = cfg["env"], cfg["policy"]
+    evaluator = policy["eval"]["evaluator"]
+    for key, source in (("stop_value", "stop_value"), ("n_episode", "n_evaluator_episode")):
+        if key in evaluator:
+            evaluator[key] = env[source]
+    if policy["unroll_len"] is not None:
+        policy["collect"]["unroll_len"] = policy["unroll_len"]
+
+
+def _check_capacity(policy: Mapping[str, Any]) -> None:
+    """Check that the replay buffer can hold one batch, and what one collect gives.
+
+    Raises:
+        ConfigError: it cannot, so that the run would wait for ever, or drop what it collects.
+    """
+    path = "policy.other.replay_buffer.replay_buffer_size"
+    capacity = policy["other"]["replay_buffer"].get("replay_buffer_size")
+    for section, key, outcome in (
+        ("learn", "batch_size", "no batch could ever be sampled"),
+        ("collect", "n_sample", "part of each collect would be dropped at once"),
+    ):
+        needed = policy[section][key]
+        if needed is not None and capacity is not None and capacity < needed:
+            raise ConfigError(
+                f"{path} is {capacity}, less than policy.{section}.{key} {needed}: "
+                f"{outcome}; raise the first or lower the second",
+                path=path,
+                capacity=capacity,
+                needed=needed,
+            )
+
+
+def fill_model_shapes(policy_cls: Any, policy: dict[str, Any], env: Mapping[str, Any]) -> None:
+    """Fill the None values of ``policy["model"]`` from the env's spaces.
+
+    A policy class that can be sized has ``model_from_spaces(observation_space, action_space)
+    -> dict``, a static method; any other must be given its whole ``model`` section.
+
+    Args:
+        policy_cls: The class.
+        policy: Compiled ``policy`` section, edited in place.
+        env: Compiled ``env`` section. One env is made and closed again, for any policy:
+            what is wrong with it shows before the run starts.
+
+    Raises:
+        ConfigError: a shape that the config states and that is not the env's, or a space
+            that the policy cannot use.
+        UnknownEnvError: gymnasium does not know the env, or cannot make it.
+    """
+    from dingsdk.envs import EnvFn
+
+    made = EnvFn(env)()
+    try:
+        read = getattr(policy_cls, "model_from_spaces", None)
+        if read is None:
+            return
+        shapes = read(made.observation_space, made.action_space)
+    finally:
+        made.close()
+    model = policy["model"]
+    for key, found in shapes.items():
+        stated = model.get(key)
+        if stated is None:
+            model[key] = found
+        elif _as_list(stated) != _as_list(found):
+            path = f"policy.model.{key}"
+            raise ConfigError(
+                f"{path} is {stated}, but {env['env_id']} has {found}; leave the key out to "
+                "have it read from the env",
+                path=path,
+                stated=stated,
+                found=found,
+            )
+
+
+def _as_list(shape: Any) -> list[Any]:
+    return list(shape) if isinstance(shape, list | tuple) else [shape]
 
 
 def _without(value: Any, name: str) -> Any:

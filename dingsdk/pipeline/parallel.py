@@ -164,7 +164,7 @@ def _watch(
 
 def _finish_evaluations(context: RunContext, coordinator: Coordinator) -> Reason:
     """Wait for the evaluation that still runs: it may be the best, or reach the stop value."""
-    left_s = float(coordinator.cfg["last_evaluation_s"])
+    left_s = coordinator.cfg.last_evaluation_s
     while not coordinator.finish_evaluations(min(POLL_S, left_s)):
         left_s -= POLL_S
         if left_s <= 0 or context.stop.is_set():

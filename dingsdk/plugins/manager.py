@@ -208,6 +208,10 @@ class PluginManager:
             )
             raise
 
+    def builtin_types(self, kind: str) -> list[str]:
+        """Return the type keys of a kind that dingsdk itself provides, sorted."""
+        return sorted(key for each, key, _ in BUILTINS if each == kind)
+
     def class_of(self, kind: str, cfg: Mapping[str, Any], config_path: str = "") -> Any:
         """Return the class that ``cfg["type"]`` names, after ``cfg["import_names"]``.
 

@@ -9,16 +9,14 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from dingsdk.config import Configurable, deep_merge_dicts, to_easydict
+from dingsdk.config import Configurable, deep_merge_dicts, read_section, to_easydict
 from dingsdk.data.seeding import derive_seed
 from dingsdk.errors import ConfigError
 from dingsdk.policy import dqn_actor
 from dingsdk.policy.base import FIELDS, CollectMode, CommandMode, EvalMode, LearnMode
-from dingsdk.policy.config_values import flag, integer, number, section
 from dingsdk.policy.dqn_actor import DQNActor
-from dingsdk.policy.dqn_config import DQNLearning, DQNModel, model_from_spaces
+from dingsdk.policy.dqn_config import DQNLearnSection, DQNSection, model_from_spaces
 from dingsdk.policy.dqn_learner import DQNLearner
-from dingsdk.policy.epsilon import build_epsilon
 from dingsdk.policy.networks import QNetwork
 from dingsdk.policy.weights import load_weights, required
 
@@ -38,34 +36,7 @@ class DQNPolicy(Configurable):
         ConfigError: a value that cannot work, an unknown mode, or ``cuda`` without a GPU.
     """
 
-    config: ClassVar[dict[str, Any]] = {
-        "type": "dqn",
-        "cuda": False,
-        "on_policy": False,
-        "priority": False,
-        "discount_factor": 0.99,
-        "nstep": 1,
-        "model": {
-            "obs_shape": None,
-            "action_shape": None,
-            "encoder_hidden_size_list": [64, 64],
-            "dueling": False,
-        },
-        "learn": {
-            "update_per_collect": 1,
-            "batch_size": 64,
-            "learning_rate": 1e-3,
-            "loss": "huber",
-            "huber_delta": 1.0,
-            "double": True,
-            "grad_clip_norm": 10.0,
-            "target_update_freq": 100,
-            "target_theta": None,
-        },
-        "collect": {"n_sample": 64, "n_episode": None, "unroll_len": 1},
-        "eval": {},
-        "other": {"eps": {"type": "exp", "start": 1.0, "end": 0.05, "decay": 10_000}},
-    }
+    Config: ClassVar[type[DQNSection]] = DQNSection
 
     model_from_spaces = staticmethod(model_from_spaces)
 
@@ -75,13 +46,11 @@ class DQNPolicy(Configurable):
         enable_field: Sequence[str] | None = None,
         seed: int | None = None,
     ) -> None:
+        self._section: DQNSection = self.read(cfg, "policy")
         self._cfg = to_easydict(deep_merge_dicts(self.config, cfg))
-        self._epsilon = build_epsilon(
-            section(section(self._cfg, "other", "policy"), "eps", "policy.other"),
-            "policy.other.eps",
-        )
-        self._gamma = number(self._cfg, "discount_factor", "policy", low=0, high=1)
-        self._nstep = integer(self._cfg, "nstep", "policy")
+        self._epsilon = self._section.other.eps
+        self._gamma = self._section.discount_factor
+        self._nstep = self._section.nstep
         self._learner: DQNLearner | None = None
         fields = set(FIELDS if enable_field is None else enable_field)
         if not fields <= set(FIELDS):
@@ -140,20 +109,20 @@ class DQNPolicy(Configurable):
         )
 
     def _build_network_modes(self, fields: set[str], seed: int | None) -> None:
-        model = DQNModel.from_cfg(self._cfg)
+        section, model = self._section, self._section.model
         self._network = network = QNetwork(
-            model.obs_size,
-            model.action_count,
-            model.hidden_sizes,
+            model.size("obs_shape"),
+            model.size("action_shape"),
+            tuple(model.encoder_hidden_size_list),
             dueling=model.dueling,
             seed=None if seed is None else derive_seed(seed, "policy", "network"),
-            device=_device(self._cfg),
+            device=_device(section.cuda),
         )
         self._attributes: dict[str, Any] = {
             "cfg": self._cfg,
             "device": str(network.flat.device),
-            "on_policy": flag(self._cfg, "on_policy", "policy"),
-            "priority": flag(self._cfg, "priority", "policy"),
+            "on_policy": section.on_policy,
+            "priority": section.priority,
         }
         if "learn" in fields:
             self._modes["learn"] = self._build_learn()
@@ -171,9 +140,10 @@ class DQNPolicy(Configurable):
                 self._modes["eval"] = self._build_eval(actor)
 
     def _build_learn(self) -> LearnMode:
-        learning = DQNLearning.from_cfg(self._cfg)
-        integer(self._cfg["learn"], "update_per_collect", "policy.learn")
-        self._learner = learner = DQNLearner(self._network, learning)
+        learning = self._section.learn
+        self._learner = learner = DQNLearner(
+            self._network, learning, returns_priority=self._section.priority
+        )
         self._attributes["batch_size"] = learning.batch_size
         return LearnMode(
             forward=lambda data, **_: learner.step(data),
@@ -193,11 +163,9 @@ class DQNPolicy(Configurable):
         )
 
     def _build_collect(self, actor: DQNActor) -> CollectMode:
-        collect = section(self._cfg, "collect", "policy")
-        for key in ("n_sample", "n_episode"):
-            is_set = collect.get(key) is not None
-            self._attributes[key] = integer(collect, key, "policy.collect") if is_set else None
-        self._attributes["unroll_len"] = integer(collect, "unroll_len", "policy.collect")
+        collect = self._section.collect
+        for key in ("n_sample", "n_episode", "unroll_len"):
+            self._attributes[key] = getattr(collect, key)
         spans: dict[str, Any] = {"gamma": self._gamma, "nstep": self._nstep}
         return CollectMode(
             forward=actor.explore,
@@ -242,7 +210,8 @@ class DQNPolicy(Configurable):
 
     def _set_attribute(self, key: str, value: Any) -> None:
         if key == "learning_rate" and self._learner is not None:
-            self._learner.adam.learning_rate = number({key: value}, key, "policy.learn", above=0)
+            learn = read_section(DQNLearnSection, {key: value}, "policy.learn")
+            self._learner.adam.learning_rate = learn.learning_rate
             return
         if key not in {"n_sample", "n_episode", "unroll_len", "batch_size"}:
             raise NotImplementedError(f"dqn's attribute {key!r} cannot be set")
@@ -253,8 +222,8 @@ def _reset(ids: Sequence[int] | None = None) -> None:
     """DQN keeps nothing between two steps of an env."""
 
 
-def _device(cfg: Mapping[str, Any]) -> str:
-    if not flag(cfg, "cuda", "policy"):
+def _device(cuda: bool) -> str:
+    if not cuda:
         return "cpu"
     if not torch.cuda.is_available():
         raise ConfigError(

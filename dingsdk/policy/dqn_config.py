@@ -1,91 +1,99 @@
-"""The values that DQN reads from its config, checked once."""
+"""The config section of DQN, and how its model follows from an env's spaces."""
 
 from __future__ import annotations
 
-import numbers
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from dingsdk.errors import ConfigError, ConfigTypeError
-from dingsdk.policy.config_values import flag, integer, number, section
+import msgspec
+from msgspec import Meta
 
-LOSSES = ("huber", "mse")
+from dingsdk.config import Count, Positive, Section
+from dingsdk.errors import ConfigError
+from dingsdk.policy.epsilon import EpsilonSchedule
+from dingsdk.policy.sections import CollectSection, LearnSection, OtherSection, PolicySection
 
-
-@dataclass(frozen=True, slots=True)
-class DQNModel:
-    """Shape of the Q network."""
-
-    obs_size: int
-    action_count: int
-    hidden_sizes: tuple[int, ...]
-    dueling: bool
-
-    @classmethod
-    def from_cfg(cls, cfg: Mapping[str, Any], path: str = "policy") -> DQNModel:
-        """Read ``policy.model``; raises ConfigError naming the dotted path."""
-        model = section(cfg, "model", path)
-        path = f"{path}.model"
-        sizes = model.get("encoder_hidden_size_list")
-        if not isinstance(sizes, list | tuple):
-            raise ConfigTypeError(
-                f"{path}.encoder_hidden_size_list must be a list of layer widths, found {sizes!r}",
-                path=f"{path}.encoder_hidden_size_list",
-                expected="list",
-                found=sizes,
-            )
-        widths = {str(i): size for i, size in enumerate(sizes)}
-        return cls(
-            obs_size=_size(model, "obs_shape", path),
-            action_count=_size(model, "action_shape", path),
-            hidden_sizes=tuple(
-                integer(widths, key, f"{path}.encoder_hidden_size_list") for key in widths
-            ),
-            dueling=flag(model, "dueling", path),
-        )
+Size = Count | Annotated[list[Count], Meta(min_length=1, max_length=1)]
+"""A number, or a shape of one dimension."""
 
 
-@dataclass(frozen=True, slots=True)
-class DQNLearning:
-    """How the Q network is trained."""
+class DQNModelSection(Section, frozen=True, kw_only=True):
+    """Section ``policy.model``: shape of the Q network.
 
-    batch_size: int
-    learning_rate: float
-    loss: str
-    huber_delta: float
-    double: bool
-    grad_clip_norm: float | None
-    target_update_freq: int
-    target_theta: float | None
-    returns_priority: bool
+    Attributes:
+        obs_shape: Size of an observation; None: read from the env.
+        action_shape: Number of actions; None: read from the env.
+        encoder_hidden_size_list: Widths of the hidden layers.
+        dueling: Whether state value and advantages have heads of their own.
+    """
 
-    @classmethod
-    def from_cfg(cls, cfg: Mapping[str, Any], path: str = "policy") -> DQNLearning:
-        """Read ``policy.learn``; raises ConfigError naming the dotted path."""
-        learn = section(cfg, "learn", path)
-        priority = flag(cfg, "priority", path)
-        path = f"{path}.learn"
-        if learn.get("loss") not in LOSSES:
+    obs_shape: Size | None = None
+    action_shape: Size | None = None
+    encoder_hidden_size_list: list[Count] = msgspec.field(default_factory=lambda: [64, 64])
+    dueling: bool = False
+
+    def size(self, key: Literal["obs_shape", "action_shape"]) -> int:
+        """Return one of the two sizes.
+
+        Raises:
+            ConfigError: it was neither given nor read from an env.
+        """
+        value = getattr(self, key)
+        if value is None:
             raise ConfigError(
-                f"{path}.loss is {learn.get('loss')!r}; losses are {', '.join(LOSSES)}",
-                path=f"{path}.loss",
-                found=learn.get("loss"),
-                known=list(LOSSES),
+                f"policy.model.{key} is not set; give it, or fill the section from the env's "
+                "spaces with DQNPolicy.model_from_spaces",
+                path=f"policy.model.{key}",
             )
-        clips = learn.get("grad_clip_norm") is not None
-        soft = learn.get("target_theta") is not None
-        return cls(
-            batch_size=integer(learn, "batch_size", path),
-            learning_rate=number(learn, "learning_rate", path, above=0),
-            loss=learn["loss"],
-            huber_delta=number(learn, "huber_delta", path, above=0),
-            double=flag(learn, "double", path),
-            grad_clip_norm=number(learn, "grad_clip_norm", path, above=0) if clips else None,
-            target_update_freq=integer(learn, "target_update_freq", path),
-            target_theta=number(learn, "target_theta", path, above=0, high=1) if soft else None,
-            returns_priority=priority,
-        )
+        return int(value[0] if isinstance(value, list) else value)
+
+
+class DQNLearnSection(LearnSection, frozen=True, kw_only=True):
+    """Section ``policy.learn`` of DQN.
+
+    Attributes:
+        learning_rate: Step size of Adam.
+        loss: Of the TD error.
+        huber_delta: TD error at which the Huber loss turns linear.
+        double: Whether the trained network chooses the action whose target value counts.
+        grad_clip_norm: Largest norm of a gradient; None for no limit.
+        target_update_freq: Iterations between two copies to the target network.
+        target_theta: Share of the trained weights that the target takes over in each iteration,
+            in place of copies; None for copies.
+    """
+
+    learning_rate: Positive = 1e-3
+    loss: Literal["huber", "mse"] = "huber"
+    huber_delta: Positive = 1.0
+    double: bool = True
+    grad_clip_norm: Positive | None = 10.0
+    target_update_freq: Count = 100
+    target_theta: Annotated[float, Meta(gt=0, le=1)] | None = None
+
+
+class DQNCollectSection(CollectSection, frozen=True, kw_only=True):
+    """Section ``policy.collect`` of DQN."""
+
+    n_sample: Count | None = 64
+
+
+class DQNOtherSection(OtherSection, frozen=True, kw_only=True):
+    """Section ``policy.other`` of DQN.
+
+    Attributes:
+        eps: Chance of a random action, by env steps.
+    """
+
+    eps: EpsilonSchedule = EpsilonSchedule()
+
+
+class DQNSection(PolicySection, frozen=True, kw_only=True):
+    """Section ``policy`` of DQN."""
+
+    type: str = "dqn"
+    model: DQNModelSection = DQNModelSection()  # type: ignore[assignment]
+    learn: DQNLearnSection = DQNLearnSection()
+    collect: DQNCollectSection = DQNCollectSection()
+    other: DQNOtherSection = DQNOtherSection()
 
 
 def model_from_spaces(observation_space: Any, action_space: Any) -> dict[str, int]:
@@ -110,26 +118,4 @@ def _unsupported(which: str, space: Any, supported: str) -> ConfigError:
         path="env.env_id",
         expected=supported,
         found=str(space),
-    )
-
-
-def _size(model: Mapping[str, Any], key: str, path: str) -> int:
-    """An int, or a shape of one dimension."""
-    value = model.get(key)
-    if value is None:
-        raise ConfigError(
-            f"{path}.{key} is not set; give it, or fill the section from the env's spaces with "
-            "DQNPolicy.model_from_spaces",
-            path=f"{path}.{key}",
-        )
-    if isinstance(value, list | tuple) and len(value) == 1:
-        value = value[0]
-    if isinstance(value, numbers.Integral | float | str | bool):
-        return integer({key: value}, key, path)
-    raise ConfigError(
-        f"{path}.{key} is {value!r}; dqn supports a single size: a flat observation and one "
-        "discrete action",
-        path=f"{path}.{key}",
-        expected="int",
-        found=value,
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 from dingsdk.data import SampleBatch, collate
 from dingsdk.errors import NonFiniteError, SchemaMismatchError
 from dingsdk.policy.adam import FlatAdam
-from dingsdk.policy.dqn_config import DQNLearning
+from dingsdk.policy.dqn_config import DQNLearnSection
 from dingsdk.policy.networks import QNetwork
 from dingsdk.policy.weights import as_array, flat_vector, required
 
@@ -28,12 +28,16 @@ class DQNLearner:
     Args:
         network: Trained in place.
         learning: How.
+        returns_priority: Whether a step returns a priority for each sample.
     """
 
-    def __init__(self, network: QNetwork, learning: DQNLearning) -> None:
+    def __init__(
+        self, network: QNetwork, learning: DQNLearnSection, *, returns_priority: bool = False
+    ) -> None:
         self.network = network
         self.target = network.clone()
         self.learning = learning
+        self._returns_priority = returns_priority
         self.adam = FlatAdam(network.flat, learning.learning_rate)
 
     def step(self, data: SampleBatch | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -82,7 +86,7 @@ class DQNLearner:
             "target_q_value": target_mean,
             "grad_norm": norm_,
         }
-        if learning.returns_priority:
+        if self._returns_priority:
             log_vars["priority"] = (value - target).abs_().tolist()
         return log_vars
 

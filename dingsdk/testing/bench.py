@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+import msgspec
+
 from dingsdk.errors import DingError
 from dingsdk.testing.rule import RuleBroken
 from dingsdk.worker.comm import (
@@ -214,7 +216,7 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
         """Return the object that another process of the run would have."""
         if not self.has("many_processes"):
             return transport
-        made = type(transport)(transport.cfg, transport.run_dir)
+        made = type(transport)(msgspec.structs.asdict(transport.cfg), transport.run_dir)
         self._transports.append(made)
         return made
 

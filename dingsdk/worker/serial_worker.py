@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from dingsdk.config import Configurable
 from dingsdk.envs.base import EnvManager
@@ -27,6 +27,8 @@ class SerialWorker(Configurable, ABC):
         instance_name: Prefix of the scalars' tags.
     """
 
+    _config_path: ClassVar[str]
+
     def __init__(
         self,
         cfg: Mapping[str, Any],
@@ -37,7 +39,7 @@ class SerialWorker(Configurable, ABC):
         instance_name: str = "worker",
     ) -> None:
         self._is_closed = True
-        self._cfg = {**type(self).default_config(), **cfg}
+        self._cfg = self.read(cfg, self._config_path)
         self._exp_name = exp_name
         self._instance_name = instance_name
         self._env: EnvManager | None = None

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import msgspec
 import pytest
 
 from dingsdk.pipeline.threads import torch_threads
@@ -155,10 +156,11 @@ def _leaves_nothing_behind() -> None:
 
 @pytest.fixture
 def eager_sweeps(cluster: CrashCluster) -> Iterator[None]:
-    grace_s = cluster.coordinator.cfg["orphan_grace_s"]
-    cluster.coordinator.cfg["orphan_grace_s"] = ORPHAN_GRACE_S
+    care = cluster.coordinator._payload_care
+    usual = care.cfg
+    care.cfg = msgspec.structs.replace(usual, orphan_grace_s=ORPHAN_GRACE_S)
     yield
-    cluster.coordinator.cfg["orphan_grace_s"] = grace_s
+    care.cfg = usual
 
 
 # A collector that is killed ---------------------------------------------------------------------

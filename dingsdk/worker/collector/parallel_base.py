@@ -10,9 +10,9 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from dingsdk.config import Configurable
+from dingsdk.config import Configurable, Count, PartSection, fields_of
 from dingsdk.data import SampleBatch
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ClosedError, NotSetError
@@ -43,13 +43,23 @@ class BaseParallelCollector(Configurable, ABC):
         cfg: ``eval_flag``, ``exp_name`` and what ``config`` of the class names.
     """
 
-    config: ClassVar[dict[str, Any]] = {"print_freq": 5}
+    class Config(PartSection, frozen=True, kw_only=True):
+        """Section ``policy.collect.parallel_collector``.
+
+        Attributes:
+            print_freq: Rounds of env steps between two logs.
+        """
+
+        print_freq: Count = 5
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         self._cfg = cfg
         self._eval_flag = bool(cfg["eval_flag"])
         self._exp_name = str(cfg["exp_name"])
-        self._print_freq = int(cfg.get("print_freq", 5))
+        # A task's section has what is to be done beside what the class declares.
+        own = {key: cfg[key] for key in fields_of(self.Config) if key in cfg}
+        self._section: BaseParallelCollector.Config = self.read(own)
+        self._print_freq = self._section.print_freq
         self._uid = uuid.uuid4().hex[:12]
         self._close_flag = threading.Event()
         self._has_started = False

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from dingsdk.config import PartSection, Seed, Whole
 from dingsdk.data import SampleBatch
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import NotSetError
@@ -37,12 +38,24 @@ class SampleSerialCollector(ISerialCollector):
         seed: Seed of random actions (``random_collect``); None for fresh entropy.
     """
 
-    config: ClassVar[dict[str, Any]] = {
-        "deepcopy_obs": False,
-        "transform_obs": False,
-        "collect_print_freq": 100,
-        "seed": None,
-    }
+    class Config(PartSection, frozen=True, kw_only=True):
+        """Section ``policy.collect.collector``.
+
+        Attributes:
+            deepcopy_obs: Whether observations are copied when they are recorded.
+            transform_obs: Whether the policy is given observations as float32 tensors.
+            collect_print_freq: Least number of train iterations between two logs.
+            seed: Of random actions; None for one from the operating system.
+        """
+
+        type: str = "sample"
+        deepcopy_obs: bool = False
+        transform_obs: bool = False
+        collect_print_freq: Whole = 100
+        seed: Seed | None = None
+
+    _cfg: Config
+    _config_path: ClassVar[str] = "policy.collect.collector"
 
     _rollout: Rollout | None = None
     _writer: SampleWriter | None = None
@@ -165,10 +178,10 @@ class SampleSerialCollector(ISerialCollector):
             env,
             policy,
             traj_len,
-            has_tensor_obs=self._cfg["transform_obs"],
-            deepcopy_obs=self._cfg["deepcopy_obs"],
+            has_tensor_obs=self._cfg.transform_obs,
+            deepcopy_obs=self._cfg.deepcopy_obs,
         )
-        self._random_actions = RandomActions(env.action_space, self._cfg["seed"])
+        self._random_actions = RandomActions(env.action_space, self._cfg.seed)
         return self._rollout, self._writer
 
     def _take_policy(self, policy: Any) -> None:

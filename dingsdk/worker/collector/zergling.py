@@ -6,11 +6,12 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dingsdk.config import NotNegative, Positive
 from dingsdk.data import SampleBatch
 from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
 from dingsdk.errors import ConfigError, NotSetError, TaskTimeoutError
@@ -50,17 +51,26 @@ class ZerglingParallelCollector(BaseParallelCollector):
         policy_timeout_s: How long to wait for the first policy.
     """
 
-    config: ClassVar[dict[str, Any]] = {
-        "print_freq": 5,
-        "compressor": "none",
-        "update_policy_second": 3.0,
-        "policy_timeout_s": 60.0,
-    }
+    class Config(BaseParallelCollector.Config, frozen=True, kw_only=True):
+        """Section ``policy.collect.parallel_collector``.
+
+        Attributes:
+            compressor: Kept for configs of the reference; the transport compresses.
+            update_policy_second: Seconds between two looks for a newer policy.
+            policy_timeout_s: Seconds to wait for the first policy.
+        """
+
+        type: str = "zergling"
+        compressor: str = "none"
+        update_policy_second: NotNegative = 3.0
+        policy_timeout_s: Positive = 60.0
+
+    _section: Config
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         super().__init__(cfg)
-        self._update_policy_s = float(cfg.get("update_policy_second", 3))
-        self._policy_timeout_s = float(cfg.get("policy_timeout_s", 60.0))
+        self._update_policy_s = self._section.update_policy_second
+        self._policy_timeout_s = self._section.policy_timeout_s
         self._collect_setting = {} if self._eval_flag else dict(cfg.get("collect_setting") or {})
         self._policy_iter = 0
         self._last_update = -math.inf

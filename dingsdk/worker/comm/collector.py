@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
+from dingsdk.config import Count
 from dingsdk.data import FrameInfo, SampleBatch
 from dingsdk.errors import ProtocolError, StorageFullError, TaskFail
 from dingsdk.worker.comm.allowed_imports import check_imports
@@ -36,11 +37,20 @@ class BaseCommCollector(CommWorker):
     """
 
     role = "collector"
-    config: ClassVar[dict[str, Any]] = {"queue_size": 8}
+
+    class Config(CommWorker.Config, frozen=True, kw_only=True):
+        """Section ``system.collector``.
+
+        Attributes:
+            queue_size: Reports that may wait to be sent; the collector waits beyond it.
+        """
+
+        type: str = "base"
+        queue_size: Count = 8
 
     def __init__(self, cfg: Mapping[str, Any], transport: Transport, worker_id: str) -> None:
         super().__init__(cfg, transport, worker_id)
-        self._queue_size = int(self._cfg["queue_size"])
+        self._queue_size = self._cfg.queue_size
         self._collector: Any = None
         self._task_info: Mapping[str, Any] = {}
         self._reports: deque[Mapping[str, Any]] = deque()
@@ -143,7 +153,7 @@ class BaseCommCollector(CommWorker):
         Raises:
             UntrustedImportError: the task names modules that this worker's config does not.
         """
-        check_imports(task_info, self._cfg["allowed_modules"])
+        check_imports(task_info, self._cfg.allowed_modules)
         # The run folder in the task is one of the master's host.
         cfg = {**task_info["collector_cfg"], "exp_name": str(self.run_dir)}
         collector = create_parallel_collector(cfg)

@@ -6,11 +6,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from dingsdk.config import deep_merge_dicts
+from dingsdk.config import Count, Positive, deep_merge_dicts
 from dingsdk.data import RowLoaders, SampleBatch
 from dingsdk.errors import ClosedError, PayloadsLostError, TaskFail
 from dingsdk.policy import create_policy
@@ -79,11 +79,19 @@ class BaseCommLearner(CommWorker):
     """
 
     role = "learner"
-    config: ClassVar[dict[str, Any]] = {
-        "send_policy_freq": 10,  # train iterations from one published policy to the next
-        "batches_per_demand": 8,
-        "progress_timeout_s": 120.0,
-    }
+
+    class Config(CommWorker.Config, frozen=True, kw_only=True):
+        """Section ``system.learner``.
+
+        Attributes:
+            send_policy_freq: Train iterations from one published policy to the next.
+            batches_per_demand: Batches that are asked for at once.
+        """
+
+        type: str = "base"
+        progress_timeout_s: Positive = 120.0
+        send_policy_freq: Count = 10
+        batches_per_demand: Count = 8
 
     def __init__(self, cfg: Mapping[str, Any], transport: Transport, worker_id: str) -> None:
         super().__init__(cfg, transport, worker_id)
@@ -101,7 +109,7 @@ class BaseCommLearner(CommWorker):
     @property
     def hooks4call(self) -> list[LearnerHook]:
         """The hooks that make a learner publish its policy and report."""
-        every = {"before_run": 1, "after_iter": int(self._cfg["send_policy_freq"]), "after_run": 1}
+        every = {"before_run": 1, "after_iter": self._cfg.send_policy_freq, "after_run": 1}
         return [
             *(
                 SendPolicyHook(
@@ -197,13 +205,14 @@ class BaseCommLearner(CommWorker):
         Raises:
             UntrustedImportError: the task names modules that this worker's config does not.
         """
-        check_imports(task_info, self._cfg["allowed_modules"])
+        check_imports(task_info, self._cfg.allowed_modules)
         # The run folder in the task is one of the master's host.
-        cfg = deep_merge_dicts(task_info["learner_cfg"], {"exp_name": str(self.run_dir)})
+        cfg = deep_merge_dicts({}, task_info["learner_cfg"])
+        cfg.pop("exp_name", None)
         checkpoints = self.run_dir / "ckpt"
         if task_info.get("resume") and (checkpoints / "latest.json").is_file():
             cfg["hook"]["load_ckpt_before_run"] = str(checkpoints)
-        learner: Any = create_learner(cfg, exp_name=cfg["exp_name"])
+        learner: Any = create_learner(cfg, exp_name=str(self.run_dir))
         learner.get_data = self.data_source
         learner.send_policy = self.send_policy
         learner.send_learn_info = self.send_learn_info
@@ -291,7 +300,7 @@ class BaseCommLearner(CommWorker):
                 self._info = self._learn_info()
                 self._demand = {
                     "batch_size": batch_size,
-                    "batches": int(self._cfg["batches_per_demand"]),
+                    "batches": self._cfg.batches_per_demand,
                     "cur_learner_iter": self._learner.train_iter,
                 }
                 self.condition.notify_all()

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
-from dingsdk.config import Configurable
+from dingsdk.config import Configurable, PartSection
 from dingsdk.data import FrameInfo, SampleBatch
 from dingsdk.errors import DataMissingError
 from dingsdk.worker.comm.scheduler import Scheduler
@@ -274,17 +274,22 @@ class Transport(Configurable, ABC):
         run_dir: Folder of the run, for transports that keep files.
     """
 
-    config: ClassVar[dict[str, Any]] = {
-        "type": "",
-        "import_names": [],
-        "workers": "",  # where they run, one of the class's ``places``; empty: the first
-    }
+    class Config(PartSection, frozen=True, kw_only=True):
+        """Section ``system.transport``.
+
+        Attributes:
+            workers: Where the workers of a run are, one of the class's ``places``; empty: the
+                first of them.
+        """
+
+        workers: str = ""
+
     places: ClassVar[tuple[Place, ...]] = ("threads",)
     """Where the workers of a run can be, the default first: threads of the master's process, or
     processes, on any host."""
 
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
-        self.cfg = cfg
+        self.cfg = self.read(cfg, "system.transport")
         self.run_dir = run_dir
 
     @property

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
+import msgspec
 import torch
 
-from dingsdk.config import Configurable
+from dingsdk.config import Configurable, PartSection, Positive
 from dingsdk.errors import ClosedError, TaskFail, WorkerLostError
 from dingsdk.worker.comm.scheduler import Job
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, POLL_S, Slave, TaskFunctions
@@ -43,12 +44,17 @@ class CommWorker(Configurable, Slave, ABC):
         role: Name of the worker's role.
     """
 
-    config: ClassVar[dict[str, Any]] = {
-        "type": "",
-        "import_names": [],
-        "allowed_modules": [],  # that tasks may import, besides those of the local config
-        "progress_timeout_s": 60.0,
-    }
+    class Config(PartSection, frozen=True, kw_only=True):
+        """Section of a worker.
+
+        Attributes:
+            allowed_modules: Modules that tasks may import, besides those of the local config.
+            progress_timeout_s: Seconds without progress after which a job counts as hung.
+        """
+
+        allowed_modules: list[str] = msgspec.field(default_factory=list)
+        progress_timeout_s: Positive = 60.0
+
     role: ClassVar[str]
 
     def __init__(
@@ -59,7 +65,7 @@ class CommWorker(Configurable, Slave, ABC):
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._cfg = {**self.default_config(), **cfg}
+        self._cfg = self.read(cfg)
         resource = {"cpu": os.cpu_count() or 1, "gpu": _gpu_count()}
         info = WorkerInfo(worker_id, self.role, resource)
         super().__init__(transport, info, callback_fn=self._tasks(), clock=clock)
@@ -239,7 +245,7 @@ class CommWorker(Configurable, Slave, ABC):
     # What the slave asks ------------------------------------------------------------------
     def _is_alive(self, now: float) -> bool:
         is_idle = self._job is None or self.job_ended or self._waiting > 0
-        return is_idle or now - self._moved_at < float(self._cfg["progress_timeout_s"])
+        return is_idle or now - self._moved_at < self._cfg.progress_timeout_s
 
     def _stop_work(self) -> bool:
         return self.stop_job()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
-from dingsdk.config import Configurable
+from dingsdk.config import Configurable, Count, NotNegative, PartSection
 from dingsdk.worker.commander.space import LimitedSpaceContainer
 
 Task = dict[str, Any]
@@ -26,22 +26,29 @@ class BaseParallelCommander(Configurable, ABC):
     tasks at a time as there are collectors.
     """
 
-    config: ClassVar[dict[str, Any]] = {
-        "import_names": [],
-        "collector_task_space": None,
-        "learner_task_space": 1,
-        "eval_interval": 60.0,
-    }
+    class Config(PartSection, frozen=True, kw_only=True):
+        """Section ``policy.other.commander``.
+
+        Attributes:
+            collector_task_space: Collector tasks out at a time; None: one a collector.
+            learner_task_space: Learner tasks out at a time.
+            eval_interval: Seconds between two evaluations.
+        """
+
+        collector_task_space: Count | None = None
+        learner_task_space: Count = 1
+        eval_interval: NotNegative = 60.0
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         self._cfg = cfg
-        own = {**self.default_config(), **cfg["policy"]["other"]["commander"]}
-        space = own["collector_task_space"]
+        section = cfg["policy"]["other"]["commander"]
+        own = self._own = self.read(section, "policy.other.commander")
+        space = own.collector_task_space
         if space is None:
             space = cfg.get("system", {}).get("collector_num", 1)
         self._collector_space = LimitedSpaceContainer(0, int(space))
-        self._learner_space = LimitedSpaceContainer(0, int(own["learner_task_space"]))
-        self._eval_interval_s = float(own["eval_interval"])
+        self._learner_space = LimitedSpaceContainer(0, own.learner_task_space)
+        self._eval_interval_s: float = own.eval_interval
 
     @abstractmethod
     def get_collector_task(self) -> Task | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
+
+import msgspec
 
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
 from dingsdk.worker.commander.tasks import collector_task, learner_task
@@ -19,12 +21,19 @@ class NaiveCommander(BaseParallelCommander):
     no file names here.
     """
 
-    config: ClassVar[dict[str, Any]] = {"type": "naive", "collect_setting": {"eps": 0.9}}
+    class Config(BaseParallelCommander.Config, frozen=True, kw_only=True):
+        """Section ``policy.other.commander``.
+
+        Attributes:
+            collect_setting: Keyword arguments for the collect policy.
+        """
+
+        type: str = "naive"
+        collect_setting: dict[str, Any] = msgspec.field(default_factory=lambda: {"eps": 0.9})
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         super().__init__(cfg)
-        own = {**self.default_config(), **cfg["policy"]["other"]["commander"]}
-        self._collect_setting = dict(own["collect_setting"])
+        self._collect_setting: dict[str, Any] = dict(self._own.collect_setting)
         self._issued = {"collector": 0, "learner": 0}
         self.finished_collector_tasks = 0
         self.learner_info: dict[str, Mapping[str, Any]] = {}

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from dingsdk.policy import create_policy
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
@@ -57,7 +57,10 @@ class SoloCommander(BaseParallelCommander):
     learner or evaluation task is issued anew.
     """
 
-    config: ClassVar[dict[str, Any]] = {"type": "solo"}
+    class Config(BaseParallelCommander.Config, frozen=True, kw_only=True):
+        """Section ``policy.other.commander``."""
+
+        type: str = "solo"
 
     def __init__(self, cfg: Mapping[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(cfg)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from dingsdk.config import Configurable, deep_merge_dicts
+from dingsdk.config import Configurable
 from dingsdk.errors import DingError, TaskTimeoutError, WorkerLostError
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.scheduler import Job
@@ -20,6 +20,7 @@ from dingsdk.worker.coordinator.pace import announce
 from dingsdk.worker.coordinator.payload_care import PayloadCare
 from dingsdk.worker.coordinator.role import Role, create_roles
 from dingsdk.worker.coordinator.scheduler_state import SchedulerState
+from dingsdk.worker.coordinator.section import CoordinatorSection
 from dingsdk.worker.coordinator.status import CoordinatorStatus
 from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
 from dingsdk.worker.factory import create_buffer, create_parallel_commander
@@ -45,21 +46,7 @@ class Coordinator(Configurable):
         clock: Monotonic seconds.
     """
 
-    config: ClassVar[dict[str, Any]] = {
-        "collector_task_timeout": 30.0,  # seconds that a task may wait for a worker
-        "learner_task_timeout": 600.0,
-        "start_timeout_s": 120.0,  # for a worker to build the envs or the policy of a task
-        "answer_timeout_s": 60.0,  # for a demand or a close
-        "learn_timeout_s": 600.0,  # for the batches leased at once
-        "lease_s": 15.0,  # silence after which a worker is lost
-        "straggler_factor": 3.0,  # times as slow as the others of its kind: worth a warning
-        "straggler_window_s": 20.0,  # over which that is averaged
-        "max_attempts": 3,  # workers that may be lost over one task
-        "storage_timeout_s": 600.0,  # without room to store anything, before the run ends
-        "orphan_grace_s": 120.0,  # age at which an unannounced payload is deleted
-        "max_learner_tasks": 1,  # the run ends when this many have trained to their end
-        "last_evaluation_s": 30.0,  # time for an evaluation that runs when the training ends
-    }
+    Config: ClassVar[type[CoordinatorSection]] = CoordinatorSection
 
     def __init__(
         self,
@@ -71,7 +58,7 @@ class Coordinator(Configurable):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cfg = cfg
-        self.cfg = deep_merge_dicts(self.default_config(), cfg["system"].get("coordinator") or {})
+        self.cfg: CoordinatorSection = self.read(cfg["system"].get("coordinator") or {})
         self.clock = clock
         self.scheduler = transport.scheduler
         self.condition = self.scheduler.condition()
@@ -83,7 +70,7 @@ class Coordinator(Configurable):
             on_join=self._on_join,
             on_renew=self._on_renew,
             on_lost=self._on_lost,
-            lease_s=float(self.cfg["lease_s"]),
+            lease_s=self.cfg.lease_s,
         )
         self._on_collecting = on_collecting
         self._on_evaluated = on_evaluated
@@ -92,7 +79,7 @@ class Coordinator(Configurable):
         self._jobs: list[Job] = []
         self._train_iter = 0
         self._learner_tasks = 0
-        self._outage = StorageOutage(float(self.cfg["storage_timeout_s"]), clock)
+        self._outage = StorageOutage(self.cfg.storage_timeout_s, clock)
         self._payload_care = PayloadCare(self.data_store, self.condition, self.cfg, clock)
         self._looked_at = clock()
         self._has_news = False
@@ -213,7 +200,7 @@ class Coordinator(Configurable):
     ) -> Mapping[str, Any]:
         """Send a message to a task's worker and return its answer; see ``TaskControl``."""
         assert state.worker is not None  # assigned before it is driven
-        worker, timeout_s = state.worker, float(self.cfg[timeout_key])
+        worker, timeout_s = state.worker, float(getattr(self.cfg, timeout_key))
         try:
             return self.master.ask(worker.worker_id, data, timeout_s, worker.incarnation)
         except TaskTimeoutError as error:
@@ -359,7 +346,7 @@ class Coordinator(Configurable):
         with self.condition:
             experience = self._state.finish_learner(state, finished)
             self._learner_tasks += has_trained_out
-            if self._learner_tasks >= int(self.cfg["max_learner_tasks"]):
+            if self._learner_tasks >= self.cfg.max_learner_tasks:
                 self.system_shutdown_flag = True
         if experience is not None:
             experience.close()
@@ -411,7 +398,7 @@ class Coordinator(Configurable):
             self._has_news = False
             now = self.clock()
             stalled_s, self._looked_at = now - self._looked_at, now
-            if stalled_s > float(self.cfg["lease_s"]) / RENEWALS:
+            if stalled_s > self.cfg.lease_s / RENEWALS:
                 # This process was stopped, or another job held it up: renewals wait to be heard.
                 self._state.pool.postpone(stalled_s)
             silent = self._state.pool.silent()
@@ -424,7 +411,7 @@ class Coordinator(Configurable):
             announce(worker_id, paces[worker_id])
         for worker in silent:
             self.master.lose(
-                worker.worker_id, f"silent for {self.cfg['lease_s']} s", worker.incarnation
+                worker.worker_id, f"silent for {self.cfg.lease_s} s", worker.incarnation
             )
         self._payload_care.sweep(self._state.find_live)
         for role in self.roles:

@@ -9,6 +9,7 @@ from typing import Any
 from dingsdk.worker.comm.scheduler import Condition
 from dingsdk.worker.comm.transport import StepDataStore
 from dingsdk.worker.coordinator.experience import Experience
+from dingsdk.worker.coordinator.section import CoordinatorSection
 from dingsdk.worker.coordinator.tasks import TaskState
 
 _log = logging.getLogger(__name__)
@@ -32,12 +33,12 @@ class PayloadCare:
         self,
         store: StepDataStore,
         condition: Condition,
-        cfg: Mapping[str, Any],
+        cfg: CoordinatorSection,
         clock: Callable[[], float],
     ) -> None:
         self._store = store
         self._condition = condition
-        self._cfg = cfg
+        self.cfg = cfg
         self._clock = clock
         self._swept_at = clock()
 
@@ -47,7 +48,7 @@ class PayloadCare:
         Args:
             find_live: Returns what tells whether a payload may still be announced or read.
         """
-        grace_s = float(self._cfg["orphan_grace_s"])
+        grace_s = self.cfg.orphan_grace_s
         if self._clock() - self._swept_at < grace_s / 2:
             return
         self._swept_at = self._clock()

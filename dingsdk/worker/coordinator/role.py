@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
-from dingsdk.config import Configurable
+from dingsdk.config import Configurable, PartSection, Whole
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm.scheduler import Condition
 from dingsdk.worker.comm.transport import Transport
@@ -99,22 +99,26 @@ class Role(Configurable, ABC):
         ends_run: Whether the run ends when a task of the role is given up.
     """
 
-    config: ClassVar[dict[str, Any]] = {
-        "type": "",
-        "import_names": [],
-        "num": 1,  # workers that a run starts by itself
-    }
+    class Config(PartSection, frozen=True, kw_only=True):
+        """Section ``system.roles.<name>``.
+
+        Attributes:
+            num: Workers that a run starts by itself.
+        """
+
+        num: Whole = 1
+
     name: ClassVar[str]
     ends_run: ClassVar[bool] = False
 
     def __init__(self, cfg: Mapping[str, Any], run_cfg: Mapping[str, Any]) -> None:
-        self.cfg = {**self.default_config(), **cfg}
+        self.cfg = self.read(cfg)
         self.run_cfg = run_cfg
 
     @property
     def worker_num(self) -> int:
         """Workers that a run starts by itself, >= 0."""
-        return int(self.cfg["num"])
+        return int(self.cfg.num)
 
     @abstractmethod
     def create_worker(self, transport: Transport, worker_id: str) -> CommWorker:

@@ -16,6 +16,7 @@ from dingsdk.worker.commander.base import BaseParallelCommander
 from dingsdk.worker.coordinator.experience import Experience
 from dingsdk.worker.coordinator.pace import PaceBoard
 from dingsdk.worker.coordinator.role import Role
+from dingsdk.worker.coordinator.section import CoordinatorSection
 from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
 
 TASK_TIMEOUT_S = 600.0
@@ -113,14 +114,12 @@ class SchedulerState:
         self,
         roles: Mapping[str, Role],
         commander: BaseParallelCommander,
-        cfg: Mapping[str, Any],
+        cfg: CoordinatorSection,
         clock: Callable[[], float],
     ) -> None:
         self.commander = commander
-        self.pool = WorkerPool(float(cfg["lease_s"]), clock)
-        self.pace = PaceBoard(
-            float(cfg["straggler_factor"]), float(cfg["straggler_window_s"]), clock
-        )
+        self.pool = WorkerPool(cfg.lease_s, clock)
+        self.pace = PaceBoard(cfg.straggler_factor, cfg.straggler_window_s, clock)
         self.running: dict[str, TaskState] = {}
         self.experiences: dict[str, Experience] = {}
         self._roles = roles
@@ -150,7 +149,7 @@ class SchedulerState:
         if not queue:
             return None
         state = queue[0]
-        limit_s = float(self._cfg.get(f"{role}_task_timeout", TASK_TIMEOUT_S))
+        limit_s = float(getattr(self._cfg, f"{role}_task_timeout", TASK_TIMEOUT_S))
         if self._clock() - state.start_time > limit_s:
             queue.popleft()
             self.notify_fail(state)
@@ -205,7 +204,7 @@ class SchedulerState:
             self.notify_fail(state)
             return None, False
         state.attempt -= error.facts.get("reason") == LEFT
-        if state.attempt < int(self._cfg["max_attempts"]):
+        if state.attempt < self._cfg.max_attempts:
             self._queues[state.role].append(
                 TaskState(
                     state.task_id,
@@ -219,7 +218,7 @@ class SchedulerState:
             return None, False
         self.notify_fail(state)
         self._given_up[state.kind] += 1
-        is_fatal = role.ends_run or self._given_up[state.kind] >= int(self._cfg["max_attempts"])
+        is_fatal = role.ends_run or self._given_up[state.kind] >= self._cfg.max_attempts
         return _poison(state, error), is_fatal
 
     def notify_fail(self, state: TaskState) -> None:

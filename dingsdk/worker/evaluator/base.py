@@ -39,7 +39,7 @@ class ISerialEvaluator(SerialWorker):
         """
         if train_iter == self._last_eval_iter:
             return False
-        if train_iter != 0 and train_iter - self._last_eval_iter < self._cfg["eval_freq"]:
+        if train_iter != 0 and train_iter - self._last_eval_iter < self._cfg.eval_freq:
             return False
         self._last_eval_iter = train_iter
         return True

@@ -6,8 +6,11 @@ import importlib.util
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
+from msgspec import Meta
+
+from dingsdk.config import Count, PartSection, Section
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ConfigError, NotSetError
 from dingsdk.plugins import observe
@@ -16,6 +19,18 @@ from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout
 from dingsdk.worker.evaluator.base import ISerialEvaluator
 from dingsdk.worker.evaluator.monitor import VectorEvalMonitor, evaluation_statistics
 from dingsdk.worker.run_logger import write_statistics
+
+
+class RenderSection(Section, frozen=True, kw_only=True):
+    """Section ``policy.eval.evaluator.render``.
+
+    Attributes:
+        render_freq: Iterations or env steps between two rendered evaluations; -1 for none.
+        mode: What ``render_freq`` counts.
+    """
+
+    render_freq: Annotated[int, Meta(ge=-1)] = -1
+    mode: Literal["envstep", "train_iter"] = "train_iter"
 
 
 class InteractionSerialEvaluator(ISerialEvaluator):
@@ -33,24 +48,26 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         figure_path: Folder for the figures of envs that can draw them; None for none.
     """
 
-    config: ClassVar[dict[str, Any]] = {
-        "eval_freq": 1000,
-        "n_episode": None,
-        "stop_value": math.inf,
-        "render": {"render_freq": -1, "mode": "train_iter"},
-        "figure_path": None,
-    }
+    class Config(PartSection, frozen=True, kw_only=True):
+        """Section ``policy.eval.evaluator``.
 
-    def __init__(self, cfg: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        super().__init__(cfg, *args, **kwargs)
-        mode = self._cfg["render"]["mode"]
-        if mode not in ("envstep", "train_iter"):
-            self.close()
-            raise ConfigError(
-                f"render.mode is {mode!r}; it must be 'envstep' or 'train_iter'",
-                path="policy.eval.evaluator.render.mode",
-                found=mode,
-            )
+        Attributes:
+            eval_freq: Train iterations between two evaluations.
+            n_episode: Episodes of one evaluation.
+            stop_value: Mean return that ends the run.
+            render: When episodes are rendered.
+            figure_path: Folder for the figures of envs that draw some; None for none.
+        """
+
+        type: str = "interaction"
+        eval_freq: Count = 1000
+        n_episode: Count | None = None
+        stop_value: int | float = math.inf
+        render: RenderSection = RenderSection()
+        figure_path: str | None = None
+
+    _cfg: Config
+    _config_path: ClassVar[str] = "policy.eval.evaluator"
 
     def reset(self, _policy: Any = None, _env: EnvManager | None = None) -> None:
         """Reset env and policy (None: those that it has), forget the best result."""
@@ -87,7 +104,7 @@ class InteractionSerialEvaluator(ISerialEvaluator):
             PolicyOutputError: the policy's answer cannot be used.
             EnvError: an env failed three times in a row.
         """
-        count = self._cfg["n_episode"] if n_episode is None else n_episode
+        count = self._cfg.n_episode if n_episode is None else n_episode
         if count is None:
             raise NotSetError(
                 "please set n_episode: neither eval(n_episode=...) nor the config names one",
@@ -121,10 +138,10 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         observe().after_evaluate(
             source=self._instance_name, mean_return=mean, train_iter=train_iter, envstep=envstep
         )
-        is_reached = mean >= self._cfg["stop_value"] and train_iter > 0
+        is_reached = mean >= self._cfg.stop_value and train_iter > 0
         if is_reached:
             self._logger.info(
-                "mean return %.2f has reached stop_value %s", mean, self._cfg["stop_value"]
+                "mean return %.2f has reached stop_value %s", mean, self._cfg.stop_value
             )
         return is_reached, info
 
@@ -157,7 +174,7 @@ class InteractionSerialEvaluator(ISerialEvaluator):
                 each.episode_return,
                 each.length,
             )
-            if self._cfg["figure_path"] is not None:
+            if self._cfg.figure_path is not None:
                 self._save_figure(each.env_id)
 
     def _save_figure(self, env_id: int) -> None:
@@ -167,14 +184,14 @@ class InteractionSerialEvaluator(ISerialEvaluator):
                 f"{type(self.env).__name__} draws no figures; set figure_path to null",
                 path="policy.eval.evaluator.figure_path",
             )
-        save(env_id, self._cfg["figure_path"])
+        save(env_id, self._cfg.figure_path)
 
     def _is_time_to_render(self, train_iter: int, envstep: int) -> bool:
-        render = self._cfg["render"]
-        if render["render_freq"] == -1:
+        render = self._cfg.render
+        if render.render_freq == -1:
             return False
-        now = train_iter if render["mode"] == "train_iter" else envstep
-        if now - self._last_render < render["render_freq"]:
+        now = train_iter if render.mode == "train_iter" else envstep
+        if now - self._last_render < render.render_freq:
             return False
         self._last_render = now
         return True
@@ -199,7 +216,7 @@ class InteractionSerialEvaluator(ISerialEvaluator):
     def _show_video(self, monitor: VectorEvalMonitor, train_iter: int, envstep: int) -> None:
         if self._tb_logger is None:
             return
-        mode = self._cfg["render"]["mode"]
+        mode = self._cfg.render.mode
         step = train_iter if mode == "train_iter" else envstep
         tag = f"{self._instance_name}_{mode}/"
         self._tb_logger.add_video(tag, monitor.get_video(), global_step=step, fps=30)

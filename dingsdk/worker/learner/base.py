@@ -7,18 +7,18 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import Any
 
-from easydict import EasyDict
+import msgspec
 
-from dingsdk.config import Configurable, deep_merge_dicts, to_easydict
+from dingsdk.config import Configurable, Count, PartSection, Whole, deep_merge_dicts
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, PolicyOutputTypeError
 from dingsdk.plugins import observe
 from dingsdk.policy.base import LearnMode
 from dingsdk.worker.learner.checkpoint import EXCEPTION, LATEST
 from dingsdk.worker.learner.counter import CountVar
-from dingsdk.worker.learner.dataloader import Batch, SyncDataLoader
+from dingsdk.worker.learner.dataloader import Batch, DataLoaderSection, SyncDataLoader
 from dingsdk.worker.learner.hook import (
     LearnerHook,
     add_learner_hook,
@@ -57,24 +57,43 @@ class BaseLearner(Configurable):
         RunFolderError: The run folder cannot be written.
     """
 
-    config: ClassVar[dict[str, Any]] = {
-        # Batches that one start() trains on at most.
-        "train_iterations": int(1e9),
-        "dataloader": {"num_workers": 0},
-        # Whether to log the policy's info() once it is set.
-        "log_policy": True,
-        # With either of these every rank logs, not rank 0 alone.
-        "is_multitask_pipeline": False,
-        "only_monitor_rank0": True,
-        # How many iteration_<n> checkpoints to keep; 0 keeps all.
-        "keep_last_ckpt": 5,
-        "hook": {
-            "load_ckpt_before_run": "",
-            "log_show_after_iter": 100,
-            "save_ckpt_after_iter": 10000,
-            "save_ckpt_after_run": True,
-        },
-    }
+    class Config(PartSection, frozen=True, kw_only=True):
+        """Section ``policy.learn.learner``.
+
+        Attributes:
+            train_iterations: Batches that one ``start()`` trains on at most.
+            dataloader: How batches are loaded.
+            log_policy: Whether to log the policy's ``info()`` once it is set.
+            is_multitask_pipeline: Whether every rank logs, not rank 0 alone.
+            only_monitor_rank0: Whether rank 0 alone logs.
+            keep_last_ckpt: How many ``iteration_<n>`` checkpoints to keep; 0 keeps all.
+            hook: The learner hooks, by name; see ``build_learner_hook_by_cfg``.
+        """
+
+        type: str = "base"
+        train_iterations: Count = 10**9
+        dataloader: DataLoaderSection = DataLoaderSection()
+        log_policy: bool = True
+        is_multitask_pipeline: bool = False
+        only_monitor_rank0: bool = True
+        keep_last_ckpt: Whole = 5
+        hook: dict[str, Any] = msgspec.field(
+            default_factory=lambda: {
+                "load_ckpt_before_run": "",
+                "log_show_after_iter": 100,
+                "save_ckpt_after_iter": 10000,
+                "save_ckpt_after_run": True,
+            }
+        )
+
+    @classmethod
+    def check_config(cls, section: Mapping[str, Any], path: str) -> None:
+        """Build the hooks of a section once, so that a wrong one is found before the run.
+
+        Raises:
+            ConfigError, HookError: what ``build_learner_hook_by_cfg`` raises.
+        """
+        build_learner_hook_by_cfg(section["hook"], f"{path}.hook")
 
     def __init__(
         self,
@@ -85,7 +104,7 @@ class BaseLearner(Configurable):
         exp_name: str = "default_experiment",
         instance_name: str = "learner",
     ) -> None:
-        self._cfg: EasyDict = to_easydict(deep_merge_dicts(self.default_config(), cfg))
+        self._cfg: BaseLearner.Config = self.read(cfg, "policy.learn.learner")
         self.exp_name = exp_name
         self.instance_name = instance_name
         self.ckpt_name: str | None = None
@@ -109,7 +128,7 @@ class BaseLearner(Configurable):
         self._is_closed = False
         self._state_lock = threading.Lock()
 
-        hook_cfg = dict(self._cfg.hook)
+        hook_cfg = deep_merge_dicts(self.config["hook"], self._cfg.hook)
         if self.world_size > 1:
             hook_cfg.setdefault("log_reduce_after_iter", True)
         self._hooks = build_learner_hook_by_cfg(hook_cfg)
@@ -154,7 +173,7 @@ class BaseLearner(Configurable):
     @property
     def keep_last_ckpt(self) -> int:
         """How many ``iteration_<n>`` checkpoints to keep; 0 keeps all."""
-        return int(self._cfg.keep_last_ckpt)
+        return self._cfg.keep_last_ckpt
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -226,7 +245,7 @@ class BaseLearner(Configurable):
                 "it in a subclass"
             )
         batch_size = self.policy.get_attribute("batch_size")
-        self._dataloader = SyncDataLoader.from_config(self._cfg.dataloader, source, batch_size)
+        self._dataloader = SyncDataLoader(source, batch_size)
 
     def start(self) -> None:
         """Train on ``train_iterations`` batches, or until there are no more or ``close()``.
@@ -321,7 +340,7 @@ class BaseLearner(Configurable):
 
     def _train_loop(self) -> None:
         assert self._dataloader is not None
-        for _ in range(int(self._cfg.train_iterations)):
+        for _ in range(self._cfg.train_iterations):
             started = perf_counter()
             data = self._dataloader.next()
             if data is None or self._is_closed:

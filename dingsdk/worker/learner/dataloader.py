@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
-from dingsdk.config import check_known_keys
+from dingsdk.config import Count, Section
 from dingsdk.data import RowLoaders, SampleBatch
-from dingsdk.errors import ConfigError, PolicyOutputTypeError
+from dingsdk.errors import PolicyOutputTypeError
 
 Batch = SampleBatch | list[Any]
 """What a policy trains on: columns, or rows."""
+
+
+class DataLoaderSection(Section, frozen=True, kw_only=True):
+    """Section ``policy.learn.learner.dataloader``.
+
+    Attributes:
+        num_workers: Must be 0: payloads arrive as columns, which need no worker processes.
+        chunk_size: Accepted from older configs; means nothing without workers.
+    """
+
+    num_workers: Literal[0] = 0
+    chunk_size: Count | None = None
 
 
 class SyncDataLoader:
@@ -21,37 +33,12 @@ class SyncDataLoader:
             of callables that each return a row (RowLoaders return all at once), or None when
             there is no more. It may block.
         batch_size: Rows asked for at a time.
-        num_workers: Must be 0: batches are made in the learner's own thread.
-
-    Raises:
-        ConfigError: ``num_workers`` is not 0.
     """
 
-    def __init__(
-        self, data_source: Callable[[int], Any], batch_size: int, num_workers: int = 0
-    ) -> None:
-        if num_workers != 0:
-            raise ConfigError(
-                f"policy.learn.learner.dataloader.num_workers is {num_workers!r}; only 0 is "
-                "supported: sample payloads arrive as columns, which need no worker processes",
-                path="policy.learn.learner.dataloader.num_workers",
-                found=num_workers,
-            )
+    def __init__(self, data_source: Callable[[int], Any], batch_size: int) -> None:
         self._data_source = data_source
         self._batch_size = batch_size
         self._closed = False
-
-    @classmethod
-    def from_config(
-        cls, cfg: Mapping[str, Any], data_source: Callable[[int], Any], batch_size: int
-    ) -> SyncDataLoader:
-        """Build the loader of ``policy.learn.learner.dataloader``.
-
-        ``chunk_size`` is accepted from older configs and means nothing without workers.
-        """
-        known = {"num_workers": 0, "chunk_size": None}
-        check_known_keys(cfg, known, "policy.learn.learner.dataloader")
-        return cls(data_source, batch_size, cfg.get("num_workers", 0))
 
     def next(self) -> Batch | None:
         """Return the next batch, or None when there is no more or after ``close()``.

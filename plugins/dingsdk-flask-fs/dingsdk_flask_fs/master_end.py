@@ -7,8 +7,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dingsdk.data import PrivateDir
 from dingsdk.errors import ClosedError, InsecureBindError
@@ -21,6 +20,9 @@ from dingsdk_flask_fs.secret import FILE_VARIABLE, VARIABLE, Secret, create_secr
 from dingsdk_flask_fs.server import HttpServer
 from dingsdk_flask_fs.switchboard import Switchboard
 from dingsdk_flask_fs.throttle import Throttle
+
+if TYPE_CHECKING:
+    from dingsdk_flask_fs.transport import FlaskFSTransport
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ class HttpMasterEnd(MasterEnd):
         folder: The transport's own folder.
     """
 
-    def __init__(self, cfg: Mapping[str, Any], folder: PrivateDir) -> None:
+    def __init__(self, cfg: FlaskFSTransport.Config, folder: PrivateDir) -> None:
         self._cfg = cfg
         self._folder = folder
         self._lock = threading.Lock()
@@ -57,17 +59,17 @@ class HttpMasterEnd(MasterEnd):
         with self._lock:
             if self._is_closed or self._server is not None:
                 raise ClosedError("a master end opens once", what="master end")
-            host, threads = str(self._cfg["host"]), int(self._cfg["threads"])
-            max_bytes = int(self._cfg["max_message_bytes"])
+            host, threads = self._cfg.host, self._cfg.threads
+            max_bytes = self._cfg.max_message_bytes
             secret = create_secret(self._folder)
             _check_reach(host, secret)
             server = HttpServer(
                 host,
-                int(self._cfg["port"]),
+                self._cfg.port,
                 threads=threads,
-                connections=int(self._cfg["max_connections"]),
+                connections=self._cfg.max_connections,
                 max_bytes=max_bytes,
-                read_s=float(self._cfg["request_timeout_s"]),
+                read_s=self._cfg.request_timeout_s,
             )
             try:
                 run, epoch = begin_epoch(self._folder)
@@ -83,7 +85,7 @@ class HttpMasterEnd(MasterEnd):
                 guard = Guard(
                     verifier,
                     Throttle(),
-                    _own_names(host) | set(self._cfg["allowed_hosts"]),
+                    _own_names(host) | set(self._cfg.allowed_hosts),
                     any_address=_is_wildcard(host),
                     max_bytes=max_bytes,
                 )

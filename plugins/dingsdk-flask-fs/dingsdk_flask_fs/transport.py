@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from urllib.parse import urlsplit
 
+import msgspec
+from msgspec import Meta
+
+from dingsdk.config import Whole
 from dingsdk.data import PrivateDir
 from dingsdk.errors import ConfigError
 from dingsdk.worker.comm import (
@@ -33,32 +37,51 @@ _T = TypeVar("_T")
 class FlaskFSTransport(Transport):
     """One object a process; the README lists the config keys."""
 
-    config: ClassVar[dict[str, Any]] = {
-        "type": TYPE_KEY,
-        "host": "127.0.0.1",  # address that the master listens on
-        "port": 0,  # 0: any free one
-        "data_dir": "",  # folder that all workers share; <run folder>/transport when empty
-        "keep_data": False,  # leave what is in it at the end of the run
-        "allowed_hosts": [],  # further names that workers dial the master by
-        "threads": 96,  # requests served at once; 3 in 4 may wait for tasks
-        "max_connections": 512,
-        "max_payload_bytes": 256 << 20,
-        "max_policy_bytes": 2 << 30,
-        "min_free_bytes": 128 << 20,  # of the shared folder's disk; below it nothing is written
-        "keep_policy_versions": 3,
-        "durability": "process",  # or power: payloads and policies survive a power cut
-        "digest": "xxh3-128",  # of payloads; or sha256, which cannot be made to fit
-        "max_message_bytes": 4 << 20,
-        "request_timeout_s": 10.0,
-        "lost_after_s": 15.0,  # silence after which a worker gives its master up
-    }
+    class Config(Transport.Config, frozen=True, kw_only=True):
+        """Section ``system.transport``.
+
+        Attributes:
+            host: Address that the master listens on.
+            port: Port that it listens on; 0: any free one.
+            data_dir: Folder that all workers share; ``<run folder>/transport`` when empty.
+            keep_data: Whether to leave what is in it at the end of the run.
+            allowed_hosts: Further names that workers dial the master by.
+            threads: Requests served at once; three in four may wait for tasks.
+            max_connections: Connections open at once.
+            max_payload_bytes: Size of one payload.
+            max_policy_bytes: Size of one policy.
+            min_free_bytes: Of the shared folder's disk; below it nothing is written.
+            keep_policy_versions: Versions of a policy that stay on disk.
+            durability: ``power``: payloads and policies survive a power cut.
+            digest: Of payloads; sha256 cannot be made to fit another content.
+            max_message_bytes: Size of one message.
+            request_timeout_s: Seconds for one request.
+            lost_after_s: Seconds of silence after which a worker gives its master up.
+        """
+
+        type: str = TYPE_KEY
+        host: str = "127.0.0.1"
+        port: Annotated[int, Meta(ge=0, le=65535)] = 0
+        data_dir: str = ""
+        keep_data: bool = False
+        allowed_hosts: list[str] = msgspec.field(default_factory=list)
+        threads: Annotated[int, Meta(ge=5, le=4096)] = 96
+        max_connections: Annotated[int, Meta(ge=8)] = 512
+        max_payload_bytes: Annotated[int, Meta(ge=1 << 20)] = 256 << 20
+        max_policy_bytes: Annotated[int, Meta(ge=1 << 20)] = 2 << 30
+        min_free_bytes: Whole = 128 << 20
+        keep_policy_versions: Annotated[int, Meta(ge=2)] = 3
+        durability: Literal["process", "power"] = "process"
+        digest: Literal["xxh3-128", "sha256"] = "xxh3-128"
+        max_message_bytes: Annotated[int, Meta(ge=64 << 10, le=1 << 30)] = 4 << 20
+        request_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0
+        lost_after_s: Annotated[float, Meta(gt=0, le=3600)] = 15.0
 
     places: ClassVar[tuple[Place, ...]] = ("processes", "threads")
 
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
-        super().__init__({**self.default_config(), **cfg}, run_dir)
-        _check_config(self.cfg)
-        self.data_dir = Path(self.cfg["data_dir"] or Path(run_dir) / "transport")
+        super().__init__(cfg, run_dir)
+        self.data_dir = Path(self.cfg.data_dir or Path(run_dir) / "transport")
         self._lock = threading.Lock()
         self._folder: PrivateDir | None = None
         self._masters: list[HttpMasterEnd] = []
@@ -84,9 +107,9 @@ class FlaskFSTransport(Transport):
             host,
             port,
             lambda: find_secret(folder),
-            max_bytes=int(self.cfg["max_message_bytes"]),
-            request_timeout_s=float(self.cfg["request_timeout_s"]),
-            lost_after_s=float(self.cfg["lost_after_s"]),
+            max_bytes=self.cfg.max_message_bytes,
+            request_timeout_s=self.cfg.request_timeout_s,
+            lost_after_s=self.cfg.lost_after_s,
         )
         with self._lock:
             self._slaves.append(end)
@@ -99,10 +122,10 @@ class FlaskFSTransport(Transport):
             if self._data_store is None:
                 self._data_store = FileDataStore(
                     self.data_dir,
-                    max_payload_bytes=int(self.cfg["max_payload_bytes"]),
-                    min_free_bytes=int(self.cfg["min_free_bytes"]),
-                    is_durable=self.cfg["durability"] == "power",
-                    algorithm=str(self.cfg["digest"]),
+                    max_payload_bytes=self.cfg.max_payload_bytes,
+                    min_free_bytes=self.cfg.min_free_bytes,
+                    is_durable=self.cfg.durability == "power",
+                    algorithm=self.cfg.digest,
                 )
             return self._data_store
 
@@ -113,10 +136,10 @@ class FlaskFSTransport(Transport):
             if self._policy_store is None:
                 self._policy_store = FilePolicyStore(
                     self.data_dir,
-                    keep_versions=int(self.cfg["keep_policy_versions"]),
-                    max_policy_bytes=int(self.cfg["max_policy_bytes"]),
-                    min_free_bytes=int(self.cfg["min_free_bytes"]),
-                    is_durable=self.cfg["durability"] == "power",
+                    keep_versions=self.cfg.keep_policy_versions,
+                    max_policy_bytes=self.cfg.max_policy_bytes,
+                    min_free_bytes=self.cfg.min_free_bytes,
+                    is_durable=self.cfg.durability == "power",
                 )
             return self._policy_store
 
@@ -141,7 +164,7 @@ class FlaskFSTransport(Transport):
             folder.close()
 
     def remove_data(self) -> None:
-        if not self.cfg["keep_data"]:
+        if not self.cfg.keep_data:
             remove_leavings(self.data_dir)
 
     def joining_note(self) -> str:
@@ -168,36 +191,6 @@ def parse_address(address: str) -> tuple[str, int]:
         f"{address!r} is no address of a coordinator; it prints one like http://127.0.0.1:7235",
         path="system.transport",
     )
-
-
-_CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "port": (lambda value: type(value) is int and 0 <= value < 65536, "in [0, 65535]"),
-    "threads": (lambda value: type(value) is int and 5 <= value <= 4096, "in [5, 4096]"),
-    "max_connections": (lambda value: type(value) is int and value >= 8, ">= 8"),
-    "max_payload_bytes": (lambda value: type(value) is int and value >= 1 << 20, ">= 2**20"),
-    "max_policy_bytes": (lambda value: type(value) is int and value >= 1 << 20, ">= 2**20"),
-    "min_free_bytes": (lambda value: type(value) is int and value >= 0, ">= 0"),
-    "keep_policy_versions": (lambda value: type(value) is int and value >= 2, ">= 2"),
-    "durability": (lambda value: value in ("process", "power"), "process or power"),
-    "digest": (lambda value: value in ("xxh3-128", "sha256"), "xxh3-128 or sha256"),
-    "max_message_bytes": (
-        lambda value: type(value) is int and (64 << 10) <= value <= (1 << 30),
-        "in [65536, 2**30]",
-    ),
-    "request_timeout_s": (lambda value: 0 < float(value) <= 3600, "in (0, 3600]"),
-    "lost_after_s": (lambda value: 0 < float(value) <= 3600, "in (0, 3600]"),
-}
-
-
-def _check_config(cfg: Mapping[str, Any]) -> None:
-    for key, (is_good, what) in _CHECKS.items():
-        try:
-            good = is_good(cfg[key])
-        except (TypeError, ValueError):
-            good = False
-        if not good:
-            path = f"system.transport.{key}"
-            raise ConfigError(f"{path} must be {what}, found {cfg[key]!r:.80}", path=path)
 
 
 def _close(store: object) -> None:

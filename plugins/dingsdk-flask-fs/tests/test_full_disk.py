@@ -28,7 +28,7 @@ def test_collector_without_room_reports_nothing_and_closes_in_time(
     learner_side = make_transport(cfg, tmp_path)
     model = create_policy(cfg["policy"], enable_field=["learn"]).learn_mode.state_dict()["model"]
     learner_side.policy_store().publish("policy", model, 0)
-    cfg.system.transport.min_free_bytes = 1 << 60
+    cfg.system.transport.min_free_bytes = 1 << 49
     transport = make_transport(cfg, tmp_path)
     master = Master(
         transport.master_end(),

@@ -162,7 +162,7 @@ def test_declared_size_over_the_limit_is_refused_before_it_is_read(served: Any) 
 
 
 def test_largest_body_is_read_and_a_byte_more_is_not(served: Any) -> None:
-    limit = served.transport.cfg["max_message_bytes"]
+    limit = served.transport.cfg.max_message_bytes
     assert served.peer().send("/v1/join", b" " * limit)[0] == 400
     answer = raw(served, f"{HEAD}Content-Length: {limit + 1}\r\n\r\n".encode())
     assert b" 413 " in answer.split(b"\r\n")[0]
@@ -175,7 +175,7 @@ def test_endless_chunked_body_is_cut_off(served: Any) -> None:
     answer = raw(served, f"{HEAD}Transfer-Encoding: chunked\r\n\r\n".encode(), chunk, 1600)
     assert answer == b"" or b" 413 " in answer.split(b"\r\n")[0]
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
-    assert grown < 4 * served.transport.cfg["max_message_bytes"]
+    assert grown < 4 * served.transport.cfg.max_message_bytes
     still_serves(served)
 
 

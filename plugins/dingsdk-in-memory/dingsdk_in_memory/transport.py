@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, Literal
 
 from dingsdk.data import decode_message, encode_message
 from dingsdk.errors import ClosedError, ConfigError, WorkerLostError
@@ -36,24 +36,24 @@ _SCHEDULERS = {"turns": TurnScheduler, "threads": ThreadScheduler}
 class InMemoryTransport(Transport):
     """All workers in this process; see the README for the config keys."""
 
-    config: ClassVar[dict[str, Any]] = {
-        "type": "in_memory",
-        "concurrency": "turns",
-        "check_wire": False,
-    }
+    class Config(Transport.Config, frozen=True, kw_only=True):
+        """Section ``system.transport``.
+
+        Attributes:
+            concurrency: How workers share the process: ``turns`` of one thread, or ``threads``.
+            check_wire: Whether every message is encoded and decoded as for other transports.
+        """
+
+        type: str = "in_memory"
+        concurrency: Literal["turns", "threads"] = "turns"
+        check_wire: bool = False
 
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
-        super().__init__({**self.default_config(), **cfg}, run_dir)
-        concurrency = self.cfg["concurrency"]
-        if concurrency not in _SCHEDULERS:
-            raise ConfigError(
-                f"system.transport.concurrency is {concurrency!r}; known: {sorted(_SCHEDULERS)}",
-                path="system.transport.concurrency",
-            )
-        self._scheduler: Scheduler = _SCHEDULERS[concurrency]()
+        super().__init__(cfg, run_dir)
+        self._scheduler: Scheduler = _SCHEDULERS[self.cfg.concurrency]()
         self._data_store = MemoryDataStore()
         self._policy_store = MemoryPolicyStore()
-        self._board = Board(self._scheduler, check_wire=bool(self.cfg["check_wire"]))
+        self._board = Board(self._scheduler, check_wire=self.cfg.check_wire)
 
     @property
     def scheduler(self) -> Scheduler:

@@ -29,7 +29,7 @@ def test_foreign_address_is_refused(transport: InMemoryTransport) -> None:
 
 
 def test_unknown_concurrency_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"threads.*turns"):
+    with pytest.raises(ConfigError, match=r"turns, threads"):
         InMemoryTransport({"concurrency": "fibers"}, tmp_path)
 
 

@@ -319,13 +319,8 @@ class TestStart:
             make_learner(scripted(lambda data: {}), QUIET).start()
 
     def test_more_than_no_loader_workers_is_refused(self, make_learner, scripted):
-        learner = make_learner(
-            scripted(lambda data: {}), {**QUIET, "dataloader": {"num_workers": 2}}
-        )
-        learner.get_data = lambda size: None
-
         with pytest.raises(ConfigError) as caught:
-            learner.setup_dataloader()
+            make_learner(scripted(lambda data: {}), {**QUIET, "dataloader": {"num_workers": 2}})
 
         assert caught.value.facts["path"] == "policy.learn.learner.dataloader.num_workers"
 

@@ -227,7 +227,7 @@ class TestLogShow:
         assert {"learner_iter/loss_avg", "after"} <= tags
 
     @pytest.mark.parametrize(
-        ("extra", "is_logging"), [({}, False), ({"only_monitor_rank0": 0}, True)]
+        ("extra", "is_logging"), [({}, False), ({"only_monitor_rank0": False}, True)]
     )
     def test_other_ranks_log_only_when_asked_to(
         self, make_learner, scripted, tmp_path, extra, is_logging

@@ -61,9 +61,58 @@ def test_stated_shape_that_is_not_the_envs_is_refused() -> None:
 
 
 @pytest.mark.parametrize("shape", [".nan", ".inf", "text", "{a: 1}", "[4, 1]", "''"])
-def test_stated_shape_of_any_form_is_compared(shape: str) -> None:
-    with pytest.raises(ConfigError, match=r"policy\.model\.obs_shape is .*, but CartPole-v1 has 4"):
+def test_stated_shape_that_is_no_size_is_refused(shape: str) -> None:
+    with pytest.raises(ConfigTypeError) as caught:
         compile_config(changed(f"policy.model.obs_shape={shape}"))
+
+    assert caught.value.path == "policy.model.obs_shape"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("seed", "abc"),
+        ("seed", "-1"),
+        ("exp_name", "../elsewhere"),
+        ("env.collector_env_num", "-1"),
+        ("env.collector_env_num", "1e12"),
+        ("env.stop_value", "high"),
+        ("system.torch_threads", "0"),
+        ("system.collector_num", "1.5"),
+        ("system.coordinator.lease_s", "0"),
+        ("policy.learn.batch_size", "0"),
+        ("policy.learn.learning_rate", "0.0"),
+        ("policy.learn.learner.train_iterations", "0"),
+        ("policy.collect.n_sample", "0"),
+        ("policy.collect.collector.seed", "-1"),
+        ("policy.collect.parallel_collector.print_freq", "0"),
+        ("policy.discount_factor", "1.5"),
+        ("policy.other.eps.decay", "null"),
+        ("policy.other.commander.collector_task_space", "0"),
+        ("policy.other.commander.learner_task_space", "0"),
+    ],
+)
+def test_value_out_of_range_is_refused_with_its_path(path: str, value: str) -> None:
+    with pytest.raises(ConfigTypeError) as caught:
+        compile_config(changed(f"{path}={value}"), mode="parallel")
+
+    assert caught.value.path == path
+
+
+@pytest.mark.parametrize(("section", "key"), [("learn", "batch_size"), ("collect", "n_sample")])
+def test_buffer_too_small_to_work_with_is_refused(section: str, key: str) -> None:
+    sets = [
+        "policy.learn.batch_size=8",
+        "policy.collect.n_sample=8",
+        f"policy.{section}.{key}=64",
+        "policy.other.replay_buffer.replay_buffer_size=63",
+    ]
+
+    with pytest.raises(ConfigError, match=rf"63, less than policy\.{section}\.{key} 64") as caught:
+        compile_config(changed(*sets))
+
+    assert (caught.value.capacity, caught.value.needed) == (63, 64)
+    compile_config(changed(*sets[:3], "policy.other.replay_buffer.replay_buffer_size=64"))
 
 
 def test_stated_shape_may_be_a_list_of_one() -> None:

@@ -4,12 +4,13 @@ import math
 
 import pytest
 
+from dingsdk.config import read_section
 from dingsdk.errors import ConfigError, ConfigTypeError
-from dingsdk.policy.epsilon import build_epsilon
+from dingsdk.policy.epsilon import EpsilonSchedule
 
 
 def schedule(**cfg):
-    return build_epsilon(cfg, "policy.other.eps")
+    return read_section(EpsilonSchedule, cfg, "policy.other.eps")
 
 
 def test_linear_reaches_its_end_after_decay_env_steps_and_stays():
@@ -41,7 +42,11 @@ def test_constant_needs_only_a_start():
             ConfigTypeError,
             "policy.other.eps.end",
         ),
-        ({"type": "exp", "start": 1, "end": 0}, ConfigTypeError, "policy.other.eps.decay"),
+        (
+            {"type": "exp", "start": 1, "end": 0, "decay": None},
+            ConfigTypeError,
+            "policy.other.eps.decay",
+        ),
         (
             {"type": "exp", "start": float("nan"), "end": 0, "decay": 1},
             ConfigError,

@@ -142,3 +142,9 @@ def _is_numeric(value: Any) -> bool:
         return True
     dtype = getattr(torch_to_numpy(value), "dtype", None)
     return isinstance(dtype, np.dtype) and dtype.kind in NUMERIC_KINDS
+
+
+class AutoStorage(Configurable):
+    """Stands for the storage that the first push chooses: arrays for columns, else objects."""
+
+    config: ClassVar[dict[str, Any]] = {"type": "auto"}

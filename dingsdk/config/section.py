@@ -1,0 +1,222 @@
+"""Config sections as types: fields, ranges, defaults and documentation in one place.
+
+A part declares its section as a nested class::
+
+    class Config(PartSection):
+        '''
+        Attributes:
+            queue_size: Reports that may wait to be sent.
+        '''
+
+        queue_size: Count = 8
+
+A field whose value is the section of another part is annotated with the registry of that part::
+
+    remover: Annotated[dict[str, Any], Part("removers")] = preset("fifo")
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, ClassVar, cast, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+from dingsdk.config.plain import copy_containers
+
+LARGEST_INT = 10**15
+"""Whole numbers beyond this fit no count of anything, and break the arithmetic of numpy."""
+
+Count = Annotated[int, Meta(ge=1, le=LARGEST_INT)]
+Held = Annotated[int, Meta(ge=1, le=100_000)]
+"""A count of things that are all held in memory at once."""
+Whole = Annotated[int, Meta(ge=0, le=LARGEST_INT)]
+Positive = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all config sections; immutable once read.
+
+    A check between fields of one section is a ``__post_init__`` that raises ValueError, with a
+    text that begins with the name of the field at fault.
+    """
+
+    is_open: ClassVar[bool] = False
+    """Whether keys that are no fields pass unchecked."""
+
+
+class PartSection(Section, frozen=True, kw_only=True):
+    """Base of the sections of parts that a config selects by type key.
+
+    Attributes:
+        type: Type key of the part.
+        import_names: Modules to import first; they may register the type.
+    """
+
+    type: str = ""
+    import_names: list[str] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Marks a field that holds the section of another part.
+
+    Attributes:
+        kind: The registry that the section's ``type`` names a class of.
+        many: Whether the field holds sections of several parts, each under its type key.
+    """
+
+    kind: str
+    many: bool = False
+
+
+def preset(type_key: str, **options: Any) -> Any:
+    """Return the default of a part's field: its type, and options over the part's own defaults."""
+    section = {"type": type_key, **options}
+    return msgspec.field(default_factory=lambda: copy_containers(section))
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a section.
+
+    Attributes:
+        name: The config key.
+        type: Its annotation.
+        part: Set where it holds the section of another part.
+        section: Set where it holds a section of its own.
+        required: Whether it has no default.
+        default: The default as plain data; None where there is none.
+    """
+
+    name: str
+    type: Any
+    part: Part | None
+    section: type[Section] | None
+    required: bool
+    default: Any
+
+
+@cache
+def fields_of(section: type[Section]) -> Mapping[str, Field]:
+    """Return the fields of a section by name, in the order of the config file."""
+    found = {}
+    for info in msgspec.structs.fields(section):
+        marks = get_args(info.type)[1:] if get_origin(info.type) is Annotated else ()
+        default, required = None, False
+        if info.default is not msgspec.NODEFAULT:
+            default = info.default
+        elif info.default_factory is not msgspec.NODEFAULT:
+            default = info.default_factory()
+        else:
+            required = True
+        nested = (
+            info.type if inspect.isclass(info.type) and issubclass(info.type, Section) else None
+        )
+        if nested is not None:
+            default = defaults_of(nested)
+        found[info.name] = Field(
+            name=info.name,
+            type=info.type,
+            part=next((mark for mark in marks if isinstance(mark, Part)), None),
+            section=nested,
+            required=required,
+            default=default,
+        )
+    return found
+
+
+def defaults_of(section: type[Section]) -> dict[str, Any]:
+    """Return the defaults of a section as plain data; required fields are None."""
+    return {name: copy_containers(field.default) for name, field in fields_of(section).items()}
+
+
+def derive(base: type[Section], overrides: Mapping[str, Any], name: str) -> type[Section]:
+    """Return a section like ``base`` with other defaults, and with more keys.
+
+    Args:
+        base: The section to start from.
+        overrides: Values by key. For a key of ``base`` it is the new default. A new key is typed
+            by its value; None, functions and objects accept anything.
+        name: Of the new class.
+    """
+    known = fields_of(base)
+    added: list[tuple[str, Any, Any]] = []
+    for key, value in overrides.items():
+        field = known.get(key)
+        if field is None or (field.type == dict[str, Any] and value):
+            kind = _type_of_value(key, value, f"{name}_{key}")
+        elif field.section is not None and isinstance(value, Mapping):
+            kind = derive(field.section, value, f"{name}_{key}")
+        else:
+            kind = field.type
+        added.append((key, kind, value))
+    return _extend(base, added, name)
+
+
+def rebase(section: type[Section], base: type[Section], name: str) -> type[Section]:
+    """Return a section with the fields of ``base``, and over them those of ``section``."""
+    own = [(field.name, field.type, field.default) for field in fields_of(section).values()]
+    return _extend(base, own, name)
+
+
+def _extend(base: type[Section], added: Iterable[tuple[str, Any, Any]], name: str) -> type[Section]:
+    """Return a subclass of ``base`` with fields of the given names, types and defaults."""
+    fields = []
+    for key, kind, value in added:
+        make = kind if _is_section(kind) else _copier(value)
+        fields.append((key, kind, msgspec.field(default_factory=make)))
+    extended = msgspec.defstruct(
+        name, fields, bases=(base,), module=base.__module__, frozen=True, kw_only=True
+    )
+    return cast(type[Section], extended)
+
+
+def documentation_of(section: type[Section]) -> dict[str, str]:
+    """Return what the ``Attributes`` of a section's docstrings say, by field name."""
+    found: dict[str, str] = {}
+    for cls in reversed(section.__mro__):
+        _, _, attributes = (inspect.getdoc(cls) or "").partition("Attributes:\n")
+        # The docstring of a base is inherited by getdoc; reading it twice changes nothing.
+        for entry in re.split(r"\n(?=    \w)", attributes):
+            name, colon, text = entry.strip().partition(":")
+            if colon:
+                found[name] = " ".join(text.split())
+    return {name: found.get(name, "") for name in fields_of(section)}
+
+
+def _is_section(kind: Any) -> bool:
+    return inspect.isclass(kind) and issubclass(kind, Section)
+
+
+def _copier(value: Any) -> Any:
+    return lambda: copy_containers(value)
+
+
+def _type_of_value(key: str, value: Any, name: str) -> Any:
+    """Return the type that values take whose default is ``value``."""
+    if isinstance(value, Mapping):
+        if "type" in value and key in _BUFFER_PARTS:
+            return Annotated[dict[str, Any], Part(_BUFFER_PARTS[key])]
+        return derive(Section, value, name) if value else dict[str, Any]
+    if isinstance(value, list | tuple):
+        kinds = {type(item) for item in value}
+        return list[kinds.pop()] if len(kinds) == 1 and kinds <= set(_PLAIN) else list[Any]  # type: ignore[misc]
+    return next((kind for kind in _PLAIN if isinstance(value, kind)), Any)
+
+
+_PLAIN = (bool, int, float, str)
+_BUFFER_PARTS = {
+    "storage": "storages",
+    "sampler": "samplers",
+    "remover": "removers",
+    "limiter": "limiters",
+}

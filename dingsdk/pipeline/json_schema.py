@@ -1,0 +1,108 @@
+"""The JSON Schema of configs, made from the types of their sections."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from dingsdk.config import (
+    Field,
+    PartSection,
+    Section,
+    config_type,
+    documentation_of,
+    fields_of,
+)
+from dingsdk.pipeline.sections import SECTION_BASES, RunSection
+from dingsdk.plugins import default_manager
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def config_schema(compiled: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the schema that configs are checked against.
+
+    Args:
+        compiled: A compiled config: parts have the keys of the types that it names. None: of any
+            type that dingsdk itself provides.
+
+    Raises:
+        UnknownPluginError: the config names a type that nothing provides.
+    """
+    return {
+        "$schema": DIALECT,
+        "title": "dingsdk config",
+        **_section(RunSection, compiled),
+    }
+
+
+def _section(section: type[Section], given: Mapping[str, Any] | None) -> dict[str, Any]:
+    meanings = documentation_of(section)
+    fields = fields_of(section)
+    return {
+        "type": "object",
+        "properties": {
+            name: _property(field, meanings[name], None if given is None else given.get(name, {}))
+            for name, field in fields.items()
+        },
+        "required": [name for name, field in fields.items() if field.required],
+        "additionalProperties": section.is_open,
+    }
+
+
+def _property(field: Field, meaning: str, given: Any) -> dict[str, Any]:
+    described = {"description": meaning} if meaning else {}
+    if field.section is not None:
+        return {**described, **_section(field.section, given)}
+    if field.part is None:
+        schema = msgspec.json.schema(field.type)
+        if not field.required and _fits_json(field.default):
+            schema["default"] = field.default
+        return {**described, **schema}
+    if field.part.many:
+        return {**described, **_parts(field.part.kind, given)}
+    kind, default = field.part.kind, (field.default or {}).get("type")
+    if given is not None:
+        type_key = given.get("type", default)
+        return {**described, **_part(kind, type_key, given, type_key == default)}
+    choices = [
+        _part(kind, key, None, key == default) for key in default_manager().builtin_types(kind)
+    ]
+    if len(choices) == 1:
+        return {**described, **choices[0]}
+    return {**described, "anyOf": choices} if choices else {**described, "type": "object"}
+
+
+def _parts(kind: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    named = default_manager().builtin_types(kind) if given is None else given
+    properties = {
+        key: _part(kind, key, None if given is None else given[key], is_default=True)
+        for key in named
+    }
+    return {"type": "object", "properties": properties, "additionalProperties": given is None}
+
+
+def _part(
+    kind: str, type_key: str, given: Mapping[str, Any] | None, is_default: bool
+) -> dict[str, Any]:
+    names = (given or {}).get("import_names") or ()
+    cls = default_manager().get(kind, type_key, names)
+    schema = _section(config_type(cls, SECTION_BASES.get(kind, PartSection)), given)
+    schema["properties"]["type"] = {"const": type_key}
+    schema["title"] = f"{kind}: {type_key}"
+    if not is_default:
+        schema["required"] = [*schema["required"], "type"]
+    return schema
+
+
+def _fits_json(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_fits_json, value.values()))
+    if isinstance(value, list):
+        return all(map(_fits_json, value))
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, bool | int | str)

@@ -1,0 +1,119 @@
+"""The config sections of a whole run: ``env``, ``system``, and the root."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from dingsdk.config import Count, Held, Part, Section, Whole, fields_of, preset
+from dingsdk.policy.sections import PolicySection
+from dingsdk.worker.coordinator.section import CoordinatorSection
+
+
+class EnvSection(Section, frozen=True, kw_only=True):
+    """Section ``env``: which environment, how many, and when it counts as solved.
+
+    Attributes:
+        env_id: A gymnasium id, as in ``env: {env_id: CartPole-v1}``.
+        kwargs: Passed to ``gymnasium.make``.
+        wrappers: Wrappers by type key, innermost first.
+        collector_env_num: Envs that a collector steps together.
+        evaluator_env_num: Envs that an evaluator steps together.
+        n_evaluator_episode: Episodes of one evaluation, spread evenly over the envs.
+        stop_value: Mean evaluation return that ends the run.
+        collector_episode_num: Parallel mode: episodes per env in one collector task.
+        evaluator_episode_num: Parallel mode: episodes per env in one evaluation task; None
+            for as many as ``n_evaluator_episode`` needs.
+    """
+
+    env_id: str
+    kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
+    wrappers: list[Any] = msgspec.field(default_factory=list)
+    collector_env_num: Held = 8
+    evaluator_env_num: Held = 5
+    n_evaluator_episode: Count = 5
+    stop_value: int | float = float("inf")
+    collector_episode_num: Count = 8
+    evaluator_episode_num: Count | None = None
+
+    def __post_init__(self) -> None:
+        if self.n_evaluator_episode < self.evaluator_env_num:
+            raise ValueError(
+                f"n_evaluator_episode is {self.n_evaluator_episode}, less than evaluator_env_num "
+                f"{self.evaluator_env_num}: every env plays at least one episode; raise the first "
+                "or lower the second"
+            )
+
+
+class SystemSection(Section, frozen=True, kw_only=True):
+    """Section ``system``: what the run uses of the machine, and how its parts talk.
+
+    Attributes:
+        transport: The transport plugin by ``type``, with its options (parallel mode).
+        collector_num: Collector workers (parallel mode).
+        learner_num: Learner workers (parallel mode).
+        roles: Further roles of workers by their type key, each with its options; ``num``
+            workers are started of each (parallel mode).
+        collector: Options of the comm collectors.
+        learner: Options of the comm learners.
+        coordinator: Options of the coordinator (parallel mode).
+        restarts: How often each worker process may be started anew within ten minutes, before
+            its death ends the run (parallel mode, transports that run workers as processes).
+        torch_threads: Threads that torch may use in each process. Small networks are fastest
+            with one.
+        max_env_steps: The run ends after this many collected env steps; None for no limit.
+    """
+
+    transport: Annotated[dict[str, Any], Part("transports")] = preset("in_memory")
+    collector_num: Held = 2
+    learner_num: Held = 1
+    roles: Annotated[dict[str, Any], Part("roles", many=True)] = msgspec.field(default_factory=dict)
+    collector: Annotated[dict[str, Any], Part("comm_collectors")] = preset("base")
+    learner: Annotated[dict[str, Any], Part("comm_learners")] = preset("base")
+    coordinator: CoordinatorSection = CoordinatorSection()
+    restarts: Whole = 3
+    torch_threads: Held = 1
+    max_env_steps: Count | None = None
+
+
+SECTION_BASES: Mapping[str, type[Section]] = {"policies": PolicySection}
+"""What every section of a kind has, by kind."""
+
+
+class RunSection(Section, frozen=True, kw_only=True):
+    """The whole config.
+
+    Attributes:
+        exp_name: Name of the run folder below the output root.
+        seed: Root of the seed tree: every env, network and sampler derives its own from it.
+        env: Which environment, how many, and when it counts as solved.
+        env_manager: The env manager by ``type``, with its options.
+        policy: The policy by ``type``, as in ``policy: {type: dqn}``, with the sections of the
+            workers around it.
+        system: What the run uses of the machine, and how its parts talk.
+    """
+
+    exp_name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]+$", max_length=100)] = "run"
+    seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
+    env: EnvSection
+    env_manager: Annotated[dict[str, Any], Part("env_managers")] = preset("vector")
+    policy: Annotated[dict[str, Any], Part("policies")]
+    system: SystemSection = SystemSection()
+
+
+def part_kinds() -> dict[str, str]:
+    """Return the kind of every part that a config names a type of, by its dotted path."""
+    return {**_parts_in(RunSection, ""), **_parts_in(PolicySection, "policy.")}
+
+
+def _parts_in(section: type[Section], path: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, field in fields_of(section).items():
+        if field.section is not None:
+            found |= _parts_in(field.section, f"{path}{name}.")
+        elif field.part is not None and not field.part.many:
+            found[f"{path}{name}"] = field.part.kind
+    return found

@@ -1,0 +1,412 @@
+"""Config sections as types: what is accepted, filled in, refused, derived."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+import numpy as np
+import pytest
+from easydict import EasyDict
+
+from dingsdk.config import (
+    Configurable,
+    Count,
+    Part,
+    PartSection,
+    Positive,
+    Section,
+    Share,
+    complete,
+    config_type,
+    defaults_of,
+    documentation_of,
+    preset,
+    read_section,
+)
+from dingsdk.errors import ConfigError, ConfigTypeError, UnknownKeyError
+
+
+class Inner(Section, frozen=True, kw_only=True):
+    """A section in a section.
+
+    Attributes:
+        rate: A share
+            of something.
+        mode: How.
+    """
+
+    rate: Share = 0.5
+    mode: Literal["fast", "slow"] = "fast"
+
+
+class Outer(PartSection, frozen=True, kw_only=True):
+    """A section.
+
+    Attributes:
+        size: How many.
+        limit: At most; None for no limit.
+        widths: Of layers.
+        inner: More.
+        tail: Which rows leave.
+        free: Anything.
+    """
+
+    type: str = "outer"
+    size: Count = 10
+    limit: Positive | None = None
+    widths: list[Count] = msgspec.field(default_factory=lambda: [64])
+    inner: Inner = Inner()
+    tail: Annotated[dict[str, Any], Part("removers")] = preset("fifo")
+    free: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Pair(Section, frozen=True, kw_only=True):
+    low: int = 0
+    high: int = 1
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError(f"low is {self.low}, above high {self.high}")
+
+
+class Holder(Section, frozen=True, kw_only=True):
+    pair: Pair = Pair()
+
+
+class Fifo(Configurable):
+    class Config(PartSection, frozen=True, kw_only=True):
+        """Attributes:
+        step: Rows at once.
+        """
+
+        type: str = "fifo"
+        step: Count = 1
+
+
+class Plain:
+    """A class written for the reference: a dict and nothing else."""
+
+    config: ClassVar[dict[str, Any]] = {
+        "step": 3,
+        "name": "x",
+        "extra": {"deep": 1.5},
+        "none": None,
+    }
+
+
+class Open:
+    """A class that states no config at all."""
+
+
+CLASSES = {"fifo": Fifo, "plain": Plain, "open": Open}
+
+
+def find(kind: str, section: Mapping[str, Any], path: str) -> Any:
+    assert kind == "removers"
+    assert path == "outer.tail"
+    return CLASSES[section["type"]]
+
+
+def completed(given: dict[str, Any]) -> dict[str, Any]:
+    return complete(Outer, given, find, "outer")
+
+
+def test_empty_section_is_filled_with_the_defaults_of_its_parts_too() -> None:
+    assert completed({}) == {
+        "type": "outer",
+        "import_names": [],
+        "size": 10,
+        "limit": None,
+        "widths": [64],
+        "inner": {"rate": 0.5, "mode": "fast"},
+        "tail": {"type": "fifo", "import_names": [], "step": 1},
+        "free": {},
+    }
+
+
+def test_completing_a_complete_section_gives_it_back() -> None:
+    full = completed({"size": 3, "tail": {"type": "plain"}, "free": {"x": [1]}})
+
+    assert completed(full) == full
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "expected"),
+    [
+        ({"size": 1e6}, "size", 1_000_000),
+        ({"size": np.int64(7)}, "size", 7),
+        ({"limit": 2}, "limit", 2.0),
+        ({"limit": np.float32(0.5)}, "limit", 0.5),
+        ({"limit": float("inf")}, "limit", float("inf")),
+        ({"widths": (32, 2.0)}, "widths", [32, 2]),
+        ({"type": PurePosixPath("a/b")}, "type", "a/b"),
+        ({"inner": None}, "inner", {"rate": 0.5, "mode": "fast"}),
+        ({"tail": None}, "tail", {"type": "fifo", "import_names": [], "step": 1}),
+    ],
+)
+def test_fitting_value_is_made_to_fit(given: dict[str, Any], key: str, expected: Any) -> None:
+    value = completed(given)[key]
+
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "expected"),
+    [
+        ({"size": 0}, "outer.size", "a whole number >= 1"),
+        ({"size": "3"}, "outer.size", "a whole number"),
+        ({"size": True}, "outer.size", "a whole number"),
+        ({"size": 2.5}, "outer.size", "a whole number"),
+        ({"size": None}, "outer.size", "a whole number"),
+        ({"size": 10**16}, "outer.size", "a whole number <= 1000000000000000"),
+        ({"limit": 0}, "outer.limit", "a number > 0.0"),
+        ({"limit": "x"}, "outer.limit", "a number or null"),
+        ({"limit": float("nan")}, "outer.limit", "a number > 0.0"),
+        ({"widths": 3}, "outer.widths", "a list"),
+        ({"widths": [64, "a"]}, "outer.widths[1]", "a whole number"),
+        ({"inner": 3}, "outer.inner", "a section with the keys rate, mode"),
+        ({"inner": {"rate": 1.5}}, "outer.inner.rate", "a number <= 1.0"),
+        ({"inner": {"mode": "warp"}}, "outer.inner.mode", "one of fast, slow"),
+        ({"tail": []}, "outer.tail", "the section of one of the removers"),
+        ({"tail": {"step": 0}}, "outer.tail.step", "a whole number >= 1"),
+        ({"tail": {"type": "plain", "step": "a"}}, "outer.tail.step", "a whole number"),
+        ({"tail": {"type": "plain", "extra": {"deep": "a"}}}, "outer.tail.extra.deep", "a number"),
+        ({"free": 1}, "outer.free", "a section"),
+    ],
+)
+def test_wrong_value_is_refused_with_path_and_what_belongs_there(
+    given: dict[str, Any], path: str, expected: str
+) -> None:
+    with pytest.raises(ConfigTypeError) as caught:
+        completed(given)
+
+    assert (caught.value.path, caught.value.expected) == (path, expected)
+    assert str(caught.value).startswith(f"{path}: expected {expected}, found ")
+
+
+def test_number_of_thousands_of_digits_is_refused_in_one_short_line() -> None:
+    with pytest.raises(ConfigTypeError, match="a number of thousands of digits") as caught:
+        completed({"size": 10**5000})
+
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "nearest", "elsewhere"),
+    [
+        ({"sise": 1}, "outer.sise", "size", None),
+        ({"rate": 1}, "outer.rate", None, "outer.inner.rate"),
+        ({"step": 1}, "outer.step", None, "outer.tail.step"),
+        ({"inner": {"size": 3}}, "outer.inner.size", None, "outer.size"),
+        ({"tail": {"steb": 3}}, "outer.tail.steb", "step", None),
+        ({"tail": {"type": "plain", "nam": 3}}, "outer.tail.nam", "name", None),
+        ({"qqq": 1}, "outer.qqq", None, None),
+    ],
+)
+def test_unknown_key_is_refused_with_the_nearest_or_the_place_where_it_belongs(
+    given: dict[str, Any], path: str, nearest: str | None, elsewhere: str | None
+) -> None:
+    with pytest.raises(UnknownKeyError) as caught:
+        completed(given)
+
+    error = caught.value
+    assert (error.path, error.nearest, error.elsewhere) == (path, nearest, elsewhere)
+
+
+def test_field_of_many_parts_holds_a_section_for_each_type() -> None:
+    class Many(Section, frozen=True, kw_only=True):
+        tails: Annotated[dict[str, Any], Part("removers", many=True)] = msgspec.field(
+            default_factory=dict
+        )
+
+    def find(kind: str, section: Mapping[str, Any], path: str) -> Any:
+        assert path == f"tails.{section['type']}"
+        return CLASSES[section["type"]]
+
+    full = complete(Many, {"tails": {"fifo": {"step": 2}, "plain": None}}, find)
+
+    assert complete(Many, {}, find) == {"tails": {}}
+    assert full["tails"]["fifo"] == {"type": "fifo", "import_names": [], "step": 2}
+    assert full["tails"]["plain"]["step"] == 3
+    assert complete(Many, full, find) == full
+    for wrong in ([], {"fifo": {"step": 0}}, {"fifo": 3}):
+        with pytest.raises(ConfigTypeError):
+            complete(Many, {"tails": wrong}, find)
+
+
+def test_class_that_states_no_config_takes_any_key() -> None:
+    tail = {"type": "open", "anything": {"goes": [1]}}
+
+    assert completed({"tail": tail})["tail"] == {"type": "open", "import_names": [], **tail}
+
+
+def test_key_of_a_plain_default_of_none_takes_anything() -> None:
+    tail = completed({"tail": {"type": "plain", "none": "text"}})["tail"]
+
+    assert tail["none"] == "text"
+
+
+def test_preset_of_another_type_keeps_only_what_the_asked_type_has() -> None:
+    class Preset(Section, frozen=True, kw_only=True):
+        tail: Annotated[dict[str, Any], Part("removers")] = preset("fifo", step=5)
+
+    same = complete(Preset, {}, find, "outer")
+    other = complete(Preset, {"tail": {"type": "plain"}}, find, "outer")
+
+    assert same["tail"]["step"] == 5
+    assert other["tail"]["step"] == 5
+    assert set(other["tail"]) == {"type", "import_names", "step", "name", "extra", "none"}
+
+
+def test_required_key_that_is_absent_is_named_with_its_meaning() -> None:
+    class Needs(Section, frozen=True, kw_only=True):
+        """Attributes:
+        env_id: The environment.
+        """
+
+        env_id: str
+
+    with pytest.raises(ConfigError, match=r"^env\.env_id is missing: The environment\.") as caught:
+        complete(Needs, {}, path="env")
+
+    assert caught.value.path == "env.env_id"
+
+
+def test_contradiction_within_a_section_names_the_section() -> None:
+    with pytest.raises(ConfigError, match=r"^a\.pair\.low is 3, above high 1") as caught:
+        complete(Holder, {"pair": {"low": 3}}, path="a")
+
+    assert caught.value.path == "a.pair.low"
+
+
+def test_class_may_check_more_of_its_section() -> None:
+    class Checked(Fifo):
+        @classmethod
+        def check_config(cls, section: Mapping[str, Any], path: str) -> None:
+            raise ConfigError(f"{path}.step: {section['step']} is odd", path=f"{path}.step")
+
+    with pytest.raises(ConfigError, match=r"^outer\.tail\.step: 3 is odd"):
+        complete(Outer, {"tail": {"step": 3}}, lambda *_: Checked, "outer")
+
+
+def test_what_is_given_is_neither_changed_nor_shared() -> None:
+    given = {"widths": [1], "free": {"x": [1]}, "tail": {"type": "open", "deep": [1]}}
+    before = {"widths": [1], "free": {"x": [1]}, "tail": {"type": "open", "deep": [1]}}
+
+    full = completed(given)
+    full["widths"].append(2)
+    full["tail"]["deep"].append(2)
+
+    assert given == before
+
+
+def test_defaults_are_fresh_each_time() -> None:
+    completed({})["widths"].append(1)
+    completed({})["tail"]["step"] = 9
+    defaults_of(Outer)["widths"].append(2)
+
+    assert completed({})["widths"] == [64]
+    assert completed({})["tail"]["step"] == 1
+    assert defaults_of(Outer)["widths"] == [64]
+
+
+def test_section_is_read_into_its_type_with_its_parts_as_dicts() -> None:
+    section = read_section(Outer, EasyDict(size=3, tail=EasyDict(step=2), cfg_type="OuterDict"))
+
+    assert isinstance(section, Outer)
+    assert (section.size, section.inner.rate) == (3, 0.5)
+    assert section.tail == {"type": "fifo", "step": 2}
+
+
+def test_documentation_of_a_field_is_its_line_among_the_attributes() -> None:
+    class Longer(Inner, frozen=True, kw_only=True):
+        """Attributes:
+        own: One more.
+        """
+
+        own: int = 1
+
+    assert documentation_of(Longer) == {
+        "rate": "A share of something.",
+        "mode": "How.",
+        "own": "One more.",
+    }
+
+
+# Configurable
+
+
+def test_config_of_a_class_is_made_from_its_type() -> None:
+    assert Fifo.config == {"type": "fifo", "import_names": [], "step": 1}
+    assert Fifo.default_config() == {**Fifo.config, "cfg_type": "FifoDict"}
+    assert isinstance(Fifo.default_config(), EasyDict)
+
+
+def test_changing_a_default_config_leaves_the_class_as_it_is() -> None:
+    Fifo.default_config().step = 5
+
+    assert Fifo.default_config().step == 1
+
+
+def test_plain_config_of_a_subclass_overrides_defaults_and_adds_typed_keys() -> None:
+    class Larger(Fifo):
+        config: ClassVar[dict[str, Any]] = {"step": 4, "share": 0.5, "deep": {"on": True}}
+
+    assert Larger.config == {
+        "type": "fifo",
+        "import_names": [],
+        "step": 4,
+        "share": 0.5,
+        "deep": {"on": True},
+    }
+    assert Larger.read({"step": 2}).step == 2
+    for wrong in ({"step": 0}, {"share": "x"}, {"deep": {"on": 1}}):
+        with pytest.raises(ConfigTypeError):
+            Larger.read(wrong)
+    with pytest.raises(UnknownKeyError):
+        Larger.read({"deep": {"off": True}})
+    assert Fifo.config["step"] == 1
+
+
+def test_plain_config_of_a_subclass_may_name_another_part() -> None:
+    class Holder(Configurable):
+        Config: ClassVar[type[Outer]] = Outer
+
+    class Other(Holder):
+        config: ClassVar[dict[str, Any]] = {"tail": {"type": "plain"}, "inner": {"rate": 0.25}}
+
+    full = complete(Other.Config, {}, find, "outer")
+
+    assert full["tail"] == {"type": "plain", "import_names": [], **Plain.config}
+    assert full["inner"] == {"rate": 0.25, "mode": "fast"}
+    assert Holder.config["inner"]["rate"] == 0.5
+
+
+def test_section_of_a_foreign_class_has_the_keys_of_its_kind_too() -> None:
+    section = config_type(Plain, Outer)
+
+    assert issubclass(section, Outer)
+    assert defaults_of(section)["size"] == 10
+    assert defaults_of(section)["name"] == "x"
+
+
+def test_declared_section_of_another_base_keeps_its_types_over_those_of_its_kind() -> None:
+    section = config_type(Fifo, Outer)
+
+    assert issubclass(section, Outer)
+    assert complete(section, {}, find, "outer")["step"] == 1
+    with pytest.raises(ConfigTypeError):
+        complete(section, {"step": 0}, find, "outer")
+
+
+def test_foreign_default_config_is_used_where_a_class_has_one() -> None:
+    class Reference:
+        @classmethod
+        def default_config(cls) -> EasyDict:
+            return EasyDict(step=3, cfg_type="ReferenceDict")
+
+    assert defaults_of(config_type(Reference)) == {"type": "", "import_names": [], "step": 3}
