@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from easydict import EasyDict
 
 from dingsdk.config import PartSection, complete, save_config, to_easydict
 from dingsdk.errors import ConfigError, UnknownPluginError
-from dingsdk.pipeline.reference_shape import convert_reference_shape, rename_aliases
+from dingsdk.pipeline.di_engine import convert_reference_shape, rename_aliases
 from dingsdk.pipeline.sections import SECTION_BASES, RunSection
 from dingsdk.plugins import default_manager
 
@@ -100,7 +101,8 @@ def compile_config(
     compiled = complete(RunSection, user, find, bases=SECTION_BASES)
     _derive(compiled)
     _check_capacity(compiled["policy"])
-    fill_model_shapes(found["policy"], compiled["policy"], compiled["env"])
+    _check_device(compiled["policy"])
+    _try_env(compiled, found)
     result = to_easydict(compiled)
     if save_path is not None:
         save_config(compiled, save_path)
@@ -190,34 +192,35 @@ def _check_capacity(policy: Mapping[str, Any]) -> None:
             )
 
 
-def fill_model_shapes(policy_cls: Any, policy: dict[str, Any], env: Mapping[str, Any]) -> None:
-    """Fill the None values of ``policy["model"]`` from the env's spaces.
-
-    A policy class that can be sized has ``model_from_spaces(observation_space, action_space)
-    -> dict``, a static method; any other must be given its whole ``model`` section.
+def _try_env(compiled: dict[str, Any], classes: Mapping[str, Any]) -> None:
+    """Make one env and close it again, and check against it what depends on it.
 
     Args:
-        policy_cls: The class.
-        policy: Compiled ``policy`` section, edited in place.
-        env: Compiled ``env`` section. One env is made and closed again, for any policy:
-            what is wrong with it shows before the run starts.
+        compiled: The compiled config; the None values of ``policy.model`` are filled in place.
+        classes: The classes of the parts by config path.
 
     Raises:
-        ConfigError: a shape that the config states and that is not the env's, or a space
-            that the policy cannot use.
+        ConfigError: a stated shape is not the env's, the policy cannot use its spaces, or it
+            cannot be rendered as ``policy.eval.evaluator.render`` asks.
         UnknownEnvError: gymnasium does not know the env, or cannot make it.
     """
     from dingsdk.envs import EnvFn
 
+    env = compiled["env"]
     made = EnvFn(env)()
     try:
-        read = getattr(policy_cls, "model_from_spaces", None)
-        if read is None:
-            return
-        shapes = read(made.observation_space, made.action_space)
+        read = getattr(classes["policy"], "model_from_spaces", None)
+        shapes = {} if read is None else read(made.observation_space, made.action_space)
+        render_mode = made.render_mode
     finally:
         made.close()
-    model = policy["model"]
+    _fill_model(compiled["policy"]["model"], shapes, env["env_id"])
+    render = compiled["policy"]["eval"]["evaluator"].get("render") or {}
+    if render.get("render_freq", -1) != -1:
+        _check_rendering(classes["env_manager"], render_mode)
+
+
+def _fill_model(model: dict[str, Any], shapes: Mapping[str, Any], env_id: str) -> None:
     for key, found in shapes.items():
         stated = model.get(key)
         if stated is None:
@@ -225,12 +228,47 @@ def fill_model_shapes(policy_cls: Any, policy: dict[str, Any], env: Mapping[str,
         elif _as_list(stated) != _as_list(found):
             path = f"policy.model.{key}"
             raise ConfigError(
-                f"{path} is {stated}, but {env['env_id']} has {found}; leave the key out to "
-                "have it read from the env",
+                f"{path} is {stated}, but {env_id} has {found}; leave the key out to have it "
+                "read from the env",
                 path=path,
                 stated=stated,
                 found=found,
             )
+
+
+def _check_rendering(env_manager: Any, render_mode: str | None) -> None:
+    path = "policy.eval.evaluator.render.render_freq"
+    if not hasattr(env_manager, "ready_imgs"):
+        raise ConfigError(
+            f"{path} asks for videos, but {env_manager.__name__} gives no images; set it to -1, "
+            "or env_manager.type to in_process",
+            path=path,
+        )
+    if render_mode != "rgb_array":
+        raise ConfigError(
+            f"{path} asks for videos, but env.kwargs.render_mode is {render_mode!r}; set it to "
+            "rgb_array, or the frequency to -1",
+            path=path,
+            found=render_mode,
+        )
+    if importlib.util.find_spec("moviepy") is None:
+        raise ConfigError(
+            f"{path} asks for videos, which need moviepy: pip install moviepy, or set it to -1",
+            path=path,
+        )
+
+
+def _check_device(policy: Mapping[str, Any]) -> None:
+    """Check that the GPU that a policy asks for is there."""
+    if not policy["cuda"]:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "policy.cuda is true, but torch finds no CUDA device here; set policy.cuda=false",
+            path="policy.cuda",
+        )
 
 
 def _as_list(shape: Any) -> list[Any]:

@@ -144,7 +144,7 @@ def compile_run(
     user = dict(config) if isinstance(config, Mapping) else load_config(config)
     user = deep_merge_dicts({}, user)
     if "main" in user and "create" in user:
-        from dingsdk.pipeline.reference_shape import convert_reference_shape
+        from dingsdk.pipeline.di_engine import convert_reference_shape
 
         # Before the overrides: their paths are those of the compiled config.
         user = convert_reference_shape(user)

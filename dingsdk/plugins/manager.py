@@ -13,6 +13,7 @@ from typing import Any
 
 import pluggy
 
+from dingsdk.config import to_easydict
 from dingsdk.config.aliases import rename_aliases
 from dingsdk.errors import (
     ConfigError,
@@ -187,6 +188,8 @@ class PluginManager:
     ) -> Any:
         """Create ``cls(cfg, *args, **kwargs)`` of the class that ``cfg["type"]`` names.
 
+        The class gets its section as an EasyDict, in workers too.
+
         An error raised inside the constructor passes through unchanged, with a note that
         names the type, what provides it and the config path.
 
@@ -196,7 +199,7 @@ class PluginManager:
             PluginLoadError: as for ``get``.
         """
         component = self.class_of(kind, cfg, config_path)
-        cfg = rename_aliases(cfg, config_path)
+        cfg = to_easydict(rename_aliases(cfg, config_path))
         try:
             return component(cfg, *args, **kwargs)
         except Exception as error:

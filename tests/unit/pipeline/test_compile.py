@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from easydict import EasyDict
 
 from dingsdk.config import apply_set, deep_merge_dicts, load_config, save_config, to_plain
 from dingsdk.errors import (
     ConfigError,
     ConfigTypeError,
+    DingError,
     UnknownEnvError,
     UnknownKeyError,
     UnknownPluginError,
@@ -305,3 +307,45 @@ def test_parallel_form_is_split_as_a_coordinator_takes_it() -> None:
     assert found.seed == found.main.seed == 5
     assert found.system.transport.type == "in_memory"
     assert "system" not in found.main
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_gpu_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match="finds no CUDA device") as caught:
+        compile_config(changed("policy.cuda=true"))
+
+    assert caught.value.path == "policy.cuda"
+
+
+@pytest.mark.parametrize(
+    ("sets", "advice"),
+    [
+        ([], "env_manager.type to in_process"),
+        (["env_manager.type=in_process"], "env.kwargs.render_mode is None"),
+        (["env_manager.type=in_process", "env.kwargs.render_mode=human"], "is 'human'"),
+    ],
+)
+def test_videos_of_what_cannot_be_rendered_are_refused(sets: list[str], advice: str) -> None:
+    with pytest.raises(ConfigError, match=advice) as caught:
+        compile_config(changed("policy.eval.evaluator.render.render_freq=1", *sets))
+
+    assert caught.value.path == "policy.eval.evaluator.render.render_freq"
+
+
+@pytest.mark.parametrize(
+    ("hook", "path"),
+    [
+        ("{log_show_after_iter: soon}", "log_show_after_iter"),
+        ("{mine: {type: nothing, position: after_iter}}", "mine"),
+        ("{mine: {type: save_ckpt, position: midway}}", "mine"),
+        ("{mine: {type: save_ckpt, position: after_iter, ext_args: {freq: 0}}}", "mine"),
+        ("{save_ckpt_after_itr: 3}", "save_ckpt_after_itr"),
+    ],
+)
+def test_hook_that_cannot_be_built_is_refused(hook: str, path: str) -> None:
+    with pytest.raises(DingError) as caught:
+        compile_config(changed(f"policy.learn.learner.hook={hook}"))
+
+    said = "".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert f"policy.learn.learner.hook.{path}" in said
+    assert caught.value.is_user_mistake

@@ -9,8 +9,7 @@ import pytest
 
 from dingsdk.errors import ConfigError, UnknownEnvError, UnknownKeyError
 from dingsdk.pipeline.compile import compile_config
-from dingsdk.pipeline.reference_envs import find_env_id
-from dingsdk.pipeline.reference_shape import convert_reference_shape, rename_aliases
+from dingsdk.pipeline.di_engine import convert_reference_shape, find_env_id, rename_aliases
 
 
 def serial_shape() -> dict[str, Any]:
