@@ -12,9 +12,9 @@ from dingsdk.config import load_config
 from dingsdk.data.seeding import derive_seed
 from dingsdk.errors import CheckpointCorruptError, CheckpointMissingError
 from dingsdk.pipeline.compile import compile_config
-from dingsdk.pipeline.env_setup import make_env_manager
+from dingsdk.pipeline.context import torch_threads
 from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER, CONFIG_NAME
-from dingsdk.pipeline.threads import torch_threads
+from dingsdk.pipeline.serial import make_env_manager
 from dingsdk.policy import create_policy
 from dingsdk.worker import create_serial_evaluator
 from dingsdk.worker.learner.checkpoint import load_checkpoint

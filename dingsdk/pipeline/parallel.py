@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from typing import Any
 
 from dingsdk.config import deep_merge_dicts, to_easydict
 from dingsdk.errors import ConfigError, DingError, TaskFailedError
-from dingsdk.pipeline.context import Reason, RunContext, RunResult
-from dingsdk.pipeline.pace_log import PaceLog
-from dingsdk.pipeline.status import RunStatus
-from dingsdk.pipeline.threads import torch_threads
+from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus, torch_threads
 from dingsdk.pipeline.worker import make_transport, place_of, worker_ids
 from dingsdk.pipeline.worker_group import ExternalWorkers, ThreadWorkers, WorkerGroup
 from dingsdk.plugins import default_manager, observe
 from dingsdk.worker import Coordinator
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.transport import Transport
+from dingsdk.worker.coordinator import CoordinatorStatus
 from dingsdk.worker.evaluator.monitor import evaluation_statistics
 from dingsdk.worker.learner.checkpoint import save_checkpoint
 from dingsdk.worker.replay_buffer.prioritized.settings import bounds_rates
@@ -28,6 +27,8 @@ from dingsdk.worker.run_logger import TensorboardLogger, build_tb_logger, write_
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.1
+PACES_S = 5.0
+"""Interval at which the paces of workers are written to tensorboard."""
 CLOSE_S = (10.0, 8.0, 5.0)
 INTERRUPTED_CLOSE_S = (3.0, 2.0, 1.0)
 """How long tasks, then workers, then the transport may take to end; together less than 10 s
@@ -66,8 +67,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         if context.on_address is not None:
             context.on_address(address, transport.joining_note())
         workers.start(address)
-        paces = stack.enter_context(closing(PaceLog(context.run_dir)))
-        reason = _watch(context, coordinator, workers, paces)
+        reason = _watch(context, coordinator, workers, tb_logger)
         fill = coordinator.status().buffer_count
         if reason == "limit":
             reason = _finish_evaluations(context, coordinator)
@@ -146,20 +146,34 @@ def worker_config(context: RunContext) -> Any:
 
 
 def _watch(
-    context: RunContext, coordinator: Coordinator, workers: WorkerGroup, paces: PaceLog
+    context: RunContext,
+    coordinator: Coordinator,
+    workers: WorkerGroup,
+    tb_logger: TensorboardLogger,
 ) -> Reason:
     """Wait for the end of the run, whatever brings it about."""
+    paces_at = time.monotonic()
     while not coordinator.wait(POLL_S):
         if context.stop.is_set():
             return "interrupted"
         status = coordinator.status()
-        paces.write(status)
+        if time.monotonic() - paces_at >= PACES_S:
+            paces_at = time.monotonic()
+            write_paces(tb_logger, status)
         if context.is_limit_reached(status.env_steps, status.train_iter):
             return "limit"
         workers.poll()
     if coordinator.failure is not None:
         return "error"
     return "stop_value" if coordinator.has_reached_goal else "limit"
+
+
+def write_paces(tb_logger: TensorboardLogger, status: CoordinatorStatus) -> None:
+    """Write ``pace/<worker>`` and ``relative_pace/<worker>`` over the env steps of the run."""
+    for worker_id, pace in status.paces.items():
+        tb_logger.add_scalar(f"pace/{worker_id}", pace.per_s, status.env_steps)
+        if pace.relative is not None:
+            tb_logger.add_scalar(f"relative_pace/{worker_id}", pace.relative, status.env_steps)
 
 
 def _finish_evaluations(context: RunContext, coordinator: Coordinator) -> Reason:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol
 
-from dingsdk.pipeline.status import Evaluation, RunStatus
+from dingsdk.pipeline.context import Evaluation, RunStatus
 
 TERMINAL_INTERVAL_S = 0.5
 PLAIN_INTERVAL_S = 2.0

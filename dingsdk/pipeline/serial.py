@@ -12,11 +12,10 @@ from easydict import EasyDict
 
 from dingsdk.config import to_easydict
 from dingsdk.data.seeding import derive_seed
+from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
+from dingsdk.envs.base import EnvManager
 from dingsdk.errors import DingError
-from dingsdk.pipeline.context import Reason, RunContext, RunResult
-from dingsdk.pipeline.env_setup import make_env_manager
-from dingsdk.pipeline.status import RunStatus
-from dingsdk.pipeline.threads import torch_threads
+from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus, torch_threads
 from dingsdk.policy import create_policy
 from dingsdk.worker import (
     BaseSerialCommander,
@@ -198,6 +197,19 @@ def _build(context: RunContext, stack: ExitStack) -> _Workers:
         batch_size=policy_cfg.learn.batch_size,
         update_per_collect=policy_cfg.learn.update_per_collect,
     )
+
+
+def make_env_manager(cfg: Any, role: str, count: int) -> EnvManager:
+    """Build a manager of ``count`` envs, not launched yet.
+
+    Args:
+        cfg: The compiled config.
+        role: Branch of the seed tree, see ``seed_envs``.
+        count: How many envs, >= 1.
+    """
+    manager = create_env_manager(cfg.env_manager, make_env_fns(cfg.env, count))
+    seed_envs(manager, cfg.seed, role)
+    return manager
 
 
 def _seeded(section: Mapping[str, Any], seed: int, role: str) -> EasyDict:

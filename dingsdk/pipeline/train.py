@@ -12,18 +12,17 @@ from typing import Any
 from dingsdk.config import apply_set, deep_merge_dicts, load_config, save_config
 from dingsdk.errors import ConfigError, DingError
 from dingsdk.pipeline.compile import compile_config
-from dingsdk.pipeline.context import Mode, RunContext, RunResult
-from dingsdk.pipeline.curve import write_curve
+from dingsdk.pipeline.context import Mode, RunContext, RunRecorder, RunResult
 from dingsdk.pipeline.progress import NoProgress, Progress
 from dingsdk.pipeline.run_folder import (
     CONFIG_NAME,
     CURVE_NAME,
     claim_run_folder,
     make_run_folder,
+    write_curve,
     write_result,
 )
 from dingsdk.pipeline.signals import StopOnSignal
-from dingsdk.pipeline.status import RunRecorder
 from dingsdk.plugins import default_manager, observe
 
 ProgressFactory = Callable[[RunContext], Progress]

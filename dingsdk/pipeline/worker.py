@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dingsdk.errors import ClosedError, ConfigError
-from dingsdk.pipeline.threads import torch_threads
+from dingsdk.pipeline.context import torch_threads
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm.transport import Place, Transport
 from dingsdk.worker.coordinator.role import create_role, create_roles

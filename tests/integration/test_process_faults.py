@@ -23,7 +23,7 @@ import gymnasium
 import msgspec
 import pytest
 
-from dingsdk.pipeline.threads import torch_threads
+from dingsdk.pipeline.context import torch_threads
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker import Coordinator
 

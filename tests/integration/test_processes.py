@@ -17,10 +17,9 @@ from pathlib import Path
 import pytest
 
 from dingsdk.errors import WorkerCrashedError
-from dingsdk.pipeline.context import RunContext
+from dingsdk.pipeline.context import RunContext, torch_threads
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.process_group import ProcessWorkers
-from dingsdk.pipeline.threads import torch_threads
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import make_transport
 from dingsdk.worker import Coordinator

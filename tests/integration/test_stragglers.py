@@ -13,7 +13,7 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from dingsdk import hookimpl
-from dingsdk.pipeline.threads import torch_threads
+from dingsdk.pipeline.context import torch_threads
 from dingsdk.plugins import default_manager
 from dingsdk.worker import Coordinator
 
@@ -65,9 +65,9 @@ class CountingCoordinator(Coordinator):
 
     lost = 0
 
-    def task_ended(self, state: Any, phase: Any, error: Any) -> None:
+    def _end_task(self, state: Any, phase: Any, error: Any) -> None:
         self.lost += error is not None
-        super().task_ended(state, phase, error)
+        super()._end_task(state, phase, error)
 
 
 @pytest.fixture

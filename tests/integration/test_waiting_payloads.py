@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dingsdk import SampleBatch, hookimpl
-from dingsdk.pipeline.threads import torch_threads
+from dingsdk.pipeline.context import torch_threads
 from dingsdk.plugins import PluginManager, use_manager
 
 from .job_cluster import JobCluster

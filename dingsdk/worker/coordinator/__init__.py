@@ -1,8 +1,7 @@
 """The coordinator: tasks to workers, leases, and the metadata of all experience."""
 
-from dingsdk.worker.coordinator.coordinator import Coordinator
+from dingsdk.worker.coordinator.coordinator import Coordinator, CoordinatorStatus
 from dingsdk.worker.coordinator.role import Role, TaskControl, create_role, create_roles
-from dingsdk.worker.coordinator.status import CoordinatorStatus
 from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
 
 __all__ = [

@@ -6,22 +6,22 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dingsdk.config import Configurable
 from dingsdk.errors import DingError, TaskTimeoutError, WorkerLostError
+from dingsdk.plugins import observe
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.scheduler import Job
 from dingsdk.worker.comm.slave import RENEWALS
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
 from dingsdk.worker.coordinator.experience import Experience, metadata_config
-from dingsdk.worker.coordinator.outage import StorageOutage
-from dingsdk.worker.coordinator.pace import announce
-from dingsdk.worker.coordinator.payload_care import PayloadCare
+from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.coordinator.role import Role, create_roles
 from dingsdk.worker.coordinator.scheduler_state import SchedulerState
 from dingsdk.worker.coordinator.section import CoordinatorSection
-from dingsdk.worker.coordinator.status import CoordinatorStatus
+from dingsdk.worker.coordinator.storage import PayloadUpkeep, StorageOutage
 from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
 from dingsdk.worker.factory import create_buffer, create_parallel_commander
 
@@ -29,6 +29,24 @@ _log = logging.getLogger(__name__)
 
 TICK_S = 0.02
 """How often the commander is asked for tasks while nothing happens."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorStatus:
+    """A snapshot of the run, for progress displays."""
+
+    env_steps: int
+    train_iter: int
+    buffer_count: int
+    workers: Mapping[str, int]
+    """Joined workers by role; 0 for a role without any."""
+    running_tasks: int
+    evicted: Mapping[str, int]
+    """Samples that left the buffer, by reason."""
+    held_up_by: str
+    """Why workers wait for room to store what they have, where they do."""
+    paces: Mapping[str, Pace]
+    """How fast the workers that have tasks get on, by their ids."""
 
 
 class Coordinator(Configurable):
@@ -80,7 +98,9 @@ class Coordinator(Configurable):
         self._train_iter = 0
         self._learner_tasks = 0
         self._outage = StorageOutage(self.cfg.storage_timeout_s, clock)
-        self._payload_care = PayloadCare(self.data_store, self.condition, self.cfg, clock)
+        self._upkeep = PayloadUpkeep(
+            self.data_store, self.condition, self.cfg.orphan_grace_s, clock
+        )
         self._looked_at = clock()
         self._has_news = False
         self._is_started = False
@@ -334,7 +354,7 @@ class Coordinator(Configurable):
         if garbage:
             self.data_store.delete(garbage)
         if experience is not None:
-            self._payload_care.look(experience, state, info)
+            self._upkeep.look(experience, state, info)
 
     def deal_with_learner_judge_finish(self, state: TaskState, info: Mapping[str, Any]) -> bool:
         with self.condition:
@@ -404,16 +424,15 @@ class Coordinator(Configurable):
             silent = self._state.pool.silent()
             failure = self._outage.failure()
             changed = self._state.pace.look()
-            paces = self._state.pace.paces() if changed else {}
         if failure is not None:
             self._fail(failure)
-        for worker_id in changed:
-            announce(worker_id, paces[worker_id])
+        for worker_id, pace in changed.items():
+            _report_pace(worker_id, pace)
         for worker in silent:
             self.master.lose(
                 worker.worker_id, f"silent for {self.cfg.lease_s} s", worker.incarnation
             )
-        self._payload_care.sweep(self._state.find_live)
+        self._upkeep.sweep(self._state.find_live)
         for role in self.roles:
             with self.condition:
                 if self.is_ending:
@@ -470,3 +489,14 @@ class Coordinator(Configurable):
     def _spawn(self, function: Callable[[], None], name: str) -> None:
         self._jobs = [job for job in self._jobs if not job.done]
         self._jobs.append(self.scheduler.spawn(function, name))
+
+
+def _report_pace(worker_id: str, pace: Pace) -> None:
+    """Log that a worker is a straggler, or none any more, and tell the observers."""
+    share = pace.relative or 0.0
+    if pace.is_straggler:
+        text = "%s %s is a straggler: %.3g per s, %.2g of the median of the others"
+        _log.warning(text, pace.kind, worker_id, pace.per_s, share)
+    else:
+        _log.info("%s %s has caught up: %.3g per s", pace.kind, worker_id, pace.per_s)
+    observe().pace_changed(worker_id=worker_id, relative_pace=share, is_straggler=pace.is_straggler)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from dingsdk.errors import ConfigError
 from dingsdk.worker.coordinator.pace import PaceBoard
 
 WINDOW_S = 20.0
@@ -30,7 +29,7 @@ class Race:
             for name, rate in rates.items():
                 self.totals[name] += rate
                 self.board.note(name, kind, int(self.totals[name]))
-            self.changes += self.board.look()
+            self.changes += self.board.look().keys()
 
     def stragglers(self) -> set[str]:
         return {name for name, pace in self.board.paces().items() if pace.is_straggler}
@@ -91,7 +90,9 @@ def test_short_tasks_count_as_one_and_the_time_between_them_not_at_all(race: Rac
 
 def test_nobody_is_compared_before_half_a_window(race: Race) -> None:
     race.run(9, {"c0": 100.0, "c1": 1.0, "c2": 100.0})
-    assert {pace.relative for pace in race.board.paces().values()} == {None}
+    assert race.board.paces() == {}
+    race.run(1, {"c0": 100.0, "c1": 1.0, "c2": 100.0})
+    assert race.board.paces().keys() == {"c0", "c1", "c2"}
     assert race.changes == []
 
 
@@ -113,13 +114,3 @@ def test_worker_that_comes_back_begins_anew(race: Race) -> None:
     race.run(60, {"c0": 100.0, "c1": 100.0, "c2": 100.0})
     assert race.changes == ["c1"]
     assert race.stragglers() == set()
-
-
-@pytest.mark.parametrize(
-    ("factor", "window_s", "key"),
-    [(1.0, 20.0, "factor"), (float("nan"), 20.0, "factor"), (3.0, 0.0, "window_s")],
-)
-def test_settings_out_of_range_are_refused(factor: float, window_s: float, key: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        PaceBoard(factor, window_s, lambda: 0.0)
-    assert caught.value.path == f"system.coordinator.straggler_{key}"

@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
+from dingsdk.pipeline.context import RunStatus
 from dingsdk.pipeline.progress import ConsoleProgress
-from dingsdk.pipeline.status import RunStatus
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])

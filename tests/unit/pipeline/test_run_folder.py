@@ -13,11 +13,9 @@ from easydict import EasyDict
 from rich.console import Console
 
 from dingsdk.errors import RunFolderError
-from dingsdk.pipeline.context import RunContext
-from dingsdk.pipeline.curve import write_curve
+from dingsdk.pipeline.context import Evaluation, RunContext, RunRecorder, RunStatus
 from dingsdk.pipeline.progress import ConsoleProgress
-from dingsdk.pipeline.run_folder import make_run_folder, read_result, write_result
-from dingsdk.pipeline.status import Evaluation, RunRecorder, RunStatus
+from dingsdk.pipeline.run_folder import make_run_folder, read_result, write_curve, write_result
 
 NOON = datetime(2030, 1, 2, 12, 0, 0)
 EVALUATIONS = tuple(

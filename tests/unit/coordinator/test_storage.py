@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dingsdk.worker.coordinator.outage import StorageOutage
+from dingsdk.worker.coordinator.storage import StorageOutage
 
 
 class Clock:

@@ -1,8 +1,7 @@
-"""The pace of workers is in tensorboard, now and then."""
+"""The parts of the parallel pipeline that need no workers."""
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 from collections.abc import Iterator
 from contextlib import closing
@@ -10,9 +9,10 @@ from pathlib import Path
 
 from tensorboardX.proto.event_pb2 import Event
 
-from dingsdk.pipeline.pace_log import EVERY_S, PaceLog
+from dingsdk.pipeline.parallel import write_paces
 from dingsdk.worker.coordinator import CoordinatorStatus
 from dingsdk.worker.coordinator.pace import Pace
+from dingsdk.worker.run_logger import build_tb_logger
 
 
 def scalars(events: bytes) -> Iterator[tuple[str, int, float]]:
@@ -26,8 +26,7 @@ def scalars(events: bytes) -> Iterator[tuple[str, int, float]]:
         at += 16 + size
 
 
-def test_paces_are_written_every_few_seconds_over_the_env_steps(tmp_path: Path) -> None:
-    now = 100.0
+def test_paces_are_written_over_the_env_steps(tmp_path: Path) -> None:
     status = CoordinatorStatus(
         env_steps=10,
         train_iter=0,
@@ -41,13 +40,11 @@ def test_paces_are_written_every_few_seconds_over_the_env_steps(tmp_path: Path) 
             "e0": Pace("evaluator", 30.0, None, False),
         },
     )
-    with closing(PaceLog(tmp_path, lambda: now)) as log:
-        for step in range(4):
-            log.write(dataclasses.replace(status, env_steps=step))
-            now += EVERY_S / 2
-    (path,) = (tmp_path / "log" / "coordinator_tb_logger").iterdir()
+    with closing(build_tb_logger(tmp_path, "coordinator")) as tb_logger:
+        write_paces(tb_logger, status)
+    (path,) = (tmp_path / "coordinator_tb_logger").iterdir()
     assert sorted(scalars(path.read_bytes())) == [
-        ("pace/c0", 2, 50.0),
-        ("pace/e0", 2, 30.0),
-        ("relative_pace/c0", 2, 0.5),
+        ("pace/c0", 10, 50.0),
+        ("pace/e0", 10, 30.0),
+        ("relative_pace/c0", 10, 0.5),
     ]
