@@ -12,7 +12,7 @@ from dingsdk.errors import StorageFullError
 from dingsdk.pipeline.context import torch_threads
 from dingsdk.testing import failing_calls
 from dingsdk.worker import Coordinator
-from dingsdk.worker.comm import base_comm_collector, base_comm_learner
+from dingsdk.worker.comm import collector, learner
 
 from .job_cluster import JobCluster
 
@@ -32,7 +32,7 @@ class FullCoordinator(Coordinator):
 
 @pytest.fixture(autouse=True)
 def _impatient_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (base_comm_collector, base_comm_learner):
+    for module in (collector, learner):
         monkeypatch.setattr(module, "ANSWER_WITHIN_S", 0.1)
 
 
