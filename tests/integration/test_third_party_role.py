@@ -59,7 +59,7 @@ MODULE = '''
             while not control.must_end(state):
                 control.ask(state, {"name": "audit_task", "by": task["auditor_id"]})
                 with control.condition:
-                    control.condition.wait_for(lambda: control.is_ending, self.cfg["pause_s"])
+                    control.condition.wait_for(lambda: control.is_ending, self.cfg.pause_s)
 
 
     @hookimpl

@@ -23,6 +23,7 @@ from dingsdk.worker.comm import LEFT, WorkerInfo
 from dingsdk.worker.coordinator import TaskPhase, TaskState, create_roles
 from dingsdk.worker.coordinator.experience import Experience
 from dingsdk.worker.coordinator.scheduler_state import SchedulerState
+from dingsdk.worker.coordinator.section import CoordinatorSection
 
 LEASE_S = 15.0
 MAX_ATTEMPTS = 3
@@ -108,13 +109,12 @@ class LeaseMachine(RuleBasedStateMachine):
         self.state = SchedulerState(
             create_roles(CFG),
             self.commander,
-            {
-                "lease_s": LEASE_S,
-                "max_attempts": MAX_ATTEMPTS,
-                "straggler_factor": 3.0,
-                "straggler_window_s": 20.0,
-                **{f"{role}_task_timeout": limit for role, limit in TASK_TIMEOUT_S.items()},
-            },
+            CoordinatorSection(
+                lease_s=LEASE_S,
+                max_attempts=MAX_ATTEMPTS,
+                collector_task_timeout=TASK_TIMEOUT_S["collector"],
+                learner_task_timeout=TASK_TIMEOUT_S["learner"],
+            ),
             lambda: self.now,
         )
         self.joined: dict[str, WorkerInfo] = {}
