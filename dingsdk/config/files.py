@@ -7,7 +7,7 @@ import json
 import os
 import runpy
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,21 @@ import yaml
 
 from dingsdk.config.dialect import Dumper, Loader
 from dingsdk.config.keys import listing
-from dingsdk.config.plain import copy_containers, plain_value, to_plain
+from dingsdk.config.plain import (
+    TOO_DEEP,
+    check_bounds,
+    check_digits,
+    copy_containers,
+    plain_value,
+    to_plain,
+)
 from dingsdk.errors import ConfigError, ConfigTypeError, RunFolderError, nearest_name
 
 EXAMPLES_DIR = Path(__file__).parents[1] / "examples"
 """Folder of the shipped examples; ``load_config`` finds them by stem."""
+
+MAX_BYTES = 1 << 20
+"""Largest config file that is read."""
 
 _PYTHON_SECTIONS = ("main", "create", "system")
 
@@ -36,7 +46,7 @@ def load_config(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
             facts ``path`` (of the file) and ``line`` where one is known.
     """
     path = Path(path_or_name)
-    if not path.is_file():
+    if not _is_file(path):
         path = _example_path(path_or_name)
     suffix = path.suffix.lower()
     if suffix == ".py":
@@ -46,11 +56,16 @@ def load_config(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
             f"cannot read {path}: a config is a .yaml, .yml, .json or .py file", path=str(path)
         )
     try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise ValueError(f"a config of {size:,} bytes; at most {MAX_BYTES:,} are read")
         text = path.read_text(encoding="utf-8")
         if suffix == ".json":
-            loaded = json.loads(text, object_pairs_hook=_unique_pairs)
+            loaded = json.loads(text, object_pairs_hook=_unique_pairs, parse_int=_whole_number)
         else:
             loaded = yaml.load(text, Loader)
+    except RecursionError as error:
+        raise ConfigError(f"{path}: {TOO_DEEP}", path=str(path)) from error
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error}", path=str(path)) from error
     except yaml.MarkedYAMLError as error:
@@ -61,7 +76,8 @@ def load_config(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
         ) from error
     except (ValueError, yaml.YAMLError) as error:
         line = getattr(error, "lineno", None)
-        raise ConfigError(f"{path}: {error}", path=str(path), line=line) from error
+        problem = " ".join(str(error).split())
+        raise ConfigError(f"{path}: {problem}", path=str(path), line=line) from error
     if not isinstance(loaded, Mapping):
         raise ConfigTypeError(
             f"{path} holds {'nothing' if loaded is None else type(loaded).__name__}, "
@@ -70,7 +86,7 @@ def load_config(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
             expected="mapping",
             found=type(loaded).__name__,
         )
-    return to_plain(loaded)
+    return _bounded(to_plain, loaded, path)
 
 
 def save_config(cfg: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
@@ -102,17 +118,19 @@ def apply_set(cfg: dict[str, Any], assignment: str) -> dict[str, Any]:
         ConfigError: not of that form, or the path leads through something that is no section.
     """
     dotted, sign, text = assignment.partition("=")
+    shown = repr(assignment if len(assignment) <= 200 else f"{assignment[:200]}...")
     keys = [key.strip() for key in dotted.split(".")]
     if not sign or not all(keys):
         raise ConfigError(
-            f"cannot set {assignment!r}: write it as path.to.key=value", assignment=assignment
+            f"cannot set {shown}: write it as path.to.key=value", assignment=assignment
         )
     try:
         value = yaml.load(text, Loader)
-    except yaml.YAMLError as error:
+        check_bounds(value)
+    except (yaml.YAMLError, ConfigError) as error:
         problem = getattr(error, "problem", None) or error
         raise ConfigError(
-            f"cannot set {assignment!r}: the value is no YAML ({problem}); quote it",
+            f"cannot set {shown}: the value is no YAML ({problem}); quote it",
             path=".".join(keys),
             assignment=assignment,
         ) from error
@@ -122,7 +140,7 @@ def apply_set(cfg: dict[str, Any], assignment: str) -> dict[str, Any]:
         if not isinstance(section, dict):
             where = ".".join(keys[:depth])
             raise ConfigError(
-                f"cannot set {assignment!r}: {where} is {section!r}, not a section",
+                f"cannot set {shown}: {where} is {section!r:.100}, not a section",
                 path=where,
                 assignment=assignment,
             )
@@ -178,7 +196,28 @@ def _run_python(path: Path) -> dict[str, Any]:
                 expected="mapping",
                 found=type(section).__name__,
             )
-    return copy_containers(sections)  # type: ignore[no-any-return]
+    return _bounded(copy_containers, sections, path)
+
+
+def _bounded(copy: Callable[[Any], Any], loaded: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    try:
+        check_bounds(loaded)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}", path=str(path)) from error
+    copied: dict[str, Any] = copy(loaded)
+    return copied
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long
+        return False
+
+
+def _whole_number(digits: str) -> int:
+    check_digits(digits)
+    return int(digits)
 
 
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -12,6 +12,13 @@ from easydict import EasyDict
 from dingsdk.errors import ConfigError, ConfigTypeError
 
 _DICT_NAMES = frozenset(dir(EasyDict))
+
+MAX_DEPTH = 50
+MAX_VALUES = 100_000
+MAX_DIGITS = 100
+"""What a config may hold at most; real ones have a tenth of each."""
+
+TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 
 
 def deep_merge_dicts(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -48,6 +55,58 @@ def to_plain(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """
     plain: dict[str, Any] = plain_value(cfg, "")
     return plain
+
+
+def check_bounds(cfg: object) -> None:
+    """Refuse a config that is too deep, too large, or holds itself, before it is copied.
+
+    Raises:
+        ConfigError: it is one; the message is one line.
+    """
+    rest: list[tuple[object, str, int]] = [(cfg, "", 1)]
+    count = 0
+    while rest:
+        value, path, depth = rest.pop()
+        # A long text that is repeated costs its length when the config is saved.
+        count += 1 + (len(value) // 100 if isinstance(value, str) else 0)
+        if count > MAX_VALUES:
+            raise ConfigError(
+                f"the config holds more than {MAX_VALUES:,} values; do its aliases repeat each "
+                "other?",
+                path=path,
+            )
+        if isinstance(value, int):
+            try:
+                check_digits(value)
+            except ValueError as error:
+                raise ConfigError(f"{path}: {error}", path=path) from error
+        items: Iterable[tuple[object, object]] = ()
+        if isinstance(value, Mapping):
+            items = value.items()
+        elif isinstance(value, list | tuple):
+            items = enumerate(value)
+        else:
+            continue
+        if depth > MAX_DEPTH:
+            raise ConfigError(f"{path[:60]}...: {TOO_DEEP}; does it hold itself?", path=path)
+        rest += ((item, join_key(path, key), depth + 1) for key, item in items)
+
+
+def check_digits(number: int | str) -> None:
+    """Refuse an integer of more digits than any config needs.
+
+    Raises:
+        ValueError: it is one, which Python itself could not print.
+    """
+    if isinstance(number, str):
+        is_long = len(number.lstrip("+-")) > MAX_DIGITS
+    else:
+        is_long = abs(number) >= _TOO_LONG
+    if is_long:
+        raise ValueError(f"an integer of more than {MAX_DIGITS} digits")
+
+
+_TOO_LONG = 10**MAX_DIGITS
 
 
 def join_key(path: str, key: object) -> str:

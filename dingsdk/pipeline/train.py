@@ -11,7 +11,6 @@ from typing import Any
 
 from dingsdk.config import apply_set, deep_merge_dicts, load_config, save_config
 from dingsdk.errors import ConfigError, DingError
-from dingsdk.pipeline.compile import compile_config
 from dingsdk.pipeline.context import Mode, RunContext, RunRecorder, RunResult
 from dingsdk.pipeline.progress import NoProgress, Progress
 from dingsdk.pipeline.run_folder import (
@@ -140,7 +139,10 @@ def compile_run(
     """Load and compile a config with the overrides of the command line; see ``train``."""
     if mode not in ("serial", "parallel"):
         raise ConfigError(f"mode is {mode!r}; known: parallel, serial", path="mode")
+    # Read before the parts of a run are imported: a mistake in the file is told at once.
     user = dict(config) if isinstance(config, Mapping) else load_config(config)
+    from dingsdk.pipeline.compile import compile_config
+
     user = deep_merge_dicts({}, user)
     if "main" in user and "create" in user:
         from dingsdk.pipeline.di_engine import convert_reference_shape

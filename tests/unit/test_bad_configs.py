@@ -1,0 +1,182 @@
+"""Configs made to break the reader: one line of error, soon, without much memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dingsdk.config import apply_set, load_config
+from dingsdk.config.plain import MAX_DEPTH, MAX_DIGITS, check_bounds
+from dingsdk.errors import ConfigError
+
+
+def alias_bomb() -> str:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    for level in range(1, 10):
+        lines.append(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]")
+    return "\n".join(lines)
+
+
+def merge_bomb() -> str:
+    lines = ["m0: &m0 {x: 1}"]
+    for level in range(1, 10):
+        lines.append(f"m{level}: &m{level} {{<<: [{', '.join([f'*m{level - 1}'] * 10)}]}}")
+    return "\n".join(lines)
+
+
+def long_text_bomb() -> str:
+    return f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 10_000)}]"
+
+
+def chain_of_aliases() -> str:
+    return "a0: &a0 [1]\n" + "\n".join(f"a{i}: &a{i} [*a{i - 1}]" for i in range(1, 2_000))
+
+
+SELF_REFERENCE = """
+main_config = {}
+main_config["env"] = main_config
+create_config = {}
+"""
+DEEP = """
+section = {}
+for _ in range(20_000):
+    section = {"a": section}
+main_config = section
+create_config = {}
+"""
+CONFIGS = {
+    "alias bomb.yaml": alias_bomb(),
+    "merge bomb.yaml": merge_bomb(),
+    "text bomb.yaml": long_text_bomb(),
+    "alias chain.yaml": chain_of_aliases(),
+    "self reference.yaml": "env: &e {x: *e}",
+    "self reference in a list.yaml": "env: &e [*e]",
+    "self reference.py": SELF_REFERENCE,
+    "deep list.yaml": "env: " + "[" * 20_000 + "]" * 20_000,
+    "deep map.yaml": "{a: " * 20_000 + "1" + "}" * 20_000,
+    "deep.json": '{"env": ' + "[" * 20_000 + "]" * 20_000 + "}",
+    "quite deep.json": '{"env": ' + "[" * 500 + "]" * 500 + "}",
+    "deep.py": DEEP,
+    "long number.yaml": f"seed: {'9' * 5_000}",
+    "long negative number.yaml": f"seed: -{'9' * 5_000}",
+    "long hexadecimal number.yaml": f"seed: 0x{'f' * 5_000}",
+    "long number.json": f'{{"seed": {"9" * 5_000}}}',
+    "long number.py": "main_config = {'seed': 10 ** 5_000}\ncreate_config = {}",
+    "number as key.yaml": "1: x",
+    "null as key.yaml": "env: {null: 1}",
+    "list as key.yaml": "? [a, b]\n: x",
+    "bytes as key.yaml": "? !!binary aGVsbG8=\n: x",
+    "number as key.py": "main_config = {1: 2}\ncreate_config = {2: 3}",
+    "long name.yaml": f"exp_name: {'n' * 300}\nenv: {{env_id: CartPole-v1}}\npolicy: {{type: dqn}}",
+    "control character.yaml": "env: \0",
+    "large file.yaml": "a: 1  # " + "x" * (1 << 20),
+}
+PROGRAM = """
+import sys
+from pathlib import Path
+from dingsdk.cli import main
+code = main(sys.argv[1:])
+status = Path("/proc/self/status").read_text()
+print(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "alias bomb.yaml",
+        "merge bomb.yaml",
+        "deep map.yaml",
+        "long number.json",
+        "self reference.py",
+    ],
+)
+def test_command_line_tells_a_bad_config_in_one_line_with_little_memory(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_text(CONFIGS[name])
+
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "train", name],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert name in done.stderr
+    assert int(done.stdout) < 200 << 10, "KiB"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_bad_config_is_a_config_error_of_one_line(tmp_path: Path, name: str) -> None:
+    from dingsdk.pipeline.train import compile_run
+
+    (tmp_path / name).write_text(CONFIGS[name])
+    started_at = time.process_time()
+
+    with pytest.raises(ConfigError) as caught:
+        compile_run(tmp_path / name)
+
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 1_000
+    # Bombs take hours; the factor of five is for a slow machine.
+    assert time.process_time() - started_at < 10
+
+
+def test_name_of_a_config_that_is_too_long_for_a_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no config file"):
+        load_config("n" * 300)
+
+
+@pytest.mark.parametrize("text", ["9" * 5_000, "[" * 20_000, "&a [*a]", "{1: 2}"])
+def test_bad_override_is_one_short_line(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        apply_set({}, f"env.x={text}")
+
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 1_000
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("write", "suffix"),
+    [(json.dumps, "json"), (lambda cfg: json.dumps(cfg).replace(",", ", "), "yaml")],
+    ids=["json", "yaml"],
+)
+def test_bounds_are_exact(tmp_path: Path, write: Callable[[Any], str], suffix: str) -> None:
+    largest = {"a": nested(MAX_DEPTH - 1), "b": 10**MAX_DIGITS - 1, "c": -(10**MAX_DIGITS) + 1}
+    path = tmp_path / f"cfg.{suffix}"
+    path.write_text(write(largest))
+    assert load_config(path) == largest
+
+    for beyond in ({"a": nested(MAX_DEPTH)}, {"b": 10**MAX_DIGITS}, {"c": -(10**MAX_DIGITS)}):
+        path.write_text(write(beyond))
+        with pytest.raises(ConfigError):
+            load_config(path)
+
+
+def test_as_many_values_as_are_allowed_pass() -> None:
+    check_bounds({"a": [0] * 99_998})
+    with pytest.raises(ConfigError, match="100,000 values"):
+        check_bounds({"a": [0] * 99_999})
+    check_bounds({"a": "x" * 9_999_700})
+    with pytest.raises(ConfigError):
+        check_bounds({"a": "x" * 9_999_900})
