@@ -115,7 +115,7 @@ class _Walk:
         fields = fields_of(section)
         full: dict[str, Any] = {}
         for name, field in fields.items():
-            where = join_key(path, name)
+            where = f"{path}.{name}" if path else name
             if name not in given and field.required and field.section is None:
                 text = documentation_of(section)[name]
                 raise ConfigError(f"{where} is missing: {text}", path=where)
@@ -129,7 +129,9 @@ class _Walk:
             elif name in given:
                 full[name] = _checked(given[name], field, where)
             else:
-                full[name] = copy_containers(field.default)
+                default = field.default
+                is_nest = isinstance(default, dict | list)
+                full[name] = copy_containers(default) if is_nest else default
         for key in given:
             if key in fields:
                 continue

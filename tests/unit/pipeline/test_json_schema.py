@@ -1,0 +1,90 @@
+"""The JSON Schema says the same of a config as compiling it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+
+from dingsdk.cli.root import root
+from dingsdk.config import apply_set, load_config, to_plain
+from dingsdk.errors import ConfigError
+from dingsdk.pipeline.compile import compile_config
+from dingsdk.pipeline.json_schema import config_schema
+
+
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    return config_schema()
+
+
+def is_valid(config: dict[str, Any], schema: dict[str, Any]) -> bool:
+    return jsonschema.Draft202012Validator(schema).is_valid(config)
+
+
+def test_schema_is_a_schema(schema: dict[str, Any]) -> None:
+    jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_example_and_its_compiled_form_are_valid(schema: dict[str, Any]) -> None:
+    user = load_config("cartpole-dqn")
+    compiled = to_plain(compile_config(user, mode="parallel"))
+
+    own = config_schema(compiled)
+
+    jsonschema.validate(user, schema)
+    for each in (schema, own):
+        jsonschema.validate(compiled, each)
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "policy.learn.batchsize=3",
+        "policy.learn.batch_size=0",
+        "policy.learn.batch_size=text",
+        "policy.other.eps.type=cosine",
+        "policy.other.replay_buffer.sampler.type=3",
+        "system.coordinator.lease_s=0",
+        "env.env_id=null",
+        "unknown=1",
+    ],
+)
+def test_what_compiling_refuses_is_invalid(schema: dict[str, Any], assignment: str) -> None:
+    config = apply_set(load_config("cartpole-dqn"), assignment)
+
+    with pytest.raises(ConfigError):
+        compile_config(config, mode="parallel")
+    assert not is_valid(config, schema)
+
+
+def test_type_of_a_part_decides_which_keys_it_has(schema: dict[str, Any]) -> None:
+    config = load_config("cartpole-dqn")
+    config["policy"]["other"]["replay_buffer"] = {"type": "advanced", "alpha": 0.5}
+
+    assert is_valid(config, schema)
+    config["policy"]["other"]["replay_buffer"]["type"] = "naive"
+    assert not is_valid(config, schema)
+
+
+def test_each_key_is_described(schema: dict[str, Any]) -> None:
+    learn = schema["properties"]["policy"]["properties"]["learn"]["properties"]
+
+    assert learn["learning_rate"] == {
+        "description": "Step size of Adam.",
+        "type": "number",
+        "exclusiveMinimum": 0,
+        "default": 0.001,
+    }
+
+
+def test_command_prints_the_schema_of_a_config() -> None:
+    printed = CliRunner().invoke(root, ["config", "schema", "cartpole-dqn"], obj={})
+
+    assert printed.exit_code == 0
+    transport = json.loads(printed.stdout)["properties"]["system"]["properties"]["transport"]
+    assert transport["properties"]["type"] == {"const": "in_memory"}
+    assert transport["properties"]["concurrency"]["enum"] == ["threads", "turns"]
