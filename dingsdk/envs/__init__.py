@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dingsdk.lazy import lazy_names
 
 if TYPE_CHECKING:
     from dingsdk.envs.base import Capabilities as Capabilities
@@ -16,31 +17,6 @@ if TYPE_CHECKING:
     from dingsdk.envs.make import make_env_fns as make_env_fns
     from dingsdk.envs.make import seed_envs as seed_envs
     from dingsdk.envs.vector import VectorEnvManager as VectorEnvManager
-
-# Resolved on access: gymnasium takes a good part of a second to import.
-_HOMES = {
-    "Capabilities": "base",
-    "EnvFn": "make",
-    "EnvManager": "base",
-    "InProcessEnvManager": "in_process",
-    "StepColumns": "base",
-    "Timestep": "base",
-    "VectorEnvManager": "vector",
-    "create_env_manager": "make",
-    "make_env_fns": "make",
-    "seed_envs": "make",
-}
-
-__all__ = sorted(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+else:
+    # gymnasium takes a good part of a second to import.
+    __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

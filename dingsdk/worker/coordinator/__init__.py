@@ -1,16 +1,18 @@
 """The coordinator: tasks to workers, leases, and the metadata of all experience."""
 
-from dingsdk.worker.coordinator.coordinator import Coordinator, CoordinatorStatus
-from dingsdk.worker.coordinator.role import Role, TaskControl, create_role, create_roles
-from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Coordinator",
-    "CoordinatorStatus",
-    "Role",
-    "TaskControl",
-    "TaskPhase",
-    "TaskState",
-    "create_role",
-    "create_roles",
-]
+from dingsdk.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from dingsdk.worker.coordinator.coordinator import Coordinator as Coordinator
+    from dingsdk.worker.coordinator.coordinator import CoordinatorStatus as CoordinatorStatus
+    from dingsdk.worker.coordinator.role import Role as Role
+    from dingsdk.worker.coordinator.role import TaskControl as TaskControl
+    from dingsdk.worker.coordinator.role import create_role as create_role
+    from dingsdk.worker.coordinator.role import create_roles as create_roles
+    from dingsdk.worker.coordinator.tasks import TaskPhase as TaskPhase
+    from dingsdk.worker.coordinator.tasks import TaskState as TaskState
+else:
+    # Configs are checked by the sections of this package, without importing torch.
+    __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
