@@ -1,4 +1,4 @@
-"""The in_memory transport keeps its contract, as threads and as turns."""
+"""The in_memory transport keeps its contract, as threads and as greenlets."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ class TestThreads(TransportContract):
 
 class TestTurns(TransportContract):
     def make_transport(self, run_dir: Path) -> InMemoryTransport:
-        return InMemoryTransport({"concurrency": "turns", "check_wire": True}, run_dir)
+        return InMemoryTransport({"concurrency": "greenlets", "check_wire": True}, run_dir)

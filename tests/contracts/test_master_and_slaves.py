@@ -25,7 +25,9 @@ from dingsdk.errors import (
 from dingsdk.worker.comm import Master, Slave, TaskAnswer, TaskStatus, Transport, WorkerInfo
 
 MAKE: Mapping[str, Callable[[Path], Transport]] = {
-    "turns": lambda path: InMemoryTransport({"concurrency": "turns", "check_wire": True}, path),
+    "greenlets": lambda path: InMemoryTransport(
+        {"concurrency": "greenlets", "check_wire": True}, path
+    ),
     "threads": lambda path: InMemoryTransport({"concurrency": "threads", "check_wire": True}, path),
     "flask_fs": lambda path: FlaskFSTransport({"threads": 8}, path),
 }

@@ -24,7 +24,7 @@ class JobCluster:
 
     Args:
         tmp_path: Folder of the run.
-        concurrency: How the jobs of in_memory take turns; None: over flask_fs.
+        concurrency: How the jobs of in_memory run; None: over flask_fs.
         *sets: Further settings.
         coordinator_cls: Of the coordinator.
     """

@@ -23,14 +23,14 @@ from . import short_runs
 QUICK = (*short_runs.QUICK, "system.transport.check_wire=true")
 
 
-def run(tmp_path: Path, *sets: str, concurrency: str = "turns", **kwargs: Any) -> RunResult:
+def run(tmp_path: Path, *sets: str, concurrency: str = "greenlets", **kwargs: Any) -> RunResult:
     sets = (*QUICK, f"system.transport.concurrency={concurrency}", *sets)
     cfg = compile_run("cartpole-dqn", mode="parallel", transport="in_memory", sets=sets, seed=3)
     context = RunContext(cfg=cfg, run_dir=tmp_path, **kwargs)
     return parallel_pipeline(context)
 
 
-@pytest.mark.parametrize("concurrency", ["turns", "threads"])
+@pytest.mark.parametrize("concurrency", ["greenlets", "threads"])
 def test_run_trains_evaluates_and_leaves_both_checkpoints(tmp_path: Path, concurrency: str) -> None:
     result = run(tmp_path, concurrency=concurrency)
 
@@ -142,7 +142,7 @@ def broken_env() -> Any:
     del gymnasium.registry["Broken-v0"]
 
 
-@pytest.mark.parametrize("concurrency", ["turns", "threads"])
+@pytest.mark.parametrize("concurrency", ["greenlets", "threads"])
 def test_env_that_keeps_raising_ends_the_run_with_its_traceback(
     tmp_path: Path, broken_env: str, concurrency: str
 ) -> None:

@@ -87,7 +87,7 @@ def audits(run_dir: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-@pytest.mark.parametrize("concurrency", ["turns", "threads"])
+@pytest.mark.parametrize("concurrency", ["greenlets", "threads"])
 def test_role_of_a_plugin_works_in_a_parallel_run(tmp_path: Path, concurrency: str) -> None:
     sets = (
         *QUICK,

@@ -25,12 +25,12 @@ from dingsdk.worker.comm import (
     Transport,
     WorkerInfo,
 )
+from dingsdk_in_memory.greenlets import GreenletScheduler
 from dingsdk_in_memory.stores import MemoryDataStore, MemoryPolicyStore
-from dingsdk_in_memory.turns import TurnScheduler
 
 ADDRESS = "memory"
 
-_SCHEDULERS = {"turns": TurnScheduler, "threads": ThreadScheduler}
+_SCHEDULERS = {"greenlets": GreenletScheduler, "threads": ThreadScheduler}
 
 
 class InMemoryTransport(Transport):
@@ -40,12 +40,12 @@ class InMemoryTransport(Transport):
         """Section ``system.transport``.
 
         Attributes:
-            concurrency: How workers share the process: ``turns`` of one thread, or ``threads``.
+            concurrency: How workers share the process: ``greenlets`` of one thread, or ``threads``.
             check_wire: Whether every message is encoded and decoded as for other transports.
         """
 
         type: str = "in_memory"
-        concurrency: Literal["turns", "threads"] = "turns"
+        concurrency: Literal["greenlets", "threads"] = "greenlets"
         check_wire: bool = False
 
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:

@@ -1,4 +1,4 @@
-"""Fixtures: a transport and its scheduler, closed afterwards, in both ways of taking turns."""
+"""Fixtures: a transport and its scheduler, closed afterwards, in both kinds of concurrency."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from dingsdk_in_memory.transport import InMemoryTransport
 
-CONCURRENCY = ("turns", "threads")
+CONCURRENCY = ("greenlets", "threads")
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""What is refused, and how payloads and policies cross, in turns and in threads."""
+"""What is refused, and how payloads and policies cross, in greenlets and in threads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_foreign_address_is_refused(transport: InMemoryTransport) -> None:
 
 
 def test_unknown_concurrency_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"turns, threads"):
+    with pytest.raises(ConfigError, match=r"greenlets, threads"):
         InMemoryTransport({"concurrency": "fibers"}, tmp_path)
 
 

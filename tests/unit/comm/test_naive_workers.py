@@ -52,7 +52,7 @@ class Cluster:
             pause.wait(0.005)
 
 
-@pytest.fixture(params=["turns", "threads"])
+@pytest.fixture(params=["greenlets", "threads"])
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
     made = Cluster(tmp_path, request.param)
     yield made

@@ -8,19 +8,19 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from dingsdk_in_memory.turns import TurnScheduler
+from dingsdk_in_memory.greenlets import GreenletScheduler
 
 from dingsdk.errors import ClosedError
 
 
 @pytest.fixture
-def scheduler() -> Iterator[TurnScheduler]:
-    made = TurnScheduler()
+def scheduler() -> Iterator[GreenletScheduler]:
+    made = GreenletScheduler()
     yield made
     made.close()
 
 
-def test_jobs_that_yield_alternate_on_one_thread(scheduler: TurnScheduler) -> None:
+def test_jobs_that_yield_alternate_on_one_thread(scheduler: GreenletScheduler) -> None:
     seen: list[str] = []
     threads: set[int] = set()
     may_start = scheduler.condition()
@@ -45,7 +45,7 @@ def test_jobs_that_yield_alternate_on_one_thread(scheduler: TurnScheduler) -> No
     assert threading.get_ident() not in threads
 
 
-def test_wait_ends_when_another_job_notifies(scheduler: TurnScheduler) -> None:
+def test_wait_ends_when_another_job_notifies(scheduler: GreenletScheduler) -> None:
     condition = scheduler.condition()
     items: list[int] = []
     got: list[bool] = []
@@ -65,7 +65,7 @@ def test_wait_ends_when_another_job_notifies(scheduler: TurnScheduler) -> None:
     assert got == [True]
 
 
-def test_wait_without_notice_ends_at_its_deadline(scheduler: TurnScheduler) -> None:
+def test_wait_without_notice_ends_at_its_deadline(scheduler: GreenletScheduler) -> None:
     condition = scheduler.condition()
     took: list[float] = []
 
@@ -79,7 +79,7 @@ def test_wait_without_notice_ends_at_its_deadline(scheduler: TurnScheduler) -> N
     assert took[0] >= 0.1
 
 
-def test_notice_from_another_thread_wakes_a_job(scheduler: TurnScheduler) -> None:
+def test_notice_from_another_thread_wakes_a_job(scheduler: GreenletScheduler) -> None:
     condition = scheduler.condition()
     flags: list[int] = []
     got: list[bool] = []
@@ -97,7 +97,7 @@ def test_notice_from_another_thread_wakes_a_job(scheduler: TurnScheduler) -> Non
     assert got == [True]
 
 
-def test_thread_outside_waits_for_a_job(scheduler: TurnScheduler) -> None:
+def test_thread_outside_waits_for_a_job(scheduler: GreenletScheduler) -> None:
     condition = scheduler.condition()
     done: list[int] = []
 
@@ -111,7 +111,7 @@ def test_thread_outside_waits_for_a_job(scheduler: TurnScheduler) -> None:
         assert condition.wait_for(lambda: bool(done), 5.0)
 
 
-def test_error_of_a_job_is_kept_and_others_go_on(scheduler: TurnScheduler) -> None:
+def test_error_of_a_job_is_kept_and_others_go_on(scheduler: GreenletScheduler) -> None:
     def fails() -> None:
         raise RuntimeError("on purpose")
 
@@ -128,7 +128,7 @@ def test_error_of_a_job_is_kept_and_others_go_on(scheduler: TurnScheduler) -> No
 
 
 def test_close_names_waiting_jobs_and_wakes_them_with_closed_error() -> None:
-    scheduler = TurnScheduler()
+    scheduler = GreenletScheduler()
     condition = scheduler.condition()
 
     def job() -> None:
@@ -146,7 +146,7 @@ def test_close_names_waiting_jobs_and_wakes_them_with_closed_error() -> None:
         scheduler.spawn(job, "late")
 
 
-def test_stalled_job_is_named_with_the_place_it_hangs_at(scheduler: TurnScheduler) -> None:
+def test_stalled_job_is_named_with_the_place_it_hangs_at(scheduler: GreenletScheduler) -> None:
     hang = threading.Event()
     job = scheduler.spawn(lambda: hang.wait(10.0) and None, "hangs")
     deadline = time.monotonic() + 5.0

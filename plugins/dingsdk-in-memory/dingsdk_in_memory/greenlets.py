@@ -1,4 +1,4 @@
-"""Jobs as turns of one thread.
+"""Jobs as greenlets of one thread.
 
 Two threads that are both busy with Python hand the interpreter over about every 5 ms, and
 lose it at every call that releases it, such as a small torch operation. Greenlets on one
@@ -27,13 +27,13 @@ IDLE_S = 0.05
 """Longest sleep while all jobs wait; other threads that notify end it earlier."""
 
 
-class TurnCondition:
-    """A condition for jobs of one TurnScheduler and, for joining in from outside, any thread.
+class GreenletCondition:
+    """A condition for the jobs of one GreenletScheduler and for any thread beside them.
 
     A parked job is looked at again only after ``notify_all``, as with a real condition.
     """
 
-    def __init__(self, scheduler: TurnScheduler) -> None:
+    def __init__(self, scheduler: GreenletScheduler) -> None:
         self._condition = threading.Condition(threading.Lock())
         self._scheduler = scheduler
         self.version = 0
@@ -65,14 +65,14 @@ class TurnCondition:
         self._scheduler.wake()
 
 
-class TurnJob(Job):
-    def __init__(self, function: Callable[[], None], name: str, ended: TurnCondition) -> None:
+class GreenletJob(Job):
+    def __init__(self, function: Callable[[], None], name: str, ended: GreenletCondition) -> None:
         self.name = name
         self._function = function
         self._ended = ended
         self._done = False
         self.greenlet: greenlet | None = None
-        self.condition: TurnCondition | None = None
+        self.condition: GreenletCondition | None = None
         self.seen = 0
         self.deadline = 0.0
 
@@ -99,39 +99,39 @@ class TurnJob(Job):
             return self._ended.wait_for(lambda: self._done, timeout_s)
 
 
-class TurnScheduler(Scheduler):
+class GreenletScheduler(Scheduler):
     """Runs every job on one thread of its own, which starts with the first job."""
 
     is_cooperative = True
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._new: deque[TurnJob] = deque()
-        self._jobs: list[TurnJob] = []
+        self._new: deque[GreenletJob] = deque()
+        self._jobs: list[GreenletJob] = []
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._thread_id = -1
         self._hub: greenlet | None = None
-        self._current: TurnJob | None = None
+        self._current: GreenletJob | None = None
         self._switched_at = 0.0
         self._is_aborted = False
-        self._ended = TurnCondition(self)
+        self._ended = GreenletCondition(self)
 
     # For callers -------------------------------------------------------------------------------
     def spawn(self, function: Callable[[], None], name: str) -> Job:
-        job = TurnJob(function, name, self._ended)
+        job = GreenletJob(function, name, self._ended)
         with self._lock:
             if self._is_aborted:
                 raise ClosedError("the scheduler is closed", what="scheduler")
             self._new.append(job)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._loop, name="turns", daemon=True)
+                self._thread = threading.Thread(target=self._loop, name="greenlets", daemon=True)
                 self._thread.start()
         self.wake()
         return job
 
     def condition(self) -> Condition:
-        return TurnCondition(self)
+        return GreenletCondition(self)
 
     def yield_turn(self) -> None:
         if self.is_here and self._hub is not None:
@@ -164,8 +164,8 @@ class TurnScheduler(Scheduler):
         """Whether the caller is a job of this scheduler."""
         return threading.get_ident() == self._thread_id
 
-    def park(self, condition: TurnCondition, seen: int, deadline: float) -> None:
-        """Give the turn away until the condition is notified or the deadline is over."""
+    def park(self, condition: GreenletCondition, seen: int, deadline: float) -> None:
+        """Let others run until the condition is notified or the deadline is over."""
         job, hub = self._current, self._hub
         assert job is not None  # only jobs run on this thread
         assert hub is not None
@@ -190,13 +190,13 @@ class TurnScheduler(Scheduler):
                 self._jobs[-1].adopt()
             if self._is_aborted:
                 break
-            if not self._turn():
+            if not self._run_ready():
                 self._sleep()
         for job in list(self._jobs):
             self._switch(job, ClosedError(f"{job.name} was still waiting at the close"))
 
-    def _turn(self) -> bool:
-        """Give each job that can go on one turn; return whether any could."""
+    def _run_ready(self) -> bool:
+        """Run each job that can go on until it waits; return whether any could."""
         moved = False
         now = time.monotonic()
         for job in tuple(self._jobs):
@@ -206,8 +206,8 @@ class TurnScheduler(Scheduler):
                 moved = True
         return moved
 
-    def _switch(self, job: TurnJob, error: ClosedError | None = None) -> None:
-        assert job.greenlet is not None  # adopted before its first turn
+    def _switch(self, job: GreenletJob, error: ClosedError | None = None) -> None:
+        assert job.greenlet is not None  # adopted before it runs
         self._current, self._switched_at = job, time.monotonic()
         try:
             if error is None:
