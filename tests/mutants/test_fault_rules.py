@@ -11,11 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import dingsdk_flask_fs.switchboard
+import dingsdk_flask_fs.request_handler
 import pytest
-from dingsdk_flask_fs.mailbox import Mailbox
+from dingsdk_flask_fs.request_handler import Mailbox, RequestHandler
 from dingsdk_flask_fs.slave_end import HttpSlaveEnd
-from dingsdk_flask_fs.switchboard import Switchboard
 from dingsdk_flask_fs.transport import FlaskFSTransport
 
 from dingsdk.errors import WorkerLostError
@@ -32,13 +31,13 @@ def joins_again_at_every_try(patch: pytest.MonkeyPatch) -> None:
         def get(self, key: Any, default: Any = None) -> Any:
             return None
 
-    made = Switchboard.__init__
+    made = RequestHandler.__init__
 
-    def forget(self: Switchboard, *args: Any, **kwargs: Any) -> None:
+    def forget(self: RequestHandler, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
         self._joins = Forgetful()
 
-    patch.setattr(Switchboard, "__init__", forget)
+    patch.setattr(RequestHandler, "__init__", forget)
 
 
 def sends_each_task_one_time(patch: pytest.MonkeyPatch) -> None:
@@ -48,7 +47,7 @@ def sends_each_task_one_time(patch: pytest.MonkeyPatch) -> None:
             self._tasks.clear()
             return found
 
-    patch.setattr(dingsdk_flask_fs.switchboard, "Mailbox", Lossy)
+    patch.setattr(dingsdk_flask_fs.request_handler, "Mailbox", Lossy)
 
 
 def reports_repeated_answers(patch: pytest.MonkeyPatch) -> None:
@@ -60,7 +59,7 @@ def reports_repeated_answers(patch: pytest.MonkeyPatch) -> None:
                 self.answered = max(self.answered, number)
                 report(answer)
 
-    patch.setattr(dingsdk_flask_fs.switchboard, "Mailbox", Believing)
+    patch.setattr(dingsdk_flask_fs.request_handler, "Mailbox", Believing)
 
 
 def silence_s(end: HttpSlaveEnd, since: float | None) -> float:

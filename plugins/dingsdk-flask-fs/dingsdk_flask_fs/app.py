@@ -13,8 +13,8 @@ from werkzeug.exceptions import HTTPException
 from dingsdk.errors import ClosedError, DingError, ProtocolError, StaleEpochError
 from dingsdk_flask_fs.auth import MAC_HEADER, Verifier
 from dingsdk_flask_fs.guard import HEALTH, Guard, Refusal
-from dingsdk_flask_fs.messages import KINDS, decode_request
-from dingsdk_flask_fs.switchboard import Switchboard
+from dingsdk_flask_fs.messages import BODIES, decode_request
+from dingsdk_flask_fs.request_handler import RequestHandler
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _NONCE = "dingsdk.nonce"
 
 
 def create_app(
-    switchboard: Switchboard, guard: Guard, verifier: Verifier, max_bytes: int
+    handler: RequestHandler, guard: Guard, verifier: Verifier, max_bytes: int
 ) -> flask.Flask:
     """Return the WSGI application of a master.
 
@@ -40,7 +40,7 @@ def create_app(
         # The kind is the route's own name, so that no request can name another.
         kind = str(flask.request.endpoint)
         body = flask.request.environ["dingsdk.body"]
-        return _response(200, switchboard.handle(decode_request(body, kind, max_bytes)))
+        return _response(200, handler.handle(decode_request(body, kind, max_bytes)))
 
     def sign(response: flask.Response) -> flask.Response:
         nonce = flask.request.environ.get(_NONCE)
@@ -55,7 +55,7 @@ def create_app(
     app.register_error_handler(DingError, _failed)
     app.register_error_handler(HTTPException, _not_found)
     app.register_error_handler(Exception, _broken)
-    for kind in KINDS:
+    for kind in BODIES:
         app.add_url_rule(
             f"/v1/{kind}", kind, serve, methods=["POST"], provide_automatic_options=False
         )

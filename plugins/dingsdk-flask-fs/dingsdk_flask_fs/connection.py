@@ -35,8 +35,8 @@ class ForeignAnswerError(LinkError):
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """A genuine answer of the master."""
+class Answer:
+    """An answer of the master, whose signature was checked."""
 
     status: int
     body: bytes
@@ -59,7 +59,7 @@ class Connection:
         self._link: _Link | None = None
         self._is_closed = False
 
-    def post(self, target: str, body: bytes, signer: Signer, deadline: float) -> Reply:
+    def post(self, target: str, body: bytes, signer: Signer, deadline: float) -> Answer:
         """Send a request, return its answer.
 
         Args:
@@ -90,7 +90,7 @@ class Connection:
             if not signer.is_answer(headers.get(MAC_HEADER, ""), nonce, status, answer):
                 self._hang_up()
                 raise _foreign(status, headers)
-            return Reply(status, answer)
+            return Answer(status, answer)
         finally:
             self._lock.release()
 

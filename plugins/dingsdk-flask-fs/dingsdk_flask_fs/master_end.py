@@ -1,4 +1,4 @@
-"""The coordinator's end: a switchboard, and the server that workers dial."""
+"""The coordinator's end: a request handler, and the server that workers dial."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from dingsdk.errors import ClosedError, InsecureBindError
 from dingsdk.worker.comm import MasterEnd, MasterListener, TaskMessage
 from dingsdk_flask_fs.app import create_app
 from dingsdk_flask_fs.auth import Verifier
-from dingsdk_flask_fs.guard import Guard
+from dingsdk_flask_fs.guard import Guard, Throttle
+from dingsdk_flask_fs.request_handler import RequestHandler
 from dingsdk_flask_fs.run_state import begin_epoch
 from dingsdk_flask_fs.secret import FILE_VARIABLE, VARIABLE, Secret, create_secret
 from dingsdk_flask_fs.server import HttpServer
-from dingsdk_flask_fs.switchboard import Switchboard
-from dingsdk_flask_fs.throttle import Throttle
 
 if TYPE_CHECKING:
     from dingsdk_flask_fs.transport import FlaskFSTransport
@@ -44,7 +43,7 @@ class HttpMasterEnd(MasterEnd):
         self._cfg = cfg
         self._folder = folder
         self._lock = threading.Lock()
-        self._switchboard: Switchboard | None = None
+        self._handler: RequestHandler | None = None
         self._server: HttpServer | None = None
         self._is_closed = False
 
@@ -74,7 +73,7 @@ class HttpMasterEnd(MasterEnd):
             try:
                 run, epoch = begin_epoch(self._folder)
                 free = max(MIN_FREE_THREADS, threads // 4)
-                switchboard = Switchboard(
+                handler = RequestHandler(
                     run,
                     epoch,
                     max_bytes=max_bytes,
@@ -89,12 +88,12 @@ class HttpMasterEnd(MasterEnd):
                     any_address=_is_wildcard(host),
                     max_bytes=max_bytes,
                 )
-                switchboard.open(listener)
-                server.start(create_app(switchboard, guard, verifier, max_bytes))
+                handler.open(listener)
+                server.start(create_app(handler, guard, verifier, max_bytes))
             except BaseException:
                 server.close()
                 raise
-            self._switchboard, self._server = switchboard, server
+            self._handler, self._server = handler, server
         name = socket.gethostname() if _is_wildcard(host) else host
         return f"http://[{name}]:{server.port}" if ":" in name else f"http://{name}:{server.port}"
 
@@ -113,20 +112,20 @@ class HttpMasterEnd(MasterEnd):
             if self._is_closed:
                 return
             self._is_closed = True
-            switchboard, server = self._switchboard, self._server
+            handler, server = self._handler, self._server
         deadline = time.monotonic() + timeout_s
-        if switchboard is not None:
+        if handler is not None:
             # Whoever is not told has to take the silence for a master that may come back.
-            switchboard.close()
-            switchboard.wait_told(min(TELL_S, timeout_s / 2))
+            handler.close()
+            handler.wait_told(min(TELL_S, timeout_s / 2))
         timeout_s = max(0.1, deadline - time.monotonic())
         if server is not None and not server.close(timeout_s):
             _log.warning("the http server did not end within %.1f s", timeout_s)
 
-    def _opened(self) -> Switchboard:
-        if self._switchboard is None:
+    def _opened(self) -> RequestHandler:
+        if self._handler is None:
             raise ClosedError("the master end is not open", what="master end")
-        return self._switchboard
+        return self._handler
 
 
 def _check_reach(host: str, secret: Secret) -> None:

@@ -1,4 +1,4 @@
-"""What travels: the envelope of requests, and tasks and answers inside of it.
+"""What travels: the envelope of requests, and the tasks and answers in it.
 
 An envelope is ``{v, run, epoch, worker, inc, seq, idem, type, body}``. Unknown fields are
 ignored, so that a later version may add some; another ``v`` is refused with the versions
@@ -11,37 +11,116 @@ sent again, because its reply was lost, has the effect of one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from dingsdk.data import check_id, decode_message, encode_message
+import msgspec
+from msgspec import Meta
+
+from dingsdk.data import decode_message, encode_message
 from dingsdk.errors import ProtocolError
 from dingsdk.worker.comm import TaskAnswer, TaskMessage
 
 VERSION = 1
-KINDS = ("join", "turn", "answer", "renew", "leave")
 MAX_WAIT_S = 20.0
-"""Longest wait for a task that one request may ask for."""
+"""Longest wait for a task that one request may ask for; a longer one is cut."""
 MAX_WANT = 1024
 OVERHEAD_BYTES = 4096
 """More than an envelope and one item's own fields ever take."""
 
 _T = TypeVar("_T")
+Id = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
+Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A request, checked but for its body. ``epoch`` and ``inc`` are 0 before a join."""
+class Task(msgspec.Struct, frozen=True):
+    """A numbered task."""
 
-    run: str
-    epoch: int
-    worker: str
-    inc: int
-    seq: int
-    idem: str
-    type: str
-    body: Mapping[str, Any]
+    n: Number
+    task_id: Id
+    data: dict[str, Any]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A numbered answer."""
+
+    n: Number
+    task_id: Id
+    completed: bool
+    result: dict[str, Any]
+    message: str
+    traceback: str
+
+
+class Body(msgspec.Struct, frozen=True):
+    """Body of the requests ``answer`` and ``leave``, and what is in most others."""
+
+    answers: list[Answer]
+
+
+class Join(msgspec.Struct, frozen=True):
+    """Body of ``join``."""
+
+    role: Id
+    resource: dict[str, Any]
+
+
+class Turn(Body, frozen=True):
+    """Body of ``turn``: confirms tasks and asks for more."""
+
+    ack: Number
+    want: Annotated[int, Meta(ge=1, le=MAX_WANT)]
+    wait_s: Annotated[float, Meta(ge=0)]
+
+
+class Renew(Body, frozen=True):
+    """Body of ``renew``."""
+
+    progress: Number
+
+
+BODIES: dict[str, type[Join | Body]] = {
+    "join": Join,
+    "turn": Turn,
+    "answer": Body,
+    "renew": Renew,
+    "leave": Body,
+}
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A request. ``run`` is empty, ``epoch`` and ``inc`` are 0 before a join."""
+
+    run: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{0,64}\Z")]
+    epoch: Number
+    worker: Id
+    inc: Number
+    seq: Number
+    idem: Id
+    type: Id
+    body: Any
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """Content of the reply to ``join``."""
+
+    inc: Number
+    lease_ms: Number | None = None
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """Content of the reply to any other request."""
+
+    answered: Number
+    tasks: list[Task] = []
+
+
+class Stale(msgspec.Struct, frozen=True):
+    """Content of the reply to a request of another run, epoch or incarnation."""
+
+    run: Id
+    epoch: Number
+    message: str = ""
+    replaced: bool = False
 
 
 def encode_request(request: Request, body: bytes) -> bytes:
@@ -58,36 +137,36 @@ def encode_request(request: Request, body: bytes) -> bytes:
 
 
 def decode_request(data: bytes, kind: str, max_bytes: int) -> Request:
-    """Return the request that the bytes encode.
+    """Return the request that the bytes encode, its body as the type in ``BODIES``.
 
     Raises:
         ProtocolError: they are none of this kind; ``supported`` when only ``v`` is wrong.
     """
     fields = decode_message(data, max_bytes)
-    if not isinstance(fields, dict):
-        raise ProtocolError("a request is an object", where="$")
-    if whole(fields, "v") != VERSION:
+    version = fields.get("v") if isinstance(fields, dict) else None
+    if type(version) is int and version != VERSION:
         raise ProtocolError(
-            f"version {fields['v']} is not spoken here; supported: [{VERSION}]",
+            f"version {version} is not spoken here; supported: [{VERSION}]",
             where="$.v",
             supported=[VERSION],
         )
-    request = Request(
-        run=text(fields, "run") and identifier(fields, "run"),
-        epoch=whole(fields, "epoch"),
-        worker=identifier(fields, "worker"),
-        inc=whole(fields, "inc"),
-        seq=whole(fields, "seq"),
-        idem=identifier(fields, "idem"),
-        type=identifier(fields, "type"),
-        body=field(fields, "body", dict),
-    )
+    request = convert({} if version is None else fields, Request)
     if request.type != kind:
         raise ProtocolError(f"a {request.type} request on the {kind} route", where="$.type")
-    return request
+    return msgspec.structs.replace(request, body=convert(request.body, BODIES[kind]))
 
 
-# Tasks and answers ---------------------------------------------------------------------------
+def convert(fields: Any, kind: type[_T]) -> _T:
+    """Return decoded JSON as one of the types above.
+
+    Raises:
+        ProtocolError: something is missing, of another type or out of range.
+    """
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        text, _, where = str(error).partition(" - at `")
+        raise ProtocolError(text, where=where.rstrip("`") or "$") from error
 
 
 def encode_item(number: int, item: TaskMessage | TaskAnswer, max_bytes: int) -> bytes:
@@ -96,17 +175,8 @@ def encode_item(number: int, item: TaskMessage | TaskAnswer, max_bytes: int) -> 
     Raises:
         ProtocolError: it is no plain data, or larger than a message may be.
     """
-    if isinstance(item, TaskMessage):
-        fields: dict[str, Any] = {"n": number, "task_id": item.task_id, "data": item.data}
-    else:
-        fields = {
-            "n": number,
-            "task_id": item.task_id,
-            "completed": item.completed,
-            "result": item.result,
-            "message": item.message,
-            "traceback": item.traceback,
-        }
+    names = Task.__struct_fields__ if isinstance(item, TaskMessage) else Answer.__struct_fields__
+    fields = {"n": number, **{name: getattr(item, name) for name in names[1:]}}
     # It travels inside of three containers; encoded so, its depth is checked as a whole.
     encoded = encode_message([[[fields]]])[3:-3]
     if len(encoded) > max_bytes - OVERHEAD_BYTES:
@@ -120,68 +190,16 @@ def encode_item(number: int, item: TaskMessage | TaskAnswer, max_bytes: int) -> 
     return encoded
 
 
-def decode_task(fields: Any) -> tuple[int, TaskMessage]:
-    """Return the number and the task. Raises ProtocolError."""
-    if not isinstance(fields, dict):
-        raise ProtocolError("a task is an object", where="$.tasks[]")
-    task = TaskMessage(identifier(fields, "task_id"), field(fields, "data", dict))
-    return whole(fields, "n"), task
-
-
-def decode_answers(body: Mapping[str, Any]) -> list[tuple[int, TaskAnswer]]:
-    """Return the numbered answers of a body, in the order of their numbers.
+def numbered_answers(body: Body) -> list[tuple[int, TaskAnswer]]:
+    """Return the answers of a body with their numbers.
 
     Raises:
-        ProtocolError: they are malformed or their numbers have gaps.
+        ProtocolError: the numbers have gaps.
     """
     answers: list[tuple[int, TaskAnswer]] = []
-    for fields in field(body, "answers", list):
-        if not isinstance(fields, dict):
-            raise ProtocolError("an answer is an object", where="$.body.answers[]")
-        number = whole(fields, "n")
-        if answers and number != answers[-1][0] + 1:
+    for each in body.answers:
+        if answers and each.n != answers[-1][0] + 1:
             raise ProtocolError("answers are numbered in order", where="$.body.answers[].n")
-        answer = TaskAnswer(
-            identifier(fields, "task_id"),
-            field(fields, "completed", bool),
-            field(fields, "result", dict),
-            text(fields, "message"),
-            text(fields, "traceback"),
-        )
-        answers.append((number, answer))
+        answer = TaskAnswer(each.task_id, each.completed, each.result, each.message, each.traceback)
+        answers.append((each.n, answer))
     return answers
-
-
-# Fields ------------------------------------------------------------------------------------------
-
-
-def field(fields: Mapping[str, Any], key: str, kind: type[_T]) -> _T:
-    """Return ``fields[key]`` if it is of exactly this type. Raises ProtocolError."""
-    value = fields.get(key)
-    if type(value) is not kind:
-        found = "nothing" if key not in fields else type(value).__name__
-        raise ProtocolError(f"{key} must be {kind.__name__}, found {found}", where=f"$..{key}")
-    return value
-
-
-def whole(fields: Mapping[str, Any], key: str) -> int:
-    value = field(fields, key, int)
-    if not 0 <= value < 2**63:
-        raise ProtocolError(f"{key} must be in [0, 2**63)", where=f"$..{key}")
-    return value
-
-
-def text(fields: Mapping[str, Any], key: str) -> str:
-    return field(fields, key, str)
-
-
-def seconds(fields: Mapping[str, Any], key: str) -> float:
-    """Return a wait in [0, MAX_WAIT_S]; a longer one is cut. Raises ProtocolError."""
-    value = fields.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-        raise ProtocolError(f"{key} must be seconds >= 0", where=f"$..{key}")
-    return min(float(value), MAX_WAIT_S)
-
-
-def identifier(fields: Mapping[str, Any], key: str) -> str:
-    return check_id(text(fields, key), key)

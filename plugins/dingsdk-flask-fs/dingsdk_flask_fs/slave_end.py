@@ -11,28 +11,29 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from dingsdk.data import check_id, encode_message
+from dingsdk.data import check_id, decode_message, encode_message
 from dingsdk.errors import (
     AuthError,
     ClosedError,
     DingError,
+    ProtocolError,
     StaleEpochError,
     WorkerLostError,
 )
 from dingsdk.worker.comm import SlaveEnd, TaskAnswer, TaskMessage, WorkerInfo
 from dingsdk_flask_fs.auth import Signer
-from dingsdk_flask_fs.connection import Connection, ForeignAnswerError, LinkError
+from dingsdk_flask_fs.connection import Answer, Connection, ForeignAnswerError, LinkError
 from dingsdk_flask_fs.messages import (
     MAX_WAIT_S,
     OVERHEAD_BYTES,
+    Joined,
+    Reply,
     Request,
-    decode_task,
+    Stale,
+    convert,
     encode_item,
     encode_request,
-    field,
-    whole,
 )
-from dingsdk_flask_fs.replies import open_reply
 from dingsdk_flask_fs.secret import Secret
 
 PREFETCH = 64
@@ -122,7 +123,7 @@ class HttpSlaveEnd(SlaveEnd):
             request = Request(run, epoch, info.worker_id, 0, 0, idem, "join", {})
             try:
                 if self._renew_signer():
-                    answer = self._ask_once(self._reports, request, body, deadline)
+                    joined = convert(self._ask_once(self._reports, request, body, deadline), Joined)
                     break
             except StaleEpochError as error:
                 if error.facts.get("run"):
@@ -146,8 +147,8 @@ class HttpSlaveEnd(SlaveEnd):
             tries += 1
         with self._condition:
             self._worker_id, self._run, self._epoch = info.worker_id, run, epoch
-            self._inc = whole(answer, "inc")
-            self.lease_s = whole(answer, "lease_ms") / 1000 if "lease_ms" in answer else None
+            self._inc = joined.inc
+            self.lease_s = None if joined.lease_ms is None else joined.lease_ms / 1000
             self._gone = None
             self._tasks.clear()
             self._answers.clear()
@@ -244,15 +245,14 @@ class HttpSlaveEnd(SlaveEnd):
             reply = self._ask(self._asks, "turn", body, inc, deadline)
         finally:
             self._is_asking = False
-        tasks = [decode_task(each) for each in field(reply, "tasks", list)]
         with self._condition:
             if self._inc != inc:
                 return
             self._confirm(reply)
-            for number, task in tasks:
-                if number > self._last_task:
-                    self._last_task = number
-                    self._tasks.append(task)
+            for task in reply.tasks:
+                if task.n > self._last_task:
+                    self._last_task = task.n
+                    self._tasks.append(TaskMessage(task.task_id, task.data))
 
     def _report(self, kind: str, fields: str, inc: int) -> None:
         """Send what is unconfirmed, trying until the master counts as lost."""
@@ -309,14 +309,12 @@ class HttpSlaveEnd(SlaveEnd):
             return  # it is over either way: the lease ends by itself
 
     # One request ---------------------------------------------------------------------------
-    def _ask(
-        self, link: Connection, kind: str, body: bytes, inc: int, deadline: float
-    ) -> dict[str, Any]:
+    def _ask(self, link: Connection, kind: str, body: bytes, inc: int, deadline: float) -> Reply:
         started = time.monotonic()
         with self._condition:
             request = self._request(kind, inc)
         try:
-            answer = self._ask_once(link, request, body, deadline)
+            reply = convert(self._ask_once(link, request, body, deadline), Reply)
         except LinkError:
             if self._silent_since is None:
                 self._silent_since = started
@@ -325,7 +323,7 @@ class HttpSlaveEnd(SlaveEnd):
             self._note(error, inc)
             raise
         self._silent_since, self._heard_at = None, time.monotonic()
-        return answer
+        return reply
 
     def _ask_once(
         self, link: Connection, request: Request, body: bytes, deadline: float
@@ -335,14 +333,14 @@ class HttpSlaveEnd(SlaveEnd):
         if self._is_closed and request.type != "leave":
             raise self._closed()
         try:
-            reply = link.post(
+            answer = link.post(
                 f"/v1/{request.type}", encode_request(request, body), signer, deadline
             )
         except LinkError:
             if self._is_closed and request.type != "leave":
                 raise self._closed() from None
             raise
-        return open_reply(reply, request, self._max_bytes)
+        return _content(answer, request, self._max_bytes)
 
     def _request(self, kind: str, inc: int) -> Request:
         seq = next(self._seqs)
@@ -382,9 +380,8 @@ class HttpSlaveEnd(SlaveEnd):
             self._carried = max(self._carried, number)
         return chosen
 
-    def _confirm(self, reply: dict[str, Any]) -> None:
-        answered = whole(reply, "answered")
-        while self._answers and self._answers[0][0] <= answered:
+    def _confirm(self, reply: Reply) -> None:
+        while self._answers and self._answers[0][0] <= reply.answered:
             self._answers.popleft()
 
     def _check(self) -> None:
@@ -428,3 +425,38 @@ class HttpSlaveEnd(SlaveEnd):
 
     def _closed(self) -> ClosedError:
         return ClosedError(f"the connection of {self._worker_id!r} is closed", what="slave end")
+
+
+def _content(answer: Answer, request: Request, max_bytes: int) -> dict[str, Any]:
+    """Return the content of the answer to a request.
+
+    Raises:
+        StaleEpochError, ClosedError: the master says that the sender, or the run, is over.
+        LinkError: the master could not serve it; the same request may be sent again.
+        ProtocolError: it was refused, or the answer is malformed.
+    """
+    content = decode_message(answer.body, max_bytes)
+    if not isinstance(content, dict):
+        raise ProtocolError("an answer is an object", where="$")
+    if answer.status == 200:
+        return content
+    message = str(content.get("message", ""))[:1000]
+    if answer.status == 409:
+        stale = convert(content, Stale)
+        raise StaleEpochError(
+            message,
+            worker_id=request.worker,
+            run=stale.run,
+            epoch=stale.epoch,
+            replaced=stale.replaced,
+        )
+    if answer.status == 410:
+        raise ClosedError(message, what="master")
+    if answer.status >= 500:
+        raise LinkError(f"the master failed to serve a {request.type} request: {message}")
+    raise ProtocolError(
+        f"the master refused a {request.type} request ({answer.status}): {message}",
+        where=request.type,
+        status=answer.status,
+        request_id=content.get("request_id"),
+    )

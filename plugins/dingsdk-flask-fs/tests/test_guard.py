@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 from dingsdk_flask_fs.auth import MAC_HEADER
-from dingsdk_flask_fs.messages import KINDS
+from dingsdk_flask_fs.messages import BODIES
 from dingsdk_flask_fs.transport import FlaskFSTransport
 
 METHODS = (
     *("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"),
     *("PROPFIND", "FOO"),
 )
-TARGETS = (*(f"/v1/{kind}" for kind in KINDS), "/healthz", "/", "/v1/", "/static/x", "/console")
+TARGETS = (*(f"/v1/{kind}" for kind in BODIES), "/healthz", "/", "/v1/", "/static/x", "/console")
 OTHER = "another secret of good length"
 
 
@@ -44,7 +44,7 @@ def bad_credentials(served: Any, target: str, body: bytes, method: str) -> Itera
 
 
 def test_the_routes_are_the_kinds_of_request_and_the_health_check(routes: set[str]) -> None:
-    assert routes == {*(f"/v1/{kind}" for kind in KINDS), "/healthz"}
+    assert routes == {*(f"/v1/{kind}" for kind in BODIES), "/healthz"}
 
 
 def test_every_route_and_method_refuses_bad_credentials_without_effect(
@@ -71,7 +71,7 @@ def test_every_route_and_method_refuses_bad_credentials_without_effect(
 def test_replayed_request_is_refused_on_every_route(served: Any) -> None:
     peer = served.peer()
     peer.join()
-    for kind in KINDS:
+    for kind in BODIES:
         body = peer.envelope(kind, {"answers": [], "ack": 0, "want": 1, "wait_s": 0, "progress": 1})
         headers = peer.signed(f"/v1/{kind}", body)
         first = peer.send(f"/v1/{kind}", body, headers)[0]

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 from dingsdk_flask_fs.auth import MAC_HEADER, Signer, Verifier
-from dingsdk_flask_fs.guard import SMALL_BYTES
+from dingsdk_flask_fs.guard import BURST, SMALL_BYTES, Throttle, network_of
 from dingsdk_flask_fs.secret import Secret
-from dingsdk_flask_fs.throttle import BURST, Throttle, network_of
 
 from dingsdk.worker.comm import TaskMessage
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from dingsdk.errors import ClosedError, ProtocolError, StaleEpochError, WorkerLostError
 from dingsdk.worker.comm import LEFT, MasterListener, TaskAnswer, TaskMessage, WorkerInfo
-from dingsdk_flask_fs.mailbox import Mailbox
 from dingsdk_flask_fs.messages import (
-    MAX_WANT,
+    MAX_WAIT_S,
+    OVERHEAD_BYTES,
+    Body,
+    Join,
+    Renew,
     Request,
-    decode_answers,
-    field,
-    identifier,
-    seconds,
-    whole,
+    Turn,
+    encode_item,
+    numbered_answers,
 )
 
 JOINS_KEPT = 1024
@@ -26,7 +27,93 @@ JOINS_KEPT = 1024
 BUSY_WAIT_S = 0.05
 
 
-class Switchboard:
+class Mailbox:
+    """What a master keeps for one incarnation of one worker: tasks to fetch, answers taken.
+
+    Thread safe. ``close`` makes every later use report that the worker is gone.
+    """
+
+    def __init__(self, worker_id: str, inc: int, idem: str, max_bytes: int) -> None:
+        self.worker_id = worker_id
+        self.inc = inc
+        self.idem = idem
+        self._max_bytes = max_bytes
+        self._condition = threading.Condition(threading.Lock())
+        self._tasks: deque[tuple[int, bytes]] = deque()
+        self._sent = 0
+        self._turn = 0
+        self.is_closed = False
+        # Held while answers are reported, so that those of two requests keep their order.
+        self._inbound = threading.RLock()
+        self.answered = 0
+
+    def put(self, task: TaskMessage) -> bool:
+        """Queue a task; False when the worker is gone. Raises ProtocolError."""
+        with self._condition:
+            if self.is_closed:
+                return False
+            encoded = encode_item(self._sent + 1, task, self._max_bytes)
+            self._sent += 1
+            self._tasks.append((self._sent, encoded))
+            self._condition.notify_all()
+        return True
+
+    def fetch(self, seq: int, ack: int, want: int, wait_s: float) -> list[bytes]:
+        """Forget the tasks up to ``ack``; return the next ones, waiting for the first.
+
+        A request with a higher ``seq`` ends the wait: its sender does not wait for this one.
+        """
+        with self._condition:
+            if seq <= self._turn:
+                return []
+            self._turn = seq
+            self._condition.notify_all()
+            if ack > self._sent:
+                raise ProtocolError(f"task {ack} was never sent", where="$.body.ack")
+            while self._tasks and self._tasks[0][0] <= ack:
+                self._tasks.popleft()
+            self._condition.wait_for(
+                lambda: self._tasks or self.is_closed or self._turn != seq, wait_s
+            )
+            if self.is_closed or self._turn != seq:
+                return []
+            return self._fitting(want)
+
+    def _fitting(self, want: int) -> list[bytes]:
+        chosen: list[bytes] = []
+        room = self._max_bytes - OVERHEAD_BYTES
+        for _, encoded in self._tasks:
+            room -= len(encoded) + 1
+            if len(chosen) == want or (chosen and room < 0):
+                break
+            chosen.append(encoded)
+        return chosen
+
+    def take(
+        self, answers: list[tuple[int, TaskAnswer]], report: Callable[[TaskAnswer], None]
+    ) -> None:
+        """Report the answers that are new, in order. Raises ProtocolError for a gap."""
+        if not answers:
+            return
+        with self._inbound:
+            if answers[0][0] > self.answered + 1:
+                raise ProtocolError(
+                    f"answer {answers[0][0]} came after {self.answered}", where="$.body.answers"
+                )
+            for number, answer in answers:
+                if number <= self.answered or self.is_closed:
+                    continue
+                self.answered = number
+                report(answer)
+
+    def close(self) -> None:
+        with self._condition:
+            self.is_closed = True
+            self._tasks.clear()
+            self._condition.notify_all()
+
+
+class RequestHandler:
     """Handles one request a call, from any thread; reports to the listener.
 
     Args:
@@ -53,7 +140,7 @@ class Switchboard:
         self._listener: MasterListener | None = None
         self._is_closed = False
         self._untold: set[tuple[str, int]] = set()
-        self._told_all = threading.Condition(self._lock)
+        self._all_told = threading.Condition(self._lock)
         self._handlers: Mapping[str, Callable[[Request], bytes]] = {
             "join": self._join,
             "turn": self._turn,
@@ -100,7 +187,7 @@ class Switchboard:
         """Drop a worker and tell the listener, before it hears of the next one of that id."""
         with self._joining:
             if self.drop(worker_id, inc):
-                self._told().worker_left(worker_id, reason)
+                self._opened().worker_left(worker_id, reason)
 
     def close(self) -> None:
         """End all waits; whoever asks from now on is told that the run is over."""
@@ -115,17 +202,16 @@ class Switchboard:
     def wait_told(self, timeout_s: float) -> bool:
         """Wait until every worker that was joined at the close has been told so."""
         with self._lock:
-            return self._told_all.wait_for(lambda: not self._untold, timeout_s)
+            return self._all_told.wait_for(lambda: not self._untold, timeout_s)
 
     # Requests ------------------------------------------------------------------------------------
     def _join(self, request: Request) -> bytes:
-        role = identifier(request.body, "role")
-        resource = field(request.body, "resource", dict)
+        body: Join = request.body
         name = request.worker, request.idem
         with self._joining:
             inc = self._joins.get(name)
             if inc is None:
-                inc = self._admit(request, role, resource)
+                inc = self._admit(request, body)
                 self._joins[name] = inc
                 if len(self._joins) > JOINS_KEPT:
                     self._joins.popitem(last=False)
@@ -133,26 +219,24 @@ class Switchboard:
                 raise self._stale(request, "that join is over")
         return b'{"inc":%d%s}' % (inc, self._lease)
 
-    def _admit(self, request: Request, role: str, resource: Mapping[str, Any]) -> int:
-        listener = self._told()
+    def _admit(self, request: Request, body: Join) -> int:
+        listener = self._opened()
         self.abandon(request.worker, None, "replaced by a new incarnation")
         inc = next(self._incs)
         mailbox = Mailbox(request.worker, inc, request.idem, self._max_bytes)
         with self._lock:
             self._mailboxes[request.worker] = mailbox
-        listener.worker_joined(WorkerInfo(request.worker, role, resource, inc))
+        listener.worker_joined(WorkerInfo(request.worker, body.role, body.resource, inc))
         return inc
 
     def _turn(self, request: Request) -> bytes:
-        body = request.body
-        ack, want, wait_s = whole(body, "ack"), whole(body, "want"), seconds(body, "wait_s")
-        if not 0 < want <= MAX_WANT:
-            raise ProtocolError(f"want must be in [1, {MAX_WANT}]", where="$.body.want")
+        body: Turn = request.body
+        wait_s = min(body.wait_s, MAX_WAIT_S)
         mailbox = self._deliver(request)
         may_wait = self._polls.acquire(blocking=False)
         try:
             tasks = mailbox.fetch(
-                request.seq, ack, want, wait_s if may_wait else min(wait_s, BUSY_WAIT_S)
+                request.seq, body.ack, body.want, wait_s if may_wait else min(wait_s, BUSY_WAIT_S)
             )
         finally:
             if may_wait:
@@ -164,9 +248,9 @@ class Switchboard:
         return b'{"answered":%d}' % self._deliver(request).answered
 
     def _renew(self, request: Request) -> bytes:
-        progress = whole(request.body, "progress")
+        body: Renew = request.body
         mailbox = self._deliver(request)
-        self._told().worker_renewed(request.worker, progress)
+        self._opened().worker_renewed(request.worker, body.progress)
         return b'{"answered":%d}' % mailbox.answered
 
     def _leave(self, request: Request) -> bytes:
@@ -177,11 +261,12 @@ class Switchboard:
     # -------------------------------------------------------------------------------------------
     def _deliver(self, request: Request) -> Mailbox:
         """Report the answers of a request; return its sender's mailbox."""
-        answers = decode_answers(request.body)
+        body: Body = request.body
+        answers = numbered_answers(body)
         mailbox = self._current(request.worker, request.inc)
         if mailbox is None:
             raise self._lost(request)
-        listener = self._told()
+        listener = self._opened()
 
         def report(answer: TaskAnswer) -> None:
             listener.task_answered(request.worker, answer)
@@ -201,7 +286,7 @@ class Switchboard:
             mailbox = self._mailboxes.get(worker_id)
         return mailbox if mailbox is not None and mailbox.inc == inc else None
 
-    def _told(self) -> MasterListener:
+    def _opened(self) -> MasterListener:
         with self._lock:
             if self._listener is None:
                 raise ClosedError("this master is not open", what="master")
@@ -210,7 +295,7 @@ class Switchboard:
     def _over(self, request: Request) -> ClosedError:
         with self._lock:
             self._untold.discard((request.worker, request.inc))
-            self._told_all.notify_all()
+            self._all_told.notify_all()
         return ClosedError("the run is over", what="master")
 
     def _lost(self, request: Request) -> StaleEpochError:
