@@ -151,6 +151,7 @@ class StorageFullError(DingError, OSError):
     Facts: ``path``, ``reason`` (an errno name, or ``low_space`` before it came to that).
     """
 
+    is_user_mistake = True
     retryable = True
 
 

@@ -192,6 +192,10 @@ def decode_frame(
     if length > max_manifest_bytes or end > size:
         _corrupt(f"a manifest of {length} bytes in {size}", "manifest length")
     core, digest = _split_digest(bytes(view[_FIXED.size : end]))
+    if expected_digest is not None and digest != expected_digest:
+        _corrupt(f"digest {digest}; expected {expected_digest}", "digest")
+    if verify:
+        _check_digest((view[: _FIXED.size + len(core)], view[end:]), digest)
     layout = _layouts.get(core)
     if layout is None:
         layout = _parse_layout(core)
@@ -200,12 +204,6 @@ def decode_frame(
     start = _aligned(end)
     if start + layout.size_bytes != size:
         _corrupt(f"{size} bytes; its manifest makes it {start + layout.size_bytes}", "size")
-    if expected_digest is not None and digest != expected_digest:
-        _corrupt(f"digest {digest}; expected {expected_digest}", "digest")
-    if verify:
-        covered = (view[: _FIXED.size + len(core)], view[end:])
-        if digest_of(covered, digest.partition(":")[0]) != digest:
-            _corrupt("its content does not have its digest", "digest")
     arrays = [
         np.ndarray(shape, dtype, view, start + offset) for shape, dtype, offset in layout.arrays
     ]
@@ -265,12 +263,12 @@ def encode_safetensors(
         content = bytearray(safetensors.torch.save(tensors, {_METADATA_KEY: text}))
     except (safetensors.SafetensorError, ValueError, KeyError) as error:
         raise _unfit((), "what safetensors stores", str(error)) from error
-    at = _place_of(blank, content)
+    at = _place_of(blank, content[: 8 + int.from_bytes(content[:8], "little")])
     content[at : at + len(blank)] = digest_of((content,), algorithm).encode()
     return content
 
 
-def decode_safetensors(kind: str, data: bytes, *, max_manifest_bytes: int = 16 << 20) -> Any:
+def decode_safetensors(kind: str, data: Buffer, *, max_manifest_bytes: int = 16 << 20) -> Any:
     """Return the value of a file that :func:`encode_safetensors` wrote; it is the caller's own.
 
     Raises:
@@ -279,23 +277,24 @@ def decode_safetensors(kind: str, data: bytes, *, max_manifest_bytes: int = 16 <
     import safetensors
     import safetensors.torch
 
-    end = 8 + int.from_bytes(data[:8], "little")
-    if not 8 < end <= min(len(data), 2 * max_manifest_bytes):
-        _corrupt(f"a header of {end - 8} bytes in {len(data)}", "header length")
+    view = memoryview(data)
+    end = 8 + int.from_bytes(view[:8], "little")
+    if not 8 < end <= min(len(view), 2 * max_manifest_bytes):
+        _corrupt(f"a header of {end - 8} bytes in {len(view)}", "header length")
+    head = bytes(view[:end])
     try:
-        header = msgspec.json.decode(data[8:end], type=_SafetensorsHeader)
+        header = msgspec.json.decode(head[8:], type=_SafetensorsHeader)
         core, digest = _split_digest(header.metadata[_METADATA_KEY].encode())
     except (msgspec.MsgspecError, UnicodeError, RecursionError, KeyError) as error:
         raise DataCorruptError(f"no container: {error!r:.200}", where="header") from error
-    manifest = _parse(core)
     algorithm, _, digits = digest.partition(":")
     blank = f"{algorithm}:{'0' * len(digits)}".encode()
-    at = _place_of(digest.encode(), data)
-    if digest_of((data[:at], blank, data[at + len(blank) :]), algorithm) != digest:
-        _corrupt("its content does not have its digest", "digest")
+    at = _place_of(digest.encode(), head)
+    _check_digest((view[:at], blank, view[at + len(blank) :]), digest)
+    manifest = _parse(core)
     _check_kind(manifest.kind, kind)
     try:
-        tensors = safetensors.torch.load(data)
+        tensors = safetensors.torch.load(bytes(view))
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
         raise DataCorruptError(f"no container: {error}", where="tensors") from error
     return _join(manifest.tree, None, tensors)
@@ -328,10 +327,12 @@ def decode_json(kind: str, data: Buffer, max_bytes: int = 64 << 10) -> Any:
     if len(data) > max_bytes:
         _corrupt(f"{len(data)} bytes; at most {max_bytes} are read", "size")
     text = bytes(data)
-    _check_version(text)
-    core, digest = _split_digest(text.removesuffix(b"\n"))
-    if digest_of((core,), digest.partition(":")[0]) != digest:
-        _corrupt("its content does not have its digest", "digest")
+    try:
+        core, digest = _split_digest(text.removesuffix(b"\n"))
+    except DataCorruptError:
+        _check_version(text)  # the first version had other digests
+        raise
+    _check_digest((core,), digest)
     manifest = _parse(core)
     _check_kind(manifest.kind, kind)
     return _join(manifest.tree, manifest.columns, {})
@@ -353,6 +354,12 @@ def digest_of(parts: Iterable[Any], algorithm: str = DEFAULT_ALGORITHM) -> str:
     return f"{algorithm}:{hasher.hexdigest()}"
 
 
+def _check_digest(parts: Iterable[Any], digest: str) -> None:
+    # Every version of the format has this rule: what fails it is damaged, not of another version.
+    if digest_of(parts, digest.partition(":")[0]) != digest:
+        _corrupt("its content does not have its digest", "digest")
+
+
 def _digest_digits(algorithm: str) -> int:
     if algorithm not in _ALGORITHMS:
         raise ConfigError(
@@ -370,12 +377,11 @@ def _split_digest(manifest: bytes) -> tuple[bytes, str]:
     return core, digest
 
 
-def _place_of(digest: bytes, content: bytes | bytearray) -> int:
-    """Return where the digest stands in a safetensors header, which may hold it once."""
-    end = 8 + int.from_bytes(content[:8], "little")
-    if content.count(digest, 8, end) != 1:
-        _corrupt("its header has not one digest", "digest")
-    return content.index(digest, 8, end)
+def _place_of(digest: bytes, head: bytes | bytearray) -> int:
+    """Return where the digest stands in a safetensors header, which must hold it once."""
+    if head.count(digest) != 1:
+        _corrupt("its header does not hold its digest once", "digest")
+    return head.index(digest)
 
 
 # Manifests -----------------------------------------------------------------------------------

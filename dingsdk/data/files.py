@@ -1,9 +1,9 @@
 """Files of a run: opened by checked names and never through links, whole or absent.
 
 A :class:`Folder` keeps a descriptor of itself, so that what was checked is what is used, wherever
-its path leads later. A :class:`PrivateDir` is a folder that only we write to. Files are written
-aside under a temporary name and renamed into place. A writer that is killed leaves its temporary
-file, unlocked; :meth:`Folder.sweep` removes those.
+its path leads later. A :class:`PrivateDir` is a folder that only we write to, under names that we
+give. Files are written under a temporary name and renamed into place. A writer that is killed
+leaves its temporary file, unlocked; :meth:`Folder.sweep` removes those.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ _NOT_A_FILE = {errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EISDIR}
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DEVICE = re.compile(r"CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9]", re.IGNORECASE)
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,160}(\.[a-z0-9]{1,16})?")
+_ANY_NAME = re.compile(r"[^./\0][^/\0]{0,254}")
+_PRIVATE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[a-z0-9]{1,16})?")
 _TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}")
 
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY
@@ -168,6 +169,7 @@ class Folder:
     """
 
     _open_flags = _OPEN_FOLDER
+    _names = _ANY_NAME
 
     def __init__(self, path: str | os.PathLike[str], create: bool = True) -> None:
         self.path = Path(path)
@@ -202,7 +204,7 @@ class Folder:
                 as it was before, and nothing is left behind.
             RunFolderError: another reason, such as a folder of that name.
         """
-        _check_name(name)
+        self._check_name(name)
         with self._descriptor as folder:
             try:
                 _replace(folder, name, buffers, durable)
@@ -216,7 +218,7 @@ class Folder:
             StorageFullError, RunFolderError: it may not have them.
         """
         if name is not None:
-            _check_name(name)
+            self._check_name(name)
         with self._descriptor as folder:
             try:
                 if name is None:
@@ -238,7 +240,7 @@ class Folder:
             DataCorruptError: it is no regular file, or too large.
             StorageFullError, RunFolderError: as above.
         """
-        _check_name(name)
+        self._check_name(name)
         with self._descriptor as folder:
             try:
                 descriptor = os.open(name, _OPEN_FILE, dir_fd=folder)
@@ -309,7 +311,7 @@ class Folder:
 
     def stat(self, name: str) -> os.stat_result | None:
         """Return what stands under the name (links not followed), None where nothing does."""
-        _check_name(name)
+        self._check_name(name)
         with self._descriptor as folder:
             try:
                 return os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -325,7 +327,7 @@ class Folder:
             RunFolderError: it is a folder, or cannot be removed.
         """
         if not _TEMPORARY.fullmatch(name):
-            _check_name(name)
+            self._check_name(name)
         with self._descriptor as folder:
             try:
                 os.unlink(name, dir_fd=folder)
@@ -337,8 +339,8 @@ class Folder:
 
     def move(self, name: str, target: Folder, new_name: str) -> bool:
         """Move a file (or what else stands there) to another folder; False if it is gone."""
-        _check_name(name)
-        _check_name(new_name)
+        self._check_name(name)
+        target._check_name(new_name)
         with self._descriptor as source, target._descriptor as folder:
             try:
                 os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=folder)
@@ -350,13 +352,17 @@ class Folder:
 
     # The folder -------------------------------------------------------------------------------
     def names(self) -> list[str]:
-        """Return the names in the folder that could be ours, sorted, temporary files included."""
+        """Return the names in the folder, sorted, temporary files included.
+
+        Left out are other names that begin with a dot, and in a private folder all that we do
+        not give.
+        """
         with self._descriptor as folder:
             try:
                 found = os.listdir(folder)  # noqa: PTH208 - a descriptor
             except OSError as error:
                 raise self._error("list", "", error) from error
-        return sorted(n for n in found if _NAME.fullmatch(n) or _TEMPORARY.fullmatch(n))
+        return sorted(n for n in found if self._names.fullmatch(n) or _TEMPORARY.fullmatch(n))
 
     def sweep(self) -> int:
         """Remove the temporary files of writers that died; return how many.
@@ -424,6 +430,10 @@ class Folder:
         return f"{type(self).__name__}({str(self.path)!r})"
 
     # ------------------------------------------------------------------------------------------
+    def _check_name(self, name: str) -> None:
+        if not self._names.fullmatch(name):
+            raise ProtocolError(f"{name!r:.80} is no file name of ours", where="file name")
+
     def _open(self, name: str, parent: int | None, create: bool) -> None:
         flags = self._open_flags if parent is None else _OPEN_FOLDER | os.O_NOFOLLOW
         try:
@@ -490,6 +500,7 @@ class PrivateDir(Folder):
     """
 
     _open_flags = _OPEN_FOLDER | os.O_NOFOLLOW
+    _names = _PRIVATE_NAME
 
     def rewrite(self, name: str, buffers: Sequence[Buffer], pool: PrivateDir, pooled: str) -> bool:
         """Write a file as :meth:`write_atomic` does, into an existing file of another folder.
@@ -511,8 +522,8 @@ class PrivateDir(Folder):
         Raises:
             as :meth:`write_atomic`; the pooled file is lost then.
         """
-        _check_name(name)
-        _check_name(pooled)
+        self._check_name(name)
+        pool._check_name(pooled)
         temporary = f".tmp-{secrets.token_hex(8)}"
         with self._descriptor as folder, pool._descriptor as source:
             try:
@@ -603,11 +614,6 @@ class _SharedDescriptor:
             self._is_closed = True
         if is_last:
             close_reader(self._number)
-
-
-def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise ProtocolError(f"{name!r:.80} is no file name of ours", where="file name")
 
 
 def _replace(folder: int, name: str, chunks: Sequence[Buffer], durable: bool) -> None:

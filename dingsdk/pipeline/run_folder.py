@@ -89,7 +89,7 @@ def find_checkpoints(run_dir: Path) -> dict[str, Path]:
     ``latest`` is the pointer that ``load_checkpoint`` follows.
     """
     folder = run_dir / CHECKPOINT_FOLDER
-    named = {"latest": folder / "latest.json", "best": folder / "ckpt_best.json"}
+    named = {"latest": folder / "latest.json", "best": folder / "ckpt_best.safetensors"}
     return {name: path for name, path in named.items() if path.is_file()}
 
 

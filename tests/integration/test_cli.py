@@ -166,7 +166,7 @@ def test_eval_of_no_run_folder_is_one_line(tmp_path: Path, shell: Shell) -> None
 
 
 def test_eval_of_a_missing_checkpoint_is_one_line(run_copy: Path, shell: Shell) -> None:
-    (run_copy / "ckpt" / "ckpt_best.json").unlink()
+    (run_copy / "ckpt" / "ckpt_best.safetensors").unlink()
 
     assert shell.run("eval", str(run_copy), cwd=run_copy.parent) == 2
     assert "ckpt_best" in shell.err
@@ -177,7 +177,7 @@ def test_eval_of_a_missing_checkpoint_is_one_line(run_copy: Path, shell: Shell) 
 def test_eval_of_a_damaged_checkpoint_is_one_line(
     run_copy: Path, shell: Shell, damage: str
 ) -> None:
-    (tensors,) = (run_copy / "ckpt").glob("ckpt_best-*.safetensors")
+    tensors = run_copy / "ckpt" / "ckpt_best.safetensors"
     whole = tensors.read_bytes()
     tensors.write_bytes(whole[: len(whole) // 2] if damage == "truncated" else b"PK\x03\x04" * 50)
 

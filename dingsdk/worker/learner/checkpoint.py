@@ -1,64 +1,94 @@
-"""Checkpoints: safetensors for the tensors, JSON for everything else, swapped atomically.
+"""Checkpoints: one safetensors file each, replaced whole.
 
-A checkpoint named *stem* is ``<stem>.json`` (the manifest) and the immutable tensor file that
-it names, ``<stem>-<token>.safetensors``. The tensor file is on disk before the manifest is
-replaced, so a process that dies at any moment leaves the old checkpoint or the new one,
-never a mixture. ``latest.json`` points at the newest checkpoint of the folder.
+A checkpoint named *stem* is ``<stem>.safetensors``; what is no tensor stands in its metadata (see
+``dingsdk.data.container``). ``latest.json`` names the newest checkpoint of the folder. A process
+that dies at any moment leaves the old checkpoint or the new one.
 
-Nothing is ever unpickled. One writer a folder is expected; with more, a checkpoint is still
-one writer's or the other's.
+Nothing is ever unpickled. One writer a folder is expected; with more, a checkpoint is still one
+writer's or the other's.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import secrets
-import time
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import safetensors
-import safetensors.torch
+import msgspec
 import torch
 
-from dingsdk.data.files import atomic_write_bytes, ensure_dir
-from dingsdk.errors import CheckpointCorruptError, CheckpointError, CheckpointMissingError
+from dingsdk import __version__
+from dingsdk.data import (
+    Folder,
+    decode_json,
+    decode_safetensors,
+    encode_json,
+    encode_safetensors,
+)
+from dingsdk.errors import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointMissingError,
+    CheckpointVersionError,
+    DataCorruptError,
+    DataMissingError,
+    DataVersionError,
+    RunFolderError,
+    SchemaMismatchError,
+)
 from dingsdk.plugins import observe
-from dingsdk.worker.learner import manifest as manifests
-from dingsdk.worker.learner.manifest import Manifest
-from dingsdk.worker.learner.state_tree import decode, encode
 
-LATEST = manifests.LATEST
+LATEST = "latest"
 EXCEPTION = "ckpt_exception"
 """Stem of what a failing learner saves: never chosen as the newest, its weights may be bad."""
+SUFFIX = ".safetensors"
+MAX_BYTES = 64 << 30
+"""The largest checkpoint to look at."""
 
-_ORPHAN_AGE_S = 3600.0
+_KIND, _POINTER_KIND = "checkpoint", "newest-checkpoint"
+_POINTER = f"{LATEST}.json"
+_POINTER_BYTES = 4096
+_REFERENCE_ENDINGS = (".pth.tar", ".pth", ".pt", ".ckpt")
+_STEM = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_PICKLES = (b"PK\x03\x04", b"\x80")
+"""How files of torch.save and pickles of protocol 2 and later begin."""
 _logger = logging.getLogger(__name__)
+
+
+class _Contents(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint holds. Fields that are not known here are ignored on reading."""
+
+    iteration: Annotated[int, msgspec.Meta(ge=0)]
+    envstep: int
+    meta: dict[str, Any]
+    state: dict[Any, Any]
+    dingsdk: str
+    torch: str
 
 
 class Checkpoint:
     """What ``load_checkpoint`` read.
 
     Attributes:
-        path: The manifest.
+        path: The file.
         iteration: Train iteration of the learner.
         envstep: Environment steps collected so far; -1 if unknown.
         state: The policy's state dict, tensors on the CPU.
-        meta: What else the writer put in, as JSON.
+        meta: What else the writer put in.
         skipped: Why newer checkpoints of the folder were passed over; empty unless a folder
             or ``latest`` was asked for and its newest checkpoint is damaged.
     """
 
     __slots__ = ("envstep", "iteration", "meta", "path", "skipped", "state")
 
-    def __init__(self, path: Path, manifest: Manifest, state: dict[str, Any]) -> None:
+    def __init__(self, path: Path, contents: _Contents) -> None:
         self.path = path
-        self.iteration = manifest.iteration
-        self.envstep = manifest.envstep
-        self.state = state
-        self.meta = manifest.meta
+        self.iteration = contents.iteration
+        self.envstep = contents.envstep
+        self.state = contents.state
+        self.meta = contents.meta
         self.skipped: tuple[CheckpointError, ...] = ()
 
 
@@ -79,47 +109,54 @@ def save_checkpoint(
     Args:
         directory: Folder, created where absent.
         stem: Name, ``[A-Za-z0-9_-]{1,128}``; ``ckpt_best.pth.tar`` is taken as ``ckpt_best``.
-        state: Policy state; see ``state_tree.encode`` for what it may hold.
+        state: Policy state: nested dicts, lists and tuples of tensors, numeric arrays, numbers,
+            text and None.
         iteration: Train iteration, >= 0.
         envstep: Environment steps collected so far; -1 if unknown.
-        meta: More to keep, as JSON.
+        meta: More to keep, of the same types.
         is_latest: False leaves ``latest`` where it points, for a state that nobody can resume
             from (weights alone).
 
     Returns:
-        Path of the manifest.
+        Path of the file.
 
     Raises:
         CheckpointError: The state holds something else than data, or the name is not valid.
         RunFolderError: The folder cannot be written.
+        StorageFullError: There is no room now; the old checkpoint stays.
     """
-    folder = Path(directory)
-    stem = manifests.check_stem(stem)
-    tree, tensors = encode(state)
-    tensor_bytes = _serialize(tensors, folder / stem)
-    manifest = Manifest(
-        iteration=iteration,
-        envstep=envstep,
-        meta=dict(meta or {}),
-        state=tree,
-        tensor_file=f"{stem}-{secrets.token_hex(8)}.safetensors",
-        tensor_bytes=len(tensor_bytes),
-        tensor_sha256=hashlib.sha256(tensor_bytes).hexdigest(),
-        torch=torch.__version__,
-    )
-    path = folder / f"{stem}.json"
-    manifest_bytes = manifests.dump(manifest, path)
-    ensure_dir(folder)
-    replaced = _tensor_file_of(path)
-    atomic_write_bytes(folder / manifest.tensor_file, tensor_bytes, durable=True)
-    atomic_write_bytes(path, manifest_bytes, durable=True)
-    if is_latest and stem != EXCEPTION:
-        atomic_write_bytes(
-            folder / f"{LATEST}.json", manifests.dump_pointer(stem, iteration), durable=True
+    stem = _stem_of(stem)
+    path = Path(directory) / f"{stem}{SUFFIX}"
+    if stem == LATEST or not _STEM.fullmatch(stem):
+        raise CheckpointError(
+            f"{stem!r} cannot name a checkpoint: use letters, digits, '_' and '-', at most 128, "
+            f"and not {LATEST!r}, which always names the newest one.",
+            path=stem,
         )
-    if replaced is not None and replaced != manifest.tensor_file:
-        _remove(folder / replaced)
-    _remove_orphans(folder)
+    contents = {
+        "iteration": iteration,
+        "envstep": envstep,
+        "meta": dict(meta or {}),
+        "dingsdk": __version__,
+        "torch": str(torch.__version__),
+        "state": state,
+    }
+    try:
+        content = encode_safetensors(_KIND, contents)
+    except SchemaMismatchError as error:
+        raise CheckpointError(
+            f"cannot write the checkpoint {path}: {error}. Return tensors, numeric arrays, "
+            "numbers, text and containers of them from state_dict(), and large state as tensors.",
+            path=str(path),
+            key=error.key.removeprefix("state."),
+            found=error.found,
+        ) from error
+    with Folder(directory) as folder:
+        folder.sweep()
+        folder.write_atomic(path.name, [content], durable=True)
+        if is_latest and stem != EXCEPTION:
+            pointer = encode_json(_POINTER_KIND, {"stem": stem, "iteration": iteration})
+            folder.write_atomic(_POINTER, [pointer], durable=True)
     observe().after_checkpoint(path=path, iteration=iteration)
     return path
 
@@ -128,10 +165,10 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     """Read and verify a checkpoint.
 
     Args:
-        path: A manifest (``.json``), a name without ending, a name such as
-            ``ckpt_best.pth.tar`` (taken as ``ckpt_best``), or a folder or ``<folder>/latest``
-            for its newest checkpoint. Only where the newest one was asked for and is damaged
-            is the one before it read instead, with a warning and ``skipped`` set.
+        path: A checkpoint's file, a name without ending, a name such as ``ckpt_best.pth.tar``
+            (taken as ``ckpt_best``), or a folder or ``<folder>/latest`` for its newest
+            checkpoint. Only where the newest one was asked for and is damaged is the one before
+            it read instead, with a warning and ``skipped`` set.
 
     Raises:
         CheckpointMissingError: There is none at that path.
@@ -141,49 +178,46 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     asked = Path(path)
     if asked.is_dir():
         return _load_newest(asked)
-    if asked.suffix != ".json":
-        if asked.is_file():
-            raise manifests.foreign(asked)
-        asked = asked.with_name(manifests.stem_of(asked.name) + ".json")
-    if asked.name == f"{LATEST}.json":
+    if asked.name in (LATEST, _POINTER):
         return _load_newest(asked.parent)
-    return _load_manifest(asked)
+    if asked.suffix != SUFFIX:
+        if asked.is_file():
+            raise _foreign(asked)
+        asked = asked.with_name(_stem_of(asked.name) + SUFFIX)
+    return _load(asked)
 
 
 def prune_checkpoints(directory: str | Path, keep_last: int, prefix: str = "iteration_") -> None:
     """Remove all but the ``keep_last`` checkpoints written last whose name is prefix + number.
 
-    Whatever ``latest`` points at stays, and so do all other names (``ckpt_best``).
+    Whatever ``latest`` names stays, and so do all other names (``ckpt_best``).
     """
-    folder = Path(directory)
-    try:
-        newest = manifests.read_pointer(folder / f"{LATEST}.json")
-    except CheckpointError:
-        newest = None
-    written: list[tuple[float, int, Path]] = []
-    for path in folder.glob(f"{prefix}*.json"):
-        number = path.stem.removeprefix(prefix)
-        if number.isdecimal() and path.stem != newest:
-            # By time, not number: a run that was resumed from further back counts again.
-            written.append((_modified(path), int(number), path))
-    written.sort(reverse=True)
-    for _, _, path in written[max(keep_last - (newest or "").startswith(prefix), 0) :]:
-        tensor_file = _tensor_file_of(path)
-        _remove(path)
-        if tensor_file is not None:
-            _remove(folder / tensor_file)
-
-
-def _load_newest(folder: Path) -> Checkpoint:
-    skipped: list[CheckpointError] = []
-    tried: set[Path] = set()
-    pointer = folder / f"{LATEST}.json"
-    for candidate in _candidates(folder, pointer, skipped):
-        if candidate in tried:
-            continue
-        tried.add(candidate)
+    with Folder(directory) as folder:
         try:
-            found = _load_manifest(candidate)
+            newest = _read_pointer(folder)
+        except CheckpointError:
+            newest = None
+        written: list[tuple[int, int, str]] = []
+        for name in folder.names():
+            number = _number_of(name, prefix)
+            found = folder.stat(name) if number >= 0 and name != newest else None
+            if found is not None:
+                # By time, not number: a run that was resumed from further back counts again.
+                written.append((found.st_mtime_ns, number, name))
+        is_newest_numbered = newest is not None and _number_of(newest, prefix) >= 0
+        written.sort(reverse=True)
+        for _, _, name in written[max(keep_last - is_newest_numbered, 0) :]:
+            try:
+                folder.unlink(name)
+            except RunFolderError as error:
+                _logger.warning("an old checkpoint stays: %s", error)
+
+
+def _load_newest(directory: Path) -> Checkpoint:
+    skipped: list[CheckpointError] = []
+    for name in _newest_first(directory, skipped):
+        try:
+            found = _load(directory / name)
         except (CheckpointCorruptError, CheckpointMissingError) as error:
             _logger.warning("passing over a checkpoint that cannot be used: %s", error)
             skipped.append(error)
@@ -192,104 +226,119 @@ def _load_newest(folder: Path) -> Checkpoint:
         return found
     if not skipped:
         raise CheckpointMissingError(
-            f"no checkpoint in {folder}. Name the folder that holds *.json and *.safetensors "
-            "files, usually <run>/ckpt.",
-            path=str(folder),
+            f"no checkpoint in {directory}. Name the folder that holds *{SUFFIX} files, usually "
+            "<run>/ckpt.",
+            path=str(directory),
         )
-    skipped[0].add_note(f"No other checkpoint in {folder} can be used either.")
+    skipped[0].add_note(f"No other checkpoint in {directory} can be used either.")
     raise skipped[0]
 
 
-def _candidates(folder: Path, pointer: Path, skipped: list[CheckpointError]) -> Iterable[Path]:
-    try:
-        yield folder / f"{manifests.read_pointer(pointer)}.json"
-    except CheckpointMissingError:
-        pass
-    except CheckpointCorruptError as error:
-        _logger.warning("cannot tell the newest checkpoint of %s: %s", folder, error)
-        skipped.append(error)
-    others: list[tuple[int, Path]] = []
-    for path in folder.glob("*.json"):
-        if path.stem in (LATEST, EXCEPTION):
-            continue
+def _newest_first(directory: Path, skipped: list[CheckpointError]) -> Iterator[str]:
+    """Yield the names to try: what ``latest`` names, then by iteration."""
+    if not directory.is_dir():
+        return
+    with Folder(directory, create=False) as folder:
+        newest = None
         try:
-            others.append((manifests.read(path)[0].iteration, path))
-        except (CheckpointCorruptError, CheckpointMissingError):
-            others.append((-1, path))
-    for _, path in sorted(others, reverse=True):
-        yield path
+            newest = _read_pointer(folder)
+            yield newest
+        except CheckpointMissingError:
+            pass
+        except (CheckpointCorruptError, CheckpointVersionError) as error:
+            _logger.warning("cannot tell the newest checkpoint of %s: %s", directory, error)
+            skipped.append(error)
+        names = [name for name in folder.names() if name.endswith(SUFFIX)]
+        names.sort(key=_number_of, reverse=True)
+        yield from (name for name in names if name not in (newest, EXCEPTION + SUFFIX))
 
 
-def _load_manifest(path: Path) -> Checkpoint:
-    manifest, raw = manifests.read(path)
-    while True:
-        try:
-            tensors = _read_tensors(path.with_name(manifest.tensor_file), manifest)
-            break
-        except CheckpointMissingError as error:
-            # Replaced between our two reads: the new manifest names another file.
-            again, raw_again = manifests.read(path)
-            if raw_again == raw:
-                raise manifests.corrupt(path, f"its tensor file is missing ({error})") from error
-            manifest, raw = again, raw_again
+def _read_pointer(folder: Folder) -> str:
+    """Return the name of the file that ``latest.json`` names."""
+    path = folder.path / _POINTER
     try:
-        state = decode(manifest.state, tensors)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise manifests.corrupt(path, str(error)) from error
-    if not isinstance(state, dict):
-        raise manifests.corrupt(path, "its state is not a dict")
-    return Checkpoint(path, manifest, state)
+        found = decode_json(_POINTER_KIND, folder.read(_POINTER, _POINTER_BYTES), _POINTER_BYTES)
+        stem = found["stem"]
+        if not _STEM.fullmatch(stem):
+            raise _corrupt(path, f"it names {stem!r}, which cannot be a checkpoint")
+    except (DataCorruptError, DataMissingError) as error:
+        raise _typed(path, error) from error
+    except (TypeError, KeyError) as error:
+        raise _corrupt(path, "it names no checkpoint") from error
+    return f"{stem}{SUFFIX}"
 
 
-def _read_tensors(path: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
-    raw = manifests.read_file(path, manifest.tensor_bytes, exact=True)
-    if hashlib.sha256(raw).hexdigest() != manifest.tensor_sha256:
-        raise manifests.corrupt(path, "its sha256 is not the one in the manifest")
+def _load(path: Path) -> Checkpoint:
+    if not path.parent.is_dir():
+        raise _missing(path)
+    begin = b""
     try:
-        return safetensors.torch.load(raw)
-    except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise manifests.corrupt(path, f"not a safetensors file: {error}") from error
+        with Folder(path.parent, create=False) as folder:
+            content = folder.view(path.name, MAX_BYTES)
+        begin = bytes(content[:4])
+        value = decode_safetensors(_KIND, content)
+        contents = msgspec.convert(value, _Contents, strict=True)
+    except DataCorruptError as error:
+        raise _foreign(path) if begin.startswith(_PICKLES) else _typed(path, error) from error
+    except DataMissingError as error:
+        raise _missing(path) from error
+    except RunFolderError as error:
+        raise _corrupt(path, f"it cannot be read: {error}") from error
+    except msgspec.ValidationError as error:
+        raise _corrupt(path, str(error)) from error
+    return Checkpoint(path, contents)
 
 
-def _serialize(tensors: dict[str, torch.Tensor], path: Path) -> bytes:
-    try:
-        return safetensors.torch.save(tensors)
-    except (safetensors.SafetensorError, ValueError, KeyError) as error:
-        raise CheckpointError(
-            f"cannot write the checkpoint {path}: {error}. Keep only plain tensors in the state.",
+def _stem_of(name: str) -> str:
+    """Return the name without its ending, ours or one that callers of the reference give it."""
+    for ending in (SUFFIX, *_REFERENCE_ENDINGS):
+        if name.endswith(ending):
+            return name.removesuffix(ending)
+    return name
+
+
+def _number_of(name: str, prefix: str = "iteration_") -> int:
+    """Return the number in the name of a numbered checkpoint, -1 for other names."""
+    number = name.removeprefix(prefix).removesuffix(SUFFIX)
+    return int(number) if name == f"{prefix}{number}{SUFFIX}" and number.isdecimal() else -1
+
+
+def _typed(path: Path, error: DataCorruptError | DataMissingError) -> CheckpointError:
+    if isinstance(error, DataMissingError):
+        return _missing(path)
+    if isinstance(error, DataVersionError):
+        return CheckpointVersionError(
+            f"the checkpoint file {path} has {error}. Install the version that wrote it, or "
+            "choose another checkpoint.",
             path=str(path),
-        ) from error
+            found=error.found,
+            expected=error.expected,
+        )
+    return _corrupt(path, str(error))
 
 
-def _tensor_file_of(manifest_path: Path) -> str | None:
-    try:
-        return manifests.read(manifest_path)[0].tensor_file
-    except CheckpointError:
-        return None
+def _missing(path: Path) -> CheckpointMissingError:
+    return CheckpointMissingError(
+        f"no checkpoint at {path}. Give a folder for its newest checkpoint, or the name of a "
+        f"{SUFFIX} file in it.",
+        path=str(path),
+    )
 
 
-def _remove_orphans(folder: Path) -> None:
-    """Remove what a process that died while saving left behind, and no manifest names."""
-    # The age spares what another writer has not committed yet.
-    limit = time.time() - _ORPHAN_AGE_S
-    found = [*folder.glob("*-*.safetensors"), *folder.glob(".tmp-*")]
-    old = [path for path in found if _modified(path) < limit]
-    if old:
-        named = {_tensor_file_of(path) for path in folder.glob("*.json")}
-        for path in old:
-            if path.name not in named:
-                _remove(path)
+def _corrupt(path: Path, why: str) -> CheckpointCorruptError:
+    return CheckpointCorruptError(
+        f"the checkpoint file {path} is damaged: {why}. Choose another checkpoint; nothing was "
+        "loaded from this one.",
+        path=str(path),
+        why=why,
+    )
 
 
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return float("inf")
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        _logger.warning("cannot remove %s: %s", path, error)
+def _foreign(path: Path) -> CheckpointCorruptError:
+    return CheckpointCorruptError(
+        f"{path} is not a dingsdk checkpoint. dingsdk never unpickles files (that can run code), "
+        f"so a .pth.tar or .pt of another library cannot be loaded: name the {SUFFIX} file of a "
+        "dingsdk checkpoint, or its folder.",
+        path=str(path),
+        why="foreign",
+    )

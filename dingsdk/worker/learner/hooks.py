@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dingsdk.config import check_known_keys
-from dingsdk.errors import CheckpointError, ConfigError, ConfigTypeError
+from dingsdk.errors import CheckpointError, ConfigError, ConfigTypeError, StorageFullError
 from dingsdk.worker.learner.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
 from dingsdk.worker.learner.hook import LearnerHook
 from dingsdk.worker.learner.monitor import as_number
@@ -79,7 +79,8 @@ class SaveCkptHook(_PeriodicHook):
     """Saves a checkpoint every ``freq`` iterations, from rank 0 alone.
 
     It is named ``engine.ckpt_name``, or ``iteration_<n>`` where that is None; of the latter
-    the ``engine.keep_last_ckpt`` written last are kept.
+    the ``engine.keep_last_ckpt`` written last are kept. Where the disk is full after an iteration,
+    that checkpoint is left out with a warning; after the run it is an error.
 
     Args:
         ext_args: ``freq`` (default 1): save when the iteration is divisible by it.
@@ -89,14 +90,20 @@ class SaveCkptHook(_PeriodicHook):
         iteration = engine.last_iter.val
         if engine.rank != 0 or iteration % self._freq:
             return
-        path = save_checkpoint(
-            engine.checkpoint_dir,
-            engine.ckpt_name or f"iteration_{iteration}",
-            engine.policy.state_dict(),
-            iteration=iteration,
-            envstep=engine.collector_envstep,
-            meta={"instance_name": engine.instance_name},
-        )
+        try:
+            path = save_checkpoint(
+                engine.checkpoint_dir,
+                engine.ckpt_name or f"iteration_{iteration}",
+                engine.policy.state_dict(),
+                iteration=iteration,
+                envstep=engine.collector_envstep,
+                meta={"instance_name": engine.instance_name},
+            )
+        except StorageFullError as error:
+            if self.position != "after_iter":
+                raise
+            _logger.warning("no checkpoint of iteration %d, training goes on: %s", iteration, error)
+            return
         engine.info(f"saved checkpoint {path}")
         if engine.keep_last_ckpt:
             prune_checkpoints(engine.checkpoint_dir, engine.keep_last_ckpt)

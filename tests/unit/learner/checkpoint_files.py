@@ -1,7 +1,5 @@
 """Small checkpoints for the tests of saving, refusing and finding them."""
 
-import json
-
 import torch
 
 from dingsdk.worker.learner.checkpoint import save_checkpoint
@@ -17,7 +15,3 @@ def save(folder, stem="iteration_1", value=1.0, iteration=1, **kwargs):
 
 def value_of(found):
     return float(found.state["model"]["weight"][0, 0])
-
-
-def tensor_file(manifest_path):
-    return manifest_path.with_name(json.loads(manifest_path.read_text())["tensor_file"])

@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 import os
@@ -7,17 +8,28 @@ import textwrap
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointError,
+    StorageFullError,
 )
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
+from dingsdk.testing import failing_calls, recorded_writes
 from dingsdk.worker.learner import checkpoint as checkpoints
 from dingsdk.worker.learner.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
 
-from .checkpoint_files import save, tensor_file, value_of
+from .checkpoint_files import save, value_of
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def stems_in(folder):
+    return {path.stem for path in folder.glob("*.safetensors")}
 
 
 class TestRoundTrip:
@@ -40,7 +52,7 @@ class TestRoundTrip:
                 assert torch.equal(fresh.state_dict()["state"][key][name], tensor)
         module.load_state_dict(found.state["model"])
         assert (found.iteration, found.envstep, found.meta) == (7, 56, {"note": "x"})
-        assert found.path == tmp_path / "a.json"
+        assert found.path == tmp_path / "a.safetensors"
 
     def test_of_every_kind_of_leaf(self, tmp_path):
         saved = {
@@ -101,8 +113,8 @@ class TestRoundTrip:
             ({1, 2}, "set"),
             (b"raw", "bytes"),
             (len, "builtin_function"),
-            (np.array([None]), "ndarray"),
-            (torch.eye(2).to_sparse(), "Tensor"),
+            (np.array([None]), "object"),
+            (torch.eye(2).to_sparse(), "sparse"),
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )
@@ -110,7 +122,7 @@ class TestRoundTrip:
         with pytest.raises(CheckpointError) as caught:
             save_checkpoint(tmp_path, "a", {"model": {"odd": [leaf]}}, iteration=0)
 
-        assert caught.value.facts["key"] == "model/odd/0"
+        assert caught.value.facts["key"] == "model.odd.0"
         assert kind in caught.value.facts["found"]
         assert list(tmp_path.iterdir()) == []
 
@@ -120,7 +132,7 @@ class TestRoundTrip:
 
 
 class TestNames:
-    @pytest.mark.parametrize("name", ["ckpt_best", "ckpt_best.pth.tar", "ckpt_best.json"])
+    @pytest.mark.parametrize("name", ["ckpt_best", "ckpt_best.pth.tar", "ckpt_best.safetensors"])
     def test_one_checkpoint_has_several_spellings(self, tmp_path, name):
         save(tmp_path, "ckpt_best.pth.tar", iteration=3)
 
@@ -142,12 +154,12 @@ class TestNames:
 
         assert list(tmp_path.iterdir()) == []
 
-    def test_saving_again_leaves_one_tensor_file(self, tmp_path):
+    def test_saving_again_leaves_one_file(self, tmp_path):
         for value in (1.0, 2.0, 3.0):
             save(tmp_path, "ckpt_best", value)
 
         assert value_of(load_checkpoint(tmp_path / "ckpt_best")) == 3.0
-        assert len(list(tmp_path.glob("*.safetensors"))) == 1
+        assert names_in(tmp_path) == ["ckpt_best.safetensors", "latest.json"]
 
     def test_the_exception_checkpoint_is_never_the_newest(self, tmp_path):
         save(tmp_path, "iteration_1", iteration=1)
@@ -166,29 +178,80 @@ class TestNames:
 
         prune_checkpoints(tmp_path, 2)
 
-        names = {path.stem for path in tmp_path.glob("*.json")}
-        assert names == {"iteration_3", "iteration_10", "ckpt_best", "latest"}
+        assert stems_in(tmp_path) == {"iteration_3", "iteration_10", "ckpt_best"}
 
-    def test_leftovers_of_a_dead_writer_go_after_an_hour(self, tmp_path):
+    @pytest.mark.parametrize(
+        ("keep_last", "kept"),
+        [(1, {5}), (2, {5, 1}), (3, {5, 1, 10}), (4, {5, 1, 10, 2}), (5, {5, 1, 10, 2, 3})],
+    )
+    def test_pruning_goes_by_the_time_of_writing_not_by_number(self, tmp_path, keep_last, kept):
+        for written, number in enumerate((3, 2, 10, 1)):
+            os.utime(save(tmp_path, f"iteration_{number}"), (written, written))
+        save(tmp_path, "iteration_5")
+
+        prune_checkpoints(tmp_path, keep_last)
+
+        assert stems_in(tmp_path) == {f"iteration_{number}" for number in kept}
+
+    def test_pruning_leaves_names_that_only_look_numbered(self, tmp_path):
+        names = ["iteration_1", "iteration_x", "iteration_", "iteration_1a", "other_1"]
+        for name in names:
+            save(tmp_path, name)
+        (tmp_path / "iteration_7.txt").write_text("notes")
+
+        prune_checkpoints(tmp_path, 0)
+
+        assert stems_in(tmp_path) == set(names) - {"iteration_1"}
+        assert (tmp_path / "iteration_7.txt").exists()
+
+    def test_the_temporary_file_of_a_dead_writer_goes_at_the_next_save(self, tmp_path):
+        (tmp_path / ".tmp-0123456789abcdef").write_bytes(b"half")
+
         save(tmp_path)
-        old, fresh = (tmp_path / f"gone-{digit * 16}.safetensors" for digit in "01")
-        old.write_bytes(b"")
-        fresh.write_bytes(b"")
-        os.utime(old, (1, 1))
-        os.utime(tensor_file(tmp_path / "iteration_1.json"), (1, 1))
 
-        save(tmp_path, "iteration_2")
+        assert names_in(tmp_path) == ["iteration_1.safetensors", "latest.json"]
 
-        assert not old.exists()
-        assert fresh.exists()
-        assert load_checkpoint(tmp_path / "iteration_1").iteration == 1
+    def test_a_checkpoint_survives_a_power_cut(self, tmp_path):
+        with recorded_writes() as log:
+            path = save(tmp_path)
+
+        assert log.is_durable(path)
+        assert log.is_durable(tmp_path / "latest.json")
+        named = [call[2] for call in log.calls if call[0] == "rename"]
+        assert named == [str(path), str(tmp_path / "latest.json")]
+
+    def test_what_a_run_writes_is_for_its_user_alone(self, tmp_path):
+        before = os.umask(0)
+        try:
+            path = save(tmp_path / "ckpt")
+        finally:
+            os.umask(before)
+
+        modes = [each.stat().st_mode & 0o777 for each in (path.parent, path)]
+        assert modes == [0o700, 0o600]
+
+    def test_a_full_disk_leaves_the_old_checkpoint(self, tmp_path):
+        save(tmp_path, value=1.0)
+
+        with failing_calls(("writev",), 1, errno.ENOSPC), pytest.raises(StorageFullError):
+            save(tmp_path, value=2.0)
+
+        assert value_of(load_checkpoint(tmp_path)) == 1.0
+        assert names_in(tmp_path) == ["iteration_1.safetensors", "latest.json"]
+
+    def test_any_tool_for_safetensors_reads_the_tensors(self, tmp_path):
+        path = save(tmp_path, value=3.0)
+
+        found = safetensors.torch.load_file(path)
+
+        assert found["state.model.weight"].tolist() == [[3.0, 3.0]] * 3
 
 
 class TestNewest:
     def test_damaged_falls_back_loudly_to_the_one_before(self, tmp_path, caplog):
         save(tmp_path, "iteration_1", 1.0, iteration=1)
         path = save(tmp_path, "iteration_2", 2.0, iteration=2)
-        tensor_file(path).write_bytes(b"damage")
+        path.write_bytes(b"damage")
 
         found = load_checkpoint(tmp_path)
 
@@ -198,7 +261,7 @@ class TestNewest:
 
     def test_asked_for_by_name_never_falls_back(self, tmp_path):
         save(tmp_path, "iteration_1", iteration=1)
-        tensor_file(save(tmp_path, "iteration_2", iteration=2)).write_bytes(b"damage")
+        save(tmp_path, "iteration_2", iteration=2).write_bytes(b"damage")
 
         with pytest.raises(CheckpointCorruptError):
             load_checkpoint(tmp_path / "iteration_2")
@@ -206,7 +269,7 @@ class TestNewest:
     def test_all_damaged_is_an_error(self, tmp_path):
         for number in (1, 2):
             path = save(tmp_path, f"iteration_{number}", iteration=number)
-            tensor_file(path).write_bytes(b"damage")
+            path.write_bytes(b"damage")
 
         with pytest.raises(CheckpointCorruptError) as caught:
             load_checkpoint(tmp_path)
@@ -297,6 +360,7 @@ def test_a_writer_killed_at_any_point_leaves_the_old_or_the_new_checkpoint(tmp_p
             outcomes.append((code, found.iteration))
             save(folder, 3)
             assert load_checkpoint(folder).iteration == 3
+            assert sorted(os.listdir(folder)) == ["ckpt_best.safetensors", "latest.json"]
             if code == 0:
                 break
         print(outcomes)

@@ -1,3 +1,4 @@
+import errno
 import subprocess
 import sys
 import textwrap
@@ -11,10 +12,12 @@ from dingsdk.errors import (
     ConfigTypeError,
     HookError,
     PolicyOutputTypeError,
+    StorageFullError,
     UnknownKeyError,
     UnknownPluginError,
 )
 from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.testing import failing_calls
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 from dingsdk.worker.learner.hook import (
     LearnerHook,
@@ -195,7 +198,7 @@ class TestSave:
             learner.train([{}])
         learner.call_hook("after_run")
 
-        names = {path.stem for path in learner.checkpoint_dir.glob("*.json")}
+        names = {path.stem for path in learner.checkpoint_dir.iterdir()}
         assert names == {"iteration_0", "iteration_2", "iteration_4", "iteration_5", "latest"}
 
     def test_only_rank_0_saves(self, make_learner, scripted):
@@ -215,7 +218,7 @@ class TestSave:
         learner.save_checkpoint()
 
         assert learner.checkpoint_dir == tmp_path / "run" / "ckpt_expert"
-        assert (learner.checkpoint_dir / "iteration_0.json").exists()
+        assert (learner.checkpoint_dir / "iteration_0.safetensors").exists()
 
     def test_old_iterations_go_and_the_best_stays(self, make_learner, scripted):
         learner = make_learner(
@@ -228,10 +231,27 @@ class TestSave:
         for _ in range(5):
             learner.train([{}])
 
-        names = {path.stem for path in learner.checkpoint_dir.glob("*.json")}
+        names = {path.stem for path in learner.checkpoint_dir.iterdir()}
         assert names == {"iteration_4", "iteration_5", "ckpt_best", "latest"}
-        assert len(list(learner.checkpoint_dir.glob("*.safetensors"))) == 3
         assert load_checkpoint(learner.checkpoint_dir / "ckpt_best").iteration == 1
+
+    def test_a_full_disk_leaves_out_a_checkpoint_and_training_goes_on(
+        self, make_learner, scripted, caplog
+    ):
+        learner = make_learner(
+            scripted(lambda data: {"loss": 1.0}), {"hook": {"save_ckpt_after_iter": 1}}
+        )
+        learner.train([{}])
+
+        with failing_calls(("writev",), 1, errno.ENOSPC, persistent=True):
+            learner.train([{}])
+            with pytest.raises(StorageFullError, match="iteration_2"):
+                learner.call_hook("after_run")
+        learner.train([{}])
+
+        assert "no checkpoint of iteration 1" in caplog.text
+        names = {path.stem for path in learner.checkpoint_dir.iterdir()}
+        assert names == {"iteration_0", "iteration_2", "latest"}
 
     def test_saving_works_with_the_hook_after_the_run_turned_off(self, make_learner, scripted):
         learner = make_learner(scripted(lambda data: {}), {"hook": NO_SAVE})
