@@ -25,7 +25,12 @@ from dingsdk.plugins import PluginManager, Switches, use_manager
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     path
-    for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/README.md")]
+    for path in [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("plugins/*/README.md"),
+    ]
     if "reference" not in path.parts
 )
 LANGUAGES = {"console", "python", "text", "yaml", "toml"}
