@@ -1,17 +1,31 @@
-"""The log files of a run: one text file and one tensorboard folder per component."""
+"""The log files of a run: one text file and one tensorboard folder per component.
+
+Logs never stop a run: where a file cannot be written (full disk), its log ends with one warning.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import logging.handlers
+import os
+import socket
+import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dingsdk.data.files import ensure_dir
+from dingsdk.data.files import ensure_dir, open_private
 from dingsdk.errors import ClosedError, RunFolderError
 
+MAX_TEXT_BYTES = 8 << 20
+"""Size from which on a text log continues in a new file; three older ones stay."""
+_OLD_FILES = 3
+_FLUSH_S = 30.0
 _LINE_FORMAT = "[%(asctime)s][%(levelname)s] %(message)s"
+_logger = logging.getLogger(__name__)
 
 
 class RunLogger(logging.Logger):
@@ -32,17 +46,16 @@ class RunLogger(logging.Logger):
     def __init__(self, name: str, file: Path | None, level: int = logging.INFO) -> None:
         super().__init__(name, level)
         self.parent = logging.getLogger("dingsdk.run")
-        self._file_handler: logging.FileHandler | None = None
+        self._file_handler: _TextFile | None = None
         if file is not None:
             try:
-                self._file_handler = logging.FileHandler(file, encoding="utf-8")
+                self._file_handler = _TextFile(file)
             except OSError as error:
                 raise RunFolderError(
                     f"cannot write the log file {file}: {error.strerror or error}. "
                     "Check the permissions and free space of the run folder.",
                     path=str(file),
                 ) from error
-            self._file_handler.setFormatter(logging.Formatter(_LINE_FORMAT))
             self.addHandler(self._file_handler)
 
     def get_tabulate_vars(self, variables: Mapping[str, Any]) -> str:
@@ -64,6 +77,39 @@ class RunLogger(logging.Logger):
         if handler is not None:
             self.removeHandler(handler)
             handler.close()
+
+
+class _TextFile(logging.handlers.RotatingFileHandler):
+    """Appends to a file for us alone, and ends with one warning where it cannot be written."""
+
+    def __init__(self, path: Path) -> None:
+        self._has_failed = False
+        super().__init__(path, maxBytes=MAX_TEXT_BYTES, backupCount=_OLD_FILES, encoding="utf-8")
+        self.setFormatter(logging.Formatter(_LINE_FORMAT))
+
+    def _open(self) -> Any:
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=open_private)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self._has_failed:
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - name of the base
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            self._has_failed = True
+            _warn_of_end(self.baseFilename, error)
+        else:
+            super().handleError(record)
+
+    def close(self) -> None:
+        # What could not be written is tried once more, and given up.
+        with contextlib.suppress(OSError):
+            super().close()
+
+
+def _warn_of_end(path: str, error: OSError) -> None:
+    _logger.warning("the log %s ends here, the run goes on: %s", path, error.strerror or error)
 
 
 class TensorboardLogger:
@@ -119,13 +165,9 @@ class TensorboardLogger:
     def _open(self) -> Any:
         writer = self._writer
         if writer is None and not self._is_closed:
-            # tensorboardX starts a thread and opens a file per writer, and takes a while to
-            # import: components that never write pay for none of it.
-            from tensorboardX import SummaryWriter
-
             with self._lock:
                 if self._writer is None and not self._is_closed:
-                    self._writer = SummaryWriter(self.logdir)
+                    self._writer = _open_writer(self.logdir)
                 writer = self._writer
         return writer
 
@@ -137,6 +179,73 @@ class TensorboardLogger:
             raise ClosedError(f"the tensorboard log {self.logdir} is closed", what=self.logdir)
         attribute: Callable[..., Any] = getattr(writer, name)
         return attribute
+
+
+class _EventFile:
+    """The file of a tensorboard writer, written by whoever adds to it. Thread-safe.
+
+    tensorboardX has a thread write it. A full disk ends that thread, and whoever adds to its queue
+    then waits for ever.
+    """
+
+    def __init__(self, folder: str) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.record_writer import RecordWriter
+
+        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
+        self._path = str(Path(folder) / name)
+        self._lock = threading.Lock()
+        self._has_failed = False
+        self._file: Any = None
+        self._flushed_at = time.monotonic()
+        self._try(lambda: os.close(open_private(self._path, os.O_CREAT | os.O_WRONLY)))
+        self._file = RecordWriter(self._path)
+        self.add_event(Event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def add_event(self, event: Any) -> None:
+        self._try(lambda: self._file.write(event.SerializeToString()))
+        if time.monotonic() - self._flushed_at > _FLUSH_S:
+            self.flush()
+
+    def flush(self) -> None:
+        self._flushed_at = time.monotonic()
+        self._try(lambda: self._file.flush())
+
+    def close(self) -> None:
+        self.flush()
+        with self._lock, contextlib.suppress(OSError):
+            self._file.close()
+
+    def _try(self, write: Callable[[], None]) -> None:
+        with self._lock:
+            if self._has_failed:
+                return
+            try:
+                write()
+            except OSError as error:
+                self._has_failed = True
+                _warn_of_end(self._path, error)
+
+
+def _open_writer(folder: str) -> Any:
+    # It takes a while to import, which components that never write do without.
+    from tensorboardX import SummaryWriter
+    from tensorboardX.writer import FileWriter
+
+    class EventWriter(FileWriter):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.event_writer = _EventFile(folder)
+            self._default_metadata: dict[str, Any] = {}
+
+    class Writer(SummaryWriter):  # type: ignore[misc]
+        def _get_file_writer(self) -> Any:
+            # Called for each point; the base makes one that writes in a thread.
+            if not self.all_writers:
+                self.file_writer: Any = EventWriter()
+                self.all_writers: Any = {folder: self.file_writer}
+            return self.file_writer
+
+    return Writer(folder)
 
 
 _writers: dict[Path, TensorboardLogger] = {}

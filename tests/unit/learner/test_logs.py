@@ -1,5 +1,9 @@
+import contextlib
 import gc
 import logging
+import os
+import resource
+import signal
 import struct
 import threading
 
@@ -11,7 +15,7 @@ from tensorboardX.proto.event_pb2 import Event
 from dingsdk.errors import ClosedError, PolicyOutputTypeError, RunFolderError
 from dingsdk.worker.learner.counter import CountVar
 from dingsdk.worker.learner.monitor import LearnerMonitor
-from dingsdk.worker.run_logger import build_logger
+from dingsdk.worker.run_logger import MAX_TEXT_BYTES, build_logger
 from dingsdk.worker.timer import EasyTimer
 
 QUIET_SAVE = {"save_ckpt_after_iter": False, "save_ckpt_after_run": False}
@@ -28,6 +32,19 @@ def read_events(folder):
             for value in event.summary.value:
                 is_histogram = value.HasField("histo")
                 yield value.tag, event.step, "histogram" if is_histogram else value.simple_value
+
+
+@contextlib.contextmanager
+def full_disk(after_bytes):
+    """Let no file of this process grow beyond so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (after_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
 
 
 class TestBuildLogger:
@@ -135,6 +152,51 @@ class TestBuildLogger:
         assert logger.handlers == []
         del logger
         gc.collect()  # an open file would raise a ResourceWarning, which is an error here
+
+    @pytest.mark.parametrize("at", [100, 200, 1000])
+    def test_a_disk_that_fills_up_ends_the_logs_with_one_warning_each(self, tmp_path, caplog, at):
+        logger, writer = build_logger(tmp_path, "a")
+        logger.info("before")
+        with full_disk(at):
+            for step in range(300):
+                logger.info("line %d", step)
+                writer.add_scalar("x", float(step), step)
+                writer.flush()
+            logger.close()
+            writer.close()
+            writer.close()
+
+        warnings = [text for text in caplog.messages if "the run goes on" in text]
+        assert sorted(("tfevents" in text) for text in warnings) == [False, True]
+        assert (tmp_path / "a_logger.txt").read_text().splitlines()[0].endswith("before")
+        gc.collect()  # an open file would raise a ResourceWarning, which is an error here
+
+    @pytest.mark.parametrize("umask", [0, 0o22])
+    def test_logs_are_for_their_user_alone(self, tmp_path, umask):
+        before = os.umask(umask)
+        try:
+            logger, writer = build_logger(tmp_path / "run" / "log", "a")
+            logger.info("text")
+            writer.add_scalar("x", 1.0, 1)
+            logger.close()
+            writer.close()
+        finally:
+            os.umask(before)
+
+        modes = {path.is_dir(): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+        assert modes == {True: 0o700, False: 0o600}
+
+    def test_a_long_text_log_goes_on_in_new_files_and_the_oldest_goes(self, tmp_path):
+        logger, _ = build_logger(tmp_path, "a", need_tb=False)
+
+        for number in range(6):
+            logger.info("%d%s", number, "x" * MAX_TEXT_BYTES)
+        logger.close()
+
+        files = sorted(path.name for path in tmp_path.iterdir())
+        assert files == ["a_logger.txt", *(f"a_logger.txt.{n}" for n in (1, 2, 3))]
+        assert "[INFO] 5x" in (tmp_path / "a_logger.txt").read_text()[:60]
+        assert "[INFO] 2x" in (tmp_path / "a_logger.txt.3").read_text()[:60]
 
     @pytest.mark.parametrize("blocked", ["", "a_logger.txt", "a_tb_logger"])
     def test_a_folder_that_cannot_be_written_is_a_typed_error(self, tmp_path, blocked):
