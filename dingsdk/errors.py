@@ -56,7 +56,7 @@ def _rebuild(cls: type[DingError], message: str, facts: dict[str, Any]) -> DingE
     return cls(message, **facts)
 
 
-# --- configuration and plugins ---------------------------------------------------
+# configuration and plugins
 
 
 class ConfigError(DingError, ValueError):
@@ -86,7 +86,7 @@ class UnknownEnvError(ConfigError, KeyError):
 
 
 class HookError(ConfigError, AssertionError):
-    """A learner hook that has no place in the hook table. Facts: ``name``, ``found``."""
+    """A learner hook that does not fit the hook table. Facts: ``name``, ``found``."""
 
 
 class DuplicateTypeError(DingError, AssertionError):
@@ -114,7 +114,7 @@ class PluginNotInstalledError(DingError, ImportError):
     is_user_mistake = True
 
 
-# --- data --------------------------------------------------------------------------
+# data
 
 
 class SchemaMismatchError(DingError, ValueError):
@@ -126,7 +126,7 @@ class BatchIndexError(DingError, IndexError):
 
 
 class FrozenBatchError(DingError, ValueError):
-    """A write into a batch that was handed over and is shared. Facts: ``key``."""
+    """A write into a batch that is shared and read-only. Facts: ``key``."""
 
 
 class DataCorruptError(DingError, ValueError):
@@ -142,11 +142,11 @@ class DataMissingError(DingError, LookupError):
 
 
 class ConflictError(DingError, ValueError):
-    """Another content under a name that is taken for good. Facts: ``data_id``."""
+    """Different content for an id that is already stored. Facts: ``data_id``."""
 
 
 class StorageFullError(DingError, OSError):
-    """Storage that cannot serve now: full, over quota, failing, or no descriptors left.
+    """Storage that fails now: full, over quota, broken, or no file descriptors left.
 
     Facts: ``path``, ``reason`` (an errno name, or ``low_space`` before it came to that).
     """
@@ -160,7 +160,7 @@ class PayloadsLostError(DataMissingError):
 
 
 class ClosedError(DingError, RuntimeError):
-    """A part that was used after, or woken by, its ``close()``. Facts: ``what``."""
+    """A part that was used after ``close()``, or whose wait it ended. Facts: ``what``."""
 
 
 class BufferClosedError(ClosedError):
@@ -174,13 +174,13 @@ class BufferFullError(DingError, RuntimeError):
 
 
 class InvalidPriorityError(DingError, ValueError):
-    """Priorities, or the ids that they are for, that cannot be meant: nothing was changed.
+    """Invalid priorities, or ids that do not fit them; the buffer is unchanged.
 
     Facts: ``key``, ``found``, ``index`` (of the row, where it is one).
     """
 
 
-# --- environments and policies -------------------------------------------------------
+# environments and policies
 
 
 class EnvError(DingError, RuntimeError):
@@ -203,7 +203,7 @@ class NotSetError(DingError, RuntimeError, AssertionError):
     """A worker that was used before something it needs was set. Facts: ``what``."""
 
 
-# --- run folder and checkpoints --------------------------------------------------------
+# run folder and checkpoints
 
 
 class RunFolderError(DingError, OSError):
@@ -230,15 +230,15 @@ class CheckpointVersionError(CheckpointError, ValueError):
     """A checkpoint of a format this version does not read. Facts: ``found``, ``expected``."""
 
 
-# --- workers and messages ---------------------------------------------------------------
+# workers and messages
 
 
 class ProtocolError(DingError, ValueError):
-    """A message that breaks the wire rules. Facts: ``where``."""
+    """A message that breaks the rules of the wire format. Facts: ``where``."""
 
 
 class WorkerLostError(DingError, ConnectionError):
-    """A worker that left or fell silent.
+    """A worker that left or stopped answering.
 
     Facts: ``worker_id``, ``task_id``; ``replaced``: its id is another worker's now.
     """
@@ -260,28 +260,28 @@ class TooManyTasksError(DingError, RuntimeError):
 
 
 class PoisonTaskError(DingError, RuntimeError):
-    """A task that was given up because it cost too many workers.
+    """A task that was given up because too many workers were lost with it.
 
     Facts: ``task_id``, ``attempts``, ``worker_id`` (the last one lost; the cause says how).
     """
 
 
 class StaleEpochError(WorkerLostError):
-    """A message of a run, epoch or incarnation that is over. Facts: ``worker_id``, ``epoch``."""
+    """A message from an earlier run, epoch or incarnation. Facts: ``worker_id``, ``epoch``."""
 
 
 class AuthError(DingError, PermissionError):
-    """A secret that is missing, unsafe or not the other side's. Facts: ``reason``."""
+    """A secret that is missing, unsafe or different from the other side's. Facts: ``reason``."""
 
     is_user_mistake = True
 
 
 class InsecureBindError(ConfigError):
-    """A listener that others could reach, without a secret chosen for it. Facts: ``host``."""
+    """A listener that other hosts can reach, without a chosen secret. Facts: ``host``."""
 
 
 class PortInUseError(DingError, OSError):
-    """An address that a listener cannot have. Facts: ``host``, ``port``."""
+    """An address that a listener cannot use. Facts: ``host``, ``port``."""
 
     is_user_mistake = True
 
@@ -293,7 +293,9 @@ class TaskTimeoutError(DingError, TimeoutError):
 
 
 class TaskFailedError(DingError, RuntimeError):
-    """A task whose code raised. Facts: ``worker_id``, ``task``, ``result``, ``traceback``.
+    """A task whose code raised an exception.
+
+    Facts: ``worker_id``, ``task``, ``result``, ``traceback``.
 
     It is the user's mistake where what the worker raised was.
     """
