@@ -34,5 +34,4 @@ else:
         except metadata.PackageNotFoundError:
             return "0+unknown"
 
-    __getattr__, __dir__, __all__ = lazy_names(__name__, __file__, _version)
-    __all__ = sorted([*__all__, "__version__"])
+    __getattr__, __dir__ = lazy_names(__name__, __file__, _version)

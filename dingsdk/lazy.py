@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
+import functools
 import importlib
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 Getter = Callable[[str], Any]
@@ -14,8 +13,8 @@ Getter = Callable[[str], Any]
 
 def lazy_names(
     package: str, file: str, otherwise: Getter | None = None
-) -> tuple[Getter, Callable[[], list[str]], list[str]]:
-    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package.
+) -> tuple[Getter, Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a package; ``__all__`` is one of its attributes.
 
     The names are those that its ``__init__.py`` imports for type checkers, in the block that
     starts with ``if TYPE_CHECKING:``. They are read from the source, so that they stand there
@@ -26,22 +25,32 @@ def lazy_names(
         file: ``__file__`` of the package.
         otherwise: Asked for any other name; raises AttributeError where it knows none.
     """
-    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
-    block = next(node for node in tree.body if isinstance(node, ast.If))
-    modules = {
-        alias.name: str(node.module)
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
     names = vars(sys.modules[package])
+    modules = functools.cache(lambda: _typed_imports(file))
 
     def getter(name: str) -> Any:
-        if name in modules:
-            names[name] = getattr(importlib.import_module(modules[name]), name)
+        if name == "__all__":
+            return sorted(modules())
+        if name in modules():
+            names[name] = getattr(importlib.import_module(modules()[name]), name)
             return names[name]
         if otherwise is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return otherwise(name)
 
-    return getter, lambda: sorted({*names, *names["__all__"]}), sorted(modules)
+    return getter, lambda: sorted({*names, *modules()})
+
+
+def _typed_imports(file: str) -> dict[str, str]:
+    """Return the module of each name that a file imports for type checkers."""
+    import ast
+
+    with open(file, encoding="utf-8") as source:  # noqa: PTH123 - pathlib takes 10 ms to import
+        tree = ast.parse(source.read())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    return {
+        alias.name: str(node.module)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 
@@ -11,6 +12,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: done. 1: failed. 2: a mistake in the command, the config or a file. 130 and 143:
     stopped by Ctrl-C or SIGTERM.
     """
-    from dingsdk.cli.root import run
+    try:
+        from dingsdk.cli.root import run
 
-    return run(argv)
+        return run(argv)
+    except KeyboardInterrupt:
+        sys.stderr.write("Interrupted; there was nothing to save.\n")
+        return 130

@@ -19,4 +19,4 @@ if TYPE_CHECKING:
     from dingsdk.envs.vector import VectorEnvManager as VectorEnvManager
 else:
     # gymnasium takes a good part of a second to import.
-    __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
+    __getattr__, __dir__ = lazy_names(__name__, __file__)

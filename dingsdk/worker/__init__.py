@@ -84,4 +84,4 @@ else:
 
         return default_manager().named(name)
 
-    __getattr__, __dir__, __all__ = lazy_names(__name__, __file__, _owned_by_a_plugin)
+    __getattr__, __dir__ = lazy_names(__name__, __file__, _owned_by_a_plugin)

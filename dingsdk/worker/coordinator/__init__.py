@@ -15,4 +15,4 @@ if TYPE_CHECKING:
     from dingsdk.worker.coordinator.tasks import TaskState as TaskState
 else:
     # Configs are checked by the sections of this package, without importing torch.
-    __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
+    __getattr__, __dir__ = lazy_names(__name__, __file__)

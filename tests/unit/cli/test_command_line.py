@@ -123,6 +123,32 @@ def test_ctrl_c_before_a_run_exits_with_130(
     assert "Interrupted" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "module", ["dingsdk.cli.root", "click", "dingsdk.pipeline.train", "msgspec", "torch"]
+)
+def test_ctrl_c_while_the_program_is_still_imported_is_one_line(module: str) -> None:
+    code = f"""
+import sys
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+from dingsdk.cli import main
+sys.exit(main(["train", "cartpole-dqn"]))
+"""
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.returncode == 130
+    assert done.stderr.split("\n") in (
+        ["Interrupted; there was nothing to save.", ""],
+        ["", "Interrupted; there was nothing to save.", ""],  # click's, after the ^C of a terminal
+    )
+
+
 def test_unknown_command_and_option_exit_with_2(manager: PluginManager) -> None:
     assert main(["trian"]) == 2
     assert main(["plugins", "--no-such-option"]) == 2
