@@ -120,7 +120,7 @@ class ManagedEnvs(EnvManager):
         self._check_open()
         if reset_param is None:
             self._reset_envs(range(self._env_num), {})
-        else:
+        elif reset_param:
             self._check_ids(reset_param)
             self._reset_envs(sorted(reset_param), reset_param)
 
@@ -195,4 +195,4 @@ class ManagedEnvs(EnvManager):
         if not self._auto_reset:
             self._parked[env_ids] = True
         elif not math.isinf(self._episode_num):
-            self._parked |= self._episodes >= self._episode_num
+            self._parked[env_ids] = self._episodes[env_ids] >= self._episode_num

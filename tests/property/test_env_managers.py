@@ -1,77 +1,282 @@
-"""A synchronous vector env and a plain loop are the same envs."""
+"""Env managers against plain envs, each driven alone by a few lines of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dingsdk.envs import create_env_manager, make_env_fns
+from dingsdk.data.seeding import derive_seed
+from dingsdk.envs import EnvManager, create_env_manager
+from dingsdk.errors import EnvError
 
-ENV = {"env_id": "CartPole-v1", "kwargs": {"max_episode_steps": 12}}
+FAIL = 2
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    seeds=st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3),
-    actions=st.lists(st.integers(0, 1), min_size=1, max_size=40),
-    autoreset=st.sampled_from(["same_step", "disabled"]),
-    is_dynamic=st.booleans(),
-    reset_at=st.integers(0, 40),
+class DrawnEnv(gym.Env[Any, Any]):
+    """Observes [a number drawn at reset, step]; it tells how long the episode is, how it ends."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gym.spaces.Discrete(3)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.drawn = float(np.float32(self.np_random.random()))
+        self.time = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if action == FAIL:
+            raise RuntimeError("asked to fail")
+        self.time += 1
+        is_over = self.time == 1 + int(self.drawn * 6)
+        terminated = is_over and self.drawn * 1000 % 2 < 1
+        return self._obs(), self.time + 0.5 * action, terminated, is_over and not terminated, {}
+
+    def _obs(self) -> Any:
+        return np.array([self.drawn, self.time], np.float32)
+
+
+class PlainEnv:
+    """What one env of a manager must do.
+
+    Args:
+        episode_num: Episodes until it is parked.
+        reset_takes_step: It spends a step on its reset after an episode.
+    """
+
+    def __init__(self, episode_num: float, reset_takes_step: bool) -> None:
+        self._episode_num = episode_num
+        self._reset_takes_step = reset_takes_step
+        self.seed: int | None = None
+        self.is_static = False
+        self.launch()
+
+    def launch(self) -> None:
+        self.episodes = self.failures = self.failures_in_row = 0
+        self.reset(self.seed)
+
+    def reset(self, seed: int | None = None) -> None:
+        """Begin an episode; with a seed, on a stream of its own."""
+        if seed is not None:
+            self._env, self.rebuilds = DrawnEnv(), 0
+        self._begin(self.seed if self.is_static else seed)
+        self.is_resetting = self.is_parked = False
+
+    def _begin(self, seed: int | None) -> None:
+        self.obs = self._env.reset(seed=seed)[0] if hasattr(self, "_env") else None
+        self.episode_return = 0.0
+
+    def step(self, action: int) -> dict[str, Any]:
+        """Return what happened: ``kind`` and the parts of the step."""
+        if self.is_parked:
+            return {"kind": "parked"}
+        if self.is_resetting:
+            self.is_resetting = False
+            self._begin(self.seed if self.is_static else None)
+            return {"kind": "reset", "obs": self.obs}
+        if action == FAIL:
+            return self._fail()
+        final_obs, reward, terminated, truncated, _ = self._env.step(action)
+        self.obs = final_obs
+        self.episode_return += reward
+        made = {"kind": "transition", "final_obs": final_obs, "reward": reward}
+        made |= {"terminated": terminated, "truncated": truncated}
+        if terminated or truncated:
+            self.failures_in_row = 0
+            made["return"] = self.episode_return
+            self.episodes += 1
+            if self.episodes >= self._episode_num:
+                self.is_parked = True
+            elif self._reset_takes_step:
+                self.is_resetting = True
+            else:
+                self._begin(self.seed if self.is_static else None)
+        return {**made, "obs": self.obs}
+
+    def _fail(self) -> dict[str, Any]:
+        self.failures += 1
+        self.failures_in_row += 1
+        if self.failures_in_row > 2:
+            return {"kind": "fatal"}
+        self.rebuilds += 1
+        self._env = DrawnEnv()
+        assert self.seed is not None
+        rebuilt = derive_seed(self.seed, "rebuild", self.rebuilds)
+        self._begin(self.seed if self.is_static else rebuilt)
+        return {"kind": "abnormal", "obs": self.obs}
+
+
+MANAGERS = {
+    "in_process": {"type": "in_process"},
+    "same_step": {"type": "vector", "vectorization_mode": "sync", "autoreset_mode": "same_step"},
+    "next_step": {"type": "vector", "vectorization_mode": "sync", "autoreset_mode": "next_step"},
+    "disabled": {"type": "vector", "vectorization_mode": "sync", "autoreset_mode": "disabled"},
+}
+ACTIONS = st.lists(st.sampled_from([0, 1, 0, 1, 0, 1, FAIL]), min_size=3, max_size=3)
+CALL = st.one_of(
+    st.tuples(st.just("steps"), st.lists(ACTIONS, min_size=1, max_size=12)),
+    st.tuples(st.just("steps"), st.lists(ACTIONS, min_size=1, max_size=12)),
+    st.tuples(st.just("reset"), st.sets(st.integers(0, 2)) | st.none()),
+    st.tuples(st.just("seed"), st.tuples(st.integers(0, 99), st.booleans())),
+    st.tuples(st.just("seed some"), st.dictionaries(st.integers(0, 2), st.integers(0, 99))),
+    st.tuples(st.just("relaunch"), st.none()),
 )
-def test_same_seeds_and_actions_give_the_same_columns(
-    seeds: list[int], actions: list[int], autoreset: str, is_dynamic: bool, reset_at: int
+
+
+@pytest.mark.parametrize("kind", sorted(MANAGERS))
+@settings(max_examples=40, deadline=None)
+@given(
+    is_dict=st.booleans(),
+    episode_num=st.sampled_from([np.inf, 3]),
+    calls=st.lists(CALL, min_size=1, max_size=10),
+)
+def test_manager_does_what_plain_envs_do(
+    kind: str, is_dict: bool, episode_num: float, calls: list[Any]
 ) -> None:
-    count = len(seeds)
-    sync = {"type": "vector", "vectorization_mode": "sync", "autoreset_mode": autoreset}
-    managers = [
-        create_env_manager(cfg, make_env_fns(ENV, count)) for cfg in ({"type": "in_process"}, sync)
-    ]
-    for manager in managers:
-        manager.seed(seeds, dynamic_seed=is_dynamic)
+    cfg = {**MANAGERS[kind], "episode_num": episode_num}
+    manager = create_env_manager(cfg, [DrawnEnv] * 3)
+    plain = [PlainEnv(episode_num, manager.capabilities.reset_takes_step) for _ in range(3)]
+    with manager:
+        _seed(manager, plain, {0: 10, 1: 11, 2: 12})
         manager.launch()
-    plain, vector = managers
-    try:
-        np.testing.assert_array_equal(plain.current_obs(), vector.current_obs())
-        for index, action in enumerate(actions):
-            if index == reset_at:
-                plain.reset({0: None})
-                vector.reset({0: None})
-            batch = (np.arange(count) + action) % 2
-            for name, a, b in _columns(plain.step_batch(batch), vector.step_batch(batch)):
-                np.testing.assert_array_equal(a, b, err_msg=f"{name} at step {index}")
-    finally:
-        plain.close()
-        vector.close()
+        for env in plain:
+            env.launch()
+        for call, argument in calls:
+            if kind != "in_process" and any(env.is_parked for env in plain):
+                # A vector env goes on stepping a DONE env, so its stream is another one then.
+                call = "relaunch"
+            if call == "steps":
+                for actions in argument:
+                    if all(env.is_parked for env in plain):
+                        break
+                    if not (_dict_step if is_dict else _batch_step)(manager, plain, actions):
+                        return
+            elif call == "reset":
+                manager.reset(None if argument is None else dict.fromkeys(argument))
+                for env_id in range(3) if argument is None else argument:
+                    plain[env_id].reset()
+            elif call == "relaunch":
+                manager.close()
+                manager.launch()
+                for env in plain:
+                    env.launch()
+            else:
+                _seed(manager, plain, argument)
+                manager.reset()
+                named = range(3) if call == "seed" else argument
+                for env_id, env in enumerate(plain):
+                    env.reset(env.seed if env_id in named else None)
+            assert manager.failure_count == sum(env.failures for env in plain)
+            assert manager.done == all(env.is_parked for env in plain)
+
+
+def _seed(manager: EnvManager, plain: list[PlainEnv], seeds: Any) -> None:
+    if isinstance(seeds, tuple):
+        seed, is_static = seeds
+        manager.seed(seed, dynamic_seed=not is_static)
+        for env_id, env in enumerate(plain):
+            env.seed, env.is_static = seed + env_id, is_static
+        return
+    manager.seed(seeds)
+    for env_id, seed in seeds.items():
+        plain[env_id].seed = seed
+
+
+def _batch_step(manager: EnvManager, plain: list[PlainEnv], actions: list[int]) -> bool:
+    """Step both; False when the run is over because an env failed too often."""
+    actions = [
+        0 if env.is_parked or env.is_resetting else action
+        for env, action in zip(plain, actions, strict=True)
+    ]
+    expected = [env.step(action) for env, action in zip(plain, actions, strict=True)]
+    if any(each["kind"] == "fatal" for each in expected):
+        with pytest.raises(EnvError, match="failed 3 times"):
+            manager.step_batch(np.array(actions))
+        return False
+    step = manager.step_batch(np.array(actions))
+    assert (step.reward.dtype, step.terminated.dtype) == (np.float32, np.bool_)
+    valid = np.ones(3, np.bool_) if step.valid is None else step.valid
+    abnormal = np.zeros(3, np.bool_) if step.abnormal is None else step.abnormal
+    assert valid.tolist() == [each["kind"] == "transition" for each in expected]
+    assert abnormal.tolist() == [each["kind"] == "abnormal" for each in expected]
+    for row, each in enumerate(expected):
+        is_transition = each["kind"] == "transition"
+        assert step.reward[row] == each.get("reward", 0.0)
+        assert bool(step.terminated[row]) is each.get("terminated", False)
+        assert bool(step.truncated[row]) is each.get("truncated", False)
+        if is_transition:
+            np.testing.assert_array_equal(step.final_obs[row], each["final_obs"])
+        if not plain[row].is_parked:
+            np.testing.assert_array_equal(step.obs[row], each["obs"])
+            np.testing.assert_array_equal(manager.current_obs()[row], each["obs"])
+    return True
+
+
+def _dict_step(manager: EnvManager, plain: list[PlainEnv], actions: list[int]) -> bool:
+    ready = [i for i, env in enumerate(plain) if not env.is_parked and not env.is_resetting]
+    _check_ready(manager, plain, ready)
+    expected = {env_id: plain[env_id].step(actions[env_id]) for env_id in ready}
+    for env_id, env in enumerate(plain):
+        if env_id not in ready:
+            env.step(0)
+    named = {env_id: actions[env_id] for env_id in ready}
+    if any(each["kind"] == "fatal" for each in expected.values()):
+        with pytest.raises(EnvError, match="failed 3 times"):
+            manager.step(named)
+        return False
+    timesteps = manager.step(named)
+    assert list(timesteps) == ready
+    for env_id, timestep in timesteps.items():
+        _check_timestep(timestep, expected[env_id])
+    if all(env.is_parked or env.is_resetting for env in plain):
+        for env in plain:  # the manager spends the round on resets
+            env.step(0)
+    _check_ready(
+        manager,
+        plain,
+        [i for i, env in enumerate(plain) if not env.is_parked and not env.is_resetting],
+    )
+    return True
+
+
+def _check_ready(manager: EnvManager, plain: list[PlainEnv], ready: list[int]) -> None:
+    assert list(manager.ready_obs) == ready
+    for env_id, obs in manager.ready_obs.items():
+        np.testing.assert_array_equal(obs, plain[env_id].obs)
+
+
+def _check_timestep(timestep: Any, expected: Mapping[str, Any]) -> None:
+    is_done = expected.get("terminated", False) or expected.get("truncated", False)
+    assert (timestep.reward, timestep.done) == (expected.get("reward", 0.0), is_done)
+    assert timestep.info["terminated"] is expected.get("terminated", False)
+    assert timestep.info["truncated"] is expected.get("truncated", False)
+    assert timestep.info.get("eval_episode_return") == expected.get("return")
+    assert timestep.info.get("abnormal", False) is (expected["kind"] == "abnormal")
+    obs = expected["obs"] if expected["kind"] == "abnormal" else expected["final_obs"]
+    np.testing.assert_array_equal(timestep.obs, obs)
 
 
 @settings(max_examples=25, deadline=None)
-@given(
-    seed=st.integers(0, 2**31 - 10),
-    rounds=st.lists(st.sets(st.integers(0, 2)), max_size=40),
-)
+@given(rounds=st.lists(st.sets(st.integers(0, 2)), max_size=40))
 def test_envs_stepped_in_any_interleaving_give_their_own_trajectories(
-    seed: int, rounds: list[set[int]]
+    rounds: list[set[int]],
 ) -> None:
-    mixed = create_env_manager({"type": "in_process"}, make_env_fns(ENV, 3))
-    mixed.seed(seed)
-    mixed.launch()
-    seen: dict[int, list[Any]] = {0: [], 1: [], 2: []}
-    for named in rounds:
-        for env_id, timestep in mixed.step(dict.fromkeys(named, 1)).items():
-            seen[env_id].append((timestep.obs.tolist(), timestep.done))
-    mixed.close()
-    for env_id, steps in seen.items():
-        alone = create_env_manager({"type": "base"}, make_env_fns(ENV, 1))
-        alone.seed(seed + env_id)
-        alone.launch()
-        expected = [alone.step({0: 1})[0] for _ in steps]
-        assert steps == [(timestep.obs.tolist(), timestep.done) for timestep in expected]
-        alone.close()
-
-
-def _columns(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
-    names = ("obs", "final_obs", "reward", "terminated", "truncated")
-    return [(name, getattr(a, name), getattr(b, name)) for name in names]
+    plain = [PlainEnv(np.inf, False) for _ in range(3)]
+    with create_env_manager({"type": "in_process"}, [DrawnEnv] * 3) as manager:
+        _seed(manager, plain, (5, False))
+        manager.launch()
+        for env in plain:
+            env.launch()
+        for named in rounds:
+            timesteps = manager.step(dict.fromkeys(named, 1))
+            assert set(timesteps) == named
+            for env_id, timestep in timesteps.items():
+                _check_timestep(timestep, plain[env_id].step(1))
