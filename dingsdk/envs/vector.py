@@ -108,7 +108,7 @@ class VectorEnvManager(ManagedEnvs):
         if self._closed:
             self._reset_kwargs.clear()
             self._parked[:] = False
-            self._failures_in_row = 0
+            self._failures_in_row = self._rebuilds = 0
         super().launch(reset_param)
 
     def close(self) -> None:

@@ -185,14 +185,18 @@ def _key(entry: dict[str, str | None], tests: list[Test], coverage_map: Coverage
 def _tests_of(mutant: Mutant, coverage_map: CoverageMap) -> list[Test]:
     if mutant.runs_at_import:
         tests = coverage_map.tests_of_module(mutant.path, mutant.scope)
+        limit_s = LONGEST_S
     else:
-        tests = coverage_map.tests_of_line(mutant.path, mutant.line)
+        tests, limit_s = coverage_map.tests_of_line(mutant.path, mutant.line), LONGEST_S
+    if not tests:
+        # It may run in a process that is killed, or once while tests are imported.
+        tests, limit_s = coverage_map.tests_of_module(mutant.path, mutant.scope), LONGEST_S / 5
     tests.sort(key=lambda test: test.duration_s)
     total_s = 0.0
     chosen: list[Test] = []
     for test in tests:
         total_s += test.duration_s
-        if total_s <= LONGEST_S or not chosen:
+        if total_s <= limit_s or not chosen:
             chosen.append(test)
     return chosen
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
+import time
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -287,3 +289,118 @@ def _is_alive(process: Any) -> bool:
     with contextlib.suppress(ValueError):
         return bool(process.is_alive())
     return False
+
+
+@pytest.mark.parametrize("cfg", GUARDED)
+def test_envs_are_closed_with_their_manager_and_when_they_are_rebuilt(
+    cfg: dict[str, Any], monkeypatch: pytest.MonkeyPatch, counter_cls: Any
+) -> None:
+    closed: list[Any] = []
+    monkeypatch.setattr(counter_cls, "close", lambda self: closed.append(self))
+    with launch(cfg) as manager:
+        assert closed == []
+        step(manager, 0, RAISE)
+        assert len(closed) == 1
+    assert len(set(map(id, closed))) == 3
+
+
+@pytest.mark.parametrize("cfg", [IN_PROCESS, {"type": "vector"}])
+def test_waits_before_an_env_is_retried(cfg: dict[str, Any]) -> None:
+    env = "Counter" if cfg is IN_PROCESS else "Native"
+    with launch({**cfg, "retry_waiting_time": 0.05}, env=env) as manager:
+        started = time.monotonic()
+        step(manager, 0, RAISE)
+        assert time.monotonic() - started >= 0.05
+
+
+def test_failed_native_env_goes_on_with_seeds_of_its_own() -> None:
+    def starts(seed: int, failures: int) -> list[float]:
+        with launch(NATIVE, env="Native") as manager:
+            manager.seed(seed)
+            manager.reset()
+            found = [manager.current_obs()[0, 0]]
+            for _ in range(failures):
+                step(manager, 0, RAISE)
+                found.append(manager.current_obs()[0, 0])
+                step(manager, 0, 0)
+                step(manager, 0, 0)
+            manager.close()
+            manager.launch()
+            assert (manager.current_obs()[0, 0], manager.failure_count) == (found[0], 0)
+            step(manager, 0, RAISE)
+            assert manager.current_obs()[0, 0] == found[1], "counts failures from its seeding"
+            return found
+
+    first = starts(3, failures=3)
+    assert starts(3, failures=3) == first
+    assert len({*first, *starts(4, failures=3)}) == 8
+
+
+def test_native_env_with_a_fixed_seed_begins_every_episode_alike_also_after_a_failure() -> None:
+    for env in ("Native", "NativeSameStep", "NativeDisabled"):
+        with launch(NATIVE, env=env, n=1) as manager:
+            manager.seed(3, dynamic_seed=False)
+            manager.reset()
+            first = manager.current_obs().tolist()
+            step(manager, RAISE)
+            assert manager.current_obs().tolist() == first
+            manager.reset()
+            assert manager.current_obs().tolist() == first
+
+
+BREAKING = """
+import time
+import gymnasium as gym
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Breaking(CartPoleEnv):
+    def __init__(self, sleeps_s=0.0, **kwargs):
+        super().__init__(**kwargs)
+        self.sleeps_s = sleeps_s
+
+    def step(self, action):
+        if action == 1 and not self.sleeps_s:
+            raise RuntimeError("breaks in the child")
+        time.sleep(self.sleeps_s * action)
+        return super().step(action)
+
+gym.register("Breaking-v0", Breaking)
+"""
+
+
+@pytest.fixture
+def _breaking_envs(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (tmp_path / "breaking_envs.py").write_text(BREAKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("breaking_envs", None)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_breaking_envs")
+@pytest.mark.filterwarnings("ignore::UserWarning")  # gymnasium warns of it as well
+def test_child_process_that_fails_too_often_hands_on_its_traceback() -> None:
+    cfg = {"type": "vector", "vectorization_mode": "async", "max_retry": 1}
+    env_fns = make_env_fns({"env_id": "breaking_envs:Breaking-v0"}, 2)
+    with create_env_manager(cfg, env_fns) as manager:
+        manager.launch()
+        assert step(manager, 0, 1).abnormal.tolist() == [False, True]
+        with pytest.raises(EnvError, match="env 1 failed 2 times") as caught:
+            step(manager, 0, 1)
+    assert (caught.value.env_id, caught.value.failures) == (1, 2)
+    notes = "".join(caught.value.__notes__)
+    assert 'raise RuntimeError("breaks in the child")' in notes
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_breaking_envs")
+def test_child_process_that_is_late_is_replaced() -> None:
+    cfg = {"type": "vector", "vectorization_mode": "async", "step_timeout": 2.0}
+    env_fns = make_env_fns(
+        {"env_id": "breaking_envs:Breaking-v0", "kwargs": {"sleeps_s": 600.0}}, 2
+    )
+    with create_env_manager(cfg, env_fns) as manager:
+        manager.launch()
+        assert step(manager, 0, 1).abnormal.tolist() == [True, True]
+        assert step(manager, 0, 0).abnormal is None
+        assert manager.failure_count == 2

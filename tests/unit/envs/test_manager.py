@@ -341,3 +341,35 @@ def test_default_config_holds_the_keys_of_the_bases() -> None:
     assert default.max_retry == 2
     default.max_retry = 5
     assert VectorEnvManager.default_config().max_retry == 2
+
+
+def test_envs_that_cannot_render_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any) -> Any:
+        raise ImportError("no module pygame")
+
+    with make(IN_PROCESS, env_id="Tiny/Counter-v0", render_mode="rgb_array") as manager:
+        assert isinstance(manager, InProcessEnvManager)
+        manager.launch()
+        monkeypatch.setattr(type(manager._envs[0].unwrapped), "render", fail)
+        with pytest.raises(ConfigError, match="cannot render: no module pygame") as caught:
+            _ = manager.ready_imgs
+    assert caught.value.path == "env.kwargs.render_mode"
+
+
+@pytest.mark.parametrize("cfg", ALL)
+def test_a_single_env_is_enough(cfg: dict[str, Any]) -> None:
+    with make(cfg, n=1) as manager:
+        manager.launch()
+        assert manager.step_batch(np.zeros(1, int)).obs.shape == (1, 4)
+    with pytest.raises(ConfigError, match="at least 1 env"):
+        create_env_manager(cfg, [])
+
+
+@pytest.mark.parametrize("cfg", [IN_PROCESS, SYNC])
+def test_reset_of_no_env_changes_nothing(cfg: dict[str, Any]) -> None:
+    with make(cfg) as manager:
+        manager.launch()
+        before = starts(manager)
+        manager.reset({})
+        assert starts(manager) == before
+        assert manager.failure_count == 0
