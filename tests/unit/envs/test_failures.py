@@ -273,13 +273,15 @@ def test_killed_child_process_is_replaced() -> None:
     cfg = {"type": "vector", "vectorization_mode": "async"}
     with create_env_manager(cfg, make_env_fns({"env_id": "CartPole-v1"}, 2)) as manager:
         manager.seed(0)
-        manager.launch()
+        manager.launch({1: {"options": {"low": 0.03, "high": 0.04}}})
         step(manager, 0, 1)
         victim = manager._vec.processes[1]  # type: ignore[attr-defined]
         victim.kill()
         victim.join()
         columns = step(manager, 0, 1)
         assert columns.abnormal.tolist() == [True, True]
+        assert ((columns.obs[1] >= 0.03) & (columns.obs[1] <= 0.04)).all()
+        assert not ((columns.obs[0] >= 0.03) & (columns.obs[0] <= 0.04)).all()
         assert step(manager, 0, 1).valid is None
         children = list(manager._vec.processes)  # type: ignore[attr-defined]
     assert not any(_is_alive(child) for child in children)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
+import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode
 
 from dingsdk.envs import (
+    Capabilities,
     EnvManager,
     InProcessEnvManager,
     VectorEnvManager,
     create_env_manager,
     make_env_fns,
+    seed_envs,
 )
 from dingsdk.errors import (
     ClosedError,
@@ -203,9 +207,11 @@ def test_env_is_done_after_its_episodes(cfg: dict[str, Any]) -> None:
                 ends[i] += timestep.done
         assert ends == {0: 2, 1: 2}
         assert manager.ready_obs == {}
-        columns = manager.step_batch(np.zeros(2, int))
-        assert not columns.valid.any()  # type: ignore[union-attr]
-        assert not columns.terminated.any()
+        for _ in range(9):
+            columns = manager.step_batch(np.zeros(2, int))
+            assert not columns.valid.any()  # type: ignore[union-attr]
+            assert not (columns.terminated | columns.truncated).any()
+            assert not columns.reward.any()
 
 
 @pytest.mark.parametrize("cfg", [IN_PROCESS, SYNC])
@@ -373,3 +379,75 @@ def test_reset_of_no_env_changes_nothing(cfg: dict[str, Any]) -> None:
         manager.reset({})
         assert starts(manager) == before
         assert manager.failure_count == 0
+
+
+@pytest.mark.parametrize(
+    ("cfg", "promises"),
+    [
+        (IN_PROCESS, Capabilities(True, True, True, False)),
+        (SYNC, Capabilities(True, True, False, False)),
+        ({**SYNC, "autoreset_mode": "next_step"}, Capabilities(True, True, False, True)),
+        (NATIVE, Capabilities(False, False, False, True)),
+    ],
+)
+def test_a_manager_says_what_it_promises(cfg: dict[str, Any], promises: Capabilities) -> None:
+    with make(cfg) as manager:
+        assert manager.capabilities == promises
+        manager.launch()
+        assert manager.capabilities == promises
+
+
+def test_envs_are_seeded_from_a_branch_of_the_seed_tree() -> None:
+    for cfg in (IN_PROCESS, SYNC, NATIVE):
+        found = []
+        for seed, role in ((1, "collector"), (1, "collector"), (1, "evaluator"), (2, "collector")):
+            with make(cfg) as manager:
+                seed_envs(manager, seed, role)
+                manager.launch()
+                found.append(starts(manager))
+        assert found[0] == found[1]
+        assert len({str(one) for one in found}) == 3
+        assert found[0][0] != found[0][1]
+
+
+class Fresh(gym.vector.VectorEnv[Any, Any, Any]):
+    """Hands out new arrays in the dtypes of its spaces, and remembers which."""
+
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+
+    def __init__(self, num_envs: int = 1, **_: Any) -> None:
+        self.num_envs = num_envs
+        self.single_observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+        self.single_action_space = gym.spaces.Discrete(2)
+        self.ids: list[int] = []
+
+    def reset(self, **_: Any) -> Any:
+        return np.zeros((self.num_envs, 2), np.float32), {}
+
+    def step(self, actions: Any) -> Any:
+        made = [np.zeros((self.num_envs, 2), np.float32), np.zeros(self.num_envs, np.float32)]
+        made += [np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)]
+        self.ids = [id(array) for array in made]
+        return made.pop(0), made.pop(0), made.pop(0), made.pop(0), {}
+
+
+def test_new_arrays_of_a_native_env_are_not_copied() -> None:
+    gym.register("Tiny/Fresh-v0", vector_entry_point=Fresh)
+    with make(NATIVE, env_id="Tiny/Fresh-v0") as manager:
+        manager.launch()
+        step = manager.step_batch(np.zeros(2, int))
+        handed_out = [step.obs, step.reward, step.terminated, step.truncated]
+        assert [id(array) for array in handed_out] == manager._vec.ids  # type: ignore[attr-defined]
+
+
+def test_env_that_is_registered_with_wrappers_is_not_native() -> None:
+    entry = gym.spec("CartPole-v1")
+    wrapper = gym.envs.registration.WrapperSpec("W", "gymnasium.wrappers:Autoreset", {})
+    gym.register(
+        "Tiny/Wrapped-v0",
+        entry_point=entry.entry_point,
+        vector_entry_point=entry.vector_entry_point,
+        additional_wrappers=(wrapper,),
+    )
+    with pytest.raises(ConfigError, match="Tiny/Wrapped-v0 is registered with wrappers"):
+        make(NATIVE, env_id="Tiny/Wrapped-v0")

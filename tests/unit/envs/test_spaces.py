@@ -1,0 +1,207 @@
+"""Checks of single actions and observations, and of columns of them, against their spaces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from dingsdk.envs.spaces import ActionChecker, ObservationSchema, has_nan, is_fresh
+from dingsdk.envs.vectorization import final_row, info_row
+from dingsdk.errors import ConfigError, NonFiniteError, PolicyOutputError, SchemaMismatchError
+
+BOX = gym.spaces.Box(np.array([-1, 2], np.float32), np.array([1, 3], np.float32))
+NESTED = gym.spaces.Dict({"box": BOX, "inner": gym.spaces.Dict({"n": gym.spaces.Discrete(9)})})
+
+
+@pytest.mark.parametrize(
+    ("space", "inside", "outside"),
+    [
+        (gym.spaces.Discrete(3), [0, 2], [-1, 3]),
+        (gym.spaces.Discrete(3, start=4), [4, 6], [3, 7]),
+        (gym.spaces.Discrete(10_000), [0, 9999], [-1, 10_000]),
+        (BOX, [[-1, 2], [1, 3]], [[-1.1, 2], [0, 1.9], [0, 3.1]]),
+        (gym.spaces.MultiDiscrete([2, 3], start=[0, 5]), [[0, 5], [1, 7]], [[2, 5], [0, 4]]),
+        (gym.spaces.MultiBinary(2), [[0, 0], [1, 1]], [[0, 2], [-1, 0]]),
+    ],
+    ids=str,
+)
+def test_actions_are_taken_inside_the_space_and_refused_outside(
+    space: Any, inside: list[Any], outside: list[Any]
+) -> None:
+    checker = ActionChecker(space)
+    batch = checker.batch(inside, len(inside))
+    assert batch.tolist() == inside
+    assert batch.dtype == space.dtype
+    for action in inside:
+        single = checker.single(action)
+        assert single.tolist() == action
+        assert space.contains(single)
+    for action in outside:
+        for refuse in (
+            lambda action=action: checker.single(action),
+            lambda action=action: checker.batch([inside[0], action], 2),
+            lambda action=action: checker.batch(np.array([inside[0], action]), 2),
+        ):
+            with pytest.raises(PolicyOutputError, match="the policy's action is"):
+                refuse()
+    filler = checker.filler(3)
+    assert filler.shape == (3, *space.shape)
+    assert all(space.contains(action) for action in filler)
+    filler[0] = 1  # the caller may write to it
+
+
+def test_a_batch_in_the_dtype_of_the_space_is_not_copied() -> None:
+    actions = np.array([0, 2, 1])
+    assert ActionChecker(gym.spaces.Discrete(3)).batch(actions, 3) is actions
+    actions = np.full((2, 2), [0, 2], np.float32)
+    assert ActionChecker(BOX).batch(actions, 2) is actions
+
+
+def test_what_is_wrong_with_an_action_is_named() -> None:
+    checker = ActionChecker(BOX)
+    with pytest.raises(NonFiniteError, match="with NaN") as caught:
+        checker.batch([[0, 2], [np.nan, 2]], 2)
+    assert caught.value.key == "action"
+    with pytest.raises(NonFiniteError, match="with infinity"):
+        checker.single([np.inf, 2])
+    with pytest.raises(PolicyOutputError) as refused:
+        checker.batch([[0, 2], [0]], 2)
+    assert refused.value.facts["found"].startswith("list (")
+    assert refused.value.facts["expected"].startswith("float32[2, 2] in Box")
+    with pytest.raises(PolicyOutputError, match=r"float64\[2\] with \[4\.0, 5\.0\]"):
+        checker.single([4, 5.0])
+
+
+def test_an_action_that_only_rounding_puts_outside_is_taken() -> None:
+    high = np.float32(0.1)
+    checker = ActionChecker(gym.spaces.Box(-high, high, (1,), np.float32))
+    assert checker.single(np.array([float(high) + 1e-12]))[0] == high
+
+
+def test_spaces_that_are_no_arrays_have_no_batched_form() -> None:
+    checker = ActionChecker(gym.spaces.Text(3))
+    assert checker.single("abc") == "abc"
+    with pytest.raises(PolicyOutputError, match="'abcd'"):
+        checker.single("abcd")
+    for use in (lambda: checker.batch(["abc"], 1), lambda: checker.filler(1)):
+        with pytest.raises(ConfigError, match="no columns") as caught:
+            use()
+        assert caught.value.path == "env.wrappers"
+
+
+def test_observations_become_copies_in_the_dtype_of_the_space() -> None:
+    schema = ObservationSchema(NESTED)
+    box = np.array([0.5, 2.5])
+    made = schema.conform({"box": box, "inner": {"n": 3}})
+    box[0] = 9
+    assert made["box"].tolist() == [0.5, 2.5]
+    assert made["box"].dtype == np.float32
+    assert (made["inner"]["n"], made["inner"]["n"].dtype) == (3, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("obs", "key", "found"),
+    [
+        ({"box": np.zeros(3), "inner": {"n": 0}}, "obs.box", "float32[3]"),
+        ({"box": [np.nan, 2], "inner": {"n": 0}}, "obs.box", "float32[2] with NaN"),
+        ({"box": "text", "inner": {"n": 0}}, "obs.box", "str (could not convert"),
+        ({"box": np.zeros(2), "inner": {"m": 0}}, "obs.inner", "a dict with ['m']"),
+        ({"box": np.zeros(2), "inner": 3}, "obs.inner", "int"),
+        ({"box": np.zeros(2)}, "obs", "a dict with ['box']"),
+    ],
+)
+def test_unfit_observation_is_named_by_its_path(obs: Any, key: str, found: str) -> None:
+    with pytest.raises(SchemaMismatchError) as caught:
+        ObservationSchema(NESTED).conform(obs)
+    assert caught.value.key == key
+    assert caught.value.facts["found"].startswith(found)
+
+
+def test_infinite_observations_are_no_nan() -> None:
+    space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    assert ObservationSchema(space).conform([np.inf, 0]).tolist() == [np.inf, 0]
+    assert not has_nan(np.array([np.inf, 1], np.float32))
+    assert has_nan(np.array([[0, 1], [np.nan, np.inf]]))
+
+
+def columns(count: int) -> dict[str, Any]:
+    return {
+        "box": np.tile(np.array([0, 2], np.float32), (count, 1)),
+        "inner": {"n": np.arange(count)},
+    }
+
+
+def test_columns_are_checked_whole() -> None:
+    schema = ObservationSchema(NESTED)
+    schema.check_columns(columns(3), 3)
+    unfit = columns(3)
+    unfit["box"][1, 0] = np.nan
+    for wrong, key, found in (
+        (columns(2), "obs.box", "float32[2, 2]"),
+        (unfit, "obs.box", "float32[3, 2] with NaN in rows [1]"),
+        ({**columns(3), "more": 1}, "obs", "a dict with ['box', 'inner', 'more']"),
+        ({**columns(3), "inner": {"n": np.zeros((3, 1))}}, "obs.inner.n", "float64[3, 1]"),
+    ):
+        with pytest.raises(SchemaMismatchError) as caught:
+            schema.check_columns(wrong, 3)
+        assert (caught.value.key, caught.value.facts["found"]) == (key, found)
+
+
+def test_rows_are_stacked_replaced_and_read_back() -> None:
+    schema = ObservationSchema(NESTED)
+    rows = [schema.row(columns(4), index) for index in range(4)]
+    made = schema.stack(rows)
+    np.testing.assert_equal(made, columns(4))
+    owned = schema.own(made)
+    made["box"][:] = made["inner"]["n"][:] = 7
+    np.testing.assert_equal(owned, columns(4))
+    replaced = schema.replace(owned, [1, 3], [schema.row(made, 0)] * 2)
+    assert replaced["inner"]["n"].tolist() == [0, 7, 2, 7]
+    assert replaced["box"][:, 1].tolist() == [2, 7, 2, 7]
+    np.testing.assert_equal(owned, columns(4))
+
+
+def test_spaces_without_columns_say_where_they_are() -> None:
+    space = gym.spaces.Dict({"box": BOX, "text": gym.spaces.Text(3)})
+    with pytest.raises(ConfigError, match=r"at obs\.text has no columns"):
+        ObservationSchema(space).require_columns()
+    ObservationSchema(NESTED).require_columns()
+
+
+def test_only_an_array_that_nobody_else_holds_is_fresh() -> None:
+    array = np.zeros(3, np.float32)
+    assert is_fresh(array, np.dtype(np.float32))
+    assert not is_fresh(array, np.dtype(np.float64))
+    kept = [array]
+    assert not is_fresh(array, np.dtype(np.float32))
+    kept.clear()
+    view = np.zeros(3, np.float32)[:2]
+    assert not is_fresh(view, np.dtype(np.float32))
+    assert not is_fresh([0.0], np.dtype(np.float32))
+
+
+def test_infos_of_a_vector_env_are_split_by_env() -> None:
+    infos = {
+        "steps": np.array([3, 4]),
+        "name": ["a", "b"],
+        "lost": np.array([1.5, 0.0]),
+        "_lost": np.array([True, False]),
+        "inner": {"n": np.array([7, 8]), "_n": np.array([False, True])},
+        "_private": np.array([5, 6]),
+        "version": "1.0",
+        "short": np.array([1]),
+    }
+    first, second = info_row(infos, 0), info_row(infos, 1)
+    assert first == {
+        "steps": 3, "name": "a", "lost": 1.5, "inner": {}, "_private": 5, "version": "1.0",
+        "short": 1,
+    }  # fmt: skip
+    assert {k: v for k, v in second.items() if k != "short"} == {
+        "steps": 4, "name": "b", "inner": {"n": 8}, "_private": 6, "version": "1.0",
+    }  # fmt: skip
+    assert type(first["steps"]) is int
+    nested = {"box": np.array([[1.0], [2.0]]), "inner": {"n": [3, 4]}}
+    assert final_row(nested, 1) == {"box": np.array([2.0]), "inner": {"n": 4}}
