@@ -1,7 +1,7 @@
 """Draw one-line mutants of the shipped code and count those that the tests notice.
 
     make mutate SEED=1                    120 mutants over all areas
-    make mutate SEED=1 AREA=buffer        only mutants of one area (or of several: "buffer data")
+    make mutate SEED=1 AREA=buffer        only mutants of one area, or below a path; or of several
     make mutate SEED=1 TESTS=tests/unit   only tests below these paths
     make mutate SEED=1 SLOW=1             also tests that `make test` leaves out
 
@@ -15,7 +15,6 @@ import argparse
 import concurrent.futures
 import hashlib
 import json
-import math
 import sys
 import time
 import tomllib
@@ -35,19 +34,25 @@ EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 AREAS = {
     "policy": ("dingsdk/policy/",),
     "envs": ("dingsdk/envs/",),
-    "collector": ("dingsdk/worker/collector/",),
-    "evaluator": ("dingsdk/worker/evaluator/", "dingsdk/worker/"),
+    "collector": ("dingsdk/worker/collector/", "dingsdk/worker/evaluator/", "dingsdk/worker/"),
     "buffer": ("dingsdk/worker/replay_buffer/",),
-    "learner": ("dingsdk/worker/learner/",),
-    "coordinator": ("dingsdk/worker/coordinator/", "dingsdk/worker/commander/"),
-    "comm": ("dingsdk/worker/comm/", "plugins/dingsdk-in-memory/dingsdk_in_memory/"),
     "data": ("dingsdk/data/",),
-    "config": ("dingsdk/config",),
-    "pipeline": ("dingsdk/pipeline/",),
-    "cli": ("dingsdk/cli/",),
-    "plugins": ("dingsdk/plugins/", "dingsdk/"),
-    "flask_fs": ("plugins/dingsdk-flask-fs/dingsdk_flask_fs/",),
+    "learner": (
+        "dingsdk/worker/learner/",
+        "dingsdk/worker/run_logger",
+        "dingsdk/worker/coordinator/",
+        "dingsdk/worker/commander/",
+    ),
+    "comm": ("dingsdk/worker/comm/", "plugins/dingsdk-in-memory/dingsdk_in_memory/"),
+    "pipeline": ("dingsdk/pipeline/", "dingsdk/config"),
+    "plugins": ("dingsdk/", "plugins/dingsdk-flask-fs/dingsdk_flask_fs/"),
 }
+"""Path prefixes of each area; a file belongs to the area with the longest one. `plugins` holds
+the command line and the errors too, `collector` the evaluators, `learner` the coordinator."""
+
+SHARES = {"buffer": 2}
+"""How many mutants an area gets, compared with an area that is not named here."""
+
 LEFT_OUT = ("dingsdk/testing/",)
 """The conformance kit: the tests of its rules are mutants themselves (`tests/mutants`)."""
 
@@ -92,7 +97,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=120)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--areas", nargs="*", choices=AREAS, default=[])
+    parser.add_argument("--areas", nargs="*", default=[], help=f"paths, or {', '.join(AREAS)}")
     parser.add_argument("--tests", nargs="*", default=[])
     parser.add_argument("--slow", action="store_true")
     return parser.parse_args()
@@ -112,7 +117,7 @@ def area_of(path: str) -> str | None:
 
 
 def _draw(tree: Tree, seed: int, count: int, areas: list[str]) -> list[Mutant]:
-    """Draw mutants: of an area in proportion to the root of its lines, of a line at most one.
+    """Draw mutants, of a line at most one.
 
     A line is drawn by a hash of its text, so that changes elsewhere leave the draw as it is.
     """
@@ -120,15 +125,15 @@ def _draw(tree: Tree, seed: int, count: int, areas: list[str]) -> list[Mutant]:
     lines: dict[str, dict[tuple[str, int], list[Mutant]]] = {area: {} for area in AREAS}
     for path in tree.digests:
         area = area_of(path)
-        if area is not None and (not areas or area in areas):
+        if area is not None and (not areas or area in areas or path.startswith(tuple(areas))):
             for mutant in mutants_of(path, (tree.root / path).read_text()):
                 if mutant.key not in equivalent:
                     lines[area].setdefault((path, mutant.line), []).append(mutant)
     lines = {area: found for area, found in lines.items() if found}
-    roots = {area: math.sqrt(len(found)) for area, found in lines.items()}
+    shares = sum(SHARES.get(area, 1) for area in lines)
     drawn = []
     for area, found in lines.items():
-        share = min(len(found), round(count * roots[area] / sum(roots.values())))
+        share = round(count * SHARES.get(area, 1) / shares)
         first = [min(of_line, key=lambda one: _rank(seed, one.key)) for of_line in found.values()]
         places = sorted(first, key=lambda one: _rank(seed, f"{one.path} {one.before}"))
         drawn.extend(places[:share])

@@ -1,7 +1,7 @@
 """All one-line mutants of a source file: the mistakes that an engineer makes when tired.
 
 A mutant changes one place in one line. Places without behaviour are left out: annotations,
-docstrings and other texts, `TYPE_CHECKING` blocks, `__all__`, debug logging, and plain
+docstrings and other texts, `TYPE_CHECKING` blocks, `__all__`, logging below warnings, and plain
 assignments to a local name (without which almost any function raises `NameError`).
 """
 
@@ -39,7 +39,7 @@ OPERATORS: dict[type[ast.operator], tuple[str, str]] = {
     ast.BitOr: ("|", "&"),
 }
 TWINS = {"min": "max", "max": "min", "any": "all", "all": "any"}
-QUIET = {"debug", "overload", "cast", "TypeVar", "ParamSpec", "NewType", "getLogger"}
+QUIET = {"debug", "info", "overload", "cast", "TypeVar", "ParamSpec", "NewType", "getLogger"}
 """Calls without behaviour that a test could see; they and their arguments are left alone."""
 
 
@@ -171,7 +171,7 @@ class _Places:
             case ast.Continue():
                 yield from self._replace(node, "break")
                 yield from self._replace(node, "pass")
-            case ast.Return(value=ast.expr() as value) if not _is_none(value):
+            case ast.Return(value=ast.expr() as value) if not isinstance(value, ast.Constant):
                 yield from self._replace(value, "None")
             case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
                 if not isinstance(test, ast.Compare | ast.UnaryOp | ast.Constant):
