@@ -175,6 +175,8 @@ def _check_capacity(policy: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: it cannot, so that the run would wait for ever, or drop what it collects.
     """
+    if policy["on_policy"]:
+        return  # it trains on what a collect gave, without a buffer
     path = "policy.other.replay_buffer.replay_buffer_size"
     capacity = policy["other"]["replay_buffer"].get("replay_buffer_size")
     for section, key, outcome in (

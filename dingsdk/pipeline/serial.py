@@ -41,6 +41,7 @@ class _Workers:
     commander: Any
     batch_size: int
     update_per_collect: int
+    on_policy: bool
 
 
 def serial_pipeline(context: RunContext) -> RunResult:
@@ -94,6 +95,10 @@ def _run(context: RunContext, workers: _Workers) -> Reason:
         if context.is_limit_reached(collector.envstep, learner.train_iter):
             return "stop_value" if _evaluate_last(context, workers) else "limit"
         samples = collector.collect(train_iter=learner.train_iter, policy_kwargs=collect_kwargs)
+        if workers.on_policy:
+            for _ in range(workers.update_per_collect):
+                learner.train(samples, collector.envstep)
+            continue
         buffer.push(samples, cur_collector_envstep=collector.envstep)
         for _ in range(workers.update_per_collect):
             batch = buffer.sample(workers.batch_size, learner.train_iter)
@@ -196,6 +201,7 @@ def _build(context: RunContext, stack: ExitStack) -> _Workers:
         ),
         batch_size=policy_cfg.learn.batch_size,
         update_per_collect=policy_cfg.learn.update_per_collect,
+        on_policy=policy_cfg.on_policy,
     )
 
 

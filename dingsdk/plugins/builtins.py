@@ -41,6 +41,7 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("commanders", "naive", f"{_WORKER}.commander.naive:NaiveCommander"),
     ("commanders", "solo", f"{_WORKER}.commander.solo:SoloCommander"),
     ("policies", "dqn", "dingsdk.policy.dqn:DQNPolicy"),
+    ("policies", "ppo", "dingsdk.policy.ppo:PPOPolicy"),
     ("env_managers", "in_process", "dingsdk.envs.in_process:InProcessEnvManager"),
     ("env_managers", "base", "dingsdk.envs.in_process:InProcessEnvManager"),
     ("env_managers", "vector", "dingsdk.envs.vector:VectorEnvManager"),

@@ -5,12 +5,61 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dingsdk.lazy import lazy_names
 from dingsdk.plugins import default_manager
 
 if TYPE_CHECKING:
-    from dingsdk.policy.base import Policy
+    from dingsdk.policy.adam import FlatAdam, ModuleAdam
+    from dingsdk.policy.base import (
+        BasePolicy,
+        CollectMode,
+        CommandMode,
+        EvalMode,
+        LearnMode,
+        Policy,
+        Stateful,
+    )
+    from dingsdk.policy.dqn import DQNPolicy
+    from dingsdk.policy.epsilon import EpsilonSchedule
+    from dingsdk.policy.networks import ActorCritic, QNetwork
+    from dingsdk.policy.ppo import PPOPolicy
+    from dingsdk.policy.returns import gae, nstep_returns
+    from dingsdk.policy.sections import (
+        CollectSection,
+        EvalSection,
+        FlatModelSection,
+        LearnSection,
+        OtherSection,
+        PolicySection,
+    )
 
-__all__ = ["create_policy", "get_policy_cls"]
+__getattr__, __dir__, _ = lazy_names(__name__, __file__)
+__all__ = [
+    "ActorCritic",
+    "BasePolicy",
+    "CollectMode",
+    "CollectSection",
+    "CommandMode",
+    "DQNPolicy",
+    "EpsilonSchedule",
+    "EvalMode",
+    "EvalSection",
+    "FlatAdam",
+    "FlatModelSection",
+    "LearnMode",
+    "LearnSection",
+    "ModuleAdam",
+    "OtherSection",
+    "PPOPolicy",
+    "Policy",
+    "PolicySection",
+    "QNetwork",
+    "Stateful",
+    "create_policy",
+    "gae",
+    "get_policy_cls",
+    "nstep_returns",
+]
 
 
 def create_policy(

@@ -1,13 +1,30 @@
 """The policy contract: four immutable bundles of callables, one per use.
 
 A policy is built with the modes it is to serve (``enable_field``). Workers receive a
-mode, never the policy, so that a collector cannot reach the optimizer.
+mode, never the policy, so that a collector cannot reach the optimizer. ``BasePolicy`` makes the
+modes from a few methods; any object with the four properties of ``Policy`` will do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import partial
+from operator import itemgetter
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dingsdk.config import Configurable, deep_merge_dicts, to_easydict
+from dingsdk.data import SampleBatch, collate
+from dingsdk.data.columns import rows_to_columns
+from dingsdk.data.pytree import map_leaves
+from dingsdk.data.seeding import derive_seed
+from dingsdk.errors import ConfigError, SchemaMismatchError
+from dingsdk.policy.sections import PolicySection
+from dingsdk.policy.weights import load_state
 
 FIELDS = ("learn", "collect", "eval", "command")
 
@@ -77,7 +94,7 @@ class CommandMode(NamedTuple):
 
 
 class Policy(Protocol):
-    """A policy as the factories see it; see ``dingsdk.policy.dqn`` for a whole one."""
+    """A policy as the factories see it."""
 
     @property
     def learn_mode(self) -> LearnMode: ...
@@ -87,3 +104,347 @@ class Policy(Protocol):
     def eval_mode(self) -> EvalMode: ...
     @property
     def command_mode(self) -> CommandMode: ...
+
+
+class Stateful(Protocol):
+    """What a policy saves: a torch module, an optimizer, or anything with these two methods."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any: ...
+
+
+class StepRow(NamedTuple):
+    """One env's step in the dict form, with the fields of ``StepColumns`` that are recorded."""
+
+    final_obs: Any
+    reward: Any
+    terminated: bool
+    truncated: bool
+
+
+class BasePolicy(Configurable, ABC):
+    """Makes the four modes of a policy from ``act``, ``samples``, ``learn`` and ``state``.
+
+    A subclass declares its section as ``Config`` (a ``PolicySection``), makes its networks in
+    ``build``, and writes the four methods, all in columns. The dict form, the checks of states
+    and batches, devices and seeds are taken care of here.
+
+    Args:
+        cfg: The config's ``policy`` section; absent keys take the defaults.
+        enable_field: Modes to serve; None for all. The modes of one policy share its weights.
+        seed: Of the initial weights and of the exploration; None draws from the system.
+
+    Attributes:
+        section: The typed config section.
+        device: Where networks live.
+        rng: Random numbers for exploration.
+        learns: Whether the policy serves ``learn``; optimizers are needed for that alone.
+
+    Raises:
+        ConfigError: a value that cannot work, an unknown mode, or ``cuda`` without a GPU.
+    """
+
+    Config: ClassVar[type[PolicySection]] = PolicySection
+    section: Any
+
+    monitored: ClassVar[tuple[str, ...]] = ("total_loss",)
+    """Which of the values that ``learn`` returns are logged and plotted."""
+
+    def __init__(
+        self,
+        cfg: Mapping[str, Any],
+        enable_field: Sequence[str] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.section = self.read(cfg, "policy")
+        fields = FIELDS if enable_field is None else tuple(enable_field)
+        if unknown := set(fields) - set(FIELDS):
+            raise ConfigError(
+                f"unknown policy modes {sorted(unknown)}; modes are {', '.join(FIELDS)}",
+                path="policy",
+                known=list(FIELDS),
+            )
+        self._fields = frozenset(fields)
+        self.learns = "learn" in fields
+        self.device = torch.device(_device(self.section.cuda))
+        self.rng = np.random.default_rng(
+            None if seed is None else derive_seed(seed, "policy", "exploration")
+        )
+        self._attributes = {
+            "cfg": to_easydict(deep_merge_dicts(self.config, cfg)),
+            "device": str(self.device),
+            "on_policy": self.section.on_policy,
+            "priority": self.section.priority,
+            "batch_size": self.section.learn.batch_size,
+            "n_sample": self.section.collect.n_sample,
+            "n_episode": self.section.collect.n_episode,
+            "unroll_len": self.section.collect.unroll_len,
+        }
+        if self._fields - {"command"}:
+            with torch.random.fork_rng(devices=[]):
+                if seed is None:
+                    torch.seed()
+                else:
+                    torch.manual_seed(derive_seed(seed, "policy", "network"))
+                self.build()
+
+    # What an algorithm is made of ---------------------------------------------------------
+    @abstractmethod
+    def build(self) -> None:
+        """Make networks and, where ``learns``, optimizers.
+
+        Called once, unless the policy serves ``command`` alone. Torch's global random state is
+        seeded during the call and restored after it.
+        """
+
+    @abstractmethod
+    def act(
+        self, obs: Any, env_ids: Sequence[int] | None = None, *, explore: bool, **setting: Any
+    ) -> dict[str, NDArray[Any]]:
+        """Choose actions.
+
+        Args:
+            obs: Observation columns ``[n, ...]``: an array, or a nest of dicts of arrays.
+            env_ids: The env of each row.
+            explore: True while collecting, False in evaluations.
+            setting: What ``setting`` gave.
+
+        Returns:
+            Numpy columns ``[n, ...]`` with at least ``action``; what else there is, is recorded
+            with the transitions.
+        """
+
+    @abstractmethod
+    def learn(self, batch: dict[str, Any]) -> dict[str, Any] | list[dict[str, Any]]:
+        """Train on a batch.
+
+        Args:
+            batch: Tensors ``[n, ...]`` on ``device``, the columns that ``samples`` made, and
+                what the replay buffer adds. Of an ``on_policy`` policy it is all that a collect
+                gave, else ``learn.batch_size`` samples.
+
+        Returns:
+            Scalars to log; ``priority``, a list of one number a sample, goes to the buffer. A
+            list of dicts counts as that many iterations.
+        """
+
+    @abstractmethod
+    def state(self) -> Mapping[str, Stateful]:
+        """Return what is saved, by name. ``model`` is what acting needs, and is published."""
+
+    def samples(self, columns: dict[str, Any], ends: NDArray[np.int64]) -> SampleBatch:
+        """Make train samples of whole trajectory pieces.
+
+        Args:
+            columns: Those of ``transitions``, pieces laid end to end; may be changed.
+            ends: int64[k], exclusive end offset of each piece. A piece whose last row is not
+                ``done`` was cut while its episode went on.
+
+        Returns:
+            The transitions as they are, unless a subclass does otherwise.
+        """
+        return SampleBatch(columns)
+
+    def transitions(self, obs: Any, output: Mapping[str, Any], step: Any) -> dict[str, Any]:
+        """Return the columns to record of one step of several envs.
+
+        Args:
+            obs: What the policy saw.
+            output: What ``act`` returned.
+            step: The manager's ``StepColumns``.
+        """
+        return {
+            "obs": obs,
+            **output,
+            "reward": step.reward,
+            "next_obs": step.final_obs,
+            "terminated": step.terminated,
+            "done": step.terminated | step.truncated,
+        }
+
+    def setting(self, info: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keyword arguments of ``act`` for the next collect.
+
+        Args:
+            info: ``envstep``, env steps collected so far, and what the learner reports.
+        """
+        return {}
+
+    def reset(self, env_ids: Sequence[int] | None = None) -> None:
+        """Forget what is remembered of these envs (None: all), whose episodes ended."""
+
+    def on_loaded(self, missing: Set[str]) -> None:
+        """Bring parts of ``state`` to a start that a loaded state did not have.
+
+        Args:
+            missing: Their names; never ``model``.
+        """
+
+    # For subclasses -----------------------------------------------------------------------
+    def tensor(self, obs: Any) -> Any:
+        """Return observation columns as float32 tensors on ``device``."""
+        if isinstance(obs, Mapping):
+            return {key: self.tensor(value) for key, value in obs.items()}
+        # torch warns about arrays that it may not write to.
+        if obs.dtype != np.float32 or not obs.flags.writeable:
+            obs = obs.astype(np.float32)
+        found = torch.from_numpy(obs)
+        return found if self.device.type == "cpu" else found.to(self.device)
+
+    # The modes ----------------------------------------------------------------------------
+    @property
+    def learn_mode(self) -> LearnMode:
+        """What a learner may call."""
+        self._check_serves("learn")
+        return LearnMode(
+            forward=self._train,
+            reset=self._reset_ids,
+            info=lambda: f"{type(self).__name__}\n{self.section}",
+            monitor_vars=lambda: list(self.monitored),
+            get_attribute=self._get_attribute,
+            set_attribute=self._set_attribute,
+            state_dict=self._state_dict,
+            load_state_dict=self._load_state_dict,
+        )
+
+    @property
+    def collect_mode(self) -> CollectMode:
+        """What a collector may call."""
+        self._check_serves("collect")
+        return CollectMode(
+            forward=partial(self._act_by_env, explore=True),
+            process_transition=self._transition,
+            get_train_sample=self._sample_rows,
+            reset=self._reset_ids,
+            get_attribute=self._get_attribute,
+            set_attribute=self._set_attribute,
+            state_dict=self._model_state,
+            load_state_dict=self._load_model,
+            forward_batch=partial(self.act, explore=True),
+            make_transitions=self.transitions,
+            make_samples=self.samples,
+        )
+
+    @property
+    def eval_mode(self) -> EvalMode:
+        """What an evaluator may call."""
+        self._check_serves("eval")
+        return EvalMode(
+            forward=partial(self._act_by_env, explore=False),
+            reset=self._reset_ids,
+            get_attribute=self._get_attribute,
+            set_attribute=self._set_attribute,
+            state_dict=self._model_state,
+            load_state_dict=self._load_model,
+            forward_batch=partial(self.act, explore=False),
+        )
+
+    @property
+    def command_mode(self) -> CommandMode:
+        """What a commander may call."""
+        self._check_serves("command")
+        return CommandMode(
+            get_setting_learn=lambda info: {},
+            get_setting_collect=self.setting,
+            get_setting_eval=lambda info: {},
+        )
+
+    def _check_serves(self, field: str) -> None:
+        if field not in self._fields:
+            raise ConfigError(
+                f"this policy was created without its {field} mode (it has "
+                f"{', '.join(sorted(self._fields))}); add {field!r} to enable_field",
+                path="policy",
+            )
+
+    def _train(self, data: Any, **_: Any) -> dict[str, Any] | list[dict[str, Any]]:
+        batch = collate(data)
+        if self.device.type != "cpu":
+            batch = map_leaves(lambda leaf: leaf.to(self.device, non_blocking=True), batch)
+        try:
+            return self.learn(batch)
+        except KeyError as error:
+            raise SchemaMismatchError(
+                f"{type(self).__name__} trains on a column {error} that the batch does not have; "
+                f"it has {', '.join(sorted(batch))}",
+                key=str(error.args[0]),
+                expected=str(error.args[0]),
+                found=sorted(batch),
+            ) from error
+
+    def _act_by_env(
+        self, obs: Mapping[int, Any], *, explore: bool, **setting: Any
+    ) -> dict[int, dict[str, Any]]:
+        """The dict form of ``act``: ``{env_id: obs} -> {env_id: {"action": ...}}``."""
+        if not obs:
+            return {}
+        env_ids = list(obs)
+        stacked = rows_to_columns([{"obs": value} for value in obs.values()])["obs"]
+        columns = self.act(stacked, env_ids, explore=explore, **setting)
+        return {
+            env_id: {key: column[row] for key, column in columns.items()}
+            for row, env_id in enumerate(env_ids)
+        }
+
+    def _transition(self, obs: Any, output: Mapping[str, Any], timestep: Any) -> dict[str, Any]:
+        """The dict form of ``transitions``."""
+        done = bool(timestep.done)
+        terminated = bool(timestep.info.get("terminated", done))
+        return self.transitions(
+            obs,
+            output,
+            StepRow(timestep.obs, timestep.reward, terminated, done and not terminated),
+        )
+
+    def _sample_rows(self, piece: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """The dict form of ``samples`` for one piece."""
+        if not piece:
+            return []
+        columns = rows_to_columns([dict(row) for row in piece])
+        made = self.samples(columns, np.array([len(piece)]))
+        # Rows of tensors, as the transitions are in the dict form; they share its memory.
+        tensors = made.tensors()
+        return [map_leaves(itemgetter(row), tensors) for row in range(len(made))]
+
+    def _reset_ids(self, ids: Sequence[int] | None = None) -> None:
+        self.reset(ids)
+
+    def _get_attribute(self, key: str) -> Any:
+        try:
+            return self._attributes[key]
+        except KeyError:
+            raise NotImplementedError(
+                f"{type(self).__name__} has no attribute {key!r}; it has "
+                f"{', '.join(sorted(self._attributes))}"
+            ) from None
+
+    def _set_attribute(self, key: str, value: Any) -> None:
+        if key not in {"n_sample", "n_episode", "unroll_len", "batch_size"}:
+            raise NotImplementedError(f"{type(self).__name__}'s attribute {key!r} cannot be set")
+        self._attributes[key] = value
+
+    # Saving -------------------------------------------------------------------------------
+    def _state_dict(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self.state().items()}
+
+    def _model_state(self) -> dict[str, Any]:
+        return {"model": self.state()["model"].state_dict()}
+
+    def _load_model(self, state: Mapping[str, Any]) -> None:
+        load_state({"model": self.state()["model"]}, state)
+
+    def _load_state_dict(self, state: Mapping[str, Any]) -> None:
+        parts = self.state()
+        load_state(parts, state)
+        self.on_loaded(parts.keys() - state.keys())
+
+
+def _device(cuda: bool) -> str:
+    if not cuda:
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "policy.cuda is true, but torch finds no CUDA device here; set policy.cuda=false",
+            path="policy.cuda",
+        )
+    return "cuda"

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
-from torch import Tensor
+from torch import Tensor, nn
+
+from dingsdk.policy.weights import as_array, check_shapes
 
 
 class QNetwork:
@@ -71,9 +75,24 @@ class QNetwork:
         parts = torch.split(flat, self._sizes)
         return [part.view(shape) for part, shape in zip(parts, self.shapes.values(), strict=True)]
 
-    def named(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Return the parameters by name, without gradients; writes reach the network."""
         return dict(zip(self.shapes, self._fixed, strict=True))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over parameters: arrays (read-only is fine) or tensors, on any device.
+
+        Raises:
+            SchemaMismatchError: names or shapes are not those of the network, which keeps its own.
+        """
+        self.check_state(state_dict, "model")
+        parts = [as_array(state_dict[name]).ravel() for name in self.shapes]
+        flat = np.concatenate(parts, dtype=np.float32, casting="same_kind")
+        self.flat.copy_(torch.from_numpy(flat))
+
+    def check_state(self, state: Mapping[str, Any], where: str) -> None:
+        """Check that parameters are those of a network like this one; errors as above."""
+        check_shapes(self.shapes, state, where)
 
     def clone(self) -> QNetwork:
         """Return a network of its own with the same weights."""
@@ -129,3 +148,44 @@ def _shapes(
         shapes[f"{name}.weight"] = (after, before)
         shapes[f"{name}.bias"] = (after,)
     return shapes
+
+
+class ActorCritic(nn.Module):
+    """Two multi-layer perceptrons over a flat observation: action logits, and a state value.
+
+    Args:
+        obs_size: Length of an observation.
+        action_count: Number of actions.
+        hidden_sizes: Width of each hidden layer of either; tanh follows each.
+
+    Source: Schulman et al. 2017, section 6.1. Weights are orthogonal, with gains as in Andrychowicz
+    et al. 2021, section 3.2: sqrt(2) in hidden layers, 0.01 for the logits, 1 for the value.
+    """
+
+    def __init__(
+        self, obs_size: int, action_count: int, hidden_sizes: Sequence[int] = (64, 64)
+    ) -> None:
+        super().__init__()
+        self.actor = _mlp([obs_size, *hidden_sizes, action_count], last_gain=0.01)
+        self.critic = _mlp([obs_size, *hidden_sizes, 1], last_gain=1.0)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits ``float32[n, actions]`` and values ``float32[n]``."""
+        return self.actor(obs), self.value(obs)
+
+    def value(self, obs: Tensor) -> Tensor:
+        """Return the values alone, ``float32[n]``."""
+        values: Tensor = self.critic(obs)
+        return values.squeeze(-1)
+
+
+def _mlp(widths: Sequence[int], last_gain: float) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    pairs = list(itertools.pairwise(widths))
+    for index, (before, after) in enumerate(pairs):
+        is_last = index == len(pairs) - 1
+        layer = nn.Linear(before, after)
+        nn.init.orthogonal_(layer.weight, last_gain if is_last else math.sqrt(2))
+        nn.init.zeros_(layer.bias)
+        layers += [layer] if is_last else [layer, nn.Tanh()]
+    return nn.Sequential(*layers)

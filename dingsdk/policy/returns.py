@@ -70,3 +70,39 @@ def _powers(gamma: float, nstep: int) -> NDArray[np.float64]:
     powers = np.power(float(gamma), np.arange(nstep + 1))
     powers.setflags(write=False)
     return powers
+
+
+def gae(
+    reward: NDArray[np.float32],
+    value: NDArray[np.float32],
+    bootstrap: NDArray[np.float32],
+    ends: NDArray[np.int64],
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> NDArray[np.float32]:
+    """Return the generalised advantage estimate of every step of whole trajectory pieces.
+
+    Args:
+        reward: float32[n], pieces laid end to end.
+        value: float32[n], estimated value of the state that each step began in.
+        bootstrap: float32[k], value of the state after each piece's last step; 0 where the task
+            ended there.
+        ends: int64[k], exclusive end offset of each piece, ascending, the last one ``n``.
+        gamma: Discount of one step, in [0, 1].
+        gae_lambda: Weight of the next step's advantage, in [0, 1].
+
+    Source: Schulman et al. 2016, eq. 16.
+    """
+    following = np.empty_like(value)
+    following[:-1] = value[1:]
+    following[ends - 1] = bootstrap
+    deltas = (reward + gamma * following - value).tolist()
+    decay, advantage = gamma * gae_lambda, 0.0
+    last_rows = set((ends - 1).tolist())
+    out = [0.0] * len(deltas)
+    # Over plain floats: 0.2 us a step, and no compiler to load (2026-11).
+    for row in range(len(deltas) - 1, -1, -1):
+        advantage = deltas[row] + (0.0 if row in last_rows else decay * advantage)
+        out[row] = advantage
+    return np.array(out, dtype=np.float32)

@@ -2,11 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from dingsdk.config import Count, Held, Part, PartSection, Section, Share, preset
+from dingsdk.errors import ConfigError
+
+Size = Count | Annotated[list[Count], Meta(min_length=1, max_length=1)]
+"""A number, or a shape of one dimension."""
+
+
+class FlatModelSection(Section, frozen=True, kw_only=True):
+    """Section ``policy.model``: networks for a flat observation and one discrete
+    action.
+
+    Attributes:
+        obs_shape: Size of an observation; None: read from the env.
+        action_shape: Number of actions; None: read from the env.
+        encoder_hidden_size_list: Widths of the hidden layers.
+    """
+
+    obs_shape: Size | None = None
+    action_shape: Size | None = None
+    encoder_hidden_size_list: list[Count] = msgspec.field(default_factory=lambda: [64, 64])
+
+    def size(self, key: Literal["obs_shape", "action_shape"]) -> int:
+        """Return one of the two sizes.
+
+        Raises:
+            ConfigError: it was neither given nor read from an env.
+        """
+        value = getattr(self, key)
+        if value is None:
+            raise ConfigError(
+                f"policy.model.{key} is not set; give it, or fill the section from the env's "
+                "spaces with the policy's model_from_spaces",
+                path=f"policy.model.{key}",
+            )
+        return int(value[0] if isinstance(value, list) else value)
 
 
 class LearnSection(Section, frozen=True, kw_only=True):
@@ -91,3 +126,33 @@ class PolicySection(PartSection, frozen=True, kw_only=True):
     eval: EvalSection = EvalSection()
     other: OtherSection = OtherSection()
     unroll_len: Count | None = None
+
+
+def flat_model(policy: str, observation_space: Any, action_space: Any) -> dict[str, int]:
+    """Return ``{obs_shape, action_shape}`` of an env, as ``FlatModelSection`` wants them.
+
+    Args:
+        policy: Type key of the policy, for messages.
+        observation_space: A Box of one dimension.
+        action_space: A Discrete that starts at 0.
+
+    Raises:
+        ConfigError: the spaces are others.
+    """
+    from gymnasium import spaces
+
+    if not (isinstance(observation_space, spaces.Box) and len(observation_space.shape) == 1):
+        raise _unsupported(policy, "observation", observation_space, "a Box of one dimension")
+    if not (isinstance(action_space, spaces.Discrete) and action_space.start == 0):
+        raise _unsupported(policy, "action", action_space, "a Discrete that starts at 0")
+    return {"obs_shape": int(observation_space.shape[0]), "action_shape": int(action_space.n)}
+
+
+def _unsupported(policy: str, which: str, space: Any, supported: str) -> ConfigError:
+    return ConfigError(
+        f"policy type {policy} cannot use the {which} space {space}: it supports {supported}; "
+        "flatten or discretize it with a wrapper (env.wrappers), or choose another policy",
+        path="env.env_id",
+        expected=supported,
+        found=str(space),
+    )

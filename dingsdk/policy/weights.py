@@ -1,58 +1,77 @@
-"""Loading network weights from outside: checked whole, then copied at once."""
+"""Loading weights from outside: checked whole, then copied at once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from dingsdk.errors import SchemaMismatchError
-from dingsdk.policy.networks import QNetwork
+
+if TYPE_CHECKING:
+    from dingsdk.policy.base import Stateful
 
 
-def load_weights(network: QNetwork, state: Mapping[str, Any], where: str) -> None:
-    """Copy ``state`` into ``network``.
+def load_state(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> None:
+    """Load the parts of a policy's state, all of them or none.
 
     Args:
-        network: Keeps its weights when the state does not fit.
-        state: Name -> array (read-only is fine) or tensor, on any device.
-        where: What is loaded, for messages.
+        parts: Modules, optimizers and the like, by name.
+        state: Their states by the same names; ``model`` is required, others may be absent.
 
     Raises:
-        SchemaMismatchError: names or shapes are not those of the network.
+        SchemaMismatchError: something does not fit; nothing is changed.
     """
-    network.flat.copy_(flat_vector(network, state, where))
+    required(state, "model", "policy state")
+    given = {name: required(state, name, "policy state") for name in parts if name in state}
+    for name, section in given.items():
+        part = parts[name]
+        if isinstance(part, nn.Module):
+            check_shapes({key: value.shape for key, value in _tensors(part)}, section, name)
+        elif (check := getattr(part, "check_state", None)) is not None:
+            check(section, name)
+    for name, section in given.items():
+        part = parts[name]
+        if isinstance(part, nn.Module):
+            with torch.no_grad():
+                for key, tensor in _tensors(part):
+                    tensor.copy_(as_tensor(section[key]))
+        else:
+            part.load_state_dict(section)
 
 
-def flat_vector(network: QNetwork, state: Mapping[str, Any], where: str) -> Tensor:
-    """Return the named arrays of ``state`` as one vector, laid out like ``network.flat``."""
-    missing = sorted(network.shapes.keys() - state.keys())
-    unexpected = sorted(state.keys() - network.shapes.keys())
+def check_shapes(
+    shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, Any], where: str
+) -> None:
+    """Check that a state has just these names and shapes.
+
+    Raises:
+        SchemaMismatchError: it does not.
+    """
+    missing = sorted(shapes.keys() - state.keys())
+    unexpected = sorted(state.keys() - shapes.keys())
     if missing or unexpected:
         raise SchemaMismatchError(
             f"{where} is not for this network: missing {missing or 'nothing'}, unexpected "
             f"{unexpected or 'nothing'}; is policy.model the same as where it was saved?",
             key=(missing + unexpected)[0],
-            expected=list(network.shapes),
+            expected=list(shapes),
             found=list(state),
         )
-    parts = []
-    for name, shape in network.shapes.items():
-        array = as_array(state[name])
-        if array.shape != shape:
+    for name, shape in shapes.items():
+        found = np.shape(as_array(state[name]))
+        if found != tuple(shape):
             raise SchemaMismatchError(
-                f"{where}: {name} has shape {array.shape}, this network needs {shape}; is "
+                f"{where}: {name} has shape {found}, this network needs {tuple(shape)}; is "
                 "policy.model the same as where it was saved?",
                 key=name,
-                expected=shape,
-                found=array.shape,
+                expected=tuple(shape),
+                found=found,
             )
-        parts.append(array.ravel())
-    return torch.from_numpy(np.concatenate(parts, dtype=np.float32, casting="same_kind"))
 
 
 def required(state: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
@@ -71,5 +90,19 @@ def required(state: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any
 def as_array(value: Any) -> NDArray[Any]:
     """Return an array or tensor, of any device, as an array; memory may be shared."""
     if isinstance(value, Tensor):
-        value = value.detach().cpu().float().numpy()
+        value = value.detach().cpu()
+        value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     return np.asarray(value)
+
+
+def as_tensor(value: Any) -> Tensor:
+    """Return an array or tensor as a tensor; memory may be shared."""
+    if isinstance(value, Tensor):
+        return value
+    array = np.asarray(value)
+    # torch warns about arrays that it may not write to.
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return list(module.state_dict().items())

@@ -37,7 +37,8 @@ def test_rows_get_tensors_when_the_config_says_so(make_policy, make_collector) -
 
 def test_deepcopied_transitions_share_no_observation(make_policy, make_collector) -> None:
     for deepcopy in (False, True):
-        collector, _ = make_collector(make_policy(form="rows"), deepcopy_obs=deepcopy)
+        policy = make_policy(form="rows")._replace(get_train_sample=lambda rows: rows)
+        collector, _ = make_collector(policy, deepcopy_obs=deepcopy)
         first, second = collector.collect()[:2]
         assert (first["next_obs"] is second["obs"]) is not deepcopy
         assert torch.equal(first["next_obs"], second["obs"])

@@ -71,7 +71,8 @@ def test_type_of_a_part_decides_which_keys_it_has(schema: dict[str, Any]) -> Non
 
 
 def test_each_key_is_described(schema: dict[str, Any]) -> None:
-    learn = schema["properties"]["policy"]["properties"]["learn"]["properties"]
+    policies = {each["title"]: each for each in schema["properties"]["policy"]["anyOf"]}
+    learn = policies["policies: dqn"]["properties"]["learn"]["properties"]
 
     assert learn["learning_rate"] == {
         "description": "Step size of Adam.",

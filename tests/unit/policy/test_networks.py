@@ -8,13 +8,12 @@ from torch import nn
 
 from dingsdk.errors import SchemaMismatchError
 from dingsdk.policy.networks import QNetwork
-from dingsdk.policy.weights import load_weights
 
 
 def test_values_are_those_of_the_same_layers_in_torch():
     network = QNetwork(3, 2, [5, 4], seed=1)
     modules = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2))
-    for parameter, weight in zip(modules.parameters(), network.named().values(), strict=True):
+    for parameter, weight in zip(modules.parameters(), network.state_dict().values(), strict=True):
         parameter.data.copy_(weight)
     obs = torch.randn(6, 3)
 
@@ -25,7 +24,7 @@ def test_values_are_those_of_the_same_layers_in_torch():
 def test_gradients_are_those_of_torch_layers():
     network = QNetwork(3, 2, [5], seed=1)
     modules = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
-    for parameter, weight in zip(modules.parameters(), network.named().values(), strict=True):
+    for parameter, weight in zip(modules.parameters(), network.state_dict().values(), strict=True):
         parameter.data.copy_(weight)
     obs = torch.randn(6, 3)
 
@@ -39,7 +38,7 @@ def test_gradients_are_those_of_torch_layers():
 def test_dueling_advantages_have_mean_zero():
     network = QNetwork(3, 4, [8], dueling=True, seed=0)
     obs = torch.randn(5, 3)
-    named = network.named()
+    named = network.state_dict()
     hidden = torch.relu(obs @ named["encoder.0.weight"].T + named["encoder.0.bias"])
     state_value = hidden @ named["value.weight"].T + named["value.bias"]
 
@@ -51,7 +50,7 @@ def test_a_network_without_hidden_layers_is_linear():
 
     assert list(network.shapes) == ["head.weight", "head.bias"]
     torch.testing.assert_close(
-        network.values(torch.zeros(1, 3)), network.named()["head.bias"][None]
+        network.values(torch.zeros(1, 3)), network.state_dict()["head.bias"][None]
     )
 
 
@@ -71,21 +70,21 @@ def test_a_clone_is_independent():
     network.flat.zero_()
 
     assert twin.flat.abs().sum() > 0
-    assert twin.named()["head.weight"].abs().sum() > 0
+    assert twin.state_dict()["head.weight"].abs().sum() > 0
     assert twin.trainable[0].abs().sum() > 0
 
 
 def test_named_weights_survive_safetensors_and_frozen_arrays():
     source, sink = QNetwork(4, 2, seed=0), QNetwork(4, 2, seed=1)
-    frozen = {name: tensor.numpy().copy() for name, tensor in source.named().items()}
+    frozen = {name: tensor.numpy().copy() for name, tensor in source.state_dict().items()}
     for array in frozen.values():
         array.setflags(write=False)
 
-    load_weights(sink, frozen, "model")
+    sink.load_state_dict(frozen)
     assert torch.equal(sink.flat, source.flat)
 
     sink.flat.zero_()
-    load_weights(sink, load(save(source.named())), "model")
+    sink.load_state_dict(load(save(source.state_dict())))
     assert torch.equal(sink.flat, source.flat)
 
 
@@ -100,11 +99,11 @@ def test_named_weights_survive_safetensors_and_frozen_arrays():
 def test_weights_that_do_not_fit_are_refused_and_nothing_changes(change, key):
     network = QNetwork(4, 2, seed=0)
     before = network.flat.clone()
-    state = {name: tensor.clone() + 1 for name, tensor in network.named().items()}
+    state = {name: tensor.clone() + 1 for name, tensor in network.state_dict().items()}
     change(state)
 
     with pytest.raises(SchemaMismatchError, match=key) as caught:
-        load_weights(network, state, "model")
+        network.load_state_dict(state)
 
     assert caught.value.facts["key"] == key
     assert torch.equal(network.flat, before)

@@ -1,0 +1,188 @@
+"""What ``BasePolicy`` makes of four methods."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dingsdk.config import Count
+from dingsdk.data import SampleBatch
+from dingsdk.errors import ConfigError, ConfigTypeError, SchemaMismatchError
+from dingsdk.policy import BasePolicy, PolicySection
+
+Timestep = namedtuple("Timestep", "obs reward done info")
+
+
+class Own(BasePolicy):
+    """Answers with the sum of the observation, exploring adds one; learns to count."""
+
+    class Config(PolicySection, frozen=True, kw_only=True):
+        """Attributes:
+        width: Of the network.
+        """
+
+        type: str = "own"
+        width: Count = 2
+
+    monitored: ClassVar[tuple[str, ...]] = ("rows",)
+
+    def build(self) -> None:
+        self.net = nn.Linear(self.section.width, 1)
+        self.resets: list[Any] = []
+
+    def act(
+        self, obs: Any, env_ids: Any = None, *, explore: bool, bonus: int = 1, **setting: Any
+    ) -> dict[str, Any]:
+        total = self.tensor(obs["pos"] if isinstance(obs, dict) else obs).sum(1).long().numpy()
+        return {"action": total + bonus * explore, "env": np.array(env_ids)}
+
+    def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"rows": len(batch["action"]), "device": str(batch["action"].device)}
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self.net}
+
+    def setting(self, info: Any) -> dict[str, Any]:
+        return {"bonus": info["envstep"]}
+
+    def reset(self, env_ids: Any = None) -> None:
+        self.resets.append(env_ids)
+
+
+def test_dict_form_gives_what_the_batched_form_gives() -> None:
+    policy = Own({}, seed=0)
+    obs = np.array([[1, 2], [3, 4]], np.float32)
+
+    batched = policy.collect_mode.forward_batch(obs, [7, 9], bonus=5)
+    by_env = policy.collect_mode.forward({7: obs[0], 9: obs[1]}, bonus=5)
+
+    assert batched["action"].tolist() == [8, 12]
+    assert by_env == {7: {"action": 8, "env": 7}, 9: {"action": 12, "env": 9}}
+    assert policy.eval_mode.forward({3: obs[1]})[3]["action"] == 7
+    assert policy.collect_mode.forward({}) == {}
+
+
+def test_dict_form_stacks_observations_that_are_dicts_or_tensors() -> None:
+    policy = Own({}, seed=0)
+    rows = {1: {"pos": torch.tensor([1.0, 1.0])}, 2: {"pos": torch.tensor([2.0, 2.0])}}
+
+    assert [each["action"] for each in policy.eval_mode.forward(rows).values()] == [2, 4]
+
+
+def test_transition_of_the_dict_form_holds_output_step_and_how_the_episode_ended() -> None:
+    policy = Own({}, seed=0)
+    obs, after = np.zeros(2, np.float32), np.ones(2, np.float32)
+    record = policy.collect_mode.process_transition
+
+    ended = record(obs, {"action": 3}, Timestep(after, 0.5, True, {}))
+    cut = record(obs, {"action": 3}, Timestep(after, 0.5, True, {"terminated": False}))
+
+    assert ended["obs"] is obs
+    assert ended["next_obs"] is after
+    assert {key: ended[key] for key in ("action", "reward", "terminated", "done")} == {
+        "action": 3,
+        "reward": 0.5,
+        "terminated": True,
+        "done": True,
+    }
+    assert (cut["terminated"], cut["done"]) == (False, True)
+
+
+def test_samples_of_the_dict_form_are_rows_of_tensors() -> None:
+    policy = Own({}, seed=0)
+    piece = [
+        {"obs": torch.ones(2) * i, "action": i, "reward": 1.0, "done": i == 2} for i in range(3)
+    ]
+
+    rows = policy.collect_mode.get_train_sample(piece)
+
+    assert [float(row["obs"][0]) for row in rows] == [0, 1, 2]
+    assert [bool(row["done"]) for row in rows] == [False, False, True]
+    assert all(isinstance(row["obs"], torch.Tensor) for row in rows)
+    assert policy.collect_mode.get_train_sample([]) == []
+
+
+def test_learning_takes_columns_and_lists_of_rows() -> None:
+    policy = Own({}, seed=0)
+    columns = SampleBatch({"action": np.arange(4)})
+
+    assert policy.learn_mode.forward(columns) == {"rows": 4, "device": "cpu"}
+    assert policy.learn_mode.forward([{"action": 1}, {"action": 2}])["rows"] == 2
+    assert policy.learn_mode.monitor_vars() == ["rows"]
+    with pytest.raises(SchemaMismatchError, match="'action'"):
+        policy.learn_mode.forward(SampleBatch({"obs": np.zeros(2)}))
+
+
+def test_settings_and_resets_reach_the_methods() -> None:
+    policy = Own({}, seed=0)
+
+    assert policy.command_mode.get_setting_collect({"envstep": 12}) == {"bonus": 12}
+    policy.collect_mode.reset([1, 2])
+    policy.eval_mode.reset()
+    assert policy.resets == [[1, 2], None]
+
+
+def test_attributes_that_workers_read_come_from_the_config() -> None:
+    policy = Own({"collect": {"n_sample": 32}, "learn": {"batch_size": 8}, "on_policy": True})
+    mode = policy.collect_mode
+
+    assert [mode.get_attribute(key) for key in ("n_sample", "n_episode", "unroll_len")] == [
+        32,
+        None,
+        1,
+    ]
+    assert mode.get_attribute("on_policy") is True
+    assert mode.get_attribute("cfg").learn.batch_size == 8
+    assert policy.learn_mode.get_attribute("batch_size") == 8
+    mode.set_attribute("n_sample", 16)
+    assert mode.get_attribute("n_sample") == 16
+    with pytest.raises(NotImplementedError, match="Own has no attribute 'colour'"):
+        mode.get_attribute("colour")
+    with pytest.raises(NotImplementedError, match="cannot be set"):
+        mode.set_attribute("device", "cuda")
+
+
+def test_modes_that_were_not_asked_for_are_refused_by_name() -> None:
+    policy = Own({}, enable_field=["eval"])
+
+    assert not policy.learns
+    with pytest.raises(ConfigError, match="without its learn mode"):
+        _ = policy.learn_mode
+    with pytest.raises(ConfigError, match="unknown policy modes"):
+        Own({}, enable_field=["evil"])
+
+
+def test_policy_that_only_commands_builds_no_network() -> None:
+    policy = Own({}, enable_field=["command"])
+
+    assert not hasattr(policy, "net")
+
+
+def test_wrong_section_is_refused_with_its_path() -> None:
+    with pytest.raises(ConfigTypeError) as caught:
+        Own({"width": 0})
+
+    assert caught.value.path == "policy.width"
+
+
+def test_published_model_is_loaded_into_acting_modes() -> None:
+    one, other = Own({}, seed=1), Own({}, seed=2)
+    state = {
+        "model": {key: value.numpy() for key, value in one.net.state_dict().items()},
+        "iter": 3,
+    }
+    for array in state["model"].values():  # type: ignore[attr-defined]
+        array.flags.writeable = False
+
+    other.eval_mode.load_state_dict(state)
+
+    assert torch.equal(one.net.weight, other.net.weight)
+    with pytest.raises(SchemaMismatchError, match="no section 'model'"):
+        other.collect_mode.load_state_dict({"iter": 3})
+    with pytest.raises(SchemaMismatchError, match="missing \\['bias'\\]"):
+        other.collect_mode.load_state_dict({"model": {"weight": np.zeros((1, 2))}})

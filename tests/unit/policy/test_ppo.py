@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import ConfigError, NonFiniteError, SchemaMismatchError
+from dingsdk.policy.ppo import PPOPolicy
+
+MODEL = {"obs_shape": 3, "action_shape": 2, "encoder_hidden_size_list": [8]}
+ENDS = np.array([3, 8])
+
+
+def make(fields: list[str] | None = None, seed: int = 0, **cfg: Any) -> PPOPolicy:
+    return PPOPolicy({"model": MODEL, **cfg}, enable_field=fields, seed=seed)
+
+
+def columns(policy: PPOPolicy, rows: int = 8) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(rows, 3)).astype(np.float32)
+    return {
+        "obs": obs,
+        **policy.act(obs, explore=True),
+        "reward": rng.normal(size=rows).astype(np.float32),
+        "next_obs": rng.normal(size=(rows, 3)).astype(np.float32),
+        "terminated": np.array([False] * (rows - 1) + [True]),
+        "done": np.array([False] * (rows - 1) + [True]),
+    }
+
+
+def batch(policy: PPOPolicy) -> SampleBatch:
+    return policy.collect_mode.make_samples(columns(policy), ENDS)
+
+
+def test_recorded_log_prob_and_value_are_those_of_the_network() -> None:
+    policy = make()
+    obs = np.random.default_rng(1).normal(size=(64, 3)).astype(np.float32)
+
+    made = policy.collect_mode.forward_batch(obs, range(64))
+
+    logits, value = policy._network(torch.from_numpy(obs))
+    expected = torch.distributions.Categorical(logits=logits)
+    assert set(made["action"].tolist()) == {0, 1}
+    assert made["log_prob"] == pytest.approx(
+        expected.log_prob(torch.from_numpy(made["action"])).detach().numpy(), abs=1e-6
+    )
+    assert made["value"] == pytest.approx(value.detach().numpy())
+
+
+def test_actions_are_drawn_with_the_probabilities_of_the_network() -> None:
+    policy = make(seed=3)
+    policy._network.actor[-1].bias.data = torch.tensor([0.0, math.log(3.0)])
+    policy._network.actor[-1].weight.data.zero_()
+
+    actions = policy.act(np.zeros((20_000, 3), np.float32), explore=True)["action"]
+
+    assert actions.mean() == pytest.approx(0.75, abs=0.02)
+
+
+def test_evaluation_takes_the_most_probable_action_and_records_nothing() -> None:
+    policy = make()
+    obs = np.random.default_rng(1).normal(size=(16, 3)).astype(np.float32)
+
+    made = policy.eval_mode.forward_batch(obs, range(16))
+
+    logits, _ = policy._network(torch.from_numpy(obs))
+    assert set(made) == {"action"}
+    assert made["action"].tolist() == logits.argmax(1).tolist()
+
+
+def test_same_seed_draws_the_same_weights_and_actions() -> None:
+    obs = np.random.default_rng(1).normal(size=(16, 3)).astype(np.float32)
+    before = torch.get_rng_state()
+    one, same, other = make(seed=5), make(seed=5), make(seed=6)
+
+    first = one.act(obs, explore=True)
+    assert first["action"].tolist() == same.act(obs, explore=True)["action"].tolist()
+    assert first["value"].tolist() != other.act(obs, explore=True)["value"].tolist()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_cut_pieces_are_bootstrapped_and_ended_tasks_are_not() -> None:
+    policy = make(discount_factor=0.5, gae_lambda=0.0)
+    given = columns(policy)
+    values = {name: np.array(given[name]) for name in ("reward", "value", "next_obs", "terminated")}
+
+    made = policy.collect_mode.make_samples(given, ENDS).columns
+
+    after = policy._network.value(torch.from_numpy(values["next_obs"])).detach().numpy()
+    # With lambda 0 an advantage is the TD error. Row 2 ends a piece that was cut, row 7 the task.
+    cut = values["reward"][2] + 0.5 * after[2] - values["value"][2]
+    ended = values["reward"][7] - values["value"][7]
+    inside = values["reward"][4] + 0.5 * values["value"][5] - values["value"][4]
+    assert made["advantage"][[2, 7, 4]] == pytest.approx([cut, ended, inside], abs=1e-6)
+    assert made["return"] == pytest.approx(made["advantage"] + values["value"], abs=1e-6)
+    assert {"terminated", "next_obs"}.isdisjoint(made)
+
+
+def test_loss_and_gradient_are_those_of_the_paper() -> None:
+    """An independent reference: autograd through torch.distributions, loop over samples."""
+    policy = make(
+        learn={
+            "epoch_per_collect": 1,
+            "batch_size": 8,
+            "clip_ratio": 0.1,
+            "value_weight": 0.7,
+            "entropy_weight": 0.05,
+            "grad_clip_norm": None,
+        }
+    )
+    data = batch(policy)
+    data.columns["log_prob"] += np.linspace(-0.3, 0.3, 8).astype(np.float32)
+    twin = make()
+    twin.learn_mode.load_state_dict(policy.learn_mode.state_dict())
+    advantage = data.columns["advantage"].astype(np.float64)
+    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    objective = value_error = entropy = torch.zeros(())
+    for row in range(8):
+        logits, value = twin._network(torch.from_numpy(data.columns["obs"][row : row + 1]))
+        chosen = torch.distributions.Categorical(logits=logits)
+        log_prob = chosen.log_prob(torch.tensor(data.columns["action"][row]))
+        ratio = (log_prob - float(data.columns["log_prob"][row])).exp()
+        scale = float(advantage[row])
+        objective = objective + torch.min(ratio * scale, ratio.clamp(0.9, 1.1) * scale) / 8
+        value_error = value_error + (value - float(data.columns["return"][row])) ** 2 / 8
+        entropy = entropy + chosen.entropy() / 8
+    loss = (-objective + 0.7 * value_error - 0.05 * entropy).sum()
+    gradient = torch.autograd.grad(loss, list(twin._network.parameters()))
+    norm = torch.cat([part.reshape(-1) for part in gradient]).norm()
+
+    (log,) = policy.learn_mode.forward(data)
+
+    assert log["total_loss"] == pytest.approx(loss.item(), abs=1e-5)
+    assert log["policy_loss"] == pytest.approx(-objective.item(), abs=1e-5)
+    assert log["value_loss"] == pytest.approx(value_error.item(), abs=1e-5)
+    assert log["entropy"] == pytest.approx(entropy.item(), abs=1e-5)
+    assert log["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+    assert 0 < log["clip_fraction"] < 1
+
+
+def test_every_epoch_trains_on_every_sample_once() -> None:
+    policy = make(learn={"epoch_per_collect": 3, "batch_size": 3})
+    seen: list[tuple[int, ...]] = []
+    step = policy._step
+    policy._step = lambda rows: seen.append(tuple(rows["obs"][:, 0].tolist())) or step(rows)  # type: ignore[assignment,method-assign,func-returns-value]
+    data = batch(policy)
+
+    logs = policy.learn_mode.forward(data)
+
+    assert len(logs) == 9
+    for epoch in range(3):
+        rows = [row for part in seen[3 * epoch : 3 * epoch + 3] for row in part]
+        assert sorted(rows) == sorted(data.columns["obs"][:, 0].tolist())
+    assert seen[:3] != seen[3:6]
+    assert all(set(log) >= set(policy.learn_mode.monitor_vars()) for log in logs)
+
+
+def test_gradient_is_clipped_to_its_norm() -> None:
+    free, clipped = make(), make(learn={"grad_clip_norm": 1e-3})
+    data = batch(free)
+    steps = []
+    for policy in (free, clipped):
+        policy._optimizer.step = lambda gradient: steps.append(float(gradient.norm()))  # type: ignore[method-assign]
+        policy.learn_mode.forward(data)
+
+    half = len(steps) // 2
+    assert min(steps[:half]) > 1e-2
+    assert max(steps[half:]) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_training_moves_towards_the_better_action() -> None:
+    policy = make(learn={"learning_rate": 0.01, "entropy_weight": 0.0})
+    obs = np.zeros((64, 3), np.float32)
+    for _ in range(10):
+        made = policy.act(obs, explore=True)
+        reward = made["action"].astype(np.float32)
+        data = policy.collect_mode.make_samples(
+            {
+                "obs": obs,
+                **made,
+                "reward": reward,
+                "next_obs": obs,
+                "terminated": np.ones(64, bool),
+                "done": np.ones(64, bool),
+            },
+            np.arange(1, 65),
+        )
+        policy.learn_mode.forward(data)
+
+    assert policy.act(obs, explore=True)["action"].mean() > 0.95
+
+
+def test_update_that_is_not_finite_is_refused_and_keeps_the_weights() -> None:
+    policy = make()
+    data = batch(policy)
+    data.columns["return"][:] = np.nan
+    before = {key: value.clone() for key, value in policy._network.state_dict().items()}
+
+    with pytest.raises(NonFiniteError, match="not applied"):
+        policy.learn_mode.forward(data)
+
+    assert all(torch.equal(policy._network.state_dict()[key], before[key]) for key in before)
+
+
+def test_batch_without_a_column_that_is_trained_on_is_refused_by_name() -> None:
+    policy = make()
+    data = batch(policy)
+    del data.columns["advantage"]
+
+    with pytest.raises(SchemaMismatchError, match="advantage"):
+        policy.learn_mode.forward(data)
+
+
+def test_going_on_from_a_state_trains_as_if_never_stopped() -> None:
+    straight, stopped = make(), make()
+    data = batch(straight)
+    data_again = batch(stopped)
+    straight.learn_mode.forward(data)
+    stopped.learn_mode.forward(data_again)
+    resumed = make(seed=9)
+    state = {
+        part: {key: np.asarray(value) for key, value in section.items()}
+        for part, section in stopped.learn_mode.state_dict().items()
+    }
+    resumed.learn_mode.load_state_dict(state)
+    resumed.rng = stopped.rng
+
+    expected = straight.learn_mode.forward(data)
+    assert resumed.learn_mode.forward(data_again) == expected
+
+
+def test_state_of_another_network_is_refused_and_changes_nothing() -> None:
+    policy = make()
+    other = make(model={**MODEL, "encoder_hidden_size_list": [9]})
+    moments = other.learn_mode.state_dict()["optimizer"]
+    before = {key: value.clone() for key, value in policy._network.state_dict().items()}
+
+    with pytest.raises(SchemaMismatchError, match=r"actor\.0\.weight"):
+        policy.learn_mode.load_state_dict(other.learn_mode.state_dict())
+    with pytest.raises(SchemaMismatchError, match="optimizer: exp_avg"):
+        policy.learn_mode.load_state_dict({**policy.learn_mode.state_dict(), "optimizer": moments})
+
+    assert all(torch.equal(policy._network.state_dict()[key], before[key]) for key in before)
+
+
+def test_off_policy_training_is_refused() -> None:
+    with pytest.raises(ConfigError, match="on_policy"):
+        make(on_policy=False)
