@@ -33,7 +33,8 @@ if TYPE_CHECKING:
         PolicySection,
     )
 
-__getattr__, __dir__, _ = lazy_names(__name__, __file__)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, __file__)
 __all__ = [
     "ActorCritic",
     "BasePolicy",
