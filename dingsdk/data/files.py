@@ -402,6 +402,27 @@ class Folder:
                     raise self._error("remove", name, error) from error
         return True
 
+    def remove_tree(self, name: str) -> bool:
+        """Remove a folder in this one with the files and folders in it that :meth:`names` gives.
+
+        Returns:
+            Whether it is gone; it stays where something else is in it.
+
+        Raises:
+            RunFolderError: something cannot be removed.
+        """
+        try:
+            with self.sub(name, create=False) as folder:
+                for entry in folder.names():
+                    found = None if _TEMPORARY.fullmatch(entry) else folder.stat(entry)
+                    if found is not None and stat.S_ISDIR(found.st_mode):
+                        folder.remove_tree(entry)
+                    else:
+                        folder.unlink(entry)
+        except DataMissingError:
+            return True
+        return self.remove_sub(name)
+
     def free_bytes(self) -> int:
         """Return how much more we may write on this disk."""
         with self._descriptor as folder:

@@ -10,13 +10,20 @@ import os
 import re
 import secrets
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
-from dingsdk.data import PrivateDir, check_id, decode_frame, encode_frame
+from dingsdk.data import (
+    PrivateDir,
+    check_id,
+    decode_frame,
+    decode_json,
+    encode_frame,
+    encode_json,
+)
 from dingsdk.errors import (
     ConfigError,
     DataCorruptError,
@@ -27,13 +34,28 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.worker.comm import PolicyStore
-from dingsdk_flask_fs.latest import LATEST, Latest, LatestReader, file_of, read_latest, write_latest
-from dingsdk_flask_fs.orphans import OrphanWatch
+from dingsdk_flask_fs.data_store import check_free
 
+FOLDER = "policy"
+POINTER = "LATEST.json"
+_POINTER_BYTES = 4096
+_KIND, _POINTER_KIND = "policy", "newest-policy"
 _VERSION_FILE = re.compile(r"([0-9]{12})\.ding")
-_TEMPORARY_GRACE_S = 60.0
 _MOVED_ON_TRIES = 1000
 _logger = logging.getLogger(__name__)
+
+
+class _Latest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the pointer says: version, and size and digest of its file.
+
+    ``life`` is drawn when a policy is first published, and again after it was discarded. The
+    folder does not tell: a new one can have the name and the inode of the one before.
+    """
+
+    version: Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
+    size_bytes: Annotated[int, msgspec.Meta(ge=0)]
+    digest: str
+    life: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
 
 
 class FilePolicyStore(PolicyStore):
@@ -50,7 +72,6 @@ class FilePolicyStore(PolicyStore):
         min_free_bytes: What to leave free on the disk.
         is_durable: Whether a published version survives a power cut. Not needed to resume: a
             learner publishes again what it resumes from.
-        clock: Seconds, monotonic.
     """
 
     def __init__(
@@ -61,7 +82,6 @@ class FilePolicyStore(PolicyStore):
         max_policy_bytes: int = 2 << 30,
         min_free_bytes: int = 128 << 20,
         is_durable: bool = False,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if keep_versions < 2:
             path_of_key = "system.transport.keep_policy_versions"
@@ -72,14 +92,12 @@ class FilePolicyStore(PolicyStore):
         self._max_bytes = max_policy_bytes
         self._min_free_bytes = min_free_bytes
         self._is_durable = is_durable
-        self._watch = OrphanWatch(clock)
-        self._pointers = LatestReader(clock)
         self._publishing = threading.Lock()
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[str | None, int]] = {}
         self._damaged: set[tuple[str, str | None, int]] = set()
         with PrivateDir(path) as root:
-            self._policies = root.sub("policy")
+            self._policies = root.sub(FOLDER)
 
     # Contract ---------------------------------------------------------------------------------
     def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
@@ -96,15 +114,21 @@ class FilePolicyStore(PolicyStore):
             raise ProtocolError(f"policy version {version!r:.40}", where="version")
         _check_state(state)
         with self._publishing, self._policies.sub(policy_id) as folder:
-            newest, life = self._published(folder)
+            newest, life = _published(folder)
             if newest >= version:
                 return  # a learner that resumed from a checkpoint has to catch up first
             value = {"policy_id": policy_id, "version": version, "state": dict(state)}
-            buffers, info = encode_frame("policy", value)
-            self._check_size(folder, info.size_bytes)
-            folder.write_atomic(file_of(version), buffers, durable=self._is_durable)
-            latest = Latest(version, info.size_bytes, info.digest, life)
-            write_latest(folder, latest, durable=self._is_durable)
+            buffers, info = encode_frame(_KIND, value)
+            if info.size_bytes > self._max_bytes:
+                raise ConfigError(
+                    f"a policy of {info.size_bytes} bytes; at most {self._max_bytes} are read",
+                    path="system.transport.max_policy_bytes",
+                )
+            check_free(folder, info.size_bytes, self._min_free_bytes)
+            latest = _Latest(version, info.size_bytes, info.digest, life)
+            pointer = encode_json(_POINTER_KIND, msgspec.structs.asdict(latest))
+            folder.write_atomic(_file_of(version), buffers, durable=self._is_durable)
+            folder.write_atomic(POINTER, [pointer], durable=self._is_durable)
             self._remove_old(policy_id, folder, version)
 
     def newest(
@@ -112,8 +136,7 @@ class FilePolicyStore(PolicyStore):
     ) -> tuple[int, dict[str, Any]] | None:
         """Return (version, tensors of its own), or None when there is none newer.
 
-        While nothing is published, a call costs one look at the pointer's time stamps. Where
-        the newest version is damaged, the one before it is returned and the damage counted.
+        Where the newest version is damaged, the one before it is returned, and the damage counted.
 
         Raises:
             DataCorruptError: something is published and none of it is whole.
@@ -133,14 +156,11 @@ class FilePolicyStore(PolicyStore):
         check_id(policy_id, "policy_id")
         try:
             with self._policies.sub(policy_id, create=False) as folder:
-                folder.unlink(LATEST)  # first, so that no reader is led to what goes next
-                for name in folder.names():
-                    folder.unlink(name)
-            self._policies.remove_sub(policy_id)
+                folder.unlink(POINTER)  # first, so that no reader is led to what goes next
+            self._policies.remove_tree(policy_id)
         except DataMissingError:
             return
         finally:
-            self._pointers.forget(policy_id)
             with self._lock:
                 self._seen.pop(policy_id, None)
                 self._damaged -= {key for key in self._damaged if key[0] == policy_id}
@@ -151,8 +171,8 @@ class FilePolicyStore(PolicyStore):
 
     @property
     def corrupt_count(self) -> int:
-        """Number of damaged versions and pointers met."""
-        return len(self._damaged) + self._pointers.corrupt_count
+        """Number of damaged versions met."""
+        return len(self._damaged)
 
     # Reading ----------------------------------------------------------------------------------
     def _read_newest(
@@ -161,9 +181,9 @@ class FilePolicyStore(PolicyStore):
         floor = -1 if newer_than is None else newer_than + 1
         # Before the pointer is read: what another thread returns meanwhile may be newer than it.
         seen = self._seen.get(policy_id)
-        latest: Latest | None = None
+        latest: _Latest | None = None
         try:
-            latest = self._pointers.read(policy_id, folder)
+            latest = _read_pointer(folder)
         except DataCorruptError as error:
             _logger.warning("the versions of policy %s are looked through: %s", policy_id, error)
         if latest is not None and latest.version < floor:
@@ -189,7 +209,7 @@ class FilePolicyStore(PolicyStore):
         return None
 
     def _load(
-        self, folder: PrivateDir, key: tuple[str, str | None, int], latest: Latest | None
+        self, folder: PrivateDir, key: tuple[str, str | None, int], latest: _Latest | None
     ) -> dict[str, Any] | None:
         """Return the tensors of a version (policy, life, version), None where it is damaged."""
         if key in self._damaged:
@@ -197,13 +217,13 @@ class FilePolicyStore(PolicyStore):
         policy_id, _, version = key
         is_announced = latest is not None and latest.version == version
         try:
-            content = folder.read(file_of(version), self._max_bytes)
+            content = folder.read(_file_of(version), self._max_bytes)
             digest = latest.digest if latest is not None and is_announced else None
-            found = decode_frame("policy", content, self._max_bytes, expected_digest=digest)
+            found = decode_frame(_KIND, content, self._max_bytes, expected_digest=digest)
             if (found["policy_id"], found["version"]) != (policy_id, version):
                 raise DataCorruptError("it holds another policy or version", where="version")
         except DataMissingError:
-            if not is_announced or read_latest(folder) != latest:
+            if not is_announced or _read_pointer(folder) != latest:
                 raise _MovedOnError from None  # removed as an old one since we looked
             _logger.warning("policy %s: version %d is announced, not there", policy_id, version)
             return None
@@ -214,40 +234,12 @@ class FilePolicyStore(PolicyStore):
             return None
         return dict(found["state"])
 
-    # Publishing -------------------------------------------------------------------------------
-    def _published(self, folder: PrivateDir) -> tuple[int, str]:
-        """Return the newest version, -1 for none, and the life that the next one belongs to."""
-        try:
-            latest = read_latest(folder)
-        except DataMissingError:
-            return -1, secrets.token_hex(8)
-        except DataCorruptError:
-            return max(_versions(folder), default=-1), secrets.token_hex(8)
-        return latest.version, latest.life
-
-    def _check_size(self, folder: PrivateDir, size_bytes: int) -> None:
-        if size_bytes > self._max_bytes:
-            raise ConfigError(
-                f"a policy of {size_bytes} bytes; at most {self._max_bytes} are read",
-                path="system.transport.max_policy_bytes",
-            )
-        free_bytes = folder.free_bytes()
-        if free_bytes - size_bytes < self._min_free_bytes:
-            raise StorageFullError(
-                f"{folder.path}: {free_bytes} bytes free, {size_bytes} to write and "
-                f"{self._min_free_bytes} to leave free; make room on the disk",
-                path=str(folder.path),
-                reason="low_space",
-            )
-
     def _remove_old(self, policy_id: str, folder: PrivateDir, version: int) -> None:
         old = [found for found in _versions(folder) if found <= version][self._keep_versions :]
-        unfinished = [name for name in folder.names() if name.startswith(".")]
         try:
             for found in old:
-                folder.unlink(file_of(found))
-            for name in self._watch.ripe(policy_id, unfinished, _TEMPORARY_GRACE_S):
-                folder.unlink(name)
+                folder.unlink(_file_of(found))
+            folder.sweep()  # nobody else writes here
         except (RunFolderError, StorageFullError) as error:
             # The version is out, and that is what was asked for; the next one tries again.
             _logger.warning("cannot remove old versions of policy %s: %s", policy_id, error)
@@ -273,7 +265,32 @@ def _check_state(state: Mapping[str, Any]) -> None:
         )
 
 
-def _candidates(folder: PrivateDir, latest: Latest | None, floor: int) -> Iterator[int]:
+def _published(folder: PrivateDir) -> tuple[int, str]:
+    """Return the newest version, -1 for none, and the life that the next one belongs to."""
+    try:
+        latest = _read_pointer(folder)
+    except DataMissingError:
+        return -1, secrets.token_hex(8)
+    except DataCorruptError:
+        return max(_versions(folder), default=-1), secrets.token_hex(8)
+    return latest.version, latest.life
+
+
+def _read_pointer(folder: PrivateDir) -> _Latest:
+    """Read the pointer.
+
+    Raises:
+        DataMissingError: there is none; nothing was published.
+        DataCorruptError: it is damaged.
+    """
+    content = folder.read(POINTER, _POINTER_BYTES)
+    try:
+        return msgspec.convert(decode_json(_POINTER_KIND, content, _POINTER_BYTES), _Latest)
+    except (DataCorruptError, msgspec.ValidationError) as error:
+        raise DataCorruptError(f"{folder.path / POINTER}: {error}", where=POINTER) from error
+
+
+def _candidates(folder: PrivateDir, latest: _Latest | None, floor: int) -> Iterator[int]:
     """Yield the versions to try, newest first; the folder is listed only past the first."""
     if latest is not None and latest.version >= floor:
         yield latest.version
@@ -287,3 +304,7 @@ def _versions(folder: PrivateDir) -> list[int]:
     """Return the versions that have a file, newest first."""
     found = (_VERSION_FILE.fullmatch(name) for name in folder.names())
     return sorted((int(match[1]) for match in found if match), reverse=True)
+
+
+def _file_of(version: int) -> str:
+    return f"{version:012d}.ding"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,10 +26,9 @@ from dingsdk.worker.comm import (
     ThreadScheduler,
     Transport,
 )
-from dingsdk_flask_fs.leavings import remove_leavings
-from dingsdk_flask_fs.master_end import HttpMasterEnd
+from dingsdk_flask_fs.master_end import EPOCH_FILE, HttpMasterEnd
 from dingsdk_flask_fs.secret import FILE_NAME as SECRET_NAME
-from dingsdk_flask_fs.secret import find_secret, named_secret
+from dingsdk_flask_fs.secret import FILE_VARIABLE, find_secret, named_secret
 from dingsdk_flask_fs.slave_end import HttpSlaveEnd
 
 TYPE_KEY = "flask_fs"
@@ -165,7 +166,7 @@ class FlaskFSTransport(Transport):
 
     def remove_data(self) -> None:
         if not self.cfg.keep_data:
-            remove_leavings(self.data_dir)
+            _remove_files(self.data_dir)
 
     def joining_note(self) -> str:
         found = named_secret()
@@ -176,6 +177,34 @@ class FlaskFSTransport(Transport):
             if self._folder is None:
                 self._folder = PrivateDir(self.data_dir)
             return self._folder
+
+
+def _remove_files(path: Path) -> None:
+    """Remove what a run left in the folder that its workers shared, and the folder if empty.
+
+    Files that others put there stay, and so does a secret that the user named.
+
+    Raises:
+        RunFolderError: something cannot be removed, or the folder is not ours.
+    """
+    from dingsdk_flask_fs import data_store, policy_store
+
+    if not path.is_dir():
+        return
+    with PrivateDir(path, create=False) as root:
+        for name in (*data_store.FOLDERS, policy_store.FOLDER):
+            root.remove_tree(name)
+        root.unlink(EPOCH_FILE)
+        if not _is_named_secret(path / SECRET_NAME):
+            root.unlink(SECRET_NAME)
+        root.sweep()
+    with contextlib.suppress(OSError):  # not empty: it is somebody else's as well
+        path.rmdir()
+
+
+def _is_named_secret(path: Path) -> bool:
+    named = os.environ.get(FILE_VARIABLE)
+    return named is not None and path.exists() and Path(named).exists() and path.samefile(named)
 
 
 def parse_address(address: str) -> tuple[str, int]:

@@ -26,6 +26,7 @@ from dingsdk.errors import (
     ProtocolError,
     RunFolderError,
 )
+from dingsdk.testing import recorded_writes
 
 from .payloads import file_of, large, mapped, piece, tree
 
@@ -58,7 +59,7 @@ def test_a_payload_outlives_its_file_and_its_store(
     store.put("p", batch)
     found = store.get("p")
     store.delete(["p"])
-    for path in (tmp_path / "run").glob("spare*/*"):
+    for path in (tmp_path / "run").glob("pool*/*"):
         path.write_bytes(b"")
     store.close()
     assert found == batch
@@ -302,4 +303,19 @@ def test_sweep_takes_old_orphans_and_half_written_files_only(tmp_path: Path) -> 
     assert not half.exists()
     assert store.sweep_orphans({"live"}.__contains__, grace_s=0.0) == 2
     assert list(store.ids()) == ["live"]
+    store.close()
+
+
+@pytest.mark.parametrize("is_durable", [False, True])
+def test_durable_payloads_survive_a_power_cut(tmp_path: Path, is_durable: bool) -> None:
+    store = FileDataStore(tmp_path / "run", is_durable=is_durable)
+    with recorded_writes() as log:
+        store.put("a", piece())
+        store.delete(["a"])
+        store.put("b", piece())
+    for data_id in "ab":
+        path = next(
+            Path(call[2]) for call in log.calls if call[0] == "rename" and f"{data_id}.d" in call[2]
+        )
+        assert log.is_durable(path) is is_durable
     store.close()

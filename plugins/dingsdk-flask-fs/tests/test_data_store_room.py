@@ -1,4 +1,4 @@
-"""Room for step data: deleted files are written over, and a full disk is told in time."""
+"""Room for step data: deleted files are written again, and a full disk is noticed in time."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ def test_writing_stops_before_the_disk_is_full(tmp_path: Path) -> None:
     store.close()
 
 
-def test_deleted_files_are_written_over(tmp_path: Path) -> None:
+def test_deleted_files_are_written_again(tmp_path: Path) -> None:
     ticks = itertools.count()
     store = FileDataStore(
-        tmp_path / "run", keep_spare_bytes=6 * (64 << 10), clock=lambda: float(next(ticks))
+        tmp_path / "run", pool_bytes=6 * (64 << 10), clock=lambda: float(next(ticks))
     )
     for name in "abcde":
         store.put(name, piece(rows=100))
     kept = store.get("a")
     inodes = {path.stat().st_ino for path in (tmp_path / "run" / "data").rglob("*.ding")}
     store.delete("abcde")
-    assert len(list((tmp_path / "run" / "spare-small").iterdir())) == 3
+    assert len(list((tmp_path / "run" / "pool-small").iterdir())) == 3
     store.put("f", piece(7, rows=3))
-    assert len(list((tmp_path / "run" / "spare-small").iterdir())) == 2
+    assert len(list((tmp_path / "run" / "pool-small").iterdir())) == 2
     assert file_of(store, tmp_path, "f").stat().st_ino in inodes
     assert store.get("f") == piece(7, rows=3)
     assert kept == piece(rows=100)
@@ -63,25 +63,27 @@ def test_a_file_that_may_be_mapped_is_not_kept(store: FileDataStore, tmp_path: P
     store.put("large", large())
     store.put("mapped", mapped())
     store.delete(["large", "mapped"])
-    assert len(list((tmp_path / "run").glob("spare*/*"))) == 1
+    assert len(list((tmp_path / "run").glob("pool*/*"))) == 1
 
 
-def test_a_planted_spare_is_not_written_through(store: FileDataStore, tmp_path: Path) -> None:
+def test_a_planted_file_in_the_pool_is_not_written_through(
+    store: FileDataStore, tmp_path: Path
+) -> None:
     secret = tmp_path / "secret"
     secret.write_text("keep")
-    spare = tmp_path / "run" / "spare-small"
+    pool = tmp_path / "run" / "pool-small"
     plants = [
         lambda path: path.symlink_to(secret),
         lambda path: path.hardlink_to(secret),
         lambda path: os.mkfifo(path),
     ]
     for number, plant in enumerate(plants):
-        plant(spare / f"spare{number}.ding")
+        plant(pool / f"pooled{number}.ding")
     for number in range(6):
-        store._spares[0]._next_look = 0.0
+        store._pools[0]._list_at = 0.0
         store.put(f"p{number}", piece(number))
     assert secret.read_text() == "keep"
-    assert list(spare.iterdir()) == []
+    assert list(pool.iterdir()) == []
     assert [store.get(f"p{number}") == piece(number) for number in range(6)] == [True] * 6
 
 

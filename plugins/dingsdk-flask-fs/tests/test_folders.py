@@ -14,8 +14,9 @@ import pytest
 import torch
 from dingsdk_flask_fs.transport import FlaskFSTransport
 
-from dingsdk.data import SampleBatch
+from dingsdk.data import SampleBatch, encode_json
 from dingsdk.errors import DataCorruptError, DataMissingError, RunFolderError
+from dingsdk.testing import recorded_writes
 
 from .conftest import NOBODY, Listener, as_nobody
 
@@ -94,9 +95,11 @@ class Canary:
         b"",
         b"{",
         b"[]",
-        b'{"run": "../x", "epoch": 1}',
-        b'{"run": "0123456789abcdef0123456789abcdef", "epoch": "1"}',
-        b'{"run": "0123456789abcdef0123456789abcdef", "epoch": -1}',
+        encode_json("run-epoch", {"run": "../x", "epoch": 1}),
+        encode_json("run-epoch", {"run": "0123456789abcdef" * 2, "epoch": "1"}),
+        encode_json("run-epoch", {"run": "0123456789abcdef" * 2, "epoch": 0}),
+        encode_json("run-epoch", {"run": "0123456789abcdef" * 2}),
+        encode_json("newest-policy", {"run": "0123456789abcdef" * 2, "epoch": 1}),
         b"x" * 5000,
         pickle.dumps(Canary()),
     ],
@@ -140,3 +143,12 @@ def test_folder_that_is_removed_meanwhile_is_reported_by_every_use(tmp_path: Pat
     data.delete(["a"])
     assert data.sweep_orphans([].__contains__, 0.0) == 0
     transport.close()
+
+
+def test_what_a_restarted_master_needs_survives_a_power_cut(tmp_path: Path) -> None:
+    transport = FlaskFSTransport({}, tmp_path / "run")
+    with recorded_writes() as log:
+        transport.master_end().open(Listener())
+    transport.close()
+    assert log.is_durable(transport.data_dir / "epoch.json")
+    assert log.is_durable(transport.data_dir / "secret")

@@ -54,7 +54,7 @@ def weights(version: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("number", NUMBERS)
-def test_writing_over_a_spare_file_stores_all_or_nothing(
+def test_writing_into_a_pooled_file_stores_all_or_nothing(
     tmp_path: Path, number: int, persistent: bool
 ) -> None:
     ticks = itertools.count()
@@ -66,7 +66,7 @@ def test_writing_over_a_spare_file_stores_all_or_nothing(
         at += 1
         store.put("old", piece(30))
         store.delete(["old"])
-        assert list((tmp_path / "spare-small").iterdir())
+        assert list((tmp_path / "pool-small").iterdir())
         name = f"p{at}"
         error, is_last = attempt(
             at, number, persistent, lambda name=name: store.put(name, piece(9))

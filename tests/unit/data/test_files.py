@@ -598,3 +598,20 @@ def test_a_sweep_leaves_all_but_regular_temporary_files(folder: PrivateDir) -> N
     folder.write_atomic("a", [b"1"])
     assert folder.sweep() == 0
     assert len(tree(folder.path)) == 5
+
+
+def test_a_tree_of_ours_is_removed_and_what_is_not_ours_stays(folder: PrivateDir) -> None:
+    with folder.sub("tree") as tree_dir, tree_dir.sub("inner") as inner:
+        tree_dir.write_atomic("a.bin", [b"1"])
+        inner.write_atomic("b", [b"2"])
+        (inner.path / TEMPORARY).write_bytes(b"half")
+        (tree_dir.path / "link").symlink_to(folder.path)
+        (inner.path / ".notes").write_text("somebody else's")
+    assert not folder.remove_tree("tree")
+    assert tree(folder.path) == ["tree", "tree/inner", "tree/inner/.notes"]
+    (folder.path / "tree/inner/.notes").unlink()
+    assert folder.remove_tree("tree")
+    assert folder.remove_tree("tree")
+    assert tree(folder.path) == []
+    with pytest.raises(ProtocolError):
+        folder.remove_tree("../ours")
