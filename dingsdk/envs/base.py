@@ -1,6 +1,6 @@
 """The env manager contract: N environments that are stepped together.
 
-A manager offers two forms of the same thing. The *dict* form (``ready_obs``, ``step``)
+A manager has two forms of the same interface. The *dict* form (``ready_obs``, ``step``)
 is keyed by env id and suits any policy. The *batched* form (``reset_batch``,
 ``step_batch``) moves columns, for policies that act on a whole batch at once. Use one
 form or the other between two resets, not both.
@@ -77,7 +77,7 @@ class StepColumns(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a manager keeps of the promises that not every vectorised env can keep.
+    """What a manager supports; not every vectorised env can support all of it.
 
     Attributes:
         per_env_seed: env ``i`` has a random stream of its own, set by ``seed``.

@@ -1,4 +1,4 @@
-"""A fence around one env: its failures become marked rows, until there are too many."""
+"""Catches the failures of one env and restarts it, up to a limit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class GuardedEnv(gym.Env[Any, Any]):
-    """One env that is checked, copied from, and rebuilt when it fails.
+    """One env whose results are checked and copied, and that is rebuilt when it fails.
 
     A failure is an exception out of the env, an observation or reward that does not fit, or
     ``info['abnormal']`` set by the env itself. It costs the episode: the step returns the
@@ -100,7 +100,7 @@ class GuardedEnv(gym.Env[Any, Any]):
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Step the env; never raises for the env's own faults but for one too many.
+        """Step the env; where it fails, restart it and return an abnormal step.
 
         Raises:
             EnvError: too many failures in a row; the env's last error is the cause.

@@ -16,7 +16,7 @@ from dingsdk.errors import ConfigError, PolicyOutputError
 
 
 class InProcessEnvManager(ManagedEnvs):
-    """Types ``in_process`` and ``base``: a plain loop, which keeps every promise there is.
+    """Types ``in_process`` and ``base``: a loop over single envs; it supports everything.
 
     Each env has its own seed, is reset on its own and can be stepped on its own. Envs may
     have any observation space in the dict form; the batched form needs columns. For the

@@ -1,4 +1,4 @@
-"""What every env manager of the core shares: its config, seeds, counters and states."""
+"""Base class of the built-in env managers: config, seeds, counters and states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gymnasium spaces say of observations and actions, one or a column of them."""
+"""Checks of observations and actions against gymnasium spaces, single or in columns."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class ObservationSchema:
 
 
 class ActionChecker:
-    """Refuses actions that are not in the space, for one env or for a batch at once.
+    """Refuses actions outside the space, single ones or a batch at once.
 
     Args:
         space: The action space of one env. Actions of array spaces (Discrete, Box,
@@ -278,7 +278,7 @@ class ActionChecker:
 
 
 def has_nan(array: NDArray[Any]) -> bool:
-    """Whether a float array holds NaN; infinities are none.
+    """Whether a float array holds NaN; infinities do not count.
 
     A sum of squares is NaN only if a term is, and costs half of ``np.isnan(array).any()``.
     """

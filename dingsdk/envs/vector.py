@@ -42,8 +42,8 @@ class VectorEnvManager(ManagedEnvs):
     fails, or a child process dies or is late, all envs are rebuilt and all rows of that step
     are abnormal.
 
-    All envs are stepped always. One that takes no actions (DONE, or waiting for the caller's
-    reset) is stepped with a filler and its rows are not valid.
+    Each step steps all envs. An env that takes no actions (DONE, or waiting for the caller's
+    reset) gets a placeholder action, and its rows are not valid.
     """
 
     class Config(ManagedEnvs.Config, frozen=True, kw_only=True):
@@ -78,7 +78,7 @@ class VectorEnvManager(ManagedEnvs):
         # True where the next step is spent on a reset (NEXT_STEP only); None for nowhere.
         self._resetting: NDArray[np.bool_] | None = None
         self._is_next_step = self._autoreset is AutoresetMode.NEXT_STEP
-        # Whether an env can ever be left without a next episode.
+        # Whether an env may have to stop after an episode.
         self._may_park = not self._auto_reset or not math.isinf(self._episode_num)
         # No step was made since all envs were reset.
         self._is_fresh = False
@@ -374,7 +374,7 @@ class VectorEnvManager(ManagedEnvs):
         truncated: NDArray[np.bool_],
         infos: Mapping[str, Any],
     ) -> StepColumns:
-        """Finish a step in which something happened besides plain transitions."""
+        """Finish a step in which an env ended, failed, was reset or took no action."""
         valid = ~self._parked
         if self._resetting is not None:
             valid &= ~self._resetting

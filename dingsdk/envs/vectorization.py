@@ -58,7 +58,7 @@ def choose_mode(
     async envs take SAME_STEP by default: no step is spent on resets.
 
     Raises:
-        ConfigError: ``native`` was asked for and cannot be had; says why.
+        ConfigError: ``native`` was asked for and is not available; the text says why.
     """
     if mode in ("auto", "native"):
         obstacle = _why_not_native(env_fns, autoreset)
@@ -66,8 +66,8 @@ def choose_mode(
             return "native", _native_autoreset(env_fns[0])
         if mode == "native":
             raise ConfigError(
-                f"env_manager.vectorization_mode: native vectorization cannot be had: {obstacle}; "
-                "use auto, sync or async",
+                f"env_manager.vectorization_mode: native vectorization is not available: "
+                f"{obstacle}; use auto, sync or async",
                 path="env_manager.vectorization_mode",
                 expected=list(MODES),
                 found=mode,
@@ -87,18 +87,18 @@ def build_vector_env(
     # The managers copy what they hand out; gymnasium's own copy is a deepcopy.
     if mode == "sync":
         return SyncVectorEnv(guarded, copy=False, autoreset_mode=autoreset)
-    with _ctrl_c_held_back():
+    with _ctrl_c_blocked():
         return AsyncVectorEnv(guarded, copy=False, context="spawn", autoreset_mode=autoreset)
 
 
 @contextmanager
-def _ctrl_c_held_back() -> Iterator[None]:
-    """Start child processes that a Ctrl-C in the terminal does not reach.
+def _ctrl_c_blocked() -> Iterator[None]:
+    """Block SIGINT while child processes start, so that they ignore a Ctrl-C in the terminal.
 
-    It goes to the whole process group; when envs end is for the run to say. A child keeps the
-    signals blocked that were so where it was started.
+    A terminal sends Ctrl-C to the whole process group, but the run decides when its envs end.
+    A child process inherits the blocked signals of the thread that started it.
     """
-    resource_tracker.ensure_running()  # it has to outlive a Ctrl-C too, and sees to that itself
+    resource_tracker.ensure_running()  # it must survive a Ctrl-C too, and ignores it by itself
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -122,7 +122,7 @@ def close_vector_env(vec: Any, timeout_s: float = 4.0) -> None:
             if process.is_alive():
                 process.kill()
                 process.join()
-        # Else gymnasium would first wait for answers that nobody is left to give.
+        # Otherwise gymnasium would first wait for answers of processes that have ended.
         vec._state = AsyncState.DEFAULT
         close_quietly(vec, terminate=True)
         vec.error_queue.close()

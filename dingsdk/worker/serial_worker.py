@@ -1,4 +1,4 @@
-"""What serial collectors and evaluators share: env, policy and logs, bound early or late."""
+"""Base class of serial collectors and evaluators: env, policy and logs."""
 
 from __future__ import annotations
 

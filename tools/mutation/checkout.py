@@ -102,12 +102,15 @@ class Checkout:
         copied.unlink(missing_ok=True)
         for name in before.keys() - tree.digests.keys():
             (self.root / name).unlink(missing_ok=True)
+        now = {}
         for name, digest in tree.digests.items():
             target = self.root / name
-            if before.get(name) != digest or not target.exists():
+            # The time tells a file that a mutant was left in, when a run was killed.
+            if not target.exists() or before.get(name) != [digest, target.stat().st_mtime_ns]:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(tree.root / name, target)
-        copied.write_text(json.dumps(tree.digests))
+            now[name] = [digest, target.stat().st_mtime_ns]
+        copied.write_text(json.dumps(now))
 
     def _make_environment(self, tree: Tree) -> None:
         """Make an environment that holds only the way to this copy and to what is installed."""

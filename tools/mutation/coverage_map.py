@@ -93,7 +93,7 @@ class CoverageMap:
                 record = json.loads(self._file_of(name).read_text())
             except FileNotFoundError:
                 record = None
-            if record is None or record["key"] != self._key(name, record["lines"]):
+            if record is None or record["key"] != self._key(name, record["lines"], record["tests"]):
                 stale.append(name)
             else:
                 self._records[name] = record
@@ -138,7 +138,8 @@ class CoverageMap:
         for test in tests:
             for path, numbers in lines.get(test, {}).items():
                 covered[path][test] = sorted(numbers)
-        record = {"key": self._key(name, covered), "tests": tests, "lines": covered}
+        key = self._key(name, covered, tests)
+        record = {"key": key, "tests": tests, "lines": covered}
         self._records[name] = record
         self._folder.mkdir(parents=True, exist_ok=True)
         self._file_of(name).write_text(json.dumps(record))
@@ -187,8 +188,11 @@ class CoverageMap:
                         index[path, number].add(test)
         return index
 
-    def _key(self, name: str, covered: Iterable[str]) -> str:
-        return self._tree.digest([name, *sorted(covered)]) + self._tree.helpers
+    def _key(self, name: str, covered: Iterable[str], tests: dict[str, dict[str, Any]]) -> str:
+        # A test that fails may not have come to what it covers.
+        has_failed = not tests or any(report["failed"] for report in tests.values())
+        files = self._tree.digests if has_failed else [name, *sorted(covered)]
+        return self._tree.digest(files) + self._tree.helpers
 
     def _file_of(self, name: str) -> Path:
         which = _digest({"name": name, "selection": " ".join(self._selection)})

@@ -1,4 +1,4 @@
-"""What serial collectors share: the interface and the statistics."""
+"""Base class of serial collectors: the interface and the statistics."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ISerialCollector(SerialWorker):
         self._total_sample_count = 0
         self._last_log_iter = 0
         self._finished: list[EpisodeRecord] = []
-        # Since the last log, so that no second and no step counts twice.
+        # Counted since the last log.
         self._logged_envsteps = 0
         self._logged_samples = 0
         self._duration_s = 0.0

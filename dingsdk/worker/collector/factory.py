@@ -1,4 +1,4 @@
-"""Picks the form of the control loop that a policy offers."""
+"""Builds the collecting loop for a policy: in columns where it can, else in dicts."""
 
 from __future__ import annotations
 

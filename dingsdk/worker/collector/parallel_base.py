@@ -1,4 +1,4 @@
-"""The life of a parallel collector: load a policy, go round until the end, report."""
+"""Base class of parallel collectors: load a policy, collect until the end, report."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class BaseParallelCollector(Configurable, ABC):
 
     @abstractmethod
     def _observe(self) -> Any:
-        """Return what the envs that wait for an action show."""
+        """Return the observations of the envs that wait for an action."""
 
     @abstractmethod
     def _policy_inference(self, obs: Any) -> Any:
@@ -220,4 +220,4 @@ class BaseParallelCollector(Configurable, ABC):
 
 
 def _no_turn() -> None:
-    """Nobody takes turns with this collector."""
+    """Default of ``yield_turn``: nothing else runs on this thread."""

@@ -30,12 +30,6 @@ class SampleSerialCollector(ISerialCollector):
     - every second of collecting counts once in the statistics;
     - an external ``tb_logger`` is flushed at ``close()``, not closed;
     - env and policy may come in either order, and later.
-
-    Config:
-        deepcopy_obs: Dict form only: copy observations and transitions before keeping them.
-        transform_obs: Dict form only: give the policy float32 tensors.
-        collect_print_freq: Smallest distance of two log outputs, in train iterations.
-        seed: Seed of random actions (``random_collect``); None for fresh entropy.
     """
 
     class Config(PartSection, frozen=True, kw_only=True):

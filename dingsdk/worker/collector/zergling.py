@@ -42,13 +42,6 @@ class ZerglingParallelCollector(BaseParallelCollector):
     Other than in DI-engine a payload is a SampleBatch of about ``n_sample`` rows, not one
     sample; trajectories are cut as the serial collector cuts them (``traj_len_of``); and a
     new policy is loaded between two rounds, never while the old one acts.
-
-    Config (the task adds ``env``, ``env_manager``, ``policy``, ``collect_setting``,
-    ``eval_flag``, ``policy_update_path``, ``exp_name``, ``seed``):
-        print_freq: Half the window of the timing means, in rounds.
-        compressor: Kept for configs of DI-engine; the transport decides.
-        update_policy_second: Seconds between two looks for a newer policy (collect only).
-        policy_timeout_s: How long to wait for the first policy.
     """
 
     class Config(BaseParallelCollector.Config, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What serial evaluators share: the interface, and when to evaluate."""
+"""Base class of serial evaluators: the interface, and when to evaluate."""
 
 from __future__ import annotations
 

@@ -39,13 +39,6 @@ class InteractionSerialEvaluator(ISerialEvaluator):
     An env that fails is restarted by its manager; its unfinished episode does not count and
     is played again. Other than in DI-engine an env is not stepped beyond its quota (or, where
     the manager cannot leave one out, what it does there does not count).
-
-    Config:
-        eval_freq: Train iterations between two evaluations.
-        n_episode: Episodes of one evaluation.
-        stop_value: Mean return at which training may stop.
-        render: ``render_freq`` (-1: never) in units of ``mode``, ``train_iter`` or ``envstep``.
-        figure_path: Folder for the figures of envs that can draw them; None for none.
     """
 
     class Config(PartSection, frozen=True, kw_only=True):
