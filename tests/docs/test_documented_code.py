@@ -34,6 +34,8 @@ PAGES = sorted(
     if "reference" not in path.parts
 )
 LANGUAGES = {"console", "python", "text", "yaml", "toml"}
+QUICK = {"README.md", "first-run.md", "write-a-plugin.md"}
+"""Pages whose code runs in `make test` too."""
 BUDGET = ["--set", "system.max_env_steps=300", "-q"]
 """Makes a documented training run short."""
 
@@ -107,10 +109,10 @@ class Reader:
             pytest.fail(f"the test does not know how to run {command}")
 
     def run_tests(self, arguments: list[str]) -> None:
-        options = ["-q", "-c", os.devnull, "-p", "no:cacheprovider", "--rootdir", "."]
+        options = ["-q", "-W", "error", "-c", os.devnull, "-p", "no:cacheprovider"]
         environment = {**os.environ, "PYTHONPATH": str(self.site)}
         ran = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, *arguments],
+            [sys.executable, "-m", "pytest", *options, "--rootdir", ".", *arguments],
             env=environment,
             capture_output=True,
             text=True,
@@ -135,7 +137,17 @@ class Reader:
         importlib.invalidate_caches()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            page,
+            id=str(page.relative_to(ROOT)),
+            marks=[] if page.name in QUICK and "plugins" not in page.parts else pytest.mark.slow,
+        )
+        for page in PAGES
+    ],
+)
 def test_page_does_what_it_says(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

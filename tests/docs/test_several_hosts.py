@@ -90,6 +90,7 @@ exec "$@"
 """
 
 
+@pytest.mark.slow
 def test_slurm_script_trains(tmp_path: Path) -> None:
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()

@@ -21,6 +21,8 @@ from . import buffer_kind_mutants, buffer_priority_mutants, buffer_use_mutants  
 from .buffer_life_mutants import LeavesAFile
 from .buffer_mutant import MUTANTS, PATIENCE_S, Mutant
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

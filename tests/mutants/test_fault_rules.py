@@ -21,6 +21,8 @@ from dingsdk.errors import WorkerLostError
 from dingsdk.testing import RULES, RuleBroken, check_rule
 from dingsdk.worker.comm import TaskAnswer
 
+pytestmark = pytest.mark.slow
+
 CAPABILITIES = {"many_processes", "survives_faults"}
 LOST_AFTER_S = 3.0
 SILENT_S = 1.0

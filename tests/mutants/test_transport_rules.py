@@ -17,6 +17,8 @@ from . import transport_message_mutants, transport_store_mutants  # noqa: F401 -
 from .transport_life_mutants import LeavesAFile
 from .transport_mutant import MUTANTS, PATIENCE_S, Mutant
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _nothing_stays_imported() -> Iterator[None]:
