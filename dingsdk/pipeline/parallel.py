@@ -21,7 +21,7 @@ from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.coordinator import CoordinatorStatus
 from dingsdk.worker.evaluator.monitor import evaluation_statistics
 from dingsdk.worker.learner.checkpoint import save_checkpoint
-from dingsdk.worker.replay_buffer.prioritized.settings import bounds_rates
+from dingsdk.worker.replay_buffer.config import bounds_rates
 from dingsdk.worker.run_logger import TensorboardLogger, build_tb_logger, write_statistics
 
 _log = logging.getLogger(__name__)

@@ -68,12 +68,12 @@ if TYPE_CHECKING:
     from dingsdk.worker.learner.hooks import LogReduceHook as LogReduceHook
     from dingsdk.worker.learner.hooks import LogShowHook as LogShowHook
     from dingsdk.worker.learner.hooks import SaveCkptHook as SaveCkptHook
+    from dingsdk.worker.replay_buffer import AdvancedReplayBuffer as AdvancedReplayBuffer
+    from dingsdk.worker.replay_buffer import ElasticReplayBuffer as ElasticReplayBuffer
+    from dingsdk.worker.replay_buffer import EpisodeReplayBuffer as EpisodeReplayBuffer
     from dingsdk.worker.replay_buffer import IBuffer as IBuffer
     from dingsdk.worker.replay_buffer import NaiveReplayBuffer as NaiveReplayBuffer
-    from dingsdk.worker.replay_buffer.advanced import AdvancedReplayBuffer as AdvancedReplayBuffer
-    from dingsdk.worker.replay_buffer.elastic import ElasticReplayBuffer as ElasticReplayBuffer
-    from dingsdk.worker.replay_buffer.episode import EpisodeReplayBuffer as EpisodeReplayBuffer
-    from dingsdk.worker.replay_buffer.sequence import SequenceReplayBuffer as SequenceReplayBuffer
+    from dingsdk.worker.replay_buffer import SequenceReplayBuffer as SequenceReplayBuffer
 
     def __getattr__(name: str) -> Any:
         """A name that a plugin owns."""

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from dingsdk.data import SampleBatch
-from dingsdk.worker.replay_buffer.elastic import ElasticReplayBuffer
-from dingsdk.worker.replay_buffer.episode import EpisodeReplayBuffer
-from dingsdk.worker.replay_buffer.sequence import SequenceReplayBuffer
+from dingsdk.worker.replay_buffer import (
+    ElasticReplayBuffer,
+    EpisodeReplayBuffer,
+    SequenceReplayBuffer,
+)
 
 from .buffer_mutant import BASE, Mutant, mutant
 
@@ -66,7 +68,7 @@ class DropsWhatIsNoEpisode(Episodes):
 class HasTheOldestInItsWindow(Elastic):
     def _ages(self, sample_range: slice | None) -> range | None:
         count = self._remover.count
-        return None if self._window >= count else range(self._window)
+        return None if self._size >= count else range(self._size)
 
 
 @mutant(45)
@@ -74,6 +76,6 @@ class DropsWhatLeavesItsWindow(Elastic):
     least: int | None = None
 
     def _ages(self, sample_range: slice | None) -> range | None:
-        self.least = min(self.least or self._window, self._window)
-        self._window = self.least
+        self.least = min(self.least or self._size, self._size)
+        self._size = self.least
         return super()._ages(sample_range)

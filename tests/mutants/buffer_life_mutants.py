@@ -19,7 +19,6 @@ from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointVersionError,
 )
-from dingsdk.worker.replay_buffer.gate import Gate
 
 from .buffer_mutant import Naive, NaiveObjects, mutant
 
@@ -110,7 +109,7 @@ class LoadsNothingInSilence(Naive):
 
 @mutant(59)
 class LoadsRowsAlone(Naive):
-    def _go_on_from(self, saved: Any) -> bool:
+    def _continue_from(self, saved: Any) -> bool:
         return False
 
 
@@ -167,13 +166,12 @@ class ForgetsToWake(Naive):
         super().__init__(cfg)
         buffer = self
 
-        class Silent(Gate):
-            def wake(self) -> None:
+        class Silent(threading.Condition):
+            def notify_all(self) -> None:
                 if buffer.closed:
-                    super().wake()
+                    super().notify_all()
 
-        self._gate = Silent()
-        self._lock = self._gate.lock
+        self._changed = Silent(self._lock)
 
 
 @mutant(32)
@@ -224,7 +222,6 @@ class TellsOnlyWhatWasStored(Naive):
         super().push(data[surplus:] if surplus > 0 else data, *args, **options)
         if surplus > 0:
             self._pushed += surplus
-            self._left["overwritten"] += surplus
 
 
 @mutant(37)
@@ -239,7 +236,6 @@ class CountsClearedRowsTwice(Naive):
         held = self.count()
         super().clear()
         self._left["cleared"] += held
-        self._left["overwritten"] -= held
 
 
 # --- threads ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dingsdk.errors import InvalidPriorityError
-from dingsdk.worker.replay_buffer.advanced import AdvancedReplayBuffer
+from dingsdk.worker.replay_buffer import AdvancedReplayBuffer
 
 from .buffer_mutant import BASE, Mutant, mutant
 
@@ -44,15 +44,22 @@ class KnowsNoStaleness(Advanced):
 class CountsIdsAnew(Advanced):
     def clear(self) -> None:
         super().clear()
-        self._facts.next_id = 0
+        self._metadata.next_id = 0
 
 
 @mutant(48)
 class GivesNewRows1(Advanced):
-    def _on_stored(self, where: Any, facts: Any, first: int) -> None:
-        if facts.priorities is None:
-            facts = replace(facts, priorities=np.ones(facts.n))
-        super()._on_stored(where, facts, first)
+    def __init__(self, cfg: Mapping[str, Any]) -> None:
+        super().__init__(cfg)
+        prepare = self._metadata.prepare
+
+        def give_1(rows: Any) -> Any:
+            rows, facts = prepare(rows)
+            if facts.priorities is None:
+                facts = replace(facts, priorities=np.ones(len(rows)))
+            return rows, facts
+
+        self._metadata.prepare = give_1  # type: ignore[method-assign]
 
 
 @mutant(48)
@@ -112,7 +119,7 @@ class NeverDrawsPriority0(Advanced):
         super().update(info)
         priorities = np.asarray(info.get("priority", ()))
         if priorities.dtype.kind == "f" and (priorities == 0).any():
-            self._sampler.withdraw(np.asarray(info["replay_buffer_idx"])[priorities == 0])  # type: ignore[attr-defined]
+            self._sampler.on_remove(np.asarray(info["replay_buffer_idx"])[priorities == 0])  # type: ignore[attr-defined]
 
 
 @mutant(54)
@@ -121,7 +128,7 @@ class UpdatesByPosition(Advanced):
         places = info.get("replay_buffer_idx")
         if isinstance(places, list) and max(places, default=0) > 10**6:
             known = [place for place in places if 0 <= place < self.count()]
-            ids = self._facts.ids(np.array(known)).tolist()
+            ids = self._metadata.ids(np.array(known)).tolist()
             info = {
                 "replay_unique_id": ids,
                 "replay_buffer_idx": known,

@@ -165,8 +165,15 @@ class ReusesTheBatch(Naive):
 
 @mutant(13, 9)
 class SharesWhatItReturns(NaiveObjects):
-    def _take(self, where: Any) -> Any:
-        return [self._storage._items[position] for position in where.tolist()]  # type: ignore[union-attr]
+    def sample(self, *args: Any, **options: Any) -> Any:
+        storage: Any = self._storage
+        if storage is None:
+            return super().sample(*args, **options)
+        storage.take = lambda where: [storage._items[position] for position in where.tolist()]
+        try:
+            return super().sample(*args, **options)
+        finally:
+            del storage.take
 
 
 @mutant(14)

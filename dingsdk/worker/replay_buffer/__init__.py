@@ -1,11 +1,39 @@
-"""Replay buffers, each composed of a storage, a sampler, a remover and a limiter.
+"""Replay buffers, each a table of five parts.
 
-The *storage* keeps rows at positions, the *remover* says which positions the next rows take
-(and so what leaves a full buffer), the *sampler* draws which rows to return, and the
-*limiter* says when pushing and sampling are allowed. Each is a plugin kind of its own.
+The *storage* keeps rows at positions, the *remover* decides which positions new rows take (and so
+which rows leave a full buffer), the *sampler* draws the rows of a batch, the *limiter* says when
+pushing and sampling are allowed, and the *row metadata* knows ids, uses and age of rows. The
+first four are plugin kinds.
+
+Names are imported when they are first used: a buffer that needs no compiled code does not import
+the compiler.
 """
 
-from dingsdk.worker.replay_buffer.interface import BufferStats, IBuffer
-from dingsdk.worker.replay_buffer.naive import NaiveReplayBuffer
+from __future__ import annotations
 
-__all__ = ["BufferStats", "IBuffer", "NaiveReplayBuffer"]
+from typing import TYPE_CHECKING
+
+from dingsdk.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from dingsdk.worker.replay_buffer.advanced import AdvancedReplayBuffer as AdvancedReplayBuffer
+    from dingsdk.worker.replay_buffer.buffers import ElasticReplayBuffer as ElasticReplayBuffer
+    from dingsdk.worker.replay_buffer.buffers import EpisodeReplayBuffer as EpisodeReplayBuffer
+    from dingsdk.worker.replay_buffer.buffers import NaiveReplayBuffer as NaiveReplayBuffer
+    from dingsdk.worker.replay_buffer.buffers import SequenceReplayBuffer as SequenceReplayBuffer
+    from dingsdk.worker.replay_buffer.config import BufferSection as BufferSection
+    from dingsdk.worker.replay_buffer.interface import BufferStats as BufferStats
+    from dingsdk.worker.replay_buffer.interface import IBuffer as IBuffer
+    from dingsdk.worker.replay_buffer.interface import RowListener as RowListener
+    from dingsdk.worker.replay_buffer.limiter import Limiter as Limiter
+    from dingsdk.worker.replay_buffer.remover import Remover as Remover
+    from dingsdk.worker.replay_buffer.sampler import RowSampler as RowSampler
+    from dingsdk.worker.replay_buffer.sampler import Sampler as Sampler
+    from dingsdk.worker.replay_buffer.sampler.priority import PrioritySampler as PrioritySampler
+    from dingsdk.worker.replay_buffer.sampler.sequence import SequenceSampler as SequenceSampler
+    from dingsdk.worker.replay_buffer.storage import Rows as Rows
+    from dingsdk.worker.replay_buffer.storage import Storage as Storage
+    from dingsdk.worker.replay_buffer.storage import Where as Where
+    from dingsdk.worker.replay_buffer.table import Table as Table
+else:
+    __getattr__, __dir__ = lazy_names(__name__, __file__)

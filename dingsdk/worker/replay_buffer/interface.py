@@ -1,4 +1,4 @@
-"""What every replay buffer offers."""
+"""The contract of replay buffers, and of what follows their rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class IBuffer(Configurable, ABC):
     """
 
     gives_rows: ClassVar[bool] = True
-    """Whether a sample is rows that were pushed, one each: what parallel mode can serve."""
+    """Whether a sample consists of rows as they were pushed, which parallel mode needs."""
 
     @property
     @abstractmethod
@@ -34,11 +34,11 @@ class IBuffer(Configurable, ABC):
 
     @abstractmethod
     def push(self, data: Any, cur_collector_envstep: int) -> None:
-        """Add rows: those of a SampleBatch or a list, or one of any other kind."""
+        """Add rows: those of a SampleBatch or a list, or one row of any other type."""
 
     @abstractmethod
     def update(self, info: Mapping[str, Any]) -> None:
-        """Take in what training found out about sampled rows, such as priorities."""
+        """Update what training computed for sampled rows, such as priorities."""
 
     @abstractmethod
     def sample(self, size: int, cur_learner_iter: int) -> SampleBatch | list[Any] | None:
@@ -50,38 +50,38 @@ class IBuffer(Configurable, ABC):
 
     @abstractmethod
     def count(self) -> int:
-        """Return how many rows could be sampled."""
+        """Return how many rows can be sampled."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything; whatever is called afterwards raises BufferClosedError."""
+        """Release everything; any later call raises BufferClosedError."""
 
     @abstractmethod
     def save_data(self, file: str) -> None:
-        """Write all rows to disk, and what makes future samples what they are."""
+        """Write all rows to disk, with the state that future samples depend on."""
 
     @abstractmethod
     def load_data(self, file: str) -> None:
         """Push all rows that :meth:`save_data` wrote.
 
-        A buffer without rows, of the same settings but for the seed, samples on as the one that
-        was saved would have; it counts the rows as pushed now.
+        An empty buffer with the same settings (the seed may differ) continues sampling as the
+        saved one would have; the rows count as pushed now.
         """
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return an independent copy of everything that makes future samples what they are."""
+        """Return an independent copy of everything that future samples depend on."""
 
     @abstractmethod
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Become what :meth:`state_dict` described, or raise and stay unchanged."""
+        """Restore what :meth:`state_dict` returned, or raise and stay unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class BufferStats:
     """Rows that went through a buffer since it was made (``clear`` does not reset them).
 
-    ``pushed`` is always ``count`` and the rows that left: ``overwritten + cleared + stale +
+    ``pushed`` always equals ``count`` plus the rows that left: ``overwritten + cleared + stale +
     used_up``.
     """
 
@@ -96,5 +96,30 @@ class BufferStats:
 
     @property
     def left(self) -> int:
-        """Rows that left, for whatever reason."""
+        """Rows that left, for any reason."""
         return self.overwritten + self.cleared + self.stale + self.used_up
+
+
+class RowListener:
+    """Follows the rows of a buffer; a subclass overrides what it needs."""
+
+    def check(self, rows: Any) -> None:
+        """Called before rows are stored; may raise to refuse all of them."""
+
+    def on_insert(self, rows: Any) -> None:
+        """Called under the buffer's lock after rows were stored; they are not to be kept."""
+
+    def on_remove(self, rows: Any, reason: str) -> None:
+        """Called with a copy of rows that left, oldest first.
+
+        It runs after the call that removed them, outside the lock, and may call the buffer. What
+        it raises is logged.
+
+        Args:
+            rows: A SampleBatch, or a list from object storage.
+            reason: ``"overwritten"``, ``"cleared"`` (also for ``close`` and a loaded state),
+                ``"stale"`` or ``"used_up"``.
+        """
+
+    def on_close(self) -> None:
+        """Called after the buffer was closed."""

@@ -1,4 +1,4 @@
-"""Removers: which positions of the storage the next rows take, and so which rows leave."""
+"""Removers: which positions new rows take, and so which rows leave a full buffer."""
 
 from __future__ import annotations
 
@@ -9,30 +9,29 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.config import Configurable
+from dingsdk.config import Configurable, PartSection, Section
 from dingsdk.errors import CheckpointCorruptError
-
-Where = slice | NDArray[np.int64]
-"""Positions in a storage, in a given order: a contiguous range, or one by one."""
+from dingsdk.worker.replay_buffer.storage import Where
 
 
 class Remover(Configurable, ABC):
-    """Knows which positions hold rows and how old each is; called under the buffer's lock.
+    """Assigns positions to rows and knows the age of each; called under the buffer's lock.
 
     Args:
         cfg: The ``remover`` section of the buffer's config.
         capacity: Number of positions, >= 1.
+        seed: Of random choices, >= 0; None takes one from the operating system.
     """
 
-    config: ClassVar[dict[str, Any]] = {"type": ""}
+    Config: ClassVar[type[Section]] = PartSection
 
-    reuses_oldest_first: ClassVar[bool] = False
-    """Whether positions are given out again in the order of their rows' ages.
+    is_fifo: ClassVar[bool] = False
+    """Whether the oldest rows leave first, and their positions are reused in that order.
 
-    Sequences, and storages in which rows share content with younger ones, rely on it.
+    Sequences, and storages in which rows share content with younger ones, need it.
     """
 
-    def __init__(self, cfg: Mapping[str, Any], capacity: int) -> None:
+    def __init__(self, cfg: Mapping[str, Any], capacity: int, seed: int | None = None) -> None:
         self.capacity = capacity
 
     @property
@@ -42,25 +41,14 @@ class Remover(Configurable, ABC):
 
     @abstractmethod
     def allot(self, n: int) -> tuple[Where, Where | None]:
-        """Give ``n`` new rows (``1 <= n <= capacity``) their positions.
+        """Assign positions to ``n`` new rows (``1 <= n <= capacity``).
+
+        Positions are first used in ascending order, from 0 on.
 
         Returns:
-            The positions, in the order of the rows, and those among them whose old rows leave,
-            oldest first, or None when nothing leaves.
+            The positions, in the order of the rows, and those among them whose rows leave, oldest
+            first, or None where no row leaves.
         """
-
-    def allot_all(self, overtaken: int) -> tuple[Where, Where | None]:
-        """Give a whole buffer of new rows their positions, as :meth:`allot` does.
-
-        Args:
-            overtaken: How many rows came before them within the same push, and left at once.
-        """
-        return self.allot(self.capacity)
-
-    def allot_one(self) -> tuple[int, bool]:
-        """Give one new row its position; returns it, and whether an old row leaves it."""
-        where, leaving = self.allot(1)
-        return where.start if isinstance(where, slice) else int(where[0]), leaving is not None
 
     @abstractmethod
     def positions(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -71,7 +59,7 @@ class Remover(Configurable, ABC):
         """Map ages (0 is the oldest row, ``count - 1`` the newest) to positions."""
 
     def newer(self, where: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Return how many rows came after each at these positions; None: it takes too long."""
+        """Return how many rows came after each of these; None where that takes too long."""
         return None
 
     @abstractmethod
@@ -79,15 +67,15 @@ class Remover(Configurable, ABC):
         """Forget all rows."""
 
     @abstractmethod
-    def state_dict(self) -> dict[str, int]:
-        """Return ``tail`` (where the next row goes) and ``valid_count``."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that :meth:`load_state_dict` needs: plain numbers, text and arrays."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over such a state; changes nothing when it is wrong.
+        """Restore such a state; changes nothing when it is wrong.
 
         Raises:
-            CheckpointCorruptError: the numbers do not fit the capacity or each other.
+            CheckpointCorruptError: its entries do not fit the capacity or each other.
         """
 
     def oldest_first(self) -> NDArray[np.int64]:
@@ -99,10 +87,10 @@ class FifoRemover(Remover):
     """A ring: the oldest rows leave first (type ``fifo``)."""
 
     config: ClassVar[dict[str, Any]] = {"type": "fifo"}
-    reuses_oldest_first: ClassVar[bool] = True
+    is_fifo: ClassVar[bool] = True
 
-    def __init__(self, cfg: Mapping[str, Any], capacity: int) -> None:
-        super().__init__(cfg, capacity)
+    def __init__(self, cfg: Mapping[str, Any], capacity: int, seed: int | None = None) -> None:
+        super().__init__(cfg, capacity, seed)
         self._tail = 0
         self._count = 0
 
@@ -130,21 +118,6 @@ class FifoRemover(Remover):
         # The ring was not full, so rows fill its free end first and then replace from 0 on.
         return where, slice(0, leaving)
 
-    def allot_all(self, overtaken: int) -> tuple[Where, Where | None]:
-        leaving = self.oldest_first() if self._count else None
-        # Each row lies where it would if they had been pushed one by one.
-        self._tail = (self._tail + overtaken) % self.capacity
-        self._count = self.capacity
-        return self.oldest_first() if self._tail else slice(0, self.capacity), leaving
-
-    def allot_one(self) -> tuple[int, bool]:
-        position, capacity = self._tail, self.capacity
-        self._tail = position + 1 if position + 1 < capacity else 0
-        if self._count == capacity:
-            return position, True
-        self._count += 1
-        return position, False
-
     def positions(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
         # Rows fill 0..count-1 whether or not the ring has wrapped.
         return ranks
@@ -163,7 +136,7 @@ class FifoRemover(Remover):
     def clear(self) -> None:
         self._tail = self._count = 0
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         return {"tail": self._tail, "valid_count": self._count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

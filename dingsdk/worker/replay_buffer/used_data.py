@@ -1,8 +1,8 @@
 """Deleting the files of rows that have left a buffer (``enable_track_used_data``).
 
 Words: rows name their file by ``data_id``, and several rows may name one. An id is *tracked*
-while a row with it is in the buffer, and *leased* while somebody who was given such a row may
-still read the file. A file is deleted once its id is neither.
+while a row with it is in the buffer, and *leased* while a user of a sampled row may still read the
+file. A file is deleted when its id is neither.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 from dingsdk.data import SampleBatch
 from dingsdk.data.files import check_id
 from dingsdk.errors import DataMissingError, SchemaMismatchError
+from dingsdk.worker.replay_buffer.interface import RowListener
 from dingsdk.worker.replay_buffer.storage import Rows
 
 _KEY = "data_id"
@@ -42,15 +43,16 @@ class UsedDataStats:
     pending: int
 
 
-class UsedData:
-    """Knows which ids a buffer's rows name, and deletes ``<root>/<data_id>`` when none does.
+class UsedData(RowListener):
+    """Tracks the ids that a buffer's rows name, and deletes ``<root>/<data_id>`` after the last.
 
-    Safe for any number of threads. Files are deleted by the calls that end their use, so none
-    but :meth:`on_stored` and :meth:`check` should be made under a buffer's lock. There is no
-    thread: what cannot be deleted is tried again by later calls, and by :meth:`close`.
+    A row that leaves because it was sampled often enough is in the batch that the caller gets
+    next. Its file is kept until the same thread uses up other rows, or the buffer is closed. Who
+    reads files longer, or in another thread, leases them.
 
-    An id that was deleted must not be used for other data: whoever pushes one while its last row
-    leaves may see the new file deleted.
+    Safe for any number of threads, of which it starts none. What cannot be deleted is tried again
+    by later calls, and when the buffer is closed. An id that was deleted must not be used again
+    for other data: its new file could be deleted with the last old row.
 
     Args:
         root: The folder of the files.
@@ -65,13 +67,14 @@ class UsedData:
         self._lock = threading.Lock()
         self._rows: Counter[str] = Counter()
         self._leases: Counter[str] = Counter()
+        self._used_up: dict[int, Lease] = {}
         self._undeleted: set[str] = set()
         self._retry_at_s = 0.0
         self._deleted = self._missing = 0
 
-    # What a buffer calls --------------------------------------------------------------------
+    # Following the rows of a buffer ---------------------------------------------------------
     def check(self, rows: Rows) -> None:
-        """Refuse rows that could not be tracked, before they are stored.
+        """Refuse rows that could not be tracked.
 
         Raises:
             SchemaMismatchError: a row has no ``data_id``, or none that is a str or integer.
@@ -79,27 +82,44 @@ class UsedData:
         """
         _count(rows)
 
-    def on_stored(self, rows: Rows) -> None:
-        """Track the ids of rows that were pushed, also of those overtaken within the push."""
+    def on_insert(self, rows: Rows) -> None:
+        """Track the ids of rows."""
         counts = _count(rows)
         with self._lock:
             self._rows.update(counts)
             self._undeleted.difference_update(counts)
 
-    def on_removed(self, rows: Rows, reason: str) -> None:
-        """Delete the files that only these rows named; the form of a remove listener."""
+    def on_remove(self, rows: Rows, reason: str) -> None:
+        """Delete the files that only these rows named; those of used up rows a little later."""
         counts = _count(rows)
+        lease = earlier = None
+        if reason == "used_up":
+            lease = Lease(self, counts)
         with self._lock:
+            if lease is not None:
+                self._leases.update(counts)
+                earlier = self._used_up.get(threading.get_ident())
+                self._used_up[threading.get_ident()] = lease
             unused = [data_id for data_id in counts if self._drop(self._rows, data_id, counts)]
         self._delete(unused)
+        if earlier is not None:
+            earlier.release()
 
-    # What a user of sampled rows calls ------------------------------------------------------
+    def on_close(self) -> None:
+        """Delete the files of used up rows, and try again what could not be deleted."""
+        with self._lock:
+            leases, self._used_up = list(self._used_up.values()), {}
+        for lease in leases:
+            lease.release()
+        self._delete((), retry=True)
+
+    # Reading files ----------------------------------------------------------------------------
     def lease(self, ids: Iterable[str | int]) -> Lease:
         """Keep the files of tracked or leased ids until the lease is released.
 
         Raises:
-            DataMissingError: an id is neither, so its file is gone or about to be; nothing is
-                leased. Fact ``data_id``.
+            DataMissingError: an id is neither, so its file is deleted or will be at any moment;
+                nothing is leased. Fact ``data_id``.
             ProtocolError: an id that is no file name.
         """
         counts = Counter(_checked(data_id) for data_id in ids)
@@ -130,13 +150,9 @@ class UsedData:
                 pending=len(self._undeleted),
             )
 
-    def close(self) -> None:
-        """Try once more what could not be deleted; leases go on. May be called again."""
-        self._delete((), retry=True)
-
     # Deleting -------------------------------------------------------------------------------
     def _drop(self, table: Counter[str], data_id: str, counts: Counter[str]) -> bool:
-        """Take back counts of an id; return whether nobody needs its file any more."""
+        """Subtract the count of an id; return whether its file is not needed any more."""
         if data_id not in table:
             return False
         left = table[data_id] - counts[data_id]
@@ -175,7 +191,7 @@ class UsedData:
             try:
                 for data_id in ids:
                     # An id is one name, so this removes an entry of the folder, a symbolic link
-                    # itself rather than what it points to.
+                    # itself and not what it points to.
                     try:
                         os.unlink(data_id, dir_fd=folder)
                         deleted += 1
@@ -206,7 +222,7 @@ class Lease:
         self._lock = threading.Lock()
 
     def release(self) -> None:
-        """Let go of the files, and delete those that nobody needs; idempotent."""
+        """Delete those of the files that nothing else needs; idempotent."""
         with self._lock:
             counts, self._counts = self._counts, None
         if counts is not None:

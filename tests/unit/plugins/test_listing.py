@@ -49,7 +49,7 @@ def test_listing_holds_every_builtin_by_kind_in_order() -> None:
     rows = PluginManager().plugins()
 
     builtin = row(PluginManager(), "buffers", "naive", "dingsdk-rl")
-    assert builtin.provider == "dingsdk.worker.replay_buffer.naive"
+    assert builtin.provider == "dingsdk.worker.replay_buffer.buffers"
     assert builtin.version
     kinds = [info.kind for info in rows]
     assert sorted(kinds, key=(*KINDS, "plugins").index) == kinds

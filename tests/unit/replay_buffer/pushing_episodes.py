@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dingsdk.data import SampleBatch
-from dingsdk.worker.replay_buffer.episode import EpisodeReplayBuffer
+from dingsdk.worker.replay_buffer import EpisodeReplayBuffer
 
 CAPACITY = 6
 _WIDTH = 2100

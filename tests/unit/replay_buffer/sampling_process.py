@@ -26,8 +26,10 @@ def buffer_in(folder: str | Path) -> AdvancedReplayBuffer:
 
 def numbers_in(buffer: AdvancedReplayBuffer) -> list[int]:
     """Return the numbers of the rows that can be sampled, oldest first."""
-    rows: Any = buffer._contents()
-    return [int(number) for number in rows.columns["id"]]
+    state = buffer.state_dict()
+    living = state["metadata"]["replay_unique_id"]
+    oldest = buffer._remover.oldest_first()
+    return [int(n) for n in state["data"]["id"][living[oldest] >= 0]]
 
 
 def main(folder: str) -> None:

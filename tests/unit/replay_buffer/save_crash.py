@@ -16,9 +16,7 @@ import numpy as np
 
 from dingsdk.data import SampleBatch
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
-from dingsdk.worker.replay_buffer.keeping.loading import load
-from dingsdk.worker.replay_buffer.keeping.row_reader import RowReader
-from dingsdk.worker.replay_buffer.keeping.saving import save
+from dingsdk.worker.replay_buffer.persistence import load, save
 
 CAPACITY = 1000
 
@@ -27,29 +25,28 @@ def numbers(start: int, n: int) -> SampleBatch:
     return SampleBatch({"number": np.arange(start, start + n), "more": np.ones((n, 16))})
 
 
-def save_on_and_on(folder: Path, buffer: NaiveReplayBuffer, reader: RowReader) -> None:
+def save_on_and_on(folder: Path, buffer: NaiveReplayBuffer) -> None:
     while True:
         buffer.push(numbers(buffer.push_count, 150), 0)
-        save(folder, reader, segment_rows=128)
+        save(folder, buffer, segment_rows=128)
 
 
 def main(folder: Path, kills: int) -> None:
     buffer = NaiveReplayBuffer({"replay_buffer_size": CAPACITY})
     buffer.push(numbers(0, CAPACITY), 0)
-    reader = RowReader(buffer)
-    save(folder, reader, segment_rows=128)
+    save(folder, buffer, segment_rows=128)
     seen = set()
     for kill in range(kills):
         child = os.fork()
         if child == 0:
-            save_on_and_on(folder, buffer, reader)
+            save_on_and_on(folder, buffer)
         time.sleep(0.002 + 0.0023 * kill)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         rows = np.concatenate([piece.columns["number"] for piece, _ in load(folder)])
         assert rows.tolist() == list(range(rows[0], rows[0] + CAPACITY)), rows
         seen.add(int(rows[0]))
-    save(folder, reader, segment_rows=128)
+    save(folder, buffer, segment_rows=128)
     left = len(list(folder.iterdir()))
     sys.stdout.write(f"{kills} {len(seen)} {left}\n")
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from dingsdk.data import SampleBatch
-from dingsdk.worker.replay_buffer import NaiveReplayBuffer
-from dingsdk.worker.replay_buffer.keeping.loading import load
+from dingsdk.worker.replay_buffer import NaiveReplayBuffer, Table
+from dingsdk.worker.replay_buffer.persistence import load
 
 SEGMENT = 8
 
@@ -25,7 +25,7 @@ def numbers(start: int, n: int) -> SampleBatch:
     return SampleBatch({"number": np.arange(start, start + n), "obs": {"x": np.ones((n, 3))}})
 
 
-def push(buffer: NaiveReplayBuffer, n: int) -> None:
+def push(buffer: Table, n: int) -> None:
     buffer.push(numbers(buffer.stats().pushed, n), 0)
 
 
@@ -44,7 +44,7 @@ def segment_files(folder: Path) -> dict[int, tuple[int, ...]]:
     }
 
 
-def full(buffer: NaiveReplayBuffer) -> list[int]:
+def full(buffer: Table) -> list[int]:
     stats = buffer.stats()
     return list(range(stats.pushed - stats.count, stats.pushed))
 
@@ -55,14 +55,3 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     manifest = json.loads(path.read_text())
     change(manifest)
     path.write_text(json.dumps(manifest))
-
-
-def as_version_2(folder: Path) -> None:
-    """Make a save look as it did before there was more in it than rows and facts."""
-
-    def change(manifest: dict[str, Any]) -> None:
-        manifest["version"] = 2
-        for key in ("state", "episodes_each"):
-            del manifest[key]
-
-    edit(folder, change)

@@ -19,7 +19,7 @@ from dingsdk.errors import (
     UnknownKeyError,
 )
 from dingsdk.worker import AdvancedReplayBuffer
-from dingsdk.worker.replay_buffer.prioritized.arrivals import ADDED
+from dingsdk.worker.replay_buffer.row_metadata import ADDED
 
 from .prioritized_rows import STORAGES, batch, column, equal_states, facts, info, make_buffer, row
 
@@ -34,7 +34,7 @@ from .prioritized_rows import STORAGES, batch, column, equal_states, facts, info
         ({"beta": "1"}, ConfigTypeError, "beta"),
         ({"anneal_step": -1}, ConfigError, "anneal_step"),
         ({"max_use": 0}, ConfigError, "max_use"),
-        ({"max_use": 1.5}, ConfigTypeError, "max_use"),
+        ({"max_use": 1.5}, ConfigError, "max_use"),
         ({"max_staleness": 0}, ConfigError, "max_staleness"),
         ({"max_staleness": math.nan}, ConfigError, "max_staleness"),
         (
@@ -271,8 +271,8 @@ def test_staleness_forgets_rows_that_were_overwritten() -> None:
     buffer = make_buffer(max_staleness=10)
     for n in range(2000):
         buffer.push(batch(n, collect_iter=np.array([n])), 0)
-    assert buffer._staleness is not None
-    assert buffer._staleness._noted <= 2 * 8 + 1000
+    metadata: Any = buffer._metadata
+    assert metadata._queue._size <= 2 * 8 + 1000
     assert facts_at(buffer, 2001) == set(range(1992, 2000))
     assert facts_at(buffer, 2004) == set(range(1995, 2000))
 

@@ -13,74 +13,14 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
-from dingsdk.worker import AdvancedReplayBuffer
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 
-from .prioritized_rows import STORAGES, batch, column, facts, info, make_buffer, row, train
+from .prioritized_rows import STORAGES, batch, column, facts, make_buffer, row
 from .sampling_process import CAPACITY, buffer_in, numbers_in
-from .saved_rows import as_version_2, edit
-
-KEYS = ("action", "use", "priority", "staleness", "IS")
 
 
 def numbered(first: int, n: int) -> SampleBatch:
     return SampleBatch({"id": np.arange(first, first + n)})
-
-
-def used_buffer(**cfg: Any) -> AdvancedReplayBuffer:
-    """Return a buffer some of whose rows were used up, some sampled, and some are stale."""
-    return train(make_buffer(replay_buffer_size=100, **cfg), rounds=8, size=6)
-
-
-@pytest.mark.parametrize("storage", STORAGES)
-def test_rows_without_a_state_go_on_as_well_but_for_chance(tmp_path: Path, storage: str) -> None:
-    cfg: dict[str, Any] = {
-        "max_use": 3,
-        "max_staleness": 6,
-        "anneal_step": 0,
-        "storage": {"type": storage},
-    }
-    old, new = used_buffer(**cfg), make_buffer(replay_buffer_size=100, **cfg)
-    assert old.stats().used_up
-    assert old.stats().stale
-    old.save_data(str(tmp_path / "rows"))
-    as_version_2(tmp_path / "rows")
-    new.load_data(str(tmp_path / "rows"))
-    new._sampler._rng.bit_generator.state = old._sampler._rng.bit_generator.state
-    before = old.stats()
-    for n in range(8, 13):
-        samples = [buffer.sample(6, n) for buffer in (old, new)]
-        if samples[0] is None:
-            assert samples[1] is None
-            break
-        for key in KEYS:
-            ours, theirs = (column(sample, key) for sample in samples)
-            assert theirs == pytest.approx(ours, rel=1e-6), key
-        assert new.count() == old.count()
-        priorities = np.array(column(samples[0], "action")) % 5
-        for buffer, sample in zip((old, new), samples, strict=True):
-            buffer.update(info(sample, priorities))
-            buffer.push(batch(n, 100 + n, priority=[0.7, 0.2], collect_iter=[n, n]), n)
-    assert old.stats().used_up > before.used_up
-    assert old.stats().stale > before.stale
-
-
-def test_rows_saved_before_uses_were_are_loaded_as_unused(tmp_path: Path) -> None:
-    def forget(manifest: dict[str, Any]) -> None:
-        known = manifest["facts"]
-        at = [column["path"] for column in known["columns"]].index(["use"])
-        for part in known.values():
-            del part[at]
-
-    old, new = make_buffer(), make_buffer(max_use=3)
-    old.push(batch(0, 1, 2, priority=[1.0, 2.0, 3.0]), 0)
-    old.sample(3, 0)
-    old.save_data(str(tmp_path / "rows"))
-    as_version_2(tmp_path / "rows")
-    edit(tmp_path / "rows", forget)
-    new.load_data(str(tmp_path / "rows"))
-    assert facts(new, "use") == {0: 1, 1: 1, 2: 1}
-    assert facts(new, "priority") == {0: 1.0, 1: 2.0, 2: 3.0}
 
 
 @pytest.mark.parametrize("storage", STORAGES)
@@ -179,7 +119,8 @@ def test_rows_that_a_killed_process_used_up_stay_gone(tmp_path: Path) -> None:
         # The last sample may not have been told.
         missing = set(range(newest - CAPACITY + 8, newest)) - left - gone
         assert len(missing) <= 4
-        where: Any = buffer._living(buffer._remover.oldest_first())
-        pairs = zip(numbers_in(buffer), buffer._facts.uses(where).tolist(), strict=True)
+        metadata: Any = buffer._metadata
+        where = metadata.living(buffer._remover.oldest_first())
+        pairs = zip(numbers_in(buffer), metadata.uses(where).tolist(), strict=True)
         wrong = {number for number, use in pairs if use != uses.get(number, 0)}
         assert len(wrong) <= 4

@@ -16,7 +16,7 @@ from dingsdk.errors import (
     CheckpointCorruptError,
 )
 from dingsdk.worker import AdvancedReplayBuffer
-from dingsdk.worker.replay_buffer.prioritized.arrivals import ADDED
+from dingsdk.worker.replay_buffer.row_metadata import ADDED
 
 from .prioritized_rows import (
     STORAGES,
@@ -104,12 +104,13 @@ def test_threads_leave_a_consistent_buffer() -> None:
     stats = buffer.stats()
     assert stats.pushed == stats.count + stats.left
     sampler: Any = buffer._sampler
+    metadata: Any = buffer._metadata
     assert sampler.drawable == buffer.count()
     weights = sampler._tree.weights
     assert sampler._tree.total == pytest.approx(math.fsum(weights), rel=1e-9)
-    where = np.flatnonzero(buffer._facts.ids(np.arange(300)) >= 0)
+    where = np.flatnonzero(metadata.ids(np.arange(300)) >= 0)
     assert where.tolist() == np.flatnonzero(weights).tolist()
-    assert len(set(buffer._facts.ids(where).tolist())) == len(where)
+    assert len(set(metadata.ids(where).tolist())) == len(where)
 
 
 # Keeping --------------------------------------------------------------------------------------
@@ -154,17 +155,22 @@ def test_a_loaded_state_goes_on_as_if_nothing_had_happened(sampler: str, storage
         {"beta": None},
         {"next_unique_id": 1},
         {"next_unique_id": "7"},
-        {"replay_unique_id": np.zeros(50, np.int64)},
-        {"replay_unique_id": np.arange(49)},
-        {"replay_unique_id": np.full(50, -1)},
-        {"use": np.full(50, 0.5)},
-        {"collect_iter": None},
+        {"metadata": None},
+        {"metadata": {"next_unique_id": 1}},
+        {"metadata": {"next_unique_id": "7"}},
+        {"metadata": {"replay_unique_id": np.zeros(50, np.int64)}},
+        {"metadata": {"replay_unique_id": np.arange(49)}},
+        {"metadata": {"replay_unique_id": np.full(50, -1)}},
+        {"metadata": {"use": np.full(50, 0.5)}},
+        {"metadata": {"collect_iter": None}},
     ],
 )
 def test_a_state_that_contradicts_itself_changes_nothing(change: dict[str, Any]) -> None:
     state = trained_buffer().state_dict()
     buffer = trained_buffer(seed=3)
     before = buffer.state_dict()
+    if change.get("metadata"):
+        change = {"metadata": {**state["metadata"], **change["metadata"]}}
     with pytest.raises(CheckpointCorruptError):
         buffer.load_state_dict({**state, **change})
     assert equal_states(buffer.state_dict(), before)

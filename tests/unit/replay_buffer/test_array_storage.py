@@ -11,7 +11,7 @@ import torch
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import SchemaMismatchError
-from dingsdk.worker.replay_buffer.storage.array import ArrayStorage
+from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
 
 
 def a_row(**changed: Any) -> dict[str, Any]:
@@ -30,6 +30,14 @@ def storage_of(row: dict[str, Any]) -> ArrayStorage:
     storage = ArrayStorage({}, 8)
     storage.put(slice(0, 1), storage.accept([row]))
     return storage
+
+
+def store(storage: ArrayStorage, position: int, row: dict[str, Any]) -> None:
+    """Store a single row as a buffer does."""
+    if storage.takes_row(row):
+        storage.put_row(position, row)
+    else:
+        storage.put(slice(position, position + 1), storage.accept([row]))
 
 
 def same(left: SampleBatch, right: SampleBatch) -> bool:
@@ -58,7 +66,7 @@ def same(left: SampleBatch, right: SampleBatch) -> bool:
 def test_a_single_row_is_stored_as_a_list_of_one_is(row: dict[str, Any]) -> None:
     storage = storage_of(a_row())
     storage.put(slice(1, 2), storage.accept([row]))
-    storage.put_one(2, storage.accept_one(row))
+    store(storage, 2, row)
     assert same(storage.take(slice(1, 2)), storage.take(slice(2, 3)))
 
 
@@ -87,8 +95,9 @@ def test_a_row_that_does_not_fit_is_refused_and_changes_nothing(
 ) -> None:
     storage = storage_of(a_row())
     before = storage.take(slice(0, 1))
+    assert not storage.takes_row(row)
     with pytest.raises(SchemaMismatchError) as caught:
-        storage.accept_one(row)
+        storage.accept([row])
     assert caught.value.key == key
     assert storage.take(slice(0, 1)) == before
 
@@ -96,7 +105,7 @@ def test_a_row_that_does_not_fit_is_refused_and_changes_nothing(
 def test_a_stored_row_is_independent_of_the_dict_and_its_arrays() -> None:
     storage = storage_of(a_row())
     row = a_row()
-    storage.put_one(1, storage.accept_one(row))
+    store(storage, 1, row)
     row["obs"][:] = 9
     row["nested"]["pos"][:] = 9
     taken = storage.take(slice(1, 2))
@@ -106,7 +115,7 @@ def test_a_stored_row_is_independent_of_the_dict_and_its_arrays() -> None:
 
 def test_the_first_row_of_all_sets_the_columns() -> None:
     storage = ArrayStorage({}, 4)
-    storage.put_one(0, storage.accept_one(a_row()))
+    store(storage, 0, a_row())
     assert same(storage.take(slice(0, 1)), SampleBatch.from_rows([a_row()]))
 
 
@@ -116,7 +125,7 @@ def test_dtypes_that_memoryviews_do_not_know_are_stored_as_well(dtype: str) -> N
     rows = [{"one": value, "two": np.stack([value, value])} for value in values]
     storage = ArrayStorage({}, 3)
     storage.put(slice(0, 1), storage.accept(SampleBatch.from_rows(rows[:1])))
-    storage.put_one(1, storage.accept_one(rows[1]))
+    store(storage, 1, rows[1])
     storage.put(slice(2, 3), storage.accept(rows[2:]))
     assert same(storage.take(np.arange(3)), SampleBatch.from_rows(rows))
 
@@ -127,7 +136,7 @@ def test_one_dtype_under_two_names_is_one() -> None:
     storage.put(slice(0, 2), storage.accept(SampleBatch(columns)))
     other = {key: column.astype(np.longlong) for key, column in columns.items()}
     storage.put(slice(2, 4), storage.accept(SampleBatch(other)))
-    storage.put_one(0, storage.accept_one({"id": 1, "at": other["at"][0]}))
+    store(storage, 0, {"id": 1, "at": other["at"][0]})
     taken = storage.take(slice(0, 4)).columns
     assert taken["id"].tolist() == [1, 2, 1, 2]
     assert taken["at"].tolist() == [[1, 2], [3, 4], [1, 2], [3, 4]]

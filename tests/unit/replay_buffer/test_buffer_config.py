@@ -65,7 +65,7 @@ def test_unknown_keys_and_types_are_named() -> None:
 
 
 def test_a_capacity_no_memory_holds_is_a_config_error_and_the_buffer_is_unchanged() -> None:
-    buffer = make_buffer(replay_buffer_size=2**60)
+    buffer = make_buffer(replay_buffer_size=2**49)
     with pytest.raises(ConfigError) as caught:
         buffer.push(SampleBatch({"x": [1]}), 0)
     assert caught.value.path == "replay_buffer_size"

@@ -14,12 +14,13 @@ from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, DataCorruptError
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.storage.compression import Codec, Packed, read_codec
+from dingsdk.worker.replay_buffer.storage.objects import ObjectStorage
 
 CODECS = ["lz4", "zstd"]
 
 
 def codec(name: str) -> Codec:
-    found = read_codec({"compress": name})
+    found = read_codec(name)
     assert found is not None
     return found
 
@@ -90,8 +91,8 @@ def test_a_frame_that_lies_about_its_size_is_not_believed() -> None:
 
 
 def test_an_unknown_codec_is_refused() -> None:
-    with pytest.raises(ConfigError, match="lz4, none, zstd"):
-        read_codec({"compress": "gzip"})
+    with pytest.raises(ConfigError, match="none, lz4, zstd"):
+        ObjectStorage({"compress": "gzip"}, 1)
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -102,7 +103,7 @@ sys.modules["lz4"] = sys.modules["zstandard"] = None
 from dingsdk.errors import ConfigError
 from dingsdk.worker.replay_buffer.storage.compression import read_codec
 try:
-    read_codec({{"compress": {name!r}}})
+    read_codec({name!r})
 except ConfigError as error:
     print(error)
 """

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dingsdk.errors import BufferClosedError, ConfigError, ConfigTypeError, UnknownKeyError
-from dingsdk.worker.replay_buffer.elastic import ElasticReplayBuffer
+from dingsdk.worker.replay_buffer import ElasticReplayBuffer
 
 
 def make(set_buffer_size: Any, rows: int = 10, capacity: int = 10) -> ElasticReplayBuffer:
@@ -69,7 +69,7 @@ def test_pushes_move_the_window_on() -> None:
         ("many", ConfigTypeError),
         (lambda envstep: 0, ConfigError),
         (lambda envstep: "x", ConfigTypeError),
-        ({"start": 1, "end": 2}, ConfigTypeError),
+        ({"start": 1, "end": 2}, ConfigError),
         ({"start": 1, "end": 2, "steps": 3, "step": 4}, UnknownKeyError),
     ],
 )

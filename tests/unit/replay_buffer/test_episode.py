@@ -24,14 +24,13 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.plugins import PluginManager, use_manager
-from dingsdk.worker.replay_buffer import NaiveReplayBuffer
-from dingsdk.worker.replay_buffer.episode import EpisodeReplayBuffer
-from dingsdk.worker.replay_buffer.keeping.row_files import write_column
-from dingsdk.worker.replay_buffer.keeping.saving import save
+from dingsdk.worker.replay_buffer import EpisodeReplayBuffer, NaiveReplayBuffer
+from dingsdk.worker.replay_buffer.persistence import save
+from dingsdk.worker.replay_buffer.persistence.row_files import write_column
 from dingsdk.worker.replay_buffer.remover import FifoRemover
 
 from .pushing_episodes import CAPACITY, episode_of
-from .saved_rows import as_version_2, edit
+from .saved_rows import edit
 
 
 def episode(first: int, length: int) -> list[dict[str, Any]]:
@@ -145,7 +144,7 @@ def test_saving_episodes_again_writes_only_what_is_new(tmp_path: Path) -> None:
     for n in (37, 4, 0, 30, 90):
         buffer.push(many(pushed, n), 0)
         pushed += n
-        save(tmp_path, buffer._row_reader, 8)
+        save(tmp_path, buffer, 8)
         now = files_of(tmp_path)
         first = max(0, pushed - 40)
         # Of the segments of before, those that were full and still have a row are there.
@@ -162,30 +161,19 @@ def test_saving_episodes_again_writes_only_what_is_new(tmp_path: Path) -> None:
 def test_longer_episodes_are_saved_in_segments_of_as_many(tmp_path: Path) -> None:
     buffer = make(64)
     buffer.push(many(0, 32), 0)
-    save(tmp_path, buffer._row_reader, 1024)
+    save(tmp_path, buffer, 1024)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     row_bytes = sum(entry["size_bytes"] for entry in manifest["segments"][0]["files"])
     assert (manifest["episodes_each"], row_bytes < 32 << 20) == (1024, True)
     long = SampleBatch({"x": np.arange(2 << 16), "obs": {"a": np.zeros((2 << 16, 2), "f4")}})
     buffer.push([long] * 32, 0)
-    save(tmp_path, buffer._row_reader, 1024)
+    save(tmp_path, buffer, 1024)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["episodes_each"] <= 16
     assert len(manifest["segments"]) >= 4
     other = make(64)
     other.load_data(str(tmp_path))
     assert other.episode_len == buffer.episode_len
-
-
-def test_episodes_saved_as_lines_by_an_earlier_version_are_loaded(tmp_path: Path) -> None:
-    old = make(6, storage={"type": "object"})
-    old.push(many(0, 8), 0)
-    old.save_data(str(tmp_path))
-    as_version_2(tmp_path)
-    new = make(6)
-    new.load_data(str(tmp_path))
-    assert held(new) == held(old)
-    assert new.state_dict()["storage"] == "array"
 
 
 @pytest.mark.parametrize(
@@ -415,7 +403,7 @@ class YoungestFirst(FifoRemover):
     """Promises nothing of the order in which episodes leave."""
 
     config: ClassVar[dict[str, Any]] = {"type": "youngest"}
-    reuses_oldest_first = False
+    is_fifo = False
 
 
 def test_episodes_on_disk_need_a_remover_that_keeps_their_order(tmp_path: Path) -> None:

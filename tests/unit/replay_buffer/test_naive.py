@@ -16,7 +16,7 @@ from dingsdk.errors import (
     SchemaMismatchError,
 )
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
-from dingsdk.worker.replay_buffer.watching.throughput import ThroughputMonitor
+from dingsdk.worker.replay_buffer.metrics import ThroughputMonitor
 
 
 def make_buffer(**cfg: Any) -> NaiveReplayBuffer:

@@ -6,6 +6,8 @@ import fcntl
 import os
 import threading
 import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,9 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import BufferClosedError, RunFolderError
-from dingsdk.worker.replay_buffer import NaiveReplayBuffer
-from dingsdk.worker.replay_buffer.keeping.loading import load
-from dingsdk.worker.replay_buffer.keeping.row_reader import RowReader
-from dingsdk.worker.replay_buffer.keeping.saving import save
-from dingsdk.worker.replay_buffer.remover import Where
+from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
+from dingsdk.worker.replay_buffer.persistence import load, save
+from dingsdk.worker.replay_buffer.table import Snapshot
 
 from .saved_rows import SEGMENT, full, loaded, make_buffer, numbers, push, segment_files
 
@@ -29,12 +29,11 @@ from .saved_rows import SEGMENT, full, loaded, make_buffer, numbers, push, segme
 @pytest.mark.parametrize("before", [0, 16, 37, 61])
 def test_saving_again_writes_only_what_is_new(tmp_path: Path, before: int, more: int) -> None:
     buffer = make_buffer()
-    reader = RowReader(buffer)
     push(buffer, before)
-    save(tmp_path, reader, SEGMENT)
+    save(tmp_path, buffer, SEGMENT)
     old = segment_files(tmp_path)
     push(buffer, more)
-    save(tmp_path, reader, SEGMENT)
+    save(tmp_path, buffer, SEGMENT)
     new = segment_files(tmp_path)
     assert loaded(tmp_path) == full(buffer)
     first = full(buffer)[0] if full(buffer) else 0
@@ -50,12 +49,11 @@ def test_saving_again_writes_only_what_is_new(tmp_path: Path, before: int, more:
 def test_a_history_of_saves_is_always_the_buffer(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     buffer = make_buffer()
-    reader = RowReader(buffer)
     for _ in range(25):
         if rng.random() < 0.1:
             buffer.clear()
         push(buffer, int(rng.integers(0, 60)))
-        save(tmp_path, reader, SEGMENT)
+        save(tmp_path, buffer, SEGMENT)
         assert loaded(tmp_path) == full(buffer)
 
 
@@ -63,68 +61,60 @@ def test_another_history_is_written_anew(tmp_path: Path) -> None:
     one, other = make_buffer(), make_buffer()
     push(one, 30)
     other.push(numbers(1000, 30), 0)
-    save(tmp_path, RowReader(one), SEGMENT)
-    save(tmp_path, RowReader(other), SEGMENT)
+    save(tmp_path, one, SEGMENT)
+    save(tmp_path, other, SEGMENT)
     assert loaded(tmp_path) == list(range(1000, 1030))
-    save(tmp_path, RowReader(one), SEGMENT)
+    save(tmp_path, one, SEGMENT)
     assert loaded(tmp_path) == list(range(30))
 
 
 def test_rows_of_a_loaded_state_are_another_history(tmp_path: Path) -> None:
-    """Push indices may come again: a state can hold rows that had left, which never count."""
     buffer, other = make_buffer(), make_buffer()
-    reader = RowReader(buffer)
     push(buffer, 40)
-    save(tmp_path, reader, SEGMENT)
+    save(tmp_path, buffer, SEGMENT)
     other.push(numbers(1000, 40), 0)
     buffer.load_state_dict(other.state_dict())
     buffer._pushed -= 40
-    save(tmp_path, reader, SEGMENT)
+    save(tmp_path, buffer, SEGMENT)
     assert loaded(tmp_path) == list(range(1000, 1040))
 
 
 def test_a_state_loaded_meanwhile_is_what_is_saved(tmp_path: Path) -> None:
-    buffer, other = make_buffer(), make_buffer()
+    buffer, other = Disturbed({"replay_buffer_size": 40}), make_buffer()
     push(buffer, 40)
     other.push(numbers(1000, 40), 0)
 
-    class Loading(RowReader):
-        looks = 0
+    def load_state() -> None:
+        buffer.load_state_dict(state)
 
-        def hold(self) -> Any:
-            self.looks += 1
-            if self.looks == 3:
-                buffer.load_state_dict(other.state_dict())
-            return super().hold()
-
-    save(tmp_path, Loading(buffer), SEGMENT)
+    state = other.state_dict()
+    buffer.before[3] = load_state
+    save(tmp_path, buffer, SEGMENT)
     assert loaded(tmp_path) == list(range(1000, 1040))
 
 
 def test_damaged_segments_are_written_again(tmp_path: Path) -> None:
     buffer = make_buffer()
-    reader = RowReader(buffer)
     push(buffer, 40)
-    save(tmp_path, reader, SEGMENT)
+    save(tmp_path, buffer, SEGMENT)
     paths = sorted(tmp_path.glob("rows-*"))
     paths[0].unlink()
     paths[3].write_bytes(b"short")
-    save(tmp_path, reader, SEGMENT)
+    save(tmp_path, buffer, SEGMENT)
     assert loaded(tmp_path) == full(buffer)
     (tmp_path / "manifest.json").write_text("{")
-    save(tmp_path, reader, SEGMENT)
+    save(tmp_path, buffer, SEGMENT)
     assert loaded(tmp_path) == full(buffer)
     assert len(list(tmp_path.iterdir())) == 2 * 5 + 1
 
 
 def test_other_columns_after_clearing_are_saved(tmp_path: Path) -> None:
     buffer = make_buffer()
-    reader = RowReader(buffer)
     push(buffer, 20)
-    save(tmp_path, reader, SEGMENT)
+    save(tmp_path, buffer, SEGMENT)
     buffer.clear()
     buffer.push(SampleBatch({"number": np.arange(5.0)}), 0)
-    save(tmp_path, reader, SEGMENT)
+    save(tmp_path, buffer, SEGMENT)
     assert loaded(tmp_path) == list(range(5))
     rows, _ = next(iter(load(tmp_path)))
     assert isinstance(rows, SampleBatch)
@@ -135,7 +125,7 @@ def test_objects_come_back_in_order_over_several_segments(tmp_path: Path) -> Non
     buffer = make_buffer()
     for number in range(50):
         buffer.push({"number": number, "text": "x"}, 0)
-    save(tmp_path, RowReader(buffer), SEGMENT)
+    save(tmp_path, buffer, SEGMENT)
     assert loaded(tmp_path) == list(range(10, 50))
     assert len(list(tmp_path.glob("*.jsonl"))) == 6
 
@@ -151,37 +141,42 @@ def test_columns_of_all_kinds_come_back(tmp_path: Path) -> None:
     }
     buffer = make_buffer()
     buffer.push(SampleBatch(columns), 0)
-    save(tmp_path, RowReader(buffer), SEGMENT)
+    save(tmp_path, buffer, SEGMENT)
     pieces = [rows for rows, _ in load(tmp_path)]
     found = SampleBatch.concat([rows for rows in pieces if isinstance(rows, SampleBatch)])
     assert found == SampleBatch(columns)
     assert found.columns["c8"].dtype == np.complex64
 
 
-class PartlyUsed(NaiveReplayBuffer):
-    """A buffer in which every third row was used up."""
-
-    def _living(self, where: Where) -> Where:
-        assert not isinstance(where, slice)
-        return where[where % 3 != 0]
-
-
-@pytest.mark.parametrize("at_once_bytes", [0, 1 << 20])
-def test_facts_are_those_of_the_end_and_rows_that_left_are_not_loaded(
-    tmp_path: Path, at_once_bytes: int
+def test_saved_facts_are_those_of_the_end_and_rows_that_left_are_not_loaded(
+    tmp_path: Path,
 ) -> None:
-    buffer = PartlyUsed({"replay_buffer_size": 40})
-    priority = np.arange(40) / 8
-    reader = RowReader(buffer, lambda where: {"priority": priority[where]})
+    buffer = AdvancedReplayBuffer({"replay_buffer_size": 40, "seed": 0, "max_use": 2})
     push(buffer, 35)
     push(buffer, 35)
-    save(tmp_path, reader, SEGMENT)
-    priority += 1.0
-    save(tmp_path, reader, SEGMENT)
-    expected = [number for number in range(30, 70) if (number % 40) % 3 != 0]
-    assert loaded(tmp_path, at_once_bytes=at_once_bytes) == expected
-    found = np.concatenate([facts["priority"] for _, facts in load(tmp_path)])
-    assert found.tolist() == [(number % 40) / 8 + 1.0 for number in expected]
+    save(tmp_path, buffer, SEGMENT)
+    used = {40, 50, 69}
+    for number in used:
+        for _ in range(2):
+            age = number - 30 - sum(other < number for other in used if gone(buffer, other))
+            buffer.sample(1, 0, slice(age, age + 1))
+    sample = buffer.sample(1, 0, slice(0, 1))
+    assert sample is not None
+    info = {key: sample.columns[key] for key in ("replay_unique_id", "replay_buffer_idx")}
+    buffer.update({**info, "priority": [7.0]})
+    save(tmp_path, buffer, SEGMENT)
+    for at_once_bytes in (0, 1 << 20):
+        expected = [number for number in range(30, 70) if number not in used]
+        assert loaded(tmp_path, at_once_bytes=at_once_bytes) == expected
+        found = np.concatenate([facts["priority"] for _, facts in load(tmp_path, at_once_bytes)])
+        assert found == pytest.approx([7.00001] + [1.0] * 36)
+        uses = np.concatenate([facts["use"] for _, facts in load(tmp_path, at_once_bytes)])
+        assert uses.tolist() == [1] + [0] * 36
+
+
+def gone(buffer: AdvancedReplayBuffer, number: int) -> bool:
+    where = np.array([number % 40])
+    return bool(buffer._metadata.living(where).size == 0)  # type: ignore[union-attr]
 
 
 def test_memory_is_that_of_a_few_segments(tmp_path: Path) -> None:
@@ -189,7 +184,7 @@ def test_memory_is_that_of_a_few_segments(tmp_path: Path) -> None:
     buffer.push(SampleBatch({"number": np.zeros((4096, 1024))}), 0)  # 32 MiB
     tracemalloc.start()
     try:
-        save(tmp_path, RowReader(buffer), 64)
+        save(tmp_path, buffer, 64)
         rows = sum(len(rows) for rows, _ in load(tmp_path, at_once_bytes=1 << 20))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -201,37 +196,45 @@ def test_memory_is_that_of_a_few_segments(tmp_path: Path) -> None:
 # While others push ----------------------------------------------------------------------------
 
 
-class Pushing(RowReader):
-    """Has somebody push before each look at the buffer, until it is held for good."""
+class Disturbed(NaiveReplayBuffer):
+    """A buffer that others change just before it is read.
 
-    def __init__(self, buffer: NaiveReplayBuffer, rows_each: int) -> None:
-        super().__init__(buffer)
+    Attributes:
+        looks: How often it was read.
+        before: What happens before the n-th time, by n; before the others for 0.
+    """
+
+    def __init__(self, cfg: Mapping[str, Any]) -> None:
+        super().__init__(cfg)
         self.looks = 0
-        self._rows_each = rows_each
+        self.before: dict[int, Callable[[], None]] = {}
 
-    def hold(self) -> Any:
+    @contextmanager
+    def snapshot(self) -> Iterator[Snapshot]:
         self.looks += 1
-        assert isinstance(self._buffer, NaiveReplayBuffer)
-        push(self._buffer, self._rows_each)
-        return super().hold()
+        meddle = self.before.pop(self.looks, self.before.get(0))
+        if meddle is not None:
+            meddle()
+        with super().snapshot() as now:
+            yield now
 
 
 @pytest.mark.parametrize("rows_each", [0, 1, 5, 8, 13, 100])
 def test_what_is_saved_is_the_buffer_at_the_last_look(tmp_path: Path, rows_each: int) -> None:
-    buffer = make_buffer()
+    buffer = Disturbed({"replay_buffer_size": 40})
     push(buffer, 40)
-    reader = Pushing(buffer, rows_each)
+    buffer.before[0] = lambda: push(buffer, rows_each)
     for _ in range(3):
-        save(tmp_path, reader, SEGMENT)
+        save(tmp_path, buffer, SEGMENT)
         assert loaded(tmp_path) == full(buffer)
     # Whoever pushes more between two looks than is written at one is made to wait.
-    assert reader.looks < 60
+    assert buffer.looks < 60
 
 
 def test_rows_saved_beside_a_pushing_thread_are_a_full_run(tmp_path: Path) -> None:
     buffer = make_buffer(1000)
     push(buffer, 1000)
-    reader, done = RowReader(buffer), threading.Event()
+    done = threading.Event()
 
     def push_on() -> None:
         while not done.is_set():
@@ -241,7 +244,7 @@ def test_rows_saved_beside_a_pushing_thread_are_a_full_run(tmp_path: Path) -> No
     thread.start()
     try:
         for _ in range(4):
-            save(tmp_path, reader, 64)
+            save(tmp_path, buffer, 64)
             rows = loaded(tmp_path)
             assert rows == list(range(rows[0], rows[0] + 1000))
     finally:
@@ -250,20 +253,15 @@ def test_rows_saved_beside_a_pushing_thread_are_a_full_run(tmp_path: Path) -> No
 
 
 def test_columns_that_change_meanwhile_are_saved_in_the_end(tmp_path: Path) -> None:
-    buffer = make_buffer()
+    buffer = Disturbed({"replay_buffer_size": 40})
     push(buffer, 40)
 
-    class Changing(RowReader):
-        looks = 0
+    def change() -> None:
+        buffer.clear()
+        buffer.push(SampleBatch({"number": np.arange(9), "new": np.zeros(9)}), 0)
 
-        def hold(self) -> Any:
-            self.looks += 1
-            if self.looks == 3:
-                buffer.clear()
-                buffer.push(SampleBatch({"number": np.arange(9), "new": np.zeros(9)}), 0)
-            return super().hold()
-
-    save(tmp_path, Changing(buffer), SEGMENT)
+    buffer.before[3] = change
+    save(tmp_path, buffer, SEGMENT)
     assert loaded(tmp_path) == list(range(9))
     # 40..48 lie in two segments of two columns.
     assert len(list(tmp_path.iterdir())) == 2 * 2 + 1
@@ -272,11 +270,11 @@ def test_columns_that_change_meanwhile_are_saved_in_the_end(tmp_path: Path) -> N
 def test_a_closed_buffer_is_not_saved_and_the_old_rows_stay(tmp_path: Path) -> None:
     buffer = make_buffer()
     push(buffer, 10)
-    save(tmp_path, RowReader(buffer))
+    save(tmp_path, buffer)
     before = sorted(path.name for path in tmp_path.iterdir())
     buffer.close()
     with pytest.raises(BufferClosedError):
-        save(tmp_path, RowReader(buffer))
+        save(tmp_path, buffer)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
@@ -287,9 +285,9 @@ def test_two_saves_at_once_are_refused(tmp_path: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         with pytest.raises(RunFolderError) as caught:
-            save(tmp_path, RowReader(buffer))
+            save(tmp_path, buffer)
     finally:
         os.close(descriptor)
     assert caught.value.path == str(tmp_path)
-    save(tmp_path, RowReader(buffer))
+    save(tmp_path, buffer)
     assert loaded(tmp_path) == list(range(10))

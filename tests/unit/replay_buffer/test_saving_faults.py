@@ -17,9 +17,7 @@ import pytest
 
 from dingsdk.data.container import digest_of
 from dingsdk.errors import CheckpointCorruptError, RunFolderError
-from dingsdk.worker.replay_buffer.keeping.loading import load
-from dingsdk.worker.replay_buffer.keeping.row_reader import RowReader
-from dingsdk.worker.replay_buffer.keeping.saving import save
+from dingsdk.worker.replay_buffer.persistence import load, save
 from dingsdk.worker.replay_buffer.storage import Rows
 
 from .saved_rows import SEGMENT, loaded, make_buffer, push
@@ -52,17 +50,16 @@ def largest_file(size_bytes: int) -> Iterator[None]:
 def test_a_disk_that_takes_no_more_keeps_the_old_rows(tmp_path: Path, size_bytes: int) -> None:
     """Fails in a column, in its header, or in the manifest; nothing new stays behind."""
     buffer = make_buffer()
-    reader = RowReader(buffer)
     push(buffer, 20)
-    save(tmp_path, reader, 64)
+    save(tmp_path, buffer, 64)
     before = sorted(path.name for path in tmp_path.iterdir())
     push(buffer, 20)
     with largest_file(size_bytes), pytest.raises(RunFolderError) as caught:
-        save(tmp_path, reader, 64)
+        save(tmp_path, buffer, 64)
     assert str(tmp_path) in caught.value.path
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     assert loaded(tmp_path) == list(range(20))
-    save(tmp_path, reader, 64)
+    save(tmp_path, buffer, 64)
     assert loaded(tmp_path) == list(range(40))
 
 
@@ -112,7 +109,7 @@ def test_a_wrong_array_is_refused_before_anything_is_allocated(
 ) -> None:
     buffer = make_buffer()
     push(buffer, 10)
-    save(tmp_path, RowReader(buffer))
+    save(tmp_path, buffer)
     _replace_column(tmp_path, content)
     with pytest.raises(CheckpointCorruptError):
         loaded(tmp_path, at_once_bytes=at_once_bytes)
@@ -121,7 +118,7 @@ def test_a_wrong_array_is_refused_before_anything_is_allocated(
 def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
     buffer = make_buffer()
     push(buffer, 10)
-    save(tmp_path / "rows", RowReader(buffer))
+    save(tmp_path / "rows", buffer)
     canary = tmp_path / "canary"
     array = np.array([Canary(canary)] * 10, dtype=object)
     np.save(tmp_path / "evil.npy", array, allow_pickle=True)
@@ -134,7 +131,7 @@ def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
 def test_one_altered_segment_of_many_pushes_nothing(tmp_path: Path) -> None:
     buffer = make_buffer()
     push(buffer, 40)
-    save(tmp_path, RowReader(buffer), SEGMENT)
+    save(tmp_path, buffer, SEGMENT)
     last = max(tmp_path.glob("rows-32-*"))
     data = bytearray(last.read_bytes())
     data[-1] ^= 1

@@ -10,7 +10,7 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import CheckpointCorruptError, ConfigError, SchemaMismatchError
-from dingsdk.worker.replay_buffer.sequence import SequenceReplayBuffer
+from dingsdk.worker.replay_buffer import SequenceReplayBuffer
 
 Trajectories = list[list[int]]
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dingsdk.worker.replay_buffer.kernels import compiled
 from dingsdk.worker.replay_buffer.sampler.sum_tree import SumTree
-from dingsdk.worker.replay_buffer.sampler.tree_kernels import compiled
 
 SIZES = [1, 2, 7, 8, 9, 63, 64, 65, 511, 512, 513, 1000, 4097]
 ALMOST_ONE = 1 - 2**-53

@@ -9,8 +9,7 @@ import pytest
 
 from dingsdk.errors import ConfigError, DataMissingError, ProtocolError, SchemaMismatchError
 from dingsdk.worker import AdvancedReplayBuffer
-from dingsdk.worker.replay_buffer.base import ReplayBuffer
-from dingsdk.worker.replay_buffer.naive import NaiveReplayBuffer
+from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 
 
 def make(root: Path, capacity: int = 3, **cfg: Any) -> NaiveReplayBuffer:
@@ -84,7 +83,7 @@ def test_a_loaded_state_is_tracked_in_place_of_the_old_rows(tmp_path: Path) -> N
 
 
 def test_integers_name_files_too(tmp_path: Path) -> None:
-    buffer: ReplayBuffer = make(tmp_path, capacity=2, storage={"type": "array"})
+    buffer = make(tmp_path, capacity=2, storage={"type": "array"})
     for number in (7, 8, 9):
         (tmp_path / str(number)).write_bytes(b"payload")
         buffer.push({"data_id": number, "reward": 0.5}, 0)
@@ -94,6 +93,19 @@ def test_integers_name_files_too(tmp_path: Path) -> None:
 def test_tracking_needs_the_folder_of_the_files() -> None:
     with pytest.raises(ConfigError, match="data_root"):
         NaiveReplayBuffer({"enable_track_used_data": True})
+
+
+def test_the_file_of_a_row_is_there_when_its_only_sample_is_returned(tmp_path: Path) -> None:
+    tracking = {"enable_track_used_data": True, "data_root": str(tmp_path)}
+    with AdvancedReplayBuffer({"replay_buffer_size": 8, "max_use": 1, **tracking}) as buffer:
+        buffer.push(rows(tmp_path, "a", "b", "c"), 0)
+        read = []
+        while buffer.count():
+            (row,) = buffer.sample(1, 0) or []
+            read.append((tmp_path / row["data_id"]).read_bytes())
+        assert read == [b"payload"] * 3
+        assert len(files(tmp_path)) == 1  # that of the last sample
+    assert files(tmp_path) == []
 
 
 def test_files_of_used_up_rows_leave_once_also_when_the_rows_are_reopened(tmp_path: Path) -> None:
@@ -107,7 +119,8 @@ def test_files_of_used_up_rows_leave_once_also_when_the_rows_are_reopened(tmp_pa
     with AdvancedReplayBuffer(cfg) as buffer:
         buffer.push([{"data_id": number} for number in (1, 2, 3)], 0)
         assert buffer.sample(1, 0, slice(1, 2)) is not None
-        assert files(root) == ["1", "3"]
+        assert files(root) == ["1", "2", "3"]  # the caller has yet to read 2
+    assert files(root) == ["1", "3"]
     storage["reopen"] = True
     with AdvancedReplayBuffer(cfg) as buffer:
         assert buffer.used_data is not None

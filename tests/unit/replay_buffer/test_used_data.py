@@ -31,46 +31,62 @@ def names(root: Path) -> list[str]:
 def test_a_file_goes_with_the_last_row_that_names_it(tmp_path: Path) -> None:
     used = UsedData(tmp_path)
     rows = rows_of(tmp_path, "a", "b", "a")
-    used.on_stored(rows)
-    used.on_removed(rows[:2], "overwritten")
+    used.on_insert(rows)
+    used.on_remove(rows[:2], "overwritten")
     assert names(tmp_path) == ["a"]
-    used.on_removed(rows[2:], "used_up")
+    used.on_remove(rows[2:], "stale")
     assert names(tmp_path) == []
     assert used.stats() == UsedDataStats(tracked=0, leased=0, deleted=2, missing=0, pending=0)
+
+
+def test_files_of_used_up_rows_stay_until_their_thread_uses_up_others(tmp_path: Path) -> None:
+    used = UsedData(tmp_path)
+    rows = rows_of(tmp_path, "a", "b", "c", "d")
+    used.on_insert(rows)
+    used.on_remove(rows[:1], "used_up")
+    other = threading.Thread(target=used.on_remove, args=(rows[1:2], "used_up"))
+    other.start()
+    other.join()
+    with used.lease(["a"]):
+        used.on_remove(rows[2:3], "used_up")
+        assert names(tmp_path) == ["a", "b", "c", "d"]
+    assert names(tmp_path) == ["b", "c", "d"]
+    used.on_close()
+    assert names(tmp_path) == ["d"]
 
 
 def test_columns_name_files_by_number(tmp_path: Path) -> None:
     used = UsedData(tmp_path)
     rows_of(tmp_path, 7, 8, 900)
     batch = SampleBatch({"data_id": np.array([7, 8, 7, 900]), "row": np.arange(4)})
-    used.on_stored(batch)
-    used.on_removed(batch[:2], "overwritten")
+    used.on_insert(batch)
+    used.on_remove(batch[:2], "overwritten")
     assert names(tmp_path) == ["7", "900"]
-    used.on_removed([{"data_id": 7}, {"data_id": np.int64(900)}], "cleared")
+    used.on_remove([{"data_id": 7}, {"data_id": np.int64(900)}], "cleared")
     assert names(tmp_path) == []
 
 
 def test_an_id_stored_again_before_it_left_stays(tmp_path: Path) -> None:
     used = UsedData(tmp_path)
     rows = rows_of(tmp_path, "a")
-    used.on_stored(rows)
-    used.on_stored(rows)
-    used.on_removed(rows, "overwritten")
+    used.on_insert(rows)
+    used.on_insert(rows)
+    used.on_remove(rows, "overwritten")
     assert names(tmp_path) == ["a"]
 
 
 def test_files_of_rows_that_were_never_stored_stay(tmp_path: Path) -> None:
     used = UsedData(tmp_path)
-    used.on_removed(rows_of(tmp_path, "a"), "cleared")
+    used.on_remove(rows_of(tmp_path, "a"), "cleared")
     assert names(tmp_path) == ["a"]
 
 
 def test_leased_files_stay_until_the_last_release(tmp_path: Path) -> None:
     used = UsedData(tmp_path)
     rows = rows_of(tmp_path, "a", "b")
-    used.on_stored(rows)
+    used.on_insert(rows)
     first, second = used.lease(["a", "a"]), used.lease(["a", "b"])
-    used.on_removed(rows, "overwritten")
+    used.on_remove(rows, "overwritten")
     assert names(tmp_path) == ["a", "b"]
     second.release()
     second.release()
@@ -85,13 +101,13 @@ def test_leased_files_stay_until_the_last_release(tmp_path: Path) -> None:
 def test_what_is_gone_cannot_be_leased(tmp_path: Path) -> None:
     used = UsedData(tmp_path)
     rows = rows_of(tmp_path, "a", "b")
-    used.on_stored(rows)
-    used.on_removed(rows[:1], "stale")
+    used.on_insert(rows)
+    used.on_remove(rows[:1], "stale")
     with pytest.raises(DataMissingError) as caught:
         used.lease(["b", "a"])
     assert caught.value.data_id == "a"
     assert used.stats().leased == 0
-    used.on_removed(rows[1:], "stale")
+    used.on_remove(rows[1:], "stale")
     assert names(tmp_path) == []
 
 
@@ -104,7 +120,7 @@ def test_ids_that_are_no_file_names_are_refused(tmp_path: Path, data_id: str) ->
     root = tmp_path / "root"
     root.mkdir()
     used = UsedData(root)
-    for call in (used.check, used.on_stored, lambda rows: used.on_removed(rows, "cleared")):
+    for call in (used.check, used.on_insert, lambda rows: used.on_remove(rows, "cleared")):
         with pytest.raises(ProtocolError):
             call([{"data_id": data_id}])
     with pytest.raises(ProtocolError):
@@ -130,7 +146,7 @@ def test_ids_that_are_no_file_names_are_refused(tmp_path: Path, data_id: str) ->
 )
 def test_rows_without_an_id_are_refused(tmp_path: Path, rows: Rows) -> None:
     used = UsedData(tmp_path)
-    for call in (used.check, used.on_stored):
+    for call in (used.check, used.on_insert):
         with pytest.raises(SchemaMismatchError) as caught:
             call(rows)
         assert caught.value.key == "data_id"
@@ -143,16 +159,16 @@ def test_a_symbolic_link_is_removed_and_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_bytes(b"data")
     (root / "a").symlink_to(tmp_path / "precious")
     used = UsedData(root)
-    used.on_stored([{"data_id": "a"}])
-    used.on_removed([{"data_id": "a"}], "cleared")
+    used.on_insert([{"data_id": "a"}])
+    used.on_remove([{"data_id": "a"}], "cleared")
     assert names(tmp_path) == ["precious", "root"]
     assert names(root) == []
 
 
 def test_a_file_that_is_gone_already_is_counted(tmp_path: Path) -> None:
     used = UsedData(tmp_path)
-    used.on_stored([{"data_id": "a"}])
-    used.on_removed([{"data_id": "a"}], "cleared")
+    used.on_insert([{"data_id": "a"}])
+    used.on_remove([{"data_id": "a"}], "cleared")
     assert (used.stats().missing, used.stats().pending) == (1, 0)
 
 
@@ -164,17 +180,17 @@ def test_what_cannot_be_deleted_is_logged_and_tried_again(
     folder = tmp_path / "a"
     folder.mkdir()  # unlink refuses it
     rows = [{"data_id": "a"}, *rows_of(tmp_path, "b", "c")]
-    used.on_stored(rows)
+    used.on_insert(rows)
     with caplog.at_level(logging.WARNING):
-        used.on_removed(rows[:2], "overwritten")
+        used.on_remove(rows[:2], "overwritten")
     assert "1 files" in caplog.text
     assert used.stats().pending == 1
     folder.rmdir()
     folder.write_bytes(b"")
-    used.on_removed(rows[2:], "overwritten")
+    used.on_remove(rows[2:], "overwritten")
     assert names(tmp_path) == ["a"]  # too early to try again
     now[0] += 10.0
-    used.on_removed([], "overwritten")
+    used.on_remove([], "overwritten")
     assert names(tmp_path) == []
     assert used.stats() == UsedDataStats(tracked=0, leased=0, deleted=3, missing=0, pending=0)
 
@@ -183,14 +199,14 @@ def test_close_tries_again_and_what_was_pushed_again_stays(tmp_path: Path) -> No
     root = tmp_path / "root"
     used = UsedData(root)  # there is no such folder yet
     rows = [{"data_id": "a"}, {"data_id": "b"}]
-    used.on_stored(rows)
-    used.on_removed(rows, "cleared")
+    used.on_insert(rows)
+    used.on_remove(rows, "cleared")
     assert used.stats().pending == 2
     root.mkdir()
     rows_of(root, "a", "b")
-    used.on_stored(rows[:1])
-    used.close()
-    used.close()
+    used.on_insert(rows[:1])
+    used.on_close()
+    used.on_close()
     assert names(root) == ["a"]
     assert used.stats().pending == 0
 
@@ -198,11 +214,9 @@ def test_close_tries_again_and_what_was_pushed_again_stays(tmp_path: Path) -> No
 def test_files_follow_the_rows_of_a_buffer(tmp_path: Path) -> None:
     used = UsedData(tmp_path)
     with NaiveReplayBuffer({"replay_buffer_size": 3}) as buffer:
-        buffer.add_remove_listener(used.on_removed)
+        buffer.add_listener(used)
         for number in range(10):
-            rows = rows_of(tmp_path, f"id{number}")
-            used.on_stored(rows)
-            buffer.push(rows, 0)
+            buffer.push(rows_of(tmp_path, f"id{number}"), 0)
         assert names(tmp_path) == ["id7", "id8", "id9"]
         buffer.clear()
         assert names(tmp_path) == []
@@ -212,16 +226,14 @@ def test_leased_files_are_there_while_others_push_them_out(tmp_path: Path) -> No
     """Readers lease what they sample and find every file; in the end none is left."""
     used = UsedData(tmp_path)
     buffer = NaiveReplayBuffer({"replay_buffer_size": 8})
-    buffer.add_remove_listener(used.on_removed)
+    buffer.add_listener(used)
     done, read, gone, problems = threading.Event(), [0], [0], []
 
     def push_on() -> None:
         number = 0
         while not done.is_set():
             number += 1
-            rows = rows_of(tmp_path, f"id{number}")
-            used.on_stored(rows)
-            buffer.push(rows, 0)
+            buffer.push(rows_of(tmp_path, f"id{number}"), 0)
 
     def read_on() -> None:
         while not done.is_set():

@@ -1,8 +1,8 @@
-"""Samplers: which rows of a buffer a batch is made of.
+"""The contract of samplers: which rows a batch is made of.
 
-Three families, by what they draw: a :class:`RowSampler` draws single rows alike, a
-``PrioritySampler`` (``priority_sampler.py``) single rows by their priority, a
-``SequenceSampler`` (``sequence_sampler.py``) stretches of rows that follow each other.
+Three families, by what they draw: a :class:`RowSampler` draws single rows that are all alike, a
+``PrioritySampler`` (module ``priority``) single rows by their priority, a ``SequenceSampler``
+(module ``sequence``) runs of consecutive rows. Each kind of buffer needs one of them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.config import Configurable
-from dingsdk.worker.replay_buffer.remover import Where
-from dingsdk.worker.replay_buffer.sampler.rng_state import load_rng_state, new_rng, rng_state
-from dingsdk.worker.replay_buffer.storage import Rows
+from dingsdk.config import Configurable, PartSection, Section
+from dingsdk.errors import CheckpointCorruptError
+from dingsdk.worker.replay_buffer.storage import Rows, Where
 
 
 class Sampler(Configurable, ABC):
@@ -29,53 +28,72 @@ class Sampler(Configurable, ABC):
         seed: Of the random stream, >= 0; None takes one from the operating system.
     """
 
-    config: ClassVar[dict[str, Any]] = {"type": ""}
+    Config: ClassVar[type[Section]] = PartSection
 
     def __init__(self, cfg: Mapping[str, Any], capacity: int, seed: int | None = None) -> None:
         self.capacity = capacity
-        self._rng = new_rng(seed)
+        self._rng = np.random.Generator(np.random.PCG64(seed))
 
-    def on_insert(self, where: Where, rows: Rows) -> None:
-        """Hear of rows, as they were pushed, that now lie at positions; oldest first."""
-
-    def on_skip(self, rows: Rows) -> None:
-        """Hear of rows that a longer push overtook: they came, and left, before those stored."""
-
-    def on_remove(self, where: Where) -> None:
-        """Hear of positions whose rows leave, oldest first, before others take them."""
-
-    def check_rows(self, rows: Rows) -> None:
+    def check(self, rows: Rows) -> None:
         """Refuse rows that this sampler could not serve, before anything is stored.
 
         Raises:
             SchemaMismatchError: names the key.
         """
 
+    def on_insert(
+        self, where: Where, rows: Rows, priorities: NDArray[np.float64] | None = None
+    ) -> None:
+        """Called after rows were stored.
+
+        Args:
+            where: Their positions, oldest first; the rows that were there have left.
+            rows: The rows as they were pushed; not to be kept.
+            priorities: float64[n] of a buffer with priorities, NaN for a row that came without;
+                None where all did.
+        """
+
+    def on_restore(self, where: Where, rows: Rows) -> None:
+        """Called instead of :meth:`on_insert` for the rows of a state, after it was loaded.
+
+        Overridden by samplers whose state holds what they know of rows.
+        """
+        self.on_insert(where, rows)
+
+    def on_remove(self, where: Where) -> None:
+        """Called when rows at positions leave and no other takes their place."""
+
+    def facts(self, where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """Return what is saved about rows at positions, as arrays of one value a row."""
+        return {}
+
     def clear(self) -> None:
         """Forget all rows."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the random state, as plain numbers and strings.
+        """Return the random state, and what :meth:`on_restore` cannot build from rows.
 
-        What :meth:`on_insert` builds up needs no saving: it hears the rows of a loaded state.
+        Plain numbers, text and arrays.
         """
         return rng_state(self._rng)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a random state; changes nothing when it is wrong.
+        """Restore such a state; changes nothing when it is wrong.
 
         Raises:
-            CheckpointCorruptError: it is none of this sampler's.
+            CheckpointCorruptError: it is no state of this sampler.
         """
         self._rng = load_rng_state(state)
 
 
 class RowSampler(Sampler):
-    """Draws single rows, knowing nothing about them but how many there are."""
+    """Draws single rows that are all alike."""
 
     @abstractmethod
     def draw(self, population: int, size: int, replace: bool = False) -> NDArray[np.int64]:
         """Draw ``size`` of the ranks ``0..population-1``.
+
+        A rank tells nothing about the age of a row.
 
         Args:
             population: Rows to draw from, >= 1.
@@ -85,3 +103,37 @@ class RowSampler(Sampler):
         Returns:
             int64[size], in any order.
         """
+
+
+def rng_state(rng: np.random.Generator) -> dict[str, Any]:
+    """Return the state of a PCG64 generator as plain numbers and text."""
+    state = rng.bit_generator.state
+    # The generator's words have 128 bits, more than messages and checkpoints can hold.
+    return {
+        "bit_generator": "PCG64",
+        "state": hex(state["state"]["state"]),
+        "inc": hex(state["state"]["inc"]),
+        "has_uint32": int(state["has_uint32"]),
+        "uinteger": int(state["uinteger"]),
+    }
+
+
+def load_rng_state(state: Mapping[str, Any]) -> np.random.Generator:
+    """Return a generator that continues from such a state.
+
+    Raises:
+        CheckpointCorruptError: :func:`rng_state` returned no such state.
+    """
+    generator = np.random.PCG64(0)
+    try:
+        if state["bit_generator"] != "PCG64":
+            raise ValueError(f"bit generator {state['bit_generator']!r}")
+        generator.state = {
+            "bit_generator": "PCG64",
+            "state": {"state": int(state["state"], 16), "inc": int(state["inc"], 16)},
+            "has_uint32": int(state["has_uint32"]),
+            "uinteger": int(state["uinteger"]),
+        }
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise CheckpointCorruptError(f"the random state is wrong: {error}") from error
+    return np.random.Generator(generator)

@@ -9,27 +9,46 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dingsdk.config import PartSection, Positive, Share
 from dingsdk.errors import CheckpointCorruptError, CheckpointVersionError
-from dingsdk.worker.replay_buffer.remover import Where
-from dingsdk.worker.replay_buffer.sampler import Sampler
-from dingsdk.worker.replay_buffer.sampler import tree_kernels as kernels
-from dingsdk.worker.replay_buffer.sampler.rng_state import load_rng_state, rng_state
-from dingsdk.worker.replay_buffer.sampler.sum_tree import SumTree
-from dingsdk.worker.replay_buffer.settings import read_bounded
+from dingsdk.worker.replay_buffer.sampler import Sampler, load_rng_state, rng_state
+from dingsdk.worker.replay_buffer.sampler.sum_tree import SumTree, weigh
+from dingsdk.worker.replay_buffer.storage import Rows, Where
 
 FIRST_PRIORITY = 1.0
 """The largest priority before any was assigned."""
+LEAST_PRIORITY = 1e-5
+"""Added to every updated priority, and the least that a pushed one counts.
+
+A row of priority 0 would never be drawn again, and one that is nearly 0 would push the
+importance weights of all others to 0, which are relative to the rarest row.
+"""
 _LEAST_WEIGHT = 1e-280
 
 
 class PrioritySampler(Sampler):
     """Draws rows, each with the probability that its priority gives it.
 
-    Words: a position is *drawable* from :meth:`assign` until :meth:`withdraw`; its *weight* is
-    what its priority counts for, its *probability* the weight over the sum of all weights.
-
-    The buffer assigns whatever it stores, and withdraws what leaves with nothing in its place.
+    Words: a position is *drawable* while it holds a row; its *weight* is what its priority counts
+    for, its *probability* the weight over the sum of all weights.
     """
+
+    def on_insert(
+        self, where: Where, rows: Rows, priorities: NDArray[np.float64] | None = None
+    ) -> None:
+        """Assign priorities to new rows; a row that came without one gets the largest so far."""
+        if priorities is None:
+            self.assign(where, self.max_priority)
+        else:
+            known = np.where(np.isnan(priorities), self.max_priority, priorities)
+            self.assign(where, np.maximum(known, LEAST_PRIORITY))
+
+    def on_restore(self, where: Where, rows: Rows) -> None:
+        """Do nothing: the state has the priorities."""
+
+    @abstractmethod
+    def on_remove(self, where: Where) -> None:
+        """Make positions undrawable, those that are already included."""
 
     @property
     @abstractmethod
@@ -41,7 +60,7 @@ class PrioritySampler(Sampler):
     def max_priority(self) -> float:
         """The largest priority assigned since the last :meth:`clear`; 1.0 before any.
 
-        New rows of unknown priority get it, so that each is soon drawn once.
+        New rows of unknown priority get it, so that each is drawn soon.
         """
 
     @abstractmethod
@@ -52,10 +71,6 @@ class PrioritySampler(Sampler):
             where: Positions; of equal ones the last counts.
             priorities: float64[n], finite and > 0, or one for all.
         """
-
-    @abstractmethod
-    def withdraw(self, where: Where) -> None:
-        """Make positions undrawable; those that are already stay so."""
 
     @abstractmethod
     def draw(self, size: int, among: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
@@ -77,7 +92,7 @@ class PrioritySampler(Sampler):
 
         Args:
             where: int64[n].
-            beta: In [0, 1], how much of the bias of the draws they make good for.
+            beta: In [0, 1], how much of the bias of the draws they correct.
 
         Returns:
             float32[n] in (0, 1]: ``(N * probability) ** -beta`` over the largest that any
@@ -88,18 +103,26 @@ class PrioritySampler(Sampler):
     def priorities(self, where: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the priorities last assigned to positions: float64[n]."""
 
+    def facts(self, where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        return {"priority": self.priorities(where)}
+
 
 class TreeSampler(PrioritySampler):
-    """What samplers share that keep their weights in a sum tree.
+    """Base of samplers that keep weights in a sum tree; a subclass assigns them."""
 
-    A subclass says in :meth:`_weigh` what priorities weigh.
-    """
+    class Config(PartSection, frozen=True, kw_only=True):
+        """Section ``sampler`` of the types that draw by priority.
 
-    config: ClassVar[dict[str, Any]] = {"alpha": 0.6}
+        Attributes:
+            alpha: Exponent of the priorities; 0 draws all rows alike. None is that of the buffer.
+        """
+
+        alpha: Share | None = None
 
     def __init__(self, cfg: Mapping[str, Any], capacity: int, seed: int | None = None) -> None:
         super().__init__(cfg, capacity, seed)
-        self.alpha = read_bounded(cfg, "alpha", TreeSampler.config, 0, 1, "sampler")
+        self._cfg = self.read(cfg, "sampler")
+        self.alpha: float = 0.6 if self._cfg.alpha is None else self._cfg.alpha
         self._tree = SumTree(capacity)
         self._priorities = np.zeros(capacity, np.float64)
         self._largest = FIRST_PRIORITY
@@ -112,7 +135,7 @@ class TreeSampler(PrioritySampler):
     def max_priority(self) -> float:
         return self._largest
 
-    def withdraw(self, where: Where) -> None:
+    def on_remove(self, where: Where) -> None:
         self._tree.fill(where, 0.0)
 
     def draw(self, size: int, among: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
@@ -158,7 +181,7 @@ class TreeSampler(PrioritySampler):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over such a state.
+        """Restore such a state.
 
         Raises:
             CheckpointVersionError: it was written with another ``alpha``.
@@ -205,9 +228,6 @@ class TreeSampler(PrioritySampler):
 class ProportionalSampler(TreeSampler):
     """Draws rows in proportion to ``priority ** alpha`` (type ``proportional``).
 
-    Config:
-        alpha: In [0, 1]; 0 draws all rows alike, 1 in proportion to their priorities.
-
     Source: Schaul et al. 2016, "Prioritized Experience Replay", equation 1, with one draw from
     each of ``size`` equal shares (appendix B.2.1). Difference: weights are kept within bounds
     in which their sum stays finite (about 1e308 over the capacity) and none is 0.
@@ -226,8 +246,97 @@ class ProportionalSampler(TreeSampler):
         if isinstance(where, slice):
             where = np.arange(where.start, where.stop, dtype=np.int64)
         weights = np.empty(len(priorities), np.float64)
-        largest = kernels.weigh(
+        largest = weigh(
             self._priorities, where, priorities, self.alpha, _LEAST_WEIGHT, most, weights
         )
         self._largest = max(self._largest, largest)
         self._tree.assign(where, weights)
+
+
+class RankSampler(TreeSampler):
+    """Draws rows in proportion to ``(1 / rank) ** alpha`` (type ``rank``).
+
+    The largest priority has rank 1; how much larger it is does not matter. Sorting all rows is
+    slow (0.1 s for a million), so a draw sorts them only after ``sort_after * rows`` priorities
+    were assigned. Until then rows keep their ranks; a new row is drawable at once, with the rank
+    that it would have had at the last sort, behind rows of equal priority and other new rows.
+
+    Source: Schaul et al. 2016, "Prioritized Experience Replay", section 3.3. Differences: draws
+    follow the ranks exactly, not segments of about equal probability; between sorts the order is
+    that of the last sort, not that of a heap.
+    """
+
+    class Config(TreeSampler.Config, frozen=True, kw_only=True):
+        """Section ``sampler`` of type ``rank``.
+
+        Attributes:
+            sort_after: Priorities assigned between two sorts, per row held.
+        """
+
+        type: str = "rank"
+        sort_after: Positive = 1.0
+
+    def __init__(self, cfg: Mapping[str, Any], capacity: int, seed: int | None = None) -> None:
+        super().__init__(cfg, capacity, seed)
+        self._sort_after: float = self._cfg.sort_after
+        self._sorted = np.empty(0, np.float64)  # ascending, as of the last sort
+        self._new = 0  # rows made drawable since
+        self._assigned = 0  # priorities assigned since
+
+    def on_insert(
+        self, where: Where, rows: Rows, priorities: NDArray[np.float64] | None = None
+    ) -> None:
+        # A new row must not inherit the rank of the one that it replaces.
+        self.on_remove(where)
+        super().on_insert(where, rows, priorities)
+
+    def assign(self, where: Where, priorities: NDArray[np.float64] | float) -> None:
+        if isinstance(where, slice):
+            where = np.arange(where.start, where.stop, dtype=np.int64)
+        self._priorities[where] = priorities
+        self._largest = max(self._largest, float(np.max(priorities)))
+        self._assigned += len(where)
+        new = np.unique(where[self._tree.weights[where] == 0.0])
+        if len(new):
+            ahead = len(self._sorted) - np.searchsorted(self._sorted, self._priorities[new])
+            ranks = ahead + self._new + np.arange(1, len(new) + 1)
+            self._tree.assign(new, ranks**-self.alpha)
+            self._new += len(new)
+
+    def draw(self, size: int, among: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        if self._assigned >= self._sort_after * self.drawable > 0:
+            self._sort()
+        return super().draw(size, among)
+
+    def _sort(self) -> None:
+        where = np.flatnonzero(self._tree.weights)
+        priorities = self._priorities[where]
+        # Stable, so that the order does not depend on how equal rows were sorted before.
+        order = np.argsort(-priorities, kind="stable")
+        weights = np.zeros(self.capacity, np.float64)
+        weights[where[order]] = np.arange(1, len(where) + 1) ** -self.alpha
+        self._tree.replace(weights)
+        self._sorted = priorities[order[::-1]]
+        self._new = self._assigned = 0
+
+    def clear(self) -> None:
+        super().clear()
+        self._sorted = np.empty(0, np.float64)
+        self._new = self._assigned = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **super().state_dict(),
+            "sorted": self._sorted.copy(),
+            "new": self._new,
+            "assigned": self._assigned,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        ordered = self._checked(state, "sorted").copy()
+        counts = state.get("new"), state.get("assigned")
+        if np.any(np.diff(ordered) < 0) or not all(type(n) is int and n >= 0 for n in counts):
+            raise CheckpointCorruptError("the sampler's order of priorities is wrong")
+        super().load_state_dict(state)
+        self._sorted = ordered
+        self._new, self._assigned = counts  # type: ignore[assignment]

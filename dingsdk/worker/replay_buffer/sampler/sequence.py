@@ -1,29 +1,28 @@
-"""Stretches of rows that follow each other: where they may start, and drawing among these."""
+"""Sequences of consecutive rows: where they may start, and how they are drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dingsdk.config import Count, PartSection, Whole
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import torch_to_numpy
 from dingsdk.errors import CheckpointCorruptError, SchemaMismatchError
-from dingsdk.worker.replay_buffer.remover import Where
+from dingsdk.worker.replay_buffer.kernels import compiled
 from dingsdk.worker.replay_buffer.sampler import Sampler
-from dingsdk.worker.replay_buffer.sampler.sequence_kernels import accept, follow
-from dingsdk.worker.replay_buffer.settings import read_count, read_flag
-from dingsdk.worker.replay_buffer.storage import Rows
+from dingsdk.worker.replay_buffer.storage import Rows, Where
 
 MASK = "mask"
 _ROUNDS = 4
-"""Draws of candidates before the valid starts are listed instead."""
+"""Rounds of drawing candidates before all valid starts are listed instead."""
 
 
 class Windows(NamedTuple):
-    """Stretches of rows.
+    """Sequences of rows.
 
     Attributes:
         where: int64[batch, time], positions of rows; of any row where the mask is False.
@@ -35,44 +34,45 @@ class Windows(NamedTuple):
 
 
 class SequenceSampler(Sampler):
-    """Draws stretches of one trajectory, all valid starts alike (type ``sequence``).
+    """Draws sequences within one trajectory, all valid starts alike (type ``sequence``).
 
     Rows follow each other in the order in which they were pushed. A trajectory ends after a
-    row whose ``end`` column is true, before a row whose ``trajectory`` column is another than
-    that of the row before, and, where rows carry no ``end``, after ``block_length`` rows. No
-    stretch crosses such an end, nor reaches rows that left or have not come.
-
-    Config:
-        stride: >= 1; stretches start at every ``stride``-th step of a trajectory.
-        burn_in: >= 0, rows returned before each stretch, to warm up a recurrent state with.
-        pad: False: a stretch has its full length and burn-in. True: it starts at any step of
-            the stride; what lies outside the trajectory is zeros, and False in column ``mask``.
-        end: Column that ends a trajectory.
-        trajectory: Column that tells trajectories apart, such as an env id, or None.
-        block_length: >= 1, rows of a trajectory where rows carry no ``end``.
+    row whose ``end`` column is true, before a row whose ``trajectory`` column differs from that of
+    the row before, and, where rows have no ``end``, after ``block_length`` rows. No sequence
+    crosses such an end, or contains rows that have left or not come yet.
     """
 
-    config: ClassVar[dict[str, Any]] = {
-        "type": "sequence",
-        "stride": 1,
-        "burn_in": 0,
-        "pad": False,
-        "end": "done",
-        "trajectory": None,
-        "block_length": 500,
-    }
+    class Config(PartSection, frozen=True, kw_only=True):
+        """Section ``sampler`` of type ``sequence``.
+
+        Attributes:
+            stride: Sequences start at every ``stride``-th step of a trajectory.
+            burn_in: Rows returned before each sequence, to warm up a recurrent state.
+            pad: False: a sequence has its full length and burn-in. True: it starts at any step of
+                the stride; steps outside the trajectory are zeros, and False in column ``mask``.
+            end: Column that ends a trajectory.
+            trajectory: Column that distinguishes trajectories, such as an env id, or None.
+            block_length: Rows of a trajectory where rows have no ``end``.
+        """
+
+        type: str = "sequence"
+        stride: Count = 1
+        burn_in: Whole = 0
+        pad: bool = False
+        end: str = "done"
+        trajectory: str | None = None
+        block_length: Count = 500
 
     def __init__(self, cfg: Mapping[str, Any], capacity: int, seed: int | None = None) -> None:
         super().__init__(cfg, capacity, seed)
-        cfg = {**self.config, **cfg}
-        self.stride = read_count(cfg, "stride", self.config, "sampler")
-        self.burn_in = read_count(cfg, "burn_in", self.config, "sampler", least=0)
-        self.pad = read_flag(cfg, "pad")
-        self._end = cfg["end"]
-        self._trajectory = cfg["trajectory"]
-        self._block_length = read_count(cfg, "block_length", self.config, "sampler")
-        # Steps since the start of the trajectory, by position. Pages of it that were never
-        # written to take no memory.
+        section = self.read(cfg, "sampler")
+        self.stride: int = section.stride
+        self.burn_in: int = section.burn_in
+        self.pad: bool = section.pad
+        self._end: str = section.end
+        self._trajectory: str | None = section.trajectory
+        self._block_length: int = section.block_length
+        # Steps since the start of the trajectory, by position. Untouched pages take no memory.
         self._since = np.zeros(capacity, dtype=np.int32)
         self.clear()
 
@@ -83,8 +83,8 @@ class SequenceSampler(Sampler):
         self._has_end: bool | None = None
         self._listed: tuple[int, NDArray[np.int64]] | None = None
 
-    # Hearing of rows ----------------------------------------------------------------------
-    def check_rows(self, rows: Rows) -> None:
+    # Rows that come and leave ---------------------------------------------------------------
+    def check(self, rows: Rows) -> None:
         ends = _column(rows, self._end)
         if self._has_end is not None and self._has_end != (ends is not None):
             with_it, without = f"a value of {self._end!r}", "none"
@@ -112,21 +112,16 @@ class SequenceSampler(Sampler):
                 found=MASK,
             )
 
-    def on_insert(self, where: Where, rows: Rows) -> None:
+    def on_insert(
+        self, where: Where, rows: Rows, priorities: NDArray[np.float64] | None = None
+    ) -> None:
         n = len(rows)
         self._since[where] = self._since_start(rows, n)
         if self._count == 0:
             self._first = where.start if isinstance(where, slice) else int(where[0])
-        self._count += n
-        self._listed = None
-
-    def on_skip(self, rows: Rows) -> None:
-        self._since_start(rows, len(rows))
-
-    def on_remove(self, where: Where) -> None:
-        n = where.stop - where.start if isinstance(where, slice) else len(where)
-        self._first = (self._first + n) % self.capacity
-        self._count -= n
+        leaving = max(0, self._count + n - self.capacity)
+        self._first = (self._first + leaving) % self.capacity
+        self._count += n - leaving
         self._listed = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -142,7 +137,7 @@ class SequenceSampler(Sampler):
         self._next_since = first
 
     def _since_start(self, rows: Rows, n: int) -> NDArray[np.int64]:
-        """Return of each new row how many steps its trajectory began before it."""
+        """Return, for each new row, the steps since its trajectory started."""
         before, starts = self._next_since, np.zeros(n + 1, dtype=np.bool_)
         ends = _column(rows, self._end)
         self._has_end = ends is not None
@@ -155,7 +150,7 @@ class SequenceSampler(Sampler):
             starts[0] = self._last_trajectory is not None and ids[0] != self._last_trajectory
             self._last_trajectory = ids[-1]
         index = np.arange(n + 1)
-        # The newest start at or before each row; the first rows may go on from an earlier push.
+        # The newest start at or before each row; the first rows may continue an earlier push.
         last = np.maximum.accumulate(np.where(starts, index, -before))
         since = index - last
         if ends is None:
@@ -165,14 +160,14 @@ class SequenceSampler(Sampler):
 
     # Drawing ------------------------------------------------------------------------------
     def count_starts(self, length: int) -> int:
-        """Return how many stretches of ``length`` rows could be drawn; looks at every row."""
+        """Return how many sequences of ``length`` rows could be drawn; looks at every row."""
         return len(self._all_starts(length))
 
     def draw(self, size: int, length: int) -> Windows | None:
-        """Draw stretches, each valid start alike; one may come more than once.
+        """Draw sequences, each valid start alike; one may come more than once.
 
         Args:
-            size: Stretches, >= 1.
+            size: Sequences, >= 1.
             length: Rows of each, >= 1, without the burn-in.
 
         Returns:
@@ -189,17 +184,17 @@ class SequenceSampler(Sampler):
         if self.pad:
             return self._padded(starts[:, None] + np.arange(-self.burn_in, length), starts)
         where = np.empty((size, self._reach(length)), np.int64)
-        follow(starts, self._first, self.capacity, where)
+        _follow(starts, self._first, self.capacity, where)
         return Windows(where, None)
 
     def _reach(self, length: int) -> int:
-        """Return how many rows from its start a stretch needs."""
+        """Return how many rows from its start a sequence needs."""
         return length if self.pad else self.burn_in + length
 
     def _accepted(self, size: int, length: int) -> NDArray[np.int64] | None:
-        """Draw rows and keep those that lead to a valid start; None where that goes slowly."""
-        # Any of the rows that every valid start has before the next one leads to that start, so
-        # a stride costs few draws; padded starts may have none but themselves.
+        """Draw rows and keep those that lead to a valid start; None where too few do."""
+        # Every row between a valid start and the next one leads to that start, so a stride costs
+        # few draws; the rows after a padded start may belong to no other.
         leading = 1 if self.pad else min(self.stride, self._reach(length))
         span = -1 if self.pad else self._reach(length) - 1
         starts = np.empty(size, dtype=np.int64)
@@ -208,14 +203,14 @@ class SequenceSampler(Sampler):
         for _ in range(_ROUNDS):
             uniforms = self._rng.random(wanted)
             rest = starts[found:]
-            found += accept(self._since, first, count, self.stride, leading, span, uniforms, rest)
+            found += _accept(self._since, first, count, self.stride, leading, span, uniforms, rest)
             if found == size:
                 return starts
             wanted *= 4
         return None
 
     def _all_starts(self, length: int) -> NDArray[np.int64]:
-        """Return the ages of all valid starts; kept until rows come or go."""
+        """Return the ages of all valid starts; cached until rows come or leave."""
         if self._listed is None or self._listed[0] != length:
             ages = np.arange(self._count, dtype=np.int64)
             if self.stride > 1:
@@ -224,14 +219,14 @@ class SequenceSampler(Sampler):
         return self._listed[1]
 
     def _is_whole(self, starts: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
-        """Return which stretches lie inside one trajectory and the buffer."""
+        """Return which sequences lie inside one trajectory and the buffer."""
         if self.pad:
             return np.ones(len(starts), dtype=np.bool_)
         span = self._reach(length) - 1
         last = starts + span
         inside = last < self._count
         np.minimum(last, self._count - 1, out=last)
-        # Steps count on by one within a trajectory, and begin at 0 anew in the next.
+        # Steps count up by one within a trajectory, and start again at 0 in the next.
         whole: NDArray[np.bool_] = (self._since_of(last) - self._since_of(starts)) == span
         return whole & inside
 
@@ -283,3 +278,66 @@ def _not_one_value(name: str, found: Any) -> SchemaMismatchError:
         expected="one value a row",
         found=found,
     )
+
+
+@compiled("int64(int32[::1], int64, int64, int64, int64, int64, float64[::1], int64[::1])")
+def _accept(
+    since: NDArray[np.int32],
+    first: int,
+    count: int,
+    stride: int,
+    leading: int,
+    span: int,
+    uniforms: NDArray[np.float64],
+    starts: NDArray[np.int64],
+) -> int:
+    """Convert draws of rows to valid starts, and drop those that lead to none.
+
+    Args:
+        since: int32[capacity], steps since the start of the trajectory, by position in the ring.
+        first: Position of the oldest row.
+        count: Number of rows, >= 1.
+        stride: Steps between two starts.
+        leading: Rows from a start on that lead to it.
+        span: Steps from the first to the last row of a sequence; below 0: every start is valid.
+        uniforms: float64[n] in [0, 1), the draws.
+        starts: int64[m], set to the ages of starts, as many as fit.
+
+    Returns:
+        How many were set.
+    """
+    capacity = since.shape[0]
+    found = 0
+    for i in range(uniforms.shape[0]):
+        if found == starts.shape[0]:
+            break
+        age = np.int64(uniforms[i] * count)
+        if stride > 1:
+            at = first + age
+            step = since[at - capacity if at >= capacity else at] % stride
+            if step >= leading or step > age:
+                continue
+            age -= step
+        if span >= 0:
+            if age + span >= count:
+                continue
+            at, end = first + age, first + age + span
+            begun = since[at - capacity if at >= capacity else at]
+            # Steps count up by one within a trajectory, and start again at 0 in the next.
+            if since[end - capacity if end >= capacity else end] - begun != span:
+                continue
+        starts[found] = age
+        found += 1
+    return found
+
+
+@compiled("void(int64[::1], int64, int64, int64[:, ::1])")
+def _follow(starts: NDArray[np.int64], first: int, capacity: int, where: NDArray[np.int64]) -> None:
+    """Set ``where``, int64[n, time], to the positions from each start (an age) on."""
+    for i in range(where.shape[0]):
+        at = first + starts[i]
+        for j in range(where.shape[1]):
+            if at >= capacity:
+                at -= capacity
+            where[i, j] = at
+            at += 1

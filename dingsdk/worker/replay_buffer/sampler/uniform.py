@@ -1,4 +1,4 @@
-"""Rows drawn alike."""
+"""Uniform draws."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from dingsdk.worker.replay_buffer.sampler.contract import RowSampler
 
 COMPILED_FROM = 100_000
-"""Capacity from which on draws are compiled. A batch of 256 then takes 12 us less (in 45), as the
-calls of numpy have to be fetched anew after each gather; to import the compiler takes 0.8 s and
-100 MB, which runs with small buffers are too short to earn back."""
+"""Capacity from which draws are compiled. A batch of 256 then takes 12 us less (of 45), because the
+code of numpy falls out of the cache during each gather. To import the compiler takes 0.8 s and
+100 MB, too much for the short runs that use small buffers."""
 
 
 class UniformSampler(RowSampler):
-    """Every row alike, and every set of distinct rows alike (type ``uniform``)."""
+    """Draws all rows, and all sets of distinct rows, with equal probability (type ``uniform``)."""
 
     config: ClassVar[dict[str, Any]] = {"type": "uniform"}
 
@@ -25,25 +25,25 @@ class UniformSampler(RowSampler):
         super().__init__(cfg, capacity, seed)
         self._add_distinct = add_distinct
         if capacity >= COMPILED_FROM:
-            from dingsdk.worker.replay_buffer.sampler import uniform_kernels
+            from dingsdk.worker.replay_buffer import kernels
 
-            self._add_distinct = uniform_kernels.add_distinct
+            self._add_distinct = kernels.add_distinct
 
     def draw(self, population: int, size: int, replace: bool = False) -> NDArray[np.int64]:
         if replace or size == 1:
             return self._integers(population, size)
         if 2 * size <= population:
             return self._distinct(population, size)
-        # Most rows are wanted: draw those to leave out.
+        # For large samples, draw the complement.
         keep = np.ones(population, dtype=np.bool_)
         if size < population:
             keep[self._distinct(population, population - size)] = False
         return np.flatnonzero(keep).astype(np.int64, copy=False)
 
     def _distinct(self, population: int, size: int) -> NDArray[np.int64]:
-        # Generator.choice(replace=False) works on a permutation of the population, which
-        # costs as much as the buffer is large. Drawing on until `size` distinct ranks are found
-        # leaves every set equally likely, and the first draw nearly always suffices.
+        # Generator.choice(replace=False) permutes the population, which takes as long as the
+        # buffer is large. Drawing until `size` distinct ranks are found leaves every set equally
+        # likely, and the first draw is nearly always enough.
         ranks = np.empty(size, np.int64)
         found = 0
         while found < size:
@@ -59,16 +59,16 @@ class UniformSampler(RowSampler):
 def add_distinct(
     uniforms: NDArray[np.float64], population: int, ranks: NDArray[np.int64], found: int
 ) -> int:
-    """Turn draws into ranks, dropping those that are there already.
+    """Convert draws to ranks, and drop those that were found before.
 
     Args:
         uniforms: float64[n] in [0, 1), the draws.
         population: Ranks to draw among.
-        ranks: int64[size], size >= found + n; receives what is new, in the order of the draws.
-        found: How many distinct ones it begins with.
+        ranks: int64[size], size >= found + n; new ranks are added in the order of the draws.
+        found: How many distinct ranks it holds.
 
     Returns:
-        How many it begins with now.
+        How many it holds now.
     """
     drawn = np.concatenate((ranks[:found], (uniforms * population).astype(np.int64)))
     ordered = np.sort(drawn)

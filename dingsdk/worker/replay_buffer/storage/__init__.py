@@ -1,5 +1,5 @@
-"""Storages: where a buffer keeps its rows."""
+"""Storages: what keeps a buffer's rows."""
 
-from dingsdk.worker.replay_buffer.storage.contract import Rows, Storage, suits_arrays
+from dingsdk.worker.replay_buffer.storage.contract import Rows, Storage, Where, suits_arrays
 
-__all__ = ["Rows", "Storage", "suits_arrays"]
+__all__ = ["Rows", "Storage", "Where", "suits_arrays"]

@@ -1,4 +1,4 @@
-"""What a storage is."""
+"""The contract of storages: what keeps a buffer's rows."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.config import Configurable
+from dingsdk.config import Configurable, PartSection, Section
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import NUMERIC_KINDS, torch_to_numpy
-from dingsdk.worker.replay_buffer.remover import Where
 
 Rows = SampleBatch | list[Any]
+"""Rows as columns, or as a list of any objects."""
+
+Where = slice | NDArray[np.int64]
+"""Positions in a storage, in a given order: a contiguous range, or one by one."""
 
 
 class Storage(Configurable, ABC):
@@ -23,55 +26,64 @@ class Storage(Configurable, ABC):
     Args:
         cfg: The ``storage`` section of the buffer's config.
         capacity: Number of positions, >= 1.
-        deepcopy: Whether rows are copied through and through, going in and coming out.
+        deepcopy: Whether rows are copied in depth, when they are stored and when they are read.
     """
 
-    config: ClassVar[dict[str, Any]] = {"type": ""}
+    Config: ClassVar[type[Section]] = PartSection
 
     takes_grids: ClassVar[bool] = False
-    """Whether :meth:`take` serves positions of several dimensions."""
+    """Whether :meth:`take` accepts positions of several dimensions."""
+
+    is_durable: ClassVar[bool] = False
+    """Whether rows stay on disk when the storage is closed; see :meth:`commit`."""
 
     def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
         self.capacity = capacity
         self.deepcopy = deepcopy
 
-    @abstractmethod
-    def accept(self, rows: SampleBatch | Sequence[Any]) -> Rows:
-        """Return the rows in the form that :meth:`put` takes, and make room for the first.
+    @property
+    def needs_fifo(self) -> bool:
+        """Whether rows must leave in the order in which they came."""
+        return False
 
-        Everything that can go wrong goes wrong here, and leaves the storage as it was.
+    @abstractmethod
+    def accept(self, rows: SampleBatch | Sequence[Any]) -> Any:
+        """Check rows and return them in the form that :meth:`put` takes.
+
+        Everything that can fail fails here, and then the storage is unchanged.
 
         Raises:
             SchemaMismatchError: a row cannot be stored beside those that are; facts ``key``,
                 ``expected``, ``found``.
-            ConfigError: the capacity is more than the memory holds.
+            ConfigError: the memory is too small for the capacity.
         """
 
-    @abstractmethod
-    def put(self, where: Where, rows: Rows) -> None:
-        """Write accepted rows to positions, one each; what was there is gone.
+    def takes_row(self, row: dict[str, Any]) -> bool:
+        """Whether :meth:`put_row` can store a single row as it is; what it cannot is accepted."""
+        return False
 
-        Rows come oldest first, and fill positions from 0 on: one is first used when all below
-        it have been, or are in the same call, unless :meth:`expect` said something else.
+    def put_row(self, position: int, row: dict[str, Any]) -> None:
+        """Write a row to a position, after :meth:`takes_row` returned True for it."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def put(self, where: Where, rows: Any) -> None:
+        """Write accepted rows to positions, one each; the rows that were there are gone.
+
+        Rows come oldest first, and fill positions from 0 on: a position is first used when all
+        below it have been used, or are in the same call, unless :meth:`expect` was called.
         """
 
     def expect(self, rows: int) -> None:
-        """Hear, while empty, that the next calls of ``put`` fill positions ``0..rows-1``.
+        """Called while empty: the next calls of ``put`` fill positions ``0..rows-1``.
 
-        They may begin anywhere: a ring whose oldest row is not the first comes piece by piece.
+        They may start at any of these: a ring whose oldest row is not at position 0 is loaded in
+        pieces.
         """
-
-    def accept_one(self, row: Any) -> Any:
-        """Return one row, not in a list, in the form that :meth:`put_one` takes; as ``accept``."""
-        return self.accept([row])
-
-    def put_one(self, position: int, row: Any) -> None:
-        """Write one accepted row to a position; as ``put``."""
-        self.put(slice(position, position + 1), row)
 
     @abstractmethod
     def take(self, where: Where) -> Rows:
-        """Return what lies at positions that were written to, as the caller's own copy.
+        """Return the rows at positions that were written to, as the caller's own copy.
 
         With ``takes_grids``, int64 positions ``[B, T]`` give a SampleBatch of ``B`` rows whose
         columns are ``[B, T, ...]``.
@@ -82,27 +94,27 @@ class Storage(Configurable, ABC):
         """Drop all rows, and the schema that the first of them set."""
 
     def seal(self) -> None:
-        """Hear that no row to come follows one that is here.
+        """Stop linking new rows to stored ones.
 
-        For owners that do not let the oldest rows go first, where content is shared by rows.
+        Called by owners whose rows leave in any order, where rows share content.
         """
 
     def commit(self, state: Mapping[str, int]) -> None:
-        """Hear that a push is complete; a storage on disk keeps the state beside the rows.
+        """Called when a push is complete; a durable storage writes the state beside the rows.
 
         Args:
-            state: ``tail`` and ``valid_count`` of the remover, and what else the buffer wants
-                to get back from :meth:`recovered`.
+            state: ``tail`` and ``valid_count`` of the ring, and what else the buffer wants to
+                get back from :meth:`recovered`.
         """
 
     def keep_marks(self) -> None:
-        """Hear, before anything else, that the owner marks rows (see :meth:`mark`)."""
+        """Called before anything else when the owner uses :meth:`mark`."""
 
     def mark(self, where: Where, marks: NDArray[np.int64] | int) -> None:
-        """Hear of whole numbers for rows, which have 0 at first.
+        """Set the marks of rows: whole numbers, 0 for a new row.
 
-        Of equal positions the last counts. A storage on disk keeps them beside the rows, at
-        once, so that :meth:`recovered_marks` gives them back; others have no use for them.
+        Of equal positions the last counts. A durable storage writes marks at once, and returns
+        them from :meth:`recovered_marks`; others ignore them.
         """
 
     def recovered_marks(self, where: NDArray[np.int64]) -> NDArray[np.int64] | None:
@@ -110,7 +122,7 @@ class Storage(Configurable, ABC):
         return None
 
     def recovered(self) -> dict[str, int] | None:
-        """Return the state of the rows that the storage holds from an earlier process, if any.
+        """Return the committed state of the rows that an earlier process left on disk, if any.
 
         Called once, before anything is pushed; ``tail`` and ``valid_count`` say where rows are.
 
@@ -121,7 +133,7 @@ class Storage(Configurable, ABC):
         return None
 
     def close(self) -> None:
-        """Give back files and locks; the rows of a storage on disk stay. Idempotent."""
+        """Release files and locks; the rows of a durable storage stay. Idempotent."""
 
 
 def suits_arrays(rows: SampleBatch | Sequence[Any]) -> bool:
@@ -145,6 +157,6 @@ def _is_numeric(value: Any) -> bool:
 
 
 class AutoStorage(Configurable):
-    """Stands for the storage that the first push chooses: arrays for columns, else objects."""
+    """The type key ``auto``: the first push chooses arrays for columns, objects otherwise."""
 
     config: ClassVar[dict[str, Any]] = {"type": "auto"}

@@ -1,36 +1,109 @@
-"""Episodes of any length, with their rows in columns."""
+"""Episodes of any length: their rows in columns, or each episode as an object."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
+from dingsdk.data.columns import as_columns, common_length
 from dingsdk.errors import CheckpointCorruptError
-from dingsdk.worker.replay_buffer.remover import Where
-from dingsdk.worker.replay_buffer.storage.array import ArrayStorage
-from dingsdk.worker.replay_buffer.storage.contract import Rows, Storage
-
-if TYPE_CHECKING:
-    from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
+from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
+from dingsdk.worker.replay_buffer.storage.contract import Rows, Storage, Where, suits_arrays
 
 _LEAST_ROWS = 64
 
 
-class EpisodeColumns(Storage):
-    """Holds an episode at each position, its rows in columns that all episodes share.
+class EpisodeStorage(Storage):
+    """Holds an episode at each position.
 
-    An episode comes as a SampleBatch, a list of dicts or a dict of columns, and is given as a
-    dict of columns of the caller's own. All have the same columns; lengths differ. There is
-    room for as many rows as the episodes ever had at once, with those of the newest push beside
-    all of before: the columns double when it is too little.
+    An episode comes as a SampleBatch, a list of rows or, loaded, a dict of columns. It is returned
+    as a SampleBatch, or as a list where its rows are no dicts of numbers and arrays.
+    """
+
+    @abstractmethod
+    def lengths(self, where: Where) -> list[int]:
+        """Return how many rows the episodes at positions have."""
+
+    @abstractmethod
+    def export(self, where: Where) -> tuple[Rows, NDArray[np.int64] | None]:
+        """Return episodes as they are saved.
+
+        Returns:
+            The rows of all of them, one episode after the other, and int64[episodes], how many
+            each has. Of objects a list, with dicts of columns for episodes in columns, and None.
+        """
+
+
+def is_episode(row: Any) -> bool:
+    """Whether it is a list of rows, a SampleBatch or a dict of columns, and not empty."""
+    return isinstance(row, (SampleBatch, list, tuple, dict)) and _length(row) > 0
+
+
+def episodes_in(storage: Storage, capacity: int) -> EpisodeStorage:
+    """Return a storage of episodes over one of rows, or of objects.
 
     Args:
-        rows: The columns, empty; what they hold is this storage's.
+        storage: Empty; used by the result alone.
         capacity: Number of episodes.
+    """
+    if not isinstance(storage, ArrayStorage):
+        return EpisodeObjects(storage, capacity)
+    return (DurableEpisodes if storage.is_durable else EpisodeColumns)(storage, capacity)
+
+
+class EpisodeObjects(EpisodeStorage):
+    """Each episode is one object of a storage that takes any."""
+
+    def __init__(self, objects: Storage, capacity: int) -> None:
+        super().__init__({}, capacity, objects.deepcopy)
+        self._objects = objects
+
+    def accept(self, rows: SampleBatch | Sequence[Any]) -> Any:
+        return self._objects.accept([_as_object(episode) for episode in rows])
+
+    def put(self, where: Where, rows: Any) -> None:
+        self._objects.put(where, rows)
+
+    def take(self, where: Where) -> list[Any]:
+        episodes = self._objects.take(where)
+        # The object is a copy, the arrays in it are not.
+        return [SampleBatch(e).copy() if isinstance(e, dict) else e for e in episodes]
+
+    def export(self, where: Where) -> tuple[Rows, NDArray[np.int64] | None]:
+        return self._objects.take(where), None
+
+    def lengths(self, where: Where) -> list[int]:
+        return [_length(episode) for episode in self._objects.take(where)]
+
+    def clear(self) -> None:
+        self._objects.clear()
+
+    def close(self) -> None:
+        self._objects.close()
+
+
+def _as_object(episode: Any) -> Any:
+    if isinstance(episode, dict):
+        return episode
+    if isinstance(episode, SampleBatch):
+        return episode.copy().columns
+    return SampleBatch.from_rows(episode).columns if suits_arrays(episode) else list(episode)
+
+
+def _length(episode: Any) -> int:
+    return common_length(as_columns(episode)) if isinstance(episode, dict) else len(episode)
+
+
+class EpisodeColumns(EpisodeStorage):
+    """The rows of all episodes are in columns, which double when they are full.
+
+    All episodes have the same columns; lengths differ. There is room for as many rows as all
+    episodes ever had at once, with those of the newest push beside all of before.
     """
 
     def __init__(self, rows: ArrayStorage, capacity: int) -> None:
@@ -38,10 +111,14 @@ class EpisodeColumns(Storage):
         self._rows = rows
         self._forget()
 
+    @property
+    def needs_fifo(self) -> bool:
+        return self._rows.needs_fifo
+
     def _forget(self) -> None:
-        # Where the rows of the episode at each position lie, in their order.
+        # Where the rows of the episode at each position are, in their order.
         self._places: list[Where] = []
-        # A stack of places without a row; those that never had one are below all others.
+        # A stack of unused places; those that were never used are below all others.
         self._free = np.empty(0, np.int64)
         self._n_free = 0
         self._next = 1
@@ -50,14 +127,15 @@ class EpisodeColumns(Storage):
     def _is_empty(self) -> bool:
         return len(self._free) == 0
 
-    def accept(self, rows: SampleBatch | Sequence[Any]) -> list[SampleBatch]:
+    def accept(self, rows: SampleBatch | Sequence[Any]) -> list[tuple[int, Any]]:
+        """Check episodes; return the length of each, and its accepted rows."""
         episodes = [SampleBatch(row) if isinstance(row, Mapping) else row for row in rows]
-        needed = sum(map(len, episodes[-self.capacity :]))
+        needed = sum(map(len, episodes))
         was_empty = self._is_empty
         if was_empty:
             self._rows.capacity = max(_LEAST_ROWS, needed)
         try:
-            accepted = [self._rows.accept(episode) for episode in episodes]
+            accepted = [(len(episode), self._rows.accept(episode)) for episode in episodes]
             if needed > self._n_free:
                 self._grow(needed)
             self._rows.make_room(needed)
@@ -78,10 +156,10 @@ class EpisodeColumns(Storage):
         free[capacity - held :][: self._n_free] = self._free[: self._n_free]
         self._free, self._n_free = free, self._n_free + capacity - held
 
-    def put(self, where: Where, rows: Rows) -> None:
+    def put(self, where: Where, rows: list[tuple[int, Any]]) -> None:
         left: list[Where] = []
-        for position, episode in zip(_each(where), rows, strict=True):
-            place = self._new_place(len(episode))
+        for position, (length, episode) in zip(_each(where), rows, strict=True):
+            place = self._new_place(length)
             self._rows.put(place, episode)
             self._rows.mark(place, self._next)
             self._next += 1
@@ -91,13 +169,13 @@ class EpisodeColumns(Storage):
                 ahead = position + 1 - len(self._places)
                 self._places += [slice(0, 0)] * ahead
             self._places[position] = place
-        # Only now, so that a push that is cut off has written over no row of another one.
+        # Only now, so that a call that is cut off has overwritten no row of an older episode.
         for place in left:
             self._give_back(place)
 
     def _new_place(self, rows: int) -> Where:
         self._n_free -= rows
-        # In ascending order, which is all that a storage on disk tells of that of the rows.
+        # Ascending, because that is the only order of rows which a storage on disk keeps.
         return _as_slice(np.sort(self._free[self._n_free : self._n_free + rows]))
 
     def _give_back(self, place: Where) -> None:
@@ -105,24 +183,17 @@ class EpisodeColumns(Storage):
         self._free[self._n_free : self._n_free + len(places)] = places[::-1]
         self._n_free += len(places)
 
-    def take(self, where: Where) -> list[dict[str, Any]]:
-        return [self._rows.take(self._places[position]).columns for position in _each(where)]
+    def take(self, where: Where) -> list[Any]:
+        return [self._rows.take(self._places[position]) for position in _each(where)]
 
-    @property
-    def steps(self) -> int:
-        """How many rows all episodes have."""
-        return len(self._free) - self._n_free
-
-    def take_steps(self, where: Where) -> tuple[SampleBatch, NDArray[np.int64]]:
-        """Return the rows of episodes, one episode after the other, and how many each has."""
+    def export(self, where: Where) -> tuple[Rows, NDArray[np.int64] | None]:
         each = [_as_array(self._places[position]) for position in _each(where)]
         places: NDArray[np.int64] = np.concatenate(each)
-        lengths = np.array(list(map(len, each)), np.int64)
         in_a_row = bool(np.all(places[1:] - places[:-1] == 1))
+        lengths = np.array(list(map(len, each)), np.int64)
         return self._rows.take(_as_slice(places) if in_a_row else places), lengths
 
     def lengths(self, where: Where) -> list[int]:
-        """Return how many rows the episodes at positions have."""
         places = [self._places[position] for position in _each(where)]
         return [p.stop - p.start if isinstance(p, slice) else len(p) for p in places]
 
@@ -136,11 +207,20 @@ class EpisodeColumns(Storage):
 
 
 class DurableEpisodes(EpisodeColumns):
-    """The same over columns on disk: a process that is killed leaves each whole push or nothing."""
+    """The same over columns on disk; after a kill each push is there whole or not at all.
 
-    def __init__(self, rows: MemmapStorage, capacity: int) -> None:
+    (Of a push of more episodes than the capacity, a part may be there.)
+    """
+
+    is_durable = True
+
+    def __init__(self, rows: Any, capacity: int) -> None:
         super().__init__(rows, capacity)
         rows.hold_episodes(capacity)
+
+    @property
+    def needs_fifo(self) -> bool:
+        return True
 
     def commit(self, state: Mapping[str, int]) -> None:
         count = state["valid_count"]

@@ -31,7 +31,6 @@ from dingsdk.data.files import close_reader, folder_error
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointVersionError,
-    ConfigError,
     DataCorruptError,
     DataMissingError,
     DingError,
@@ -388,21 +387,6 @@ class SlotFile:
         """Give the descriptor back; idempotent."""
         self._descriptor = -1
         self._close()
-
-
-def check_path(cfg: dict[str, Any]) -> Path:
-    """Return ``storage.path`` of a config.
-
-    Raises:
-        ConfigError: it is missing or no text.
-    """
-    path = cfg.get("path")
-    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
-        raise ConfigError(
-            f"storage.path is {path!r}; name a folder for type memmap to keep its rows in",
-            path="storage.path",
-        )
-    return Path(path)
 
 
 def _open(path: Path, flags: int) -> int:

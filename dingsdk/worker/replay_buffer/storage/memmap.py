@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, cast
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
@@ -17,13 +19,16 @@ from dingsdk.errors import (
     ConfigError,
     StorageFullError,
 )
-from dingsdk.worker.replay_buffer.remover import Where
-from dingsdk.worker.replay_buffer.settings import read_flag
-from dingsdk.worker.replay_buffer.storage import Rows
-from dingsdk.worker.replay_buffer.storage.array import ArrayStorage
-from dingsdk.worker.replay_buffer.storage.compression import Codec, read_codec
-from dingsdk.worker.replay_buffer.storage.mapped_folder import MappedFolder, check_path
-from dingsdk.worker.replay_buffer.storage.packed_column import PAGE_BYTES, PackedColumn, slot_bytes
+from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
+from dingsdk.worker.replay_buffer.storage.compression import (
+    PAGE_BYTES,
+    Codec,
+    PackedColumn,
+    read_codec,
+    slot_bytes,
+)
+from dingsdk.worker.replay_buffer.storage.contract import Where
+from dingsdk.worker.replay_buffer.storage.mapped_folder import MappedFolder
 from dingsdk.worker.replay_buffer.storage.schema import row_bytes
 
 _MARKS = "marks.bin"
@@ -37,99 +42,97 @@ _MOST_PACKED_BYTES = 1 << 30
 class MemmapStorage(ArrayStorage):
     """One mapped file per column in a private folder, made at the first push (type ``memmap``).
 
-    What is in use stays in the system's page cache; the rest is on disk only. A process that is
-    killed leaves the rows of every push that returned: ``reopen`` finds them again. The oldest
-    rows that a push was just replacing are gone with it. Rows that left a prioritized buffer
-    early stay gone, and how often others were used is known where that decides; priorities begin
-    anew. Power cuts are not covered.
-
-    Config:
-        path: The folder. One buffer at a time uses it.
-        reopen: Go on with the rows that the folder holds, if any. Without it a folder that
-            holds rows is refused.
-        schema, next_of: As for type ``array``.
-        compress: ``none``, ``lz4`` or ``zstd``: keep columns of two pages a row (8192 bytes) and
-            more compressed. Rows take whole pages, and in a ring that is full as many as the
-            longest that was at their position. As many bytes as the longest push has stay
-            reserved beside them. Rows that ``next_of`` finds no follower for are not compressed.
-            ``pip install lz4 zstandard``.
+    Rows in use stay in the system's page cache, the others are only on disk. After a kill,
+    ``reopen`` finds the rows of every push that returned; the oldest rows, which a push was just
+    replacing, are lost. Rows that left a prioritized buffer early stay removed, and the uses of
+    others are known if rows leave by them; priorities start again. Power cuts are not covered.
     """
 
-    config: ClassVar[dict[str, Any]] = {
-        "type": "memmap",
-        "path": None,
-        "reopen": False,
-        "schema": None,
-        "next_of": None,
-        "compress": "none",
-    }
+    class Config(ArrayStorage.Config, frozen=True, kw_only=True):
+        """Section ``storage`` of type ``memmap``.
 
+        Attributes:
+            path: The folder; one buffer at a time uses it.
+            reopen: Continue with the rows that the folder holds, if any. Without it a folder that
+                holds rows is refused.
+            compress: Compress columns of two pages a row (8192 bytes) and more. Rows take whole
+                pages, in a full ring as many as the longest row that was at their position. Space
+                for the longest push stays reserved beside them. Rows for which ``next_of`` finds
+                no follower are not compressed. ``pip install lz4 zstandard``.
+        """
+
+        type: str = "memmap"
+        path: Annotated[str, Meta(min_length=1)]
+        reopen: bool = False
+
+    is_durable: ClassVar[bool] = True
     least_packed_bytes: ClassVar[int] = 2 * PAGE_BYTES
-    """Rows of a column below this are not compressed: as they take whole pages, it saves none."""
+    """Smaller rows of a column are not compressed: rows take whole pages, so it would save none."""
 
     def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
         super().__init__(cfg, capacity, deepcopy)
-        self._compress = cfg.get("compress", "none")
-        self._path = check_path(dict(cfg))
-        self._reopen = read_flag(cfg, "reopen")
+        self._path = Path(self._cfg.path)
+        self._reopen: bool = self._cfg.reopen
         self._folder: MappedFolder | None = None
-        # What becomes of the next file that is mapped.
+        # How to map the next file.
         self._mapping: Literal["create", "open", "extend"] = "create"
         self._keeps_marks = False
         self._made_with: dict[str, Any] = {
             "capacity": capacity,
             "episodes": None,
             "next_of": self._next_of,
-            "compress": self._compress,
+            "compress": self._cfg.compress,
         }
         if not self._reopen:
             self._refuse_taken()
 
-    def _read_codec(self, cfg: Mapping[str, Any]) -> Codec | None:
-        return read_codec(cfg)
+    @property
+    def needs_fifo(self) -> bool:
+        return True
+
+    def _read_codec(self, name: str) -> Codec | None:
+        return read_codec(name)
 
     def _clear(self) -> None:
         super()._clear()
-        # The bytes a row of each file that is reserved, and of those that rows are packed in.
+        # Bytes a row, of each file that is reserved, and of the compressed columns together.
         self._plain_bytes: dict[str, int] = {}
         self._packed_bytes = 0
         self._marks: NDArray[np.int64] | None = None
         self._state: dict[str, int] | None = None
         self._n_used = self._n_reserved = 0
-        # After a push to a full ring was cut off, row 0 is what was at this position.
+        # After a push to a full ring was cut off, row 0 is at this position of the files.
         self._shift = 0
 
     # Writing ----------------------------------------------------------------------------------
-    def accept(self, rows: SampleBatch | Sequence[Any]) -> SampleBatch:
-        batch = super().accept(rows)
-        self._reserve_files(len(batch))
-        return batch
+    def accept(self, rows: SampleBatch | Sequence[Any]) -> dict[str, Any]:
+        columns = super().accept(rows)
+        self._reserve_files(len(rows))
+        return columns
+
+    def takes_row(self, row: dict[str, Any]) -> bool:
+        return False
 
     def expect(self, rows: int) -> None:
-        # What is reserved goes from the first position on.
+        # Reserved space starts at the first position.
         self._n_used = rows
 
     def make_room(self, rows: int) -> None:
         super().make_room(rows)
         self._reserve_files(rows)
 
-    def accept_one(self, row: Any) -> Any:
-        return self.accept([row])
-
-    def put(self, where: Where, rows: Rows) -> None:
+    def put(self, where: Where, rows: dict[str, Any]) -> None:
         start, stop = (where.start, where.stop) if isinstance(where, slice) else _bounds(where)
         self._n_used = max(self._n_used, stop)
         state = self._state
         if state is not None and start < state["valid_count"]:
-            # From here on, and until the push is complete, these rows are neither old nor new.
-            self._record({**state, "cut": len(rows)})
+            # From here until the push is complete, these rows are neither the old nor the new ones.
+            n = where.stop - where.start if isinstance(where, slice) else len(where)
+            self._record({**state, "cut": n})
         physical = self._physical(where)
         super().put(physical, rows)
         if self._marks is not None:
             self._marks[physical] = 0
-
-    def put_one(self, position: int, row: Any) -> None:
-        self.put(slice(position, position + 1), row)
 
     def take(self, where: Where) -> SampleBatch:
         return super().take(self._physical(where))
@@ -149,8 +152,8 @@ class MemmapStorage(ArrayStorage):
         self._record(self._state)
 
     def _record(self, state: dict[str, int]) -> None:
-        # A storage without rows has no files, and so nothing to keep the state beside.
-        if self._folder is not None and self._level is not None:
+        # A storage without rows has no files, so there is no place for the state.
+        if self._folder is not None and self._layout is not None:
             self._folder.write_record({**state, "shift": self._shift})
 
     def _physical(self, where: Where) -> Where:
@@ -161,18 +164,18 @@ class MemmapStorage(ArrayStorage):
         return (where + self._shift) % self.capacity if self._shift else where
 
     # Files ------------------------------------------------------------------------------------
-    def _allocate(self, batch: SampleBatch) -> None:
+    def _allocate(self, rows: dict[str, Any], n: int) -> None:
         if self._folder is None:
             self._refuse_taken()
             self._folder = MappedFolder(self._path)
         try:
             self._folder.erase()
-            super()._allocate(batch)
+            super()._allocate(rows, n)
             if self._keeps_marks:
                 self._marks = self._new_marks("create")
-            self._reserve_files(len(batch))
+            self._reserve_files(n)
             if self._following is not None:
-                self._reserve(min(len(batch), self.capacity))
+                self._reserve(min(n, self.capacity))
             self._folder.write_header(
                 {
                     **self._made_with,
@@ -187,7 +190,7 @@ class MemmapStorage(ArrayStorage):
             raise
 
     def _new_column(self, array: NDArray[Any]) -> NDArray[Any]:
-        # The annotation of the class it overrides; an array is all that callers may take it for.
+        # A PackedColumn is used as an array too.
         column: NDArray[Any] = self._column(array.shape[1:], np.dtype(array.dtype.str))
         return column
 
@@ -234,10 +237,10 @@ class MemmapStorage(ArrayStorage):
         return f"own-{leaves.index(name.removeprefix('own.')):04d}.bin"
 
     def hold_episodes(self, capacity: int) -> None:
-        """Hear, before anything else, that the owner keeps so many episodes of any length.
+        """Called before anything else by an owner that keeps so many episodes of any length.
 
-        It gives each a number, which marks its rows; :meth:`commit` is told the ``first`` that
-        is there and the ``next``, and the capacity in rows grows.
+        It numbers episodes and marks their rows with the number; :meth:`commit` gets the ``first``
+        that is there and the ``next``. The capacity in rows grows.
         """
         self._keeps_marks = True
         self._made_with.update(capacity=capacity, episodes=True)
@@ -247,7 +250,7 @@ class MemmapStorage(ArrayStorage):
         super().grow(capacity)
         if self._keeps_marks:
             try:
-                # The last, as its length tells the capacity to a process that reopens the folder.
+                # Last, because reopening the folder reads the capacity from its length.
                 self._marks = self._new_marks("extend")
             except BaseException:
                 self.capacity = before
@@ -284,7 +287,7 @@ class MemmapStorage(ArrayStorage):
         try:
             self._reserve_each(ahead)
         except StorageFullError:
-            # What is left may still do for this push.
+            # The rest of the disk may be enough for this push.
             self._reserve_each(rows)
             ahead = rows
         self._n_reserved = ahead
@@ -294,7 +297,7 @@ class MemmapStorage(ArrayStorage):
         self._folder.reserve({name: rows * size for name, size in self._plain_bytes.items()})
 
     def _reserve_packed(self, rows: int) -> None:
-        """Have space for rows that do not shrink, and for telling where on the disk they lie."""
+        """Have space for rows that do not shrink, and for the file system's own records of it."""
         if self._packed_bytes:
             assert self._folder is not None
             size = min(rows, self.capacity) * self._packed_bytes
@@ -369,7 +372,7 @@ class MemmapStorage(ArrayStorage):
         return dict(state) if live.any() else None
 
     def _place_ring(self, folder: MappedFolder, state: dict[str, int]) -> int:
-        """Put right what a push that was cut off left of the ring; return how many rows it has."""
+        """Repair the ring after a push that was cut off; return how many rows it has."""
         cut, shift = state.pop("cut", 0), state.pop("shift", -1)
         count, tail, capacity = state.get("valid_count", -1), state.get("tail", -1), self.capacity
         if not (0 <= count <= capacity and 0 <= tail < capacity and 0 <= shift < capacity):
@@ -383,7 +386,7 @@ class MemmapStorage(ArrayStorage):
 
     def _open_marks(self, folder: MappedFolder) -> None:
         if not self._keeps_marks:
-            # Rows to come would find those of rows that they replace.
+            # New rows would match stale entries.
             folder.discard(_MARKS)
         else:
             # A folder of a buffer that kept none has no such file.
@@ -400,7 +403,7 @@ class MemmapStorage(ArrayStorage):
             _insert(form, path, np.empty((0, *shape), dtype))
             if path[0] != absent:
                 _insert(columns, path, self._column(shape, dtype))
-        self._lay_out(columns, form)
+        self._use(columns, form)
 
     def _open_own(self, folder: MappedFolder) -> dict[str, NDArray[Any]]:
         leaves = [

@@ -4,37 +4,44 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, Literal
 
+from dingsdk.config import PartSection
 from dingsdk.data import SampleBatch
 from dingsdk.data.pytree import copy_containers, map_leaves
 from dingsdk.errors import SchemaMismatchError
-from dingsdk.worker.replay_buffer.remover import Where
 from dingsdk.worker.replay_buffer.storage.compression import read_codec
-from dingsdk.worker.replay_buffer.storage.contract import Rows, Storage
+from dingsdk.worker.replay_buffer.storage.contract import Storage, Where
 
 
 class ObjectStorage(Storage):
     """A list of any objects (type ``object``).
 
-    Dicts, lists and tuples are copied on the way in and out, so that changing one never
-    changes a stored row; what they hold (arrays, tensors, objects) is shared unless ``deepcopy``.
+    Dicts, lists and tuples are copied when they are stored and when they are read, so that
+    changing one never changes a stored row; arrays, tensors and objects in them are shared unless
+    ``deepcopy``.
 
-    Config:
-        compress: ``none``, ``lz4`` or ``zstd``: keep numeric arrays of 256 bytes and more
-            compressed, so that they are copies too. ``pip install lz4 zstandard``.
     """
 
-    config: ClassVar[dict[str, Any]] = {"type": "object", "compress": "none"}
+    class Config(PartSection, frozen=True, kw_only=True):
+        """Section ``storage`` of type ``object``.
+
+        Attributes:
+            compress: Compress numeric arrays of 256 bytes and more, which are then copies too;
+                ``pip install lz4 zstandard``.
+        """
+
+        type: str = "object"
+        compress: Literal["none", "lz4", "zstd"] = "none"
 
     def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
         super().__init__(cfg, capacity, deepcopy)
         self._items: list[Any] = []
-        self._codec = read_codec(cfg)
+        self._codec = read_codec(self.read(cfg, "storage").compress)
 
     def accept(self, rows: SampleBatch | Sequence[Any]) -> list[Any]:
         if isinstance(rows, SampleBatch):
-            # Rows are views of the batch, so they need one of their own to be views of.
+            # Rows are views of their batch, so they get a batch of their own.
             return [self._packed(copy.copy(row)) for row in rows.copy()]
         for index, row in enumerate(rows):
             if row is None or (isinstance(row, Mapping) and not row):
@@ -47,7 +54,7 @@ class ObjectStorage(Storage):
                 )
         return [self._packed(self._copy(row)) for row in rows]
 
-    def put(self, where: Where, rows: Rows) -> None:
+    def put(self, where: Where, rows: list[Any]) -> None:
         if isinstance(where, slice):
             self._items[where] = rows
             return

@@ -1,229 +1,82 @@
-"""What the columns of a buffer look like, how new rows are compared with them and copied in."""
+"""The schema of columns: as a config declares it, and how new rows are converted to it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.data.columns import join_key, leaves
-from dingsdk.data.sample_batch import take_rows
-from dingsdk.errors import SchemaMismatchError
-from dingsdk.worker.replay_buffer.remover import Where
-
-_VIEWED_FORMATS = frozenset("?bBhHiIlLqQfd")
-"""Formats that a memoryview can assign numbers to."""
-_Array = np.ndarray  # a row is compared with it column by column
+from dingsdk.data.columns import NUMERIC_KINDS, join_key, leaves
+from dingsdk.errors import ConfigError, SchemaMismatchError
 
 
-class Level:
-    """The columns of one dict, laid out so that a push looks at each as briefly as it can.
+def read_schema(schema: Any, path: str = "storage.schema") -> dict[str, Any] | None:
+    """Return columns without rows ``[0, ...]`` in the declared form; None: nothing is declared.
 
-    A push of 64 small rows, or of one, takes 1 to 2 us in all: looking attributes up costs more
-    than copying. One loop over tuples was the quickest form of comparison, and assigning to a
-    memoryview of one dimension takes half the time of assigning to an array (0.13 and 0.25 us on
-    2 cores, Python 3.11, numpy 2.4).
+    Args:
+        schema: Column names to a dtype, to ``{dtype, shape}``, or, for a nested column, to a
+            mapping of the same kind.
+        path: Dotted path of the schema in the config, for messages.
 
-    A column is an array, or has of one ``shape``, ``dtype``, ``ndim``, assignment and ``take``.
+    Raises:
+        ConfigError: it is something else; names the column.
     """
+    return None if schema is None else _declared_columns(schema, path)
 
-    __slots__ = (
-        "_arrays",
-        "_children",
-        "_deep",
-        "_fields",
-        "_flat",
-        "_gathers",
-        "_number_targets",
-        "_numbers",
-        "_takes_rows",
-        "_targets",
-        "_value_targets",
-        "_values",
-    )
 
-    def __init__(self, columns: dict[str, Any]) -> None:
-        self._fields = len(columns)
-        self._arrays = [(key, v) for key, v in columns.items() if type(v) is not dict]
-        self._children = [(key, Level(v)) for key, v in columns.items() if type(v) is dict]
-        flat = [(key, array) for key, array in self._arrays if array.ndim == 1]
-        deep = [(key, array) for key, array in self._arrays if array.ndim > 1]
-        # What batches and single rows are compared with.
-        self._deep = [(key, array.dtype, array.shape) for key, array in deep]
-        self._flat = [(key, array.dtype) for key, array in flat]
-        self._values = [(key, array.dtype, array.shape[1:]) for key, array in deep]
-        self._numbers = [(key, v.dtype.type, *_number_check(v.dtype)) for key, v in flat]
-        self._takes_rows = all(isinstance(_flat_view(array), memoryview) for _, array in flat)
-        self._gathers = [(key, _gather_of(array)) for key, array in self._arrays]
-        # Where they go; small values have a width, that of their row in a flat view.
-        self._targets = [(key, _flat_view(v) if v.ndim == 1 else v) for key, v in self._arrays]
-        self._number_targets = [(key, _flat_view(array)) for key, array in flat]
-        self._value_targets = [(key, *_value_target(array)) for key, array in deep]
+def _declared_columns(schema: Any, name: str) -> dict[str, Any]:
+    if not isinstance(schema, Mapping) or not schema:
+        raise _wrong(name, "a mapping of column names", schema)
+    columns: dict[str, Any] = {}
+    for key, form in schema.items():
+        if not isinstance(key, str):
+            raise _wrong(name, "names of type str", key)
+        inner = join_key(name, key)
+        nested = isinstance(form, Mapping) and "dtype" not in form
+        columns[key] = _declared_columns(form, inner) if nested else _declared_column(form, inner)
+    return columns
 
-    # Batches ------------------------------------------------------------------------------
-    def fits(self, new: dict[str, Any]) -> bool:
-        """Whether columns of equal length have the same names, shapes and dtypes as ours."""
-        if len(new) != self._fields:
-            return False
-        try:
-            # A dtype that was pickled is equal to ours, but not the same object.
-            for key, dtype, shape in self._deep:
-                column = new[key]
-                if column.dtype is not dtype and column.dtype != dtype:
-                    return False
-                if column.shape != shape and not self._fits_in_length(key, column.shape):
-                    return False
-            for key, dtype in self._flat:
-                column = new[key]
-                if column.dtype is not dtype and column.dtype != dtype:
-                    return False
-                if column.ndim != 1:
-                    return False
-            for key, level in self._children:
-                column = new[key]
-                if type(column) is not dict or not level.fits(column):
-                    return False
-        except (KeyError, AttributeError):  # a dict, where an array belongs, has no dtype
-            return False
-        return True
 
-    def _fits_in_length(self, key: str, shape: tuple[int, ...]) -> bool:
-        """Whether a shape differs from ours in its length alone; batches like it come next."""
-        if shape[1:] != dict(self._arrays)[key].shape[1:]:
-            return False
-        self._deep = [
-            (name, array.dtype, (shape[0], *array.shape[1:]))
-            for name, array in self._arrays
-            if array.ndim > 1
-        ]
-        return True
+def _declared_column(form: Any, name: str) -> NDArray[Any]:
+    given = form if isinstance(form, Mapping) else {"dtype": form}
+    shape = given.get("shape", ())
+    shape = tuple(shape) if isinstance(shape, (list, tuple)) else shape
+    if set(given) - {"dtype", "shape"} or not isinstance(shape, tuple):
+        raise _wrong(name, "a dtype, or {dtype, shape}", form)
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise _wrong(name, "a shape of integers >= 0", form)
+    try:
+        dtype = np.dtype(given["dtype"])
+    except TypeError as error:
+        raise _wrong(name, "the name of a numeric dtype such as float32", form) from error
+    if given["dtype"] is None or dtype.kind not in NUMERIC_KINDS:
+        raise _wrong(name, "the name of a numeric dtype such as float32", form)
+    return np.empty((0, *shape), dtype)
 
-    def put(self, where: Where, new: dict[str, Any]) -> None:
-        """Write rows that fit to positions."""
-        if type(where) is slice:
-            try:
-                for key, target in self._targets:
-                    target[where] = new[key]
-            except ValueError:
-                self._assign(where, new)
-        else:
-            self._assign(where, new)
-        for key, level in self._children:
-            level.put(where, new[key])
 
-    def take(self, where: NDArray[np.int64]) -> dict[str, Any]:
-        """Gather rows into new columns; positions ``[B, T]`` give columns ``[B, T, ...]``."""
-        columns: dict[str, Any] = {key: gather(where, 0) for key, gather in self._gathers}
-        for key, level in self._children:
-            columns[key] = level.take(where)
-        return columns
-
-    # Single rows --------------------------------------------------------------------------
-    def fits_row(self, row: dict[str, Any]) -> bool:
-        """Whether a row can be written as it is: same arrays, and numbers that fit.
-
-        False may also mean that it needs a closer look, as for tensors, NaN and infinities.
-        """
-        if len(row) != self._fields or not self._takes_rows:
-            return False
-        try:
-            for key, dtype, shape in self._values:
-                value = row[key]
-                if type(value) is not _Array or value.shape != shape:
-                    return False
-                if value.dtype is not dtype and value.dtype != dtype:
-                    return False
-            for key, own, types, low, high in self._numbers:
-                value = row[key]
-                kind = type(value)
-                # Comparing numpy's scalars takes 0.5 us; those of the column's type all fit.
-                if kind is not own and (kind not in types or not low <= value <= high):
-                    return False
-            for key, level in self._children:
-                value = row[key]
-                if type(value) is not dict or not level.fits_row(value):
-                    return False
-        except KeyError:
-            return False
-        return True
-
-    def put_row(self, position: int, row: dict[str, Any]) -> None:
-        """Write a row that fits to a position."""
-        try:
-            for key, target, width in self._value_targets:
-                if width:
-                    start = position * width
-                    target[start : start + width] = row[key]
-                else:
-                    target[position] = row[key]
-            for key, target in self._number_targets:
-                target[position] = row[key]
-        except ValueError:
-            self._assign(position, row)
-        for key, level in self._children:
-            level.put_row(position, row[key])
-
-    def _assign(self, where: Where | int, new: dict[str, Any]) -> None:
-        # The way of arrays, which takes everything: memoryviews refuse the same dtype by
-        # another name (int64 is both long and long long).
-        for key, array in self._arrays:
-            array[where] = new[key]
+def _wrong(name: str, expected: str, found: Any) -> ConfigError:
+    return ConfigError(f"{name} must be {expected}, found {found!r:.80}", path=name)
 
 
 def row_bytes(column: Any) -> int:
-    """Return the bytes of one row of a column, an array or what stands for one."""
+    """Return the bytes of one row of a column."""
     return int(math.prod(column.shape[1:]) * column.dtype.itemsize)
-
-
-def _gather_of(array: Any) -> Callable[[NDArray[np.int64], int], NDArray[Any]]:
-    """Return the quickest way to gather rows: the array's own method, where it copies nothing."""
-    if not isinstance(array, np.ndarray) or array.flags.c_contiguous:
-        gather: Callable[[NDArray[np.int64], int], NDArray[Any]] = array.take
-        return gather
-    return lambda where, axis: take_rows(array, where)
-
-
-def _flat_view(array: Any) -> Any:
-    """Return the array as a memoryview of one dimension, or itself if it has no such form."""
-    if not isinstance(array, np.ndarray):
-        return array
-    if array.flags.c_contiguous and array.size and array.dtype.isnative:
-        view = memoryview(array.reshape(-1))  # type: ignore[arg-type]
-        if view.format in _VIEWED_FORMATS:
-            return view
-    return array
-
-
-def _value_target(array: NDArray[Any]) -> tuple[Any, int]:
-    """Return where the values of single rows go, and their width if that is a memoryview."""
-    view = _flat_view(array) if array.ndim == 2 else array
-    return view, array.shape[1] if isinstance(view, memoryview) else 0
-
-
-def _number_check(dtype: np.dtype[Any]) -> tuple[frozenset[type], Any, Any]:
-    """Return the types, and the range, of the numbers that a column takes unconverted."""
-    if dtype.kind in "iu":
-        whole = np.iinfo(dtype)
-        return frozenset({int, np.int64}), int(whole.min), int(whole.max)
-    if dtype.kind == "f":
-        widest = float(np.finfo(dtype).max)
-        return frozenset({int, float, np.float64}), -widest, widest
-    return frozenset({bool, np.bool_}), False, True
 
 
 def convert(
     stored: dict[str, Any], new: dict[str, Any], prefix: str, strict: bool
 ) -> dict[str, Any]:
-    """Return new columns in the stored dtypes.
+    """Return new columns in the dtypes of the stored ones.
 
     Args:
-        stored: The columns that there are.
-        new: The columns to bring into their form.
+        stored: The columns of the storage.
+        new: The columns to convert.
         prefix: Dotted name of the dict that they are in.
-        strict: Whether another dtype is refused even where converting it loses only precision.
+        strict: Whether every other dtype is refused; else one is converted where that loses only
+            precision.
 
     Raises:
         SchemaMismatchError: for the first column that does not fit.
@@ -254,7 +107,7 @@ def convert(
 
 
 def _cast(name: str, new: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Convert numbers to a dtype of their kind, refusing those outside its range."""
+    """Convert numbers to a dtype of their kind; refuse those outside its range."""
     if dtype.kind in "iu" and new.dtype.kind in "iu" and new.size:
         low, high, limits = int(new.min()), int(new.max()), np.iinfo(dtype)
         if low < limits.min or high > limits.max:
@@ -268,7 +121,7 @@ def _cast(name: str, new: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def check_pair(columns: Mapping[str, Any], name: str) -> None:
-    """Refuse rows that have no ``name``, or no ``next_<name>`` that looks the same.
+    """Refuse rows without a column ``name``, or without a ``next_<name>`` of the same form.
 
     Raises:
         SchemaMismatchError: names the key.
@@ -283,7 +136,6 @@ def check_pair(columns: Mapping[str, Any], name: str) -> None:
                 found=sorted(columns),
             )
     forms = [
-        # Under a name of their own, as leaves() wants a dict.
         {key: (array.shape[1:], str(array.dtype)) for key, array in leaves({name: columns[column]})}
         for column in (name, f"next_{name}")
     ]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from dingsdk.data.files import atomic_write_bytes
 from dingsdk.errors import (
@@ -16,11 +19,10 @@ from dingsdk.errors import (
     CheckpointVersionError,
     RunFolderError,
 )
-from dingsdk.worker.replay_buffer.keeping.row_files import Column, FileEntry, corrupt
+from dingsdk.worker.replay_buffer.persistence.row_files import Column, FileEntry, corrupt
 
 FORMAT = "dingsdk-replay-rows"
-VERSION = 3
-_READ = (2, VERSION)
+VERSION = 4
 MANIFEST = "manifest.json"
 _MAX_BYTES = 64 << 20
 
@@ -69,7 +71,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``lineage`` names the history of pushes that the push indices count; ``columns`` is None
     for objects; ``episodes_each`` is how many a whole segment has, where rows are episodes in
-    columns. A save of version 2 has no such episodes, and no state.
+    columns.
     """
 
     lineage: str
@@ -123,6 +125,41 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("the state has not one file for each array")
 
 
+Arrays = dict[tuple[str, ...], NDArray[Any]]
+
+
+def without_arrays(state: Mapping[str, Any]) -> tuple[dict[str, Any], Arrays]:
+    """Return a nest of dicts without its arrays, and these by their paths."""
+    arrays: Arrays = {}
+
+    def rest(section: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+        plain = {}
+        for key, value in section.items():
+            if isinstance(value, np.ndarray) and value.ndim:
+                arrays[(*path, key)] = value
+            else:
+                plain[key] = rest(value, (*path, key)) if isinstance(value, Mapping) else value
+        return plain
+
+    return rest(state, ()), arrays
+
+
+def with_arrays(plain: dict[str, Any], arrays: Arrays) -> dict[str, Any]:
+    """Put arrays back, into the nest itself.
+
+    Raises:
+        ValueError: there is no such place, or it is taken.
+    """
+    for path, array in arrays.items():
+        section: Any = plain
+        for key in path[:-1]:
+            section = section.get(key) if isinstance(section, dict) else None
+        if not path or not isinstance(section, dict) or path[-1] in section:
+            raise ValueError(f"the array {path!r:.80} of the state has no place")
+        section[path[-1]] = array
+    return plain
+
+
 class _Kind(msgspec.Struct):
     format: str
     version: object = None
@@ -166,9 +203,9 @@ def read_manifest(folder: Path) -> Manifest:
         kind = msgspec.json.decode(text, type=_Kind)
         if kind.format != FORMAT:
             raise ValueError(f"it is not of format {FORMAT}")
-        if kind.version not in _READ:
+        if kind.version != VERSION:
             raise CheckpointVersionError(
-                f"{path} has version {kind.version!r}; this dingsdk reads {_READ}",
+                f"{path} has version {kind.version!r}; this dingsdk reads {VERSION}",
                 path=str(path),
                 found=kind.version,
                 expected=VERSION,

@@ -15,26 +15,28 @@ from numpy.typing import NDArray
 from dingsdk.data import SampleBatch, decode_message
 from dingsdk.data.columns import map_columns
 from dingsdk.errors import CheckpointCorruptError, CheckpointError
-from dingsdk.worker.replay_buffer.keeping.manifest import (
+from dingsdk.worker.replay_buffer.persistence.manifest import (
     MANIFEST,
     Manifest,
     SavedState,
     Segment,
     read_manifest,
+    with_arrays,
 )
-from dingsdk.worker.replay_buffer.keeping.row_files import (
+from dingsdk.worker.replay_buffer.persistence.row_files import (
     Column,
     check_file,
     corrupt,
     read_column,
     read_objects,
 )
-from dingsdk.worker.replay_buffer.keeping.row_reader import KEPT
-from dingsdk.worker.replay_buffer.keeping.state import with_arrays
 from dingsdk.worker.replay_buffer.storage import Rows
 
 _AT_ONCE_BYTES = 256 << 20
 _LENGTHS = Column(("lengths",), "<i8", ())
+
+KEPT = "kept"
+"""Fact: whether the row has not left early (used up, stale)."""
 
 Piece = tuple[Rows, dict[str, NDArray[Any]]]
 """Rows, oldest first, and facts about each."""
@@ -60,8 +62,6 @@ class SavedRows:
         self.made_of: Mapping[str, str] = {}
         if manifest.state is not None:
             self.state = _read_state(folder, manifest.state)
-            kind = "object" if manifest.columns is None else "array"
-            self.state["storage"] = kind if manifest.rows else None
             self.made_of = manifest.state.made_of
         self._facts = {}
         if manifest.facts:
@@ -163,7 +163,7 @@ def _read_segment(folder: Path, manifest: Manifest, segment: Segment) -> Rows:
     if min(lengths) < 1:
         raise corrupt(folder / files[-1].file, "an episode has no step")
     steps = _read_columns(folder, columns, files[:-1], sum(lengths))
-    return list(_cut(steps, lengths))
+    return list(cut_episodes(steps, lengths))
 
 
 def _read_columns(
@@ -181,7 +181,7 @@ def _read_columns(
     return nest
 
 
-def _cut(steps: dict[str, Any], lengths: Sequence[int]) -> Iterator[dict[str, Any]]:
+def cut_episodes(steps: dict[str, Any], lengths: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Return the columns of each episode, which are views."""
     start = 0
     for length in lengths:

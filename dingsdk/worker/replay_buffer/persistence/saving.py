@@ -12,13 +12,15 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
+import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch, encode_message
@@ -32,58 +34,64 @@ from dingsdk.errors import (
     RunFolderError,
     SchemaMismatchError,
 )
-from dingsdk.worker.replay_buffer.keeping.manifest import (
+from dingsdk.worker.replay_buffer.persistence.manifest import (
     Facts,
     Manifest,
     SavedState,
     Segment,
     read_manifest,
+    without_arrays,
     write_manifest,
 )
-from dingsdk.worker.replay_buffer.keeping.row_files import (
+from dingsdk.worker.replay_buffer.persistence.row_files import (
     FILE_NAME,
     Column,
     FileEntry,
     write_column,
     write_objects,
 )
-from dingsdk.worker.replay_buffer.keeping.row_reader import Piece
-from dingsdk.worker.replay_buffer.keeping.state import without_arrays
 from dingsdk.worker.replay_buffer.storage import Rows
+
+if TYPE_CHECKING:
+    from dingsdk.worker.replay_buffer.table import Snapshot, Table
 
 SEGMENT_ROWS = 131_072
 _SEGMENT_BYTES = 32 << 20  # fewer rows where they would take more
 _OBJECT_ROWS = 4096
 _SYNCS = 8
+_PROBED_ROWS = 64  # how large episodes are is estimated from so many of the newest
 
 
-class RowSource(Protocol):
-    """Where saved rows come from: a buffer, by the index of each push.
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Rows ``start`` to ``stop``, copied at one moment.
 
     Attributes:
-        is_ordered: Whether rows only leave oldest first, so that those there are at any
-            moment are a run of pushes.
+        rows: The rows; of episodes in columns all of their steps.
+        lengths: int64[episodes], steps of each, where rows are such episodes; else None.
+        first, last: Numbers of the oldest row and after the newest, at that moment.
+        facts, state: Those of the table, where the piece reaches its newest row.
     """
 
-    @property
-    def is_ordered(self) -> bool: ...
+    rows: Rows
+    lengths: NDArray[np.int64] | None
+    start: int
+    stop: int
+    first: int
+    last: int
+    facts: Mapping[str, NDArray[Any]]
+    state: Mapping[str, Any]
 
-    def hold(self) -> Any:
-        """Return a context in which nothing changes."""
 
-    def read(self, start: int, stop: int) -> Piece:
-        """Return a copy of rows ``start`` to ``stop``, as far as there are; in the context."""
+def save(path: str | os.PathLike[str], table: Table, segment_rows: int = SEGMENT_ROWS) -> None:
+    """Write the rows of one moment into a folder, and replace those that it held.
 
-
-def save(path: str | os.PathLike[str], source: RowSource, segment_rows: int = SEGMENT_ROWS) -> None:
-    """Write the rows of one moment into a folder, in place of those that it held.
-
-    Others may push meanwhile: they wait for the copy of one segment at most, unless they push
-    faster than the disk writes.
+    Other threads may push meanwhile: they wait for the copy of one segment at most, unless they
+    push faster than the disk writes.
 
     Args:
         path: The folder; made with its parents where missing.
-        source: The rows.
+        table: The buffer.
         segment_rows: The most rows of a segment, a power of two.
 
     Raises:
@@ -95,8 +103,8 @@ def save(path: str | os.PathLike[str], source: RowSource, segment_rows: int = SE
     folder = ensure_dir(path)
     try:
         with _alone(folder) as descriptor:
-            attempt = _Save(folder, descriptor, source, segment_rows)
-            if not attempt.write(hold=not source.is_ordered):
+            attempt = _Save(folder, descriptor, table, segment_rows)
+            if not attempt.write(hold=False):
                 # It was cleared and filled with other columns meanwhile, or loaded a state.
                 attempt.write(hold=True)
     except OSError as error:
@@ -108,10 +116,10 @@ def save(path: str | os.PathLike[str], source: RowSource, segment_rows: int = SE
 class _Save:
     """One save: which segments of the folder still count, and the files written anew."""
 
-    def __init__(self, folder: Path, descriptor: int, source: RowSource, segment_rows: int) -> None:
+    def __init__(self, folder: Path, descriptor: int, table: Table, segment_rows: int) -> None:
         self._folder = folder
         self._descriptor = descriptor
-        self._source = source
+        self._table = table
         self._segment_rows = segment_rows
         self._token = secrets.token_hex(8)
         self._written: list[str] = []
@@ -159,44 +167,40 @@ class _Save:
             return True
 
     def _write_rows(self, hold: bool) -> Manifest | None:
-        source = self._source
         with ExitStack() as held:
-            holding = False
-            with source.hold():
-                oldest = source.read(0, 0).first
-                piece = source.read(oldest, oldest + 1)
-            columns, lineage = _columns_of(piece.rows), piece.lineage
-            has_episodes = piece.lengths is not None
-            rows_each, kept = self._kept_segments(columns, piece)
-            # Whoever pushes a whole buffer while the old one is written is faster than the disk.
-            patience = piece.last + max(piece.last - piece.first, rows_each)
-            at, segments = piece.first, []
+            held_now: Snapshot | None = None
+            with self._table.snapshot() as now:
+                newest = _read(now, now.last - _PROBED_ROWS, now.last)
+                lineage, ordered, made_of = now.lineage, now.is_ordered, now.made_of
+            columns, has_episodes = _columns_of(newest.rows), newest.lengths is not None
+            rows_each, kept = self._kept_segments(columns, newest, lineage if ordered else "")
+            # A thread that pushes a whole buffer meanwhile is faster than the disk.
+            patience = newest.last + max(newest.last - newest.first, rows_each)
+            at, segments = newest.first, []
             while True:
-                if not holding and (hold or at > patience):
-                    held.enter_context(source.hold())
-                    holding = True
+                if held_now is None and (hold or not ordered or at > patience):
+                    held_now = held.enter_context(self._table.snapshot())
                 end = (at // rows_each + 1) * rows_each
                 old = kept.get(at // rows_each)
                 if old is not None and old.first <= at and old.end == end:
                     segments.append(old)
                     at = end
                     continue
-                with ExitStack() as now:
-                    if not holding:
-                        now.enter_context(source.hold())
-                    piece = source.read(at, end)
-                if piece.lineage != lineage:
+                if held_now is not None:
+                    piece, found = _read(held_now, at, end), held_now.lineage
+                else:
+                    with self._table.snapshot() as now:
+                        piece, found = _read(now, at, end), now.lineage
+                if found != lineage:
                     return None
-                if len(piece.rows):
+                if piece.start < piece.stop:
                     if _columns_of(piece.rows) != columns:
                         return None
                     if old is not None and old.first <= piece.start and old.end == piece.stop:
                         segments.append(old)
                     else:
                         segments.append(self._write_segment(columns, piece))
-                    at = piece.stop
-                else:
-                    at = max(at, piece.first)
+                at = max(piece.start, piece.stop)
                 if at >= piece.last:
                     break
         living = tuple(segment for segment in segments if segment.end > piece.first)
@@ -208,33 +212,33 @@ class _Save:
             segments=living,
             facts=self._write_facts(piece),
             episodes_each=rows_each if has_episodes else None,
-            state=self._write_state(piece),
+            state=self._write_state(piece, made_of),
         )
 
-    def _rows_each(self, columns: Sequence[Column] | None, piece: Piece) -> int:
+    def _rows_each(self, columns: Sequence[Column] | None, newest: _Piece) -> int:
         if columns is None:
             return min(_OBJECT_ROWS, self._segment_rows)
-        held = max(piece.last - piece.first, 1)
-        row_bytes = sum(column.row_bytes for column in columns) * -(-piece.steps // held)
+        held = max(newest.stop - newest.start, 1)
+        row_bytes = sum(column.row_bytes for column in columns) * -(-len(newest.rows) // held)
         rows = self._segment_rows
         while rows > 1 and rows * row_bytes > _SEGMENT_BYTES:
             rows //= 2
         return rows
 
     def _kept_segments(
-        self, columns: Sequence[Column] | None, piece: Piece
+        self, columns: Sequence[Column] | None, newest: _Piece, lineage: str
     ) -> tuple[int, dict[int, Segment]]:
         """Return the rows of a segment, and those in the folder of this history, by number."""
-        rows_each = self._rows_each(columns, piece)
-        if columns is None or not self._source.is_ordered:
+        rows_each = self._rows_each(columns, newest)
+        if columns is None or not lineage:
             return rows_each, {}
         try:
             old = read_manifest(self._folder)
         except (CheckpointError, RunFolderError):
             return rows_each, {}
-        if old.lineage != piece.lineage or old.columns != columns:
+        if old.lineage != lineage or old.columns != columns:
             return rows_each, {}
-        # Episodes get longer while training goes on, which is no reason to write all anew.
+        # Episodes get longer during training, which is no reason to write all of them again.
         if old.episodes_each and rows_each <= 4 * old.episodes_each <= 16 * rows_each:
             rows_each = old.episodes_each
         there = {part.first // rows_each: part for part in old.segments if self._is_there(part)}
@@ -250,7 +254,7 @@ class _Save:
         except OSError:
             return False
 
-    def _write_segment(self, columns: Sequence[Column] | None, piece: Piece) -> Segment:
+    def _write_segment(self, columns: Sequence[Column] | None, piece: _Piece) -> Segment:
         rows = piece.rows
         if columns is None:
             name = self._name("rows", piece.start, 0, "jsonl")
@@ -265,14 +269,14 @@ class _Save:
         files = self._write_columns("rows", piece.start, arrays)
         return Segment(piece.start, piece.stop - piece.start, files)
 
-    def _write_facts(self, piece: Piece) -> Facts | None:
+    def _write_facts(self, piece: _Piece) -> Facts | None:
         if not piece.facts or piece.last == piece.first:
             return None
         columns = tuple(_column((key,), array) for key, array in piece.facts.items())
         arrays = list(piece.facts.values())
         return Facts(columns, self._write_columns("facts", piece.first, arrays))
 
-    def _write_state(self, piece: Piece) -> SavedState:
+    def _write_state(self, piece: _Piece, made_of: Mapping[str, str]) -> SavedState:
         plain, arrays = without_arrays(piece.state)
         try:
             text = encode_message(plain)
@@ -284,7 +288,7 @@ class _Save:
                 found=str(error),
             ) from error
         return SavedState(
-            made_of=dict(piece.made_of),
+            made_of=dict(made_of),
             plain=msgspec.json.decode(text),
             columns=tuple(_column(path, array) for path, array in arrays.items()),
             lengths=tuple(map(len, arrays.values())),
@@ -331,6 +335,24 @@ class _Save:
             os.unlink(name, dir_fd=self._descriptor)
         except OSError:
             return
+
+
+def _read(now: Snapshot, start: int, stop: int) -> _Piece:
+    """Copy rows ``start`` to ``stop``, as far as there are."""
+    start = max(start, now.first)
+    stop = min(stop, now.last)
+    rows, lengths = now.rows(start, stop)
+    is_last = stop == now.last
+    return _Piece(
+        rows=rows,
+        lengths=lengths,
+        start=start,
+        stop=stop,
+        first=now.first,
+        last=now.last,
+        facts=now.facts() if is_last else {},
+        state=now.state() if is_last else {},
+    )
 
 
 def _columns_of(rows: Rows) -> tuple[Column, ...] | None:

@@ -1,4 +1,4 @@
-"""What sampled rows are like, and how fast rows come and go: no thread."""
+"""What goes through a buffer: throughput, and statistics of sampled rows. No threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,54 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dingsdk.worker.replay_buffer.interface import BufferStats
+
 _log = logging.getLogger(__name__)
+
+
+class ThroughputMonitor:
+    """Logs once per period how many rows came, were sampled and left.
+
+    Args:
+        instance_name: The buffer's name, for the log.
+        period_s: Seconds between two reports, at least.
+        tb_logger: A writer with ``add_scalar(tag, value, step)``, or None.
+        clock: Seconds, monotonic.
+
+    Attributes:
+        next_report_s: When the next report is due, by the clock. A plain attribute, because every
+            push and sample compares it: a call takes a twentieth of a small push.
+    """
+
+    def __init__(
+        self,
+        instance_name: str,
+        period_s: float,
+        tb_logger: Any = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._instance_name = instance_name
+        self._period_s = period_s
+        self._tb_logger = tb_logger
+        self._clock = clock
+        self.next_report_s = clock() + period_s
+        self._before = BufferStats(0, 0, 0, 0, 0, 0)
+
+    def report(self, stats: BufferStats) -> None:
+        """Log what changed since the last report."""
+        self.next_report_s = self._clock() + self._period_s
+        before, self._before = self._before, stats
+        facts = {
+            "pushed_in": stats.pushed - before.pushed,
+            "sampled_out": stats.sampled - before.sampled,
+            "removed": stats.left - before.left,
+            "current_have": stats.count,
+        }
+        text = ", ".join(f"{name} {value}" for name, value in facts.items())
+        _log.info("%s in %g s: %s", self._instance_name, self._period_s, text)
+        if self._tb_logger is not None:
+            for name, value in facts.items():
+                self._tb_logger.add_scalar(f"{self._instance_name}_sec/{name}", value, stats.pushed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +73,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class SampledStats:
-    """What the rows of the latest samples were like.
+    """Statistics of the rows of the latest samples.
 
     Attributes:
         facts: By name: ``age`` (rows pushed after it), ``use`` (times sampled), ``priority``,
@@ -44,11 +91,11 @@ class SampledStats:
 
 
 class SampleMonitor:
-    """Looks at some of the samples, and logs every ``print_freq`` of them.
+    """Records some of the samples, and logs every ``print_freq`` of them.
 
-    ``average_range`` samples are looked at in ``print_freq``, evenly apart, because looking at
-    one takes as long as drawing it; all others cost a count. :meth:`is_next`, :meth:`record`
-    and :meth:`stats` are called under the buffer's lock, :meth:`report` outside.
+    ``average_range`` samples in ``print_freq`` are recorded, evenly apart, because recording one
+    takes as long as drawing it; the others are only counted. :meth:`record` and :meth:`stats` are
+    called under the buffer's lock, :meth:`report` outside.
 
     Args:
         instance_name: The buffer's name, for the log.
@@ -56,6 +103,10 @@ class SampleMonitor:
         print_freq: >= 1, samples from one report to the next.
         tb_logger: A writer with ``add_scalar(tag, value, step)``, or None.
         clock: Seconds, monotonic.
+
+    Attributes:
+        skip: Samples until the next to record, that one included. The buffer counts it down, as a
+            call for each sample would take longer.
     """
 
     def __init__(
@@ -71,28 +122,23 @@ class SampleMonitor:
         self._clock = clock
         self._stride = max(print_freq // average_range, 1)
         self._records_a_report = max(print_freq // self._stride, 1)
-        self._skip = 1
+        self.skip = 1
         self._records = 0
         self._facts: deque[dict[str, Spread]] = deque(maxlen=average_range)
         # One mark more, so that rates are of as many intervals as there are samples.
         self._marks: deque[tuple[float, int, int]] = deque(maxlen=average_range + 1)
         self._marks.append((clock(), 0, 0))
 
-    def is_next(self) -> bool:
-        """Whether this sample is one to :meth:`record`; called once for each."""
-        self._skip -= 1
-        return self._skip == 0
-
     def record(self, facts: Mapping[str, NDArray[Any]], pushed: int, sampled: int) -> bool:
-        """Look at a sample; return whether a report is due.
+        """Record a sample; return whether a report is due.
 
         Args:
-            facts: One number a row, by name; only looked at during the call. A staleness
+            facts: One number a row, by name; not kept. A staleness
                 below 0 is unknown.
             pushed: Rows pushed since the buffer was made.
             sampled: Rows sampled since then, this sample included.
         """
-        self._skip = self._stride
+        self.skip = self._stride
         self._records += 1
         spreads = {name: _spread(name, values) for name, values in facts.items()}
         self._facts.append({name: each for name, each in spreads.items() if each is not None})
@@ -100,13 +146,13 @@ class SampleMonitor:
         return self._records % self._records_a_report == 0
 
     def stats(self, pushed: int, sampled: int) -> SampledStats:
-        """Return what was seen last; the counts are those of now."""
+        """Return statistics of the recorded samples; the counts are those of now."""
         since_s, pushed_before, sampled_before = self._marks[0]
         elapsed_s = self._clock() - since_s
         names = dict.fromkeys(name for facts in self._facts for name in facts)
         facts = {}
         for name in names:
-            seen = [facts[name] for facts in self._facts if name in facts]
+            seen = [recorded[name] for recorded in self._facts if name in recorded]
             facts[name] = Spread(
                 mean=sum(each.mean for each in seen) / len(seen),
                 least=min(each.least for each in seen),
@@ -120,14 +166,14 @@ class SampleMonitor:
         )
 
     def report(self, stats: SampledStats, pushed: int) -> None:
-        """Log what was seen; ``pushed`` is the step of the curves."""
+        """Log statistics; ``pushed`` is the step of the curves."""
         values = {"pushed_per_s": stats.pushed_per_s, "sampled_per_s": stats.sampled_per_s}
         for name, spread in stats.facts.items():
             values[f"{name}_mean"] = spread.mean
             values[f"{name}_min"] = spread.least
             values[f"{name}_max"] = spread.most
-        told = ", ".join(f"{name} {value:g}" for name, value in values.items())
-        _log.info("%s, the last %d samples: %s", self._instance_name, stats.samples, told)
+        text = ", ".join(f"{name} {value:g}" for name, value in values.items())
+        _log.info("%s, the last %d samples: %s", self._instance_name, stats.samples, text)
         if self._tb_logger is not None:
             for name, value in values.items():
                 self._tb_logger.add_scalar(f"{self._instance_name}_sampled/{name}", value, pushed)
@@ -138,6 +184,6 @@ def _spread(name: str, values: NDArray[Any]) -> Spread | None:
         values = values[values >= 0]
     if not values.size:
         return None
-    # The methods of arrays come to these over Python code that takes as long again.
+    # The methods of arrays call these through Python code that takes as long again.
     mean = float(np.add.reduce(values)) / values.size
     return Spread(mean, float(np.minimum.reduce(values)), float(np.maximum.reduce(values)))

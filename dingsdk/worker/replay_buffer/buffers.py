@@ -1,0 +1,484 @@
+"""The buffers without priorities: named kinds of :class:`Table`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.config import Count, Part, Section, preset, read_section
+from dingsdk.data import SampleBatch
+from dingsdk.data.columns import leaves, map_columns
+from dingsdk.errors import CheckpointCorruptError, ConfigError, SchemaMismatchError
+from dingsdk.worker.replay_buffer.config import BufferSection
+from dingsdk.worker.replay_buffer.row_metadata import NoMetadata
+from dingsdk.worker.replay_buffer.sampler import RowSampler, Sampler
+from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where, suits_arrays
+from dingsdk.worker.replay_buffer.storage.episodes import EpisodeStorage, episodes_in, is_episode
+from dingsdk.worker.replay_buffer.table import Table, check_range, checked_size
+
+_log = logging.getLogger(__name__)
+
+Schedule = Callable[[int], int]
+"""Env steps collected so far -> number of newest rows to sample from."""
+
+
+class NaiveReplayBuffer(Table):
+    """A ring of rows, sampled uniformly (type ``naive``).
+
+    Source: DI-engine's ``NaiveReplayBuffer``. Differences: rows are copied in and out;
+    ``sample_range`` counts by age; a state holds copies, and the random state too.
+
+    Example:
+        >>> buffer = NaiveReplayBuffer({"replay_buffer_size": 100, "seed": 0})
+        >>> buffer.push([{"obs": np.zeros(4, np.float32), "reward": 1.0}], 1)
+        >>> len(buffer.sample(1, 0))
+        1
+        >>> buffer.sample(2, 0) is None
+        True
+    """
+
+    class Config(BufferSection, frozen=True, kw_only=True):
+        """Section ``policy.other.replay_buffer`` of type ``naive``."""
+
+        type: str = "naive"
+
+    sampler_family: ClassVar[type[Sampler]] = RowSampler
+
+    _warned_of_update = False
+
+    def sample(
+        self,
+        size: int,
+        cur_learner_iter: int,
+        sample_range: slice | None = None,
+        replace: bool = False,
+        timeout_s: float | None = None,
+    ) -> SampleBatch | list[Any] | None:
+        """Return ``size`` rows drawn uniformly, as the caller's own copies.
+
+        Args:
+            size: Rows to draw, >= 0.
+            cur_learner_iter: Unused here.
+            sample_range: Draw only among these, by age: ``slice(-10, None)`` are the 10 newest.
+            replace: Whether a row may come more than once.
+            timeout_s: Seconds to wait until the rows are there; None: not at all.
+
+        Returns:
+            A SampleBatch, or a list from object storage; ``[]`` for size 0; None where there
+            are too few rows, or the limiter does not admit the sample (yet).
+
+        Raises:
+            ConfigError: the size is negative (also a ValueError).
+            ConfigTypeError: the size is no integer, or the range no slice.
+            BufferClosedError: the buffer is closed, or was closed during the wait.
+        """
+        size = checked_size(size)
+        check_range(sample_range)
+        if size == 0:
+            return self._empty_sample()
+        return self._serve(size, timeout_s, self._draw, size, sample_range, replace)
+
+    def _draw(self, size: int, sample_range: slice | None, replace: bool) -> Rows | None:
+        ages = self._ages(sample_range)
+        population = self._remover.count if ages is None else len(ages)
+        if population < size and not (replace and population):
+            return None
+        ranks = cast(RowSampler, self._sampler).draw(population, size, replace)
+        if ages is None:
+            where = self._remover.positions(ranks)
+        else:
+            where = self._remover.by_age(ages.start + ages.step * ranks)
+        self._sample_monitor.skip -= 1
+        if self._sample_monitor.skip == 0:
+            self._record_ages(where)
+        return self._storage.take(where)  # type: ignore[union-attr]
+
+    def _record_ages(self, where: NDArray[np.int64]) -> None:
+        newer = self._remover.newer(where)
+        self._record_sample({} if newer is None else {"age": newer}, len(where))
+
+    def _ages(self, sample_range: slice | None) -> range | None:
+        """Return the ages of the rows to draw from, None for all."""
+        return None if sample_range is None else range(*sample_range.indices(self._remover.count))
+
+    def update(self, info: Any) -> None:
+        """Do nothing but warn once: uniform sampling uses no priorities."""
+        if not self._warned_of_update:
+            self._warned_of_update = True
+            _log.warning(
+                "%s samples uniformly and ignores update(); use another buffer type for priorities",
+                self.instance_name,
+            )
+
+
+class ElasticReplayBuffer(NaiveReplayBuffer):
+    """Samples uniformly from a number of newest rows that a schedule sets (type ``elastic``).
+
+    All rows up to the capacity are kept, so a window that grows again finds the older ones.
+
+    The rest is as in :class:`NaiveReplayBuffer`. Source: DI-engine's ``ElasticReplayBuffer``.
+    Differences: numbers and linear schedules, which a config file can hold; :meth:`push` moves
+    the window as :meth:`update` does.
+    """
+
+    class Config(NaiveReplayBuffer.Config, frozen=True, kw_only=True):
+        """Section ``policy.other.replay_buffer`` of type ``elastic``.
+
+        Attributes:
+            set_buffer_size: Size of the window: a function of the env steps, a number of rows, or
+                ``{start, end, steps}``, which moves linearly from ``start`` rows to ``end`` within
+                ``steps`` env steps. None: the capacity. More than the capacity means the capacity.
+        """
+
+        type: str = "elastic"
+        set_buffer_size: Any = None
+
+    def __init__(self, cfg: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        super().__init__(cfg, *args, **kwargs)
+        self._schedule = _schedule(self._cfg.set_buffer_size)
+        self._envstep = 0
+        self._size = self._size_at(0)
+
+    @classmethod
+    def check_config(cls, section: Mapping[str, Any], path: str) -> None:
+        """Check the schedule of the window.
+
+        Raises:
+            ConfigError: it is none.
+        """
+        _schedule(section["set_buffer_size"], f"{path}.set_buffer_size")
+
+    @property
+    def window(self) -> int:
+        """How many of the newest rows are sampled from, at most."""
+        return min(self._size, self._capacity)
+
+    def push(self, data: Any, cur_collector_envstep: int, timeout_s: float | None = None) -> None:
+        """Add rows as the plain buffer does; the window follows the env steps."""
+        super().push(data, cur_collector_envstep, timeout_s)
+        if cur_collector_envstep > self._envstep:
+            self.update(cur_collector_envstep)
+
+    def update(self, info: Any) -> None:
+        """Set the window to what the schedule says for an env step.
+
+        Args:
+            info: Env steps collected so far, >= 0. A mapping, which carries priorities, is for
+                other buffers and changes nothing here.
+
+        Raises:
+            ConfigTypeError: it is neither.
+            ConfigError: the schedule gives no size >= 1; the window stays.
+            BufferClosedError: the buffer is closed.
+        """
+        if isinstance(info, Mapping):
+            super().update(info)
+            return
+        envstep = checked_size(info, "the argument of an elastic buffer's update")
+        size = self._size_at(envstep)
+        with self._change():
+            self._envstep, self._size = envstep, size
+
+    def sample(
+        self,
+        size: int,
+        cur_learner_iter: int,
+        sample_range: slice | None = None,
+        replace: bool = False,
+        timeout_s: float | None = None,
+    ) -> SampleBatch | list[Any] | None:
+        """Return ``size`` rows drawn from the newest; see :meth:`NaiveReplayBuffer.sample`.
+
+        Raises:
+            ConfigError: a ``sample_range`` is given: the window is the range.
+        """
+        if sample_range is not None:
+            raise ConfigError(
+                "an elastic buffer takes no sample_range, as its window is one; use type naive",
+                path="sample_range",
+            )
+        return super().sample(size, cur_learner_iter, None, replace, timeout_s)
+
+    def _ages(self, sample_range: slice | None) -> range | None:
+        count = self._remover.count
+        return None if self._size >= count else range(count - self._size, count)
+
+    def _size_at(self, envstep: int) -> int:
+        return checked_size(self._schedule(envstep), f"set_buffer_size({envstep})", least=1)
+
+    def _extra_state(self) -> dict[str, Any]:
+        return {"envstep": self._envstep}
+
+    def _check_extra_state(
+        self, state: Mapping[str, Any], sampler: Sampler, metadata: NoMetadata
+    ) -> Callable[[], None]:
+        envstep = state.get("envstep")
+        if type(envstep) is not int or envstep < 0:
+            raise CheckpointCorruptError(f"envstep is {envstep!r}; expected a number >= 0")
+        size = self._size_at(envstep)
+
+        def apply() -> None:
+            self._envstep, self._size = envstep, size
+
+        return apply
+
+
+def _schedule(setting: Any, path: str = "set_buffer_size") -> Schedule:
+    """Return the function that a ``set_buffer_size`` setting stands for."""
+    if setting is None:
+        return lambda envstep: sys.maxsize
+    if callable(setting):
+        return cast(Schedule, setting)
+    if isinstance(setting, Mapping):
+        line = read_section(LinearWindow, setting, path)
+        return lambda envstep: (
+            line.start + (line.end - line.start) * min(envstep, line.steps) // line.steps
+        )
+    size = checked_size(setting, path, least=1)
+    return lambda envstep: size
+
+
+class LinearWindow(Section, frozen=True, kw_only=True):
+    """A window that moves linearly.
+
+    Attributes:
+        start: Rows at first.
+        end: Rows at last.
+        steps: Env steps from one to the other.
+    """
+
+    start: Count
+    end: Count
+    steps: Count
+
+
+class SequenceReplayBuffer(NaiveReplayBuffer):
+    """A ring of rows that returns sequences of consecutive ones (type ``sequence``).
+
+    The rest is as in :class:`NaiveReplayBuffer`. Push whole pieces of trajectories: rows of
+    several envs in turn do not follow each other. Source: DI-engine's
+    ``SequenceReplayBuffer``. Differences: sequences end where trajectories do, and blocks of
+    fixed length are only for rows without ``done``; columns come as arrays ``[batch, time]``.
+
+    Example:
+        >>> buffer = SequenceReplayBuffer({"replay_buffer_size": 100, "seed": 0})
+        >>> buffer.push([{"x": i, "done": i == 9} for i in range(20)], 20)
+        >>> buffer.sample(2, 4, 0).columns["x"].shape
+        (2, 4)
+    """
+
+    class Config(NaiveReplayBuffer.Config, frozen=True, kw_only=True):
+        """Section ``policy.other.replay_buffer`` of type ``sequence``.
+
+        Attributes:
+            sequence_length: Rows of a sequence where ``sample`` is given no length.
+        """
+
+        type: str = "sequence"
+        sequence_length: Count = 32
+        sampler: Annotated[dict[str, Any], Part("samplers")] = preset("sequence")
+
+    needs_fifo: ClassVar[bool] = True
+    gives_rows: ClassVar[bool] = False
+
+    def __init__(self, cfg: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        # Compiled code, which takes a moment to import: only for this kind of buffer.
+        from dingsdk.worker.replay_buffer.sampler.sequence import SequenceSampler
+
+        self.sampler_family = SequenceSampler  # type: ignore[misc]
+        super().__init__(cfg, *args, **kwargs)
+
+    def sample(  # type: ignore[override]
+        self,
+        batch: int,
+        sequence: int | None = None,
+        cur_learner_iter: int = 0,
+        sample_range: slice | None = None,
+        replace: bool = False,
+        timeout_s: float | None = None,
+    ) -> SampleBatch | list[Any] | None:
+        """Return ``batch`` sequences, every valid start alike; starts may repeat.
+
+        Args:
+            batch: Sequences, >= 0.
+            sequence: Rows of each, >= 1; None: as configured.
+            cur_learner_iter: Unused here.
+            sample_range: Not supported.
+            replace: Whether fewer rows than ``batch * sequence`` are enough.
+            timeout_s: Seconds to wait until the rows are there; None: not at all.
+
+        Returns:
+            A SampleBatch of columns ``[batch, burn_in + sequence, ...]``, with ``mask``
+            ``[batch, burn_in + sequence]`` if padded; from object storage a list of lists, the
+            padded ones shorter. ``[]`` for no sequences. None where there are too few rows, no
+            start is valid, or the limiter does not admit the sample, which counts ``batch *
+            sequence`` rows.
+
+        Raises:
+            NotImplementedError: a ``sample_range`` is given.
+            ConfigError: a number is too small (also a ValueError).
+            ConfigTypeError: a number is no integer.
+            BufferClosedError: the buffer is closed, or was closed during the wait.
+        """
+        if sample_range is not None:
+            raise NotImplementedError("a sequence buffer takes no sample_range")
+        batch = checked_size(batch)
+        length = (
+            self._cfg.sequence_length
+            if sequence is None
+            else checked_size(sequence, "a sequence", 1)
+        )
+        if batch == 0:
+            return self._empty_sample()
+        size = batch * length
+        return self._serve(size, timeout_s, self._draw_sequences, batch, length, replace)
+
+    def count_starts(self, sequence: int | None = None) -> int:
+        """Return how many sequences of that length could be drawn; looks at every row."""
+        length = (
+            self._cfg.sequence_length
+            if sequence is None
+            else checked_size(sequence, "a sequence", 1)
+        )
+        with self._lock:
+            self._check_open()
+            starts: int = self._sampler.count_starts(length)  # type: ignore[attr-defined]
+            return starts
+
+    def _sequence_length(self, sequence: int | None) -> int:
+        if sequence is None:
+            return int(self._cfg.sequence_length)
+        return checked_size(sequence, "a sequence", 1)
+
+    def _draw_sequences(
+        self, batch: int, length: int, replace: bool
+    ) -> SampleBatch | list[Any] | None:
+        count = self._remover.count
+        if count == 0 or (count < batch * length and not replace):
+            return None
+        windows = self._sampler.draw(batch, length)  # type: ignore[attr-defined]
+        return None if windows is None else self._gather(windows.where, windows.mask)
+
+    def _gather(
+        self, where: NDArray[np.int64], mask: NDArray[np.bool_] | None
+    ) -> SampleBatch | list[Any]:
+        batch, length = where.shape
+        storage = cast(Storage, self._storage)
+        self._sample_monitor.skip -= 1
+        if self._sample_monitor.skip == 0:
+            self._record_ages(where.reshape(-1))
+        if storage.takes_grids:
+            grid = cast(SampleBatch, storage.take(where))
+            return grid if mask is None else _masked(grid.columns, mask)
+        rows = storage.take(where.reshape(-1))
+        if not isinstance(rows, SampleBatch):
+            cut = [rows[start : start + length] for start in range(0, batch * length, length)]
+            if mask is None:
+                return cut
+            return [
+                [row for row, inside in zip(*pair, strict=True) if inside]
+                for pair in zip(cut, mask.tolist(), strict=True)
+            ]
+        columns = map_columns(lambda a: a.reshape(batch, length, *a.shape[1:]), rows.columns)
+        return SampleBatch.trusted(columns, batch) if mask is None else _masked(columns, mask)
+
+
+def _masked(columns: dict[str, Any], mask: NDArray[np.bool_]) -> SampleBatch:
+    """Return sequences with their mask, and zeros where it is False."""
+    for _, array in leaves(columns):
+        array[~mask] = 0
+    return SampleBatch.trusted({**columns, "mask": mask}, len(mask))
+
+
+class EpisodeReplayBuffer(NaiveReplayBuffer):
+    """A ring of whole episodes, sampled uniformly (type ``episode``).
+
+    An episode is a list of rows, or a SampleBatch of them. Rows that are dicts of numbers and
+    arrays come back as one SampleBatch an episode, others as a list. As a list that is pushed
+    means many elements, one episode is pushed as ``push([episode], envstep)``.
+
+    The capacity is in episodes. Storages of columns hold the rows of all episodes, which must look
+    alike, and grow with them, limited only by the memory or the disk. Object storage takes
+    episodes of anything. With storage ``auto`` the first push decides.
+
+    The rest is as in :class:`NaiveReplayBuffer`, with episodes for rows. Source: DI-engine's
+    ``EpisodeReplayBuffer``.
+
+    Example:
+        >>> buffer = EpisodeReplayBuffer({"replay_buffer_size": 10})
+        >>> buffer.push([[{"x": 0}, {"x": 1}], [{"x": 2}]], 3)
+        >>> buffer.episode_len
+        [2, 1]
+    """
+
+    class Config(NaiveReplayBuffer.Config, frozen=True, kw_only=True):
+        """Section ``policy.other.replay_buffer`` of type ``episode``."""
+
+        type: str = "episode"
+
+    gives_rows: ClassVar[bool] = False
+
+    @property
+    def episode_len(self) -> list[int]:
+        """Rows of each episode, oldest first."""
+        with self._lock:
+            self._check_open()
+            where = self._remover.oldest_first()
+            return self._episodes.lengths(where) if len(where) else []
+
+    @property
+    def _episodes(self) -> EpisodeStorage:
+        return cast(EpisodeStorage, self._storage)
+
+    def push(self, data: Any, cur_collector_envstep: int, timeout_s: float | None = None) -> None:
+        """Add episodes, overwriting the oldest of a full buffer.
+
+        Args:
+            data: A list of episodes, or one as a SampleBatch.
+            cur_collector_envstep: Env steps collected so far; unused here.
+            timeout_s: Seconds to wait for the limiter to admit the episodes; None: not at all.
+
+        Raises:
+            SchemaMismatchError: an element is no episode, or an empty one, or in columns one
+                that does not fit those before; nothing was pushed.
+            BufferFullError: the limiter did not admit the episodes; nothing was pushed.
+            BufferClosedError: the buffer is closed, or was closed during the wait.
+        """
+        episodes = data if type(data) is list else [data]
+        for index, episode in enumerate(episodes):
+            if isinstance(episode, Mapping):
+                raise _no_episode(index, episode)
+        super().push(episodes, cur_collector_envstep, timeout_s)
+
+    def _insert(self, rows: Any, n: int) -> None:
+        # Saved episodes are dicts of columns.
+        for index, row in enumerate(rows):
+            if not is_episode(row):
+                raise _no_episode(index, row)
+        super()._insert(rows, n)
+
+    def _new_storage(self, kind: str | None = None) -> Storage:
+        return episodes_in(super()._new_storage(kind), self._capacity)
+
+    @staticmethod
+    def _suits_arrays(rows: Rows) -> bool:
+        return all(isinstance(episode, dict) or suits_arrays(episode) for episode in rows)
+
+    def _export(self, where: Where) -> tuple[Rows, NDArray[np.int64] | None]:
+        return self._episodes.export(where)
+
+
+def _no_episode(index: int, episode: Any) -> SchemaMismatchError:
+    return SchemaMismatchError(
+        f"element {index} is no episode: a list of rows with at least one, or a SampleBatch; "
+        "push one episode as push([episode], envstep)",
+        key="",
+        row=index,
+        expected="a list of rows",
+        found=f"{type(episode).__name__} {episode!r:.60}",
+    )

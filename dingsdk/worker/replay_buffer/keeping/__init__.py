@@ -1,1 +1,0 @@
-"""Keeping the rows of a buffer: its state, and folders of saved rows."""

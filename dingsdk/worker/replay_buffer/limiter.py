@@ -1,0 +1,377 @@
+"""Limiters: when rows may be pushed into a buffer, and when they may be sampled.
+
+Words: an *insert* is one row pushed, a *sample* one row returned by ``sample`` (a batch of
+256 counts 256). Both are counted since the buffer was created or cleared; rows that leave do not
+take their inserts back. The *size* is how many rows the buffer holds.
+
+The buffer calls its limiter under its own lock, so a limiter needs none.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
+
+from dingsdk.config import (
+    LARGEST_INT,
+    Configurable,
+    Count,
+    NotNegative,
+    PartSection,
+    Section,
+)
+from dingsdk.errors import CheckpointCorruptError, ConfigError
+
+Finite = Annotated[float, Meta(gt=0, le=LARGEST_INT)]
+
+_FORGOTTEN = 0.01
+"""A decayed count below this is zero: what is left of one row after one window."""
+_SINCE = ("inserts_at_sample", "samples_at_insert", "last_asked")
+
+
+class Limiter(Configurable, ABC):
+    """Counts inserts and samples, and admits or refuses the next ones.
+
+    Args:
+        cfg: The ``limiter`` section of the buffer's config.
+        seed: Of random choices, >= 0; None takes one from the operating system.
+
+    Attributes:
+        inserts, samples: The counts.
+        size: Rows in the buffer. A push adds to it, and the buffer sets it when rows leave.
+    """
+
+    Config: ClassVar[type[Section]] = PartSection
+
+    min_size = 1
+    """Rows without which nothing is sampled."""
+
+    def __init__(self, cfg: Mapping[str, Any], seed: int | None = None) -> None:
+        self.inserts = 0
+        self.samples = 0
+        self.size = 0
+
+    @abstractmethod
+    def can_insert(self, n: int) -> bool:
+        """Whether ``n`` rows may be pushed now, all at once."""
+
+    @abstractmethod
+    def can_sample(self, n: int) -> bool:
+        """Whether ``n`` rows may be sampled now, all at once."""
+
+    def retry_after_s(self) -> float | None:
+        """Return in how many seconds time alone may admit what was refused last.
+
+        None, the default: never; only a push, a sample or a removal can.
+        """
+        return None
+
+    def check_sizes(self, push_rows: int, batch_size: int) -> None:
+        """Refuse settings under which pushes and samples of these sizes block each other.
+
+        Raises:
+            ConfigError: names the setting and the least value that works.
+        """
+
+    def on_insert(self, n: int) -> None:
+        """Count ``n`` rows that were pushed."""
+        self.inserts += n
+        self.size += n
+
+    def on_sample(self, n: int) -> None:
+        """Count ``n`` rows that were sampled."""
+        self.samples += n
+
+    def reset(self) -> None:
+        """Start counting again, for an empty buffer."""
+        self.inserts = self.samples = self.size = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts."""
+        return {"inserts": self.inserts, "samples": self.samples}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore counts, those of another type too; changes nothing when they are wrong.
+
+        Other entries belong to one type, which also works where they are missing: a run may be
+        resumed, or continue, with another limiter.
+
+        Raises:
+            CheckpointCorruptError: a count is missing or no number >= 0.
+        """
+        self.inserts, self.samples = read_counts(state, {"inserts": None, "samples": None})
+
+
+def read_counts(state: Mapping[str, Any], defaults: Mapping[str, int | None]) -> list[int]:
+    """Return counts of a state; None as a default means that there is none.
+
+    Raises:
+        CheckpointCorruptError: one is missing or no number >= 0.
+    """
+    counts = [state.get(name, default) for name, default in defaults.items()]
+    if not all(type(count) is int and count >= 0 for count in counts):
+        raise CheckpointCorruptError(f"limiter counters are wrong: {dict(state)!r:.200}")
+    return counts
+
+
+class MinSizeLimiter(Limiter):
+    """Samples once the buffer holds ``min_size`` rows; pushes always (type ``min_size``)."""
+
+    class Config(PartSection, frozen=True, kw_only=True):
+        """Section ``limiter`` of type ``min_size``.
+
+        Attributes:
+            min_size: Rows needed before the first sample.
+        """
+
+        type: str = "min_size"
+        min_size: Count = 1
+
+    def __init__(self, cfg: Mapping[str, Any], seed: int | None = None) -> None:
+        super().__init__(cfg, seed)
+        self.min_size = self.read(cfg, "limiter").min_size
+
+    def can_insert(self, n: int) -> bool:
+        return True
+
+    def can_sample(self, n: int) -> bool:
+        return self.size >= self.min_size
+
+
+class SamplesPerInsertLimiter(Limiter):
+    """Holds the ratio of samples to inserts near a target (type ``samples_per_insert``).
+
+    With ``owed = inserts * samples_per_insert - samples``, and ``start = min_size *
+    samples_per_insert``, which is what is owed when sampling begins:
+
+    * a sample of ``n`` rows is admitted if the size is at least ``min_size`` and ``owed``
+      is at least ``start - error_buffer`` after it;
+    * a push of ``n`` rows is admitted if the size is below ``min_size``, or ``owed`` is at most
+      ``start + error_buffer`` after it.
+
+    Source: Reverb's ``SampleToInsertRatio``. Differences:
+
+    * rows are admitted in whole batches, as they are pushed and sampled;
+    * the push that reaches ``min_size`` may pass it, or a large one could block for ever;
+    * ``error_buffer`` may be None.
+
+    """
+
+    class Config(PartSection, frozen=True, kw_only=True):
+        """Section ``limiter`` of type ``samples_per_insert``.
+
+        Attributes:
+            samples_per_insert: Rows sampled per row pushed in the long run.
+            min_size: Rows needed before the first sample.
+            error_buffer: Samples by which the ratio may be off in each direction. At least
+                ``(push rows * samples_per_insert + batch size) / 2``, as pushes and samples could
+                block each other with less; None takes this least value for the largest sizes
+                used so far.
+        """
+
+        type: str = "samples_per_insert"
+        samples_per_insert: Finite = 1.0
+        min_size: Count = 1
+        error_buffer: Finite | None = None
+
+    def __init__(self, cfg: Mapping[str, Any], seed: int | None = None) -> None:
+        super().__init__(cfg, seed)
+        section = self.read(cfg, "limiter")
+        self._ratio: float = section.samples_per_insert
+        self.min_size = section.min_size
+        self._error_buffer: float | None = section.error_buffer
+        self._largest_push = 0
+        self._largest_batch = 0
+
+    def can_insert(self, n: int) -> bool:
+        self._largest_push = max(self._largest_push, n)
+        if self.size < self.min_size:
+            return True
+        owed = (self.inserts + n) * self._ratio - self.samples
+        return owed <= self.min_size * self._ratio + self._slack()
+
+    def can_sample(self, n: int) -> bool:
+        self._largest_batch = max(self._largest_batch, n)
+        if self.size < self.min_size:
+            return False
+        owed = self.inserts * self._ratio - self.samples - n
+        return owed >= self.min_size * self._ratio - self._slack()
+
+    def state_dict(self) -> dict[str, Any]:
+        largest = {"largest_push": self._largest_push, "largest_batch": self._largest_batch}
+        return {**super().state_dict(), **largest}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        largest = read_counts(state, {"largest_push": 0, "largest_batch": 0})
+        super().load_state_dict(state)
+        self._largest_push, self._largest_batch = largest
+
+    def check_sizes(self, push_rows: int, batch_size: int) -> None:
+        # A push is refused above start + slack - push_rows * ratio, a sample below
+        # start - slack + batch_size: with a gap between, both could be refused at once.
+        least = (push_rows * self._ratio + batch_size) / 2
+        if self._error_buffer is not None and self._error_buffer < least:
+            raise ConfigError(
+                f"limiter.error_buffer is {self._error_buffer}: with pushes of {push_rows} rows, "
+                f"batches of {batch_size} and {self._ratio} samples per insert, pushing and "
+                f"sampling could block each other; set it to at least {least}",
+                path="limiter.error_buffer",
+                least=least,
+            )
+
+    def _slack(self) -> float:
+        if self._error_buffer is not None:
+            return self._error_buffer
+        return (self._largest_push * self._ratio + self._largest_batch) / 2
+
+
+class PushSampleRateLimiter(Limiter):
+    """Bounds pushed per sampled rows of the recent past (type ``push_sample_rate``).
+
+    ``pushed`` and ``sampled`` are rows counted with a weight that decays, to 1 % in one window.
+
+    * A push of ``n`` rows is admitted while ``(pushed + n) / sampled <= max``, and once
+      ``sampled`` has decayed to nothing.
+    * A sample of ``n`` rows is admitted while ``pushed / (sampled + n) >= min`` and the buffer
+      holds ``sample_min_limit_ratio * n`` rows.
+
+    Source: the throughput controller of DI-engine's advanced buffer. Differences:
+
+    * a push that is refused waits or raises BufferFullError; there it is dropped without a word;
+    * once the pushes before it have decayed to nothing, a push is admitted too if it keeps
+      ``max`` to all that was sampled since (and a sample likewise): one that is large beside
+      what a window remembers would never be otherwise;
+    * so is a push while a sample as large as the last one asked for would be refused, or
+      both sides could wait for each other.
+
+    Args:
+        cfg, seed: As for all limiters.
+        clock: Seconds, monotonic.
+    """
+
+    class Config(PartSection, frozen=True, kw_only=True):
+        """Section ``limiter`` of type ``push_sample_rate``.
+
+        Attributes:
+            max: The most rows pushed per row sampled, >= ``min`` and > 0; infinite for no bound.
+            min: The fewest, finite.
+            window_seconds: Seconds in which a count decays to 1 %.
+            sample_min_limit_ratio: Rows that a sample needs in the buffer, by its size.
+        """
+
+        type: str = "push_sample_rate"
+        max: NotNegative = math.inf
+        min: NotNegative = 0.0
+        window_seconds: Finite = 30.0
+        sample_min_limit_ratio: Annotated[float, Meta(ge=1, le=LARGEST_INT)] = 1.0
+
+        def __post_init__(self) -> None:
+            if not (self.min <= self.max and self.max > 0 and math.isfinite(self.min)):
+                raise ValueError(
+                    f"max is {self.max} and min {self.min}; they bound rows pushed per row "
+                    "sampled, so 0 <= min <= max, max > 0 and min is finite"
+                )
+
+    def __init__(
+        self,
+        cfg: Mapping[str, Any],
+        seed: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(cfg, seed)
+        section = self.read(cfg, "limiter")
+        self._max: float = section.max
+        self._min: float = section.min
+        self._window_s: float = section.window_seconds
+        self._fill: float = section.sample_min_limit_ratio
+        self._clock = clock
+        self._last_asked = 0
+        self._start_window(0.0, 0.0)
+
+    def can_insert(self, n: int) -> bool:
+        self._decay()
+        if self._recent_samples < _FORGOTTEN:
+            return True
+        if self._recent_inserts + n <= self._max * self._recent_samples:
+            return True
+        since = self.samples - self._samples_at_insert
+        if self._recent_inserts < _FORGOTTEN and n <= self._max * since:
+            return True
+        return not self._admits_sample(self._last_asked)
+
+    def can_sample(self, n: int) -> bool:
+        self._last_asked = n
+        self._decay()
+        return self._admits_sample(n)
+
+    def _admits_sample(self, n: int) -> bool:
+        if self.size < self._fill * n:
+            return False
+        if self._recent_inserts >= self._min * (self._recent_samples + n):
+            return True
+        since = self.inserts - self._inserts_at_sample
+        return self._recent_samples < _FORGOTTEN and since >= self._min * n
+
+    def retry_after_s(self) -> float | None:
+        # Both counts decay alike, which leaves their ratio: time admits nothing before one of
+        # them is forgotten.
+        self._decay()
+        known = [n for n in (self._recent_inserts, self._recent_samples) if n >= _FORGOTTEN]
+        if not known:
+            return None
+        return self._window_s * math.log(min(known) / _FORGOTTEN) / math.log(100) + 1e-6
+
+    def on_insert(self, n: int) -> None:
+        super().on_insert(n)
+        self._decay()
+        self._recent_inserts += n
+        self._samples_at_insert = self.samples
+
+    def on_sample(self, n: int) -> None:
+        super().on_sample(n)
+        self._decay()
+        self._recent_samples += n
+        self._inserts_at_sample = self.inserts
+
+    def reset(self) -> None:
+        super().reset()
+        self._start_window(0.0, 0.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        self._decay()
+        since = self._inserts_at_sample, self._samples_at_insert, self._last_asked
+        return {
+            **super().state_dict(),
+            "recent_inserts": self._recent_inserts,
+            "recent_samples": self._recent_samples,
+            **dict(zip(_SINCE, since, strict=True)),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        recent = [state.get(name, 0.0) for name in ("recent_inserts", "recent_samples")]
+        for count in recent:
+            number = isinstance(count, (int, float)) and not isinstance(count, bool)
+            if not (number and math.isfinite(count) and count >= 0):
+                raise CheckpointCorruptError(f"limiter counters are wrong: {dict(state)!r:.200}")
+        since = read_counts(state, dict.fromkeys(_SINCE, 0))
+        super().load_state_dict(state)
+        self._start_window(*recent)
+        if all(name in state for name in _SINCE):
+            self._inserts_at_sample, self._samples_at_insert, self._last_asked = since
+
+    def _start_window(self, inserts: float, samples: float) -> None:
+        self._since_s = self._clock()
+        self._recent_inserts, self._recent_samples = float(inserts), float(samples)
+        self._inserts_at_sample, self._samples_at_insert = self.inserts, self.samples
+
+    def _decay(self) -> None:
+        now_s = self._clock()
+        factor = 0.01 ** ((now_s - self._since_s) / self._window_s)
+        self._since_s = now_s
+        self._recent_inserts *= factor
+        self._recent_samples *= factor

@@ -1,1 +1,0 @@
-"""What the prioritized buffer knows of its rows, and its settings."""

@@ -1,0 +1,567 @@
+"""What a table knows about its rows besides their content: ids, uses, age of the policy."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.data import SampleBatch
+from dingsdk.data.columns import torch_to_numpy
+from dingsdk.errors import CheckpointCorruptError, InvalidPriorityError, SchemaMismatchError
+from dingsdk.worker.replay_buffer.storage import Rows, Where
+
+NO_ROW = -1
+"""The id at a position whose row has left, or that was never used."""
+UNKNOWN_ITER = np.iinfo(np.int64).min
+"""The ``collect_iter`` of a row that came without one."""
+ADDED = ("replay_unique_id", "replay_buffer_idx", "IS", "priority", "use", "staleness")
+"""The keys that a prioritized sample has and its stored rows have not."""
+_ADDED = frozenset(ADDED)
+_UNKNOWN = np.array([UNKNOWN_ITER])
+_ID, _ITER, _USE, _WIDTH = 0, 1, 2, 4
+_KEYS = ("replay_unique_id", "collect_iter", "use")
+
+
+@dataclass(frozen=True, slots=True)
+class RowFacts:
+    """What came with pushed rows.
+
+    Attributes:
+        priorities: float64[n], NaN for a row that came without; None if all did.
+        iters: int64[n], the learner iteration of the policy that collected each row, or int64[1]
+            for all; ``UNKNOWN_ITER`` where it is not known.
+    """
+
+    priorities: NDArray[np.float64] | None
+    iters: NDArray[np.int64]
+
+    def __getitem__(self, rows: slice) -> RowFacts:
+        priorities = None if self.priorities is None else self.priorities[rows]
+        return RowFacts(priorities, self.iters if len(self.iters) == 1 else self.iters[rows])
+
+
+class NoMetadata:
+    """The row metadata of a table that keeps none: rows stay until they are overwritten.
+
+    Attributes:
+        next_id: The id of the next row, where rows have ids.
+    """
+
+    keeps_facts: ClassVar[bool] = False
+    rows_leave_early = False
+    """Whether rows may leave before they are overwritten."""
+    next_id = 0
+
+    def count(self, held: int) -> int:
+        """Return how many of the rows that the remover holds have not left early."""
+        return held
+
+    def living(self, where: Where) -> Where:
+        """Return those positions whose rows have not left early."""
+        return where
+
+    def prepare(self, rows: Rows) -> tuple[Rows, Any]:
+        """Return the rows to store, and what came with them; changes nothing.
+
+        Raises:
+            SchemaMismatchError, InvalidPriorityError: rows that cannot be pushed.
+        """
+        return rows, None
+
+    def insert(self, where: Where, facts: Any) -> None:
+        """Add rows that were stored at positions; the rows that were there have left."""
+
+    def remove(self, where: Where) -> None:
+        """Forget rows at positions, none of which has left before."""
+
+    def used_up(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return those positions whose rows were sampled often enough, oldest row first.
+
+        Args:
+            where: Positions of rows, some perhaps more than once.
+            uses: int64[n].
+        """
+        return where[:0]
+
+    def uses(self, where: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how often the rows at positions were sampled."""
+        return np.zeros(len(where), np.int64)
+
+    def set_uses(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> None:
+        """Set how often the rows at positions were sampled."""
+
+    def renumber(self, next_id: int) -> None:
+        """Shift all ids, so that the next is ``next_id``."""
+
+    def facts(self, where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """Return what is saved about rows, as arrays of one value a row."""
+        return {}
+
+    def clear(self) -> None:
+        """Forget all rows."""
+
+    def state_dict(self, positions: int) -> dict[str, Any]:
+        """Return what is known of the rows at positions ``0..positions-1``."""
+        return {}
+
+    def restored(self, state: Mapping[str, Any], positions: int) -> NoMetadata:
+        """Return new metadata with such a state, and the settings of this one.
+
+        Raises:
+            CheckpointCorruptError: its entries contradict each other.
+        """
+        return self
+
+
+class RowMetadata(NoMetadata):
+    """Id, ``collect_iter`` and number of uses of the row at each position.
+
+    One array, 32 bytes a position, so that reading all facts of a row costs one cache miss.
+
+    Args:
+        capacity: Number of positions.
+        max_use: Samples after which a row leaves; infinite: any number.
+        max_staleness: Learner iterations of age at which a row leaves; infinite: any age.
+        some_left: Whether rows left early under other settings.
+
+    Attributes:
+        next_id: The id of the next row; ids are never given twice.
+        live: How many rows have not left.
+    """
+
+    keeps_facts: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        capacity: int,
+        max_use: float = math.inf,
+        max_staleness: float = math.inf,
+        some_left: bool = False,
+    ) -> None:
+        # To import the compiler takes long: only for tables that keep metadata.
+        from dingsdk.worker.replay_buffer import kernels
+
+        self._kernels = kernels
+        self._capacity = capacity
+        self._max_use, self._max_staleness = max_use, max_staleness
+        self._facts = np.full((capacity, _WIDTH), NO_ROW, np.int64)
+        self._some_left = some_left
+        self.rows_leave_early = min(max_use, max_staleness) < math.inf
+        self._queue = _StalenessQueue(self._facts) if max_staleness < math.inf else None
+        self.next_id = 0
+        self.live = 0
+
+    # Rows that come and leave ----------------------------------------------------------------
+    def prepare(self, rows: Rows) -> tuple[Rows, RowFacts]:
+        """Return the rows without the keys that sampling adds, and what came with them.
+
+        The age of a row is read from ``collect_iter``, or ``policy_iter`` where that is missing;
+        of several (a sequence) the least counts.
+
+        Raises:
+            SchemaMismatchError: a row is no dict, or has no other keys.
+            InvalidPriorityError: a priority is no finite number >= 0.
+        """
+        return (
+            self._facts_of_columns(rows) if isinstance(rows, SampleBatch) else _facts_of_dicts(rows)
+        )
+
+    def _facts_of_columns(self, rows: SampleBatch) -> tuple[SampleBatch, RowFacts]:
+        columns = rows.columns
+        priority = columns.get("priority")
+        priorities = None if priority is None else self.read_priorities(priority)
+        iters = columns.get("collect_iter", columns.get("policy_iter"))
+        if iters is None:
+            iters = _UNKNOWN
+        elif isinstance(iters, dict) or iters.dtype.kind not in "iu" or iters.size < len(rows):
+            raise SchemaMismatchError(
+                "the column of collect_iter holds no integers",
+                key="collect_iter",
+                expected="int",
+                found=str(getattr(iters, "dtype", "dict")),
+            )
+        else:
+            if iters.ndim > 1:
+                iters = iters.reshape(len(rows), -1).min(axis=1)
+            iters = np.array(iters, np.int64)
+        if not _ADDED.isdisjoint(columns):
+            columns = {key: column for key, column in columns.items() if key not in _ADDED}
+            if not columns:
+                raise _empty_row(0)
+            rows = SampleBatch.trusted(columns, len(rows))
+        return rows, RowFacts(priorities, iters)
+
+    def read_priorities(self, values: Any) -> NDArray[np.float64]:
+        """Return priorities as float64[n].
+
+        Args:
+            values: A sequence, an array or a tensor of n numbers >= 0.
+
+        Raises:
+            InvalidPriorityError: it is something else, or one is negative, infinite or NaN.
+        """
+        priorities = _plain(_numbers("priority", values, "fiu"), np.float64)
+        invalid = self._kernels.first_invalid(priorities)
+        if invalid >= 0:
+            raise _invalid("priority", priorities[invalid], invalid)
+        return priorities
+
+    def insert(self, where: Where, facts: RowFacts) -> None:
+        first = self.next_id
+        if isinstance(where, slice):
+            n = where.stop - where.start
+            self._kernels.add_rows(self._facts, where.start, where.stop, first, facts.iters)
+        else:
+            n = len(where)
+            self._facts[where, _ID] = np.arange(first, first + n)
+            self._facts[where, _ITER] = facts.iters
+            self._facts[where, _USE] = 0
+        self.next_id += n
+        self.live += n
+        if self._queue is not None:
+            self._queue.add(where)
+
+    def living(self, where: Where) -> Where:
+        if not (self._some_left or self.rows_leave_early):
+            return where
+        here: NDArray[np.bool_] = self._facts[where, _ID] != NO_ROW
+        if here.all():
+            return where
+        if isinstance(where, slice):
+            where = np.arange(where.start, where.stop, dtype=np.int64)
+        living: NDArray[np.int64] = where[here]
+        return living
+
+    def remove(self, where: Where) -> None:
+        self._facts[where, _ID] = NO_ROW
+        self.live -= where.stop - where.start if isinstance(where, slice) else len(where)
+
+    def clear(self) -> None:
+        self._facts.fill(NO_ROW)
+        self._some_left = False
+        self.live = 0
+        if self._queue is not None:
+            self._queue.rebuild()
+
+    def count(self, held: int) -> int:
+        return self.live
+
+    # Sampling --------------------------------------------------------------------------------
+    def serve(self, where: NDArray[np.int64], learner_iter: int) -> NDArray[np.int64]:
+        """Count one use of each sampled row, and return what is known of it.
+
+        Returns:
+            int64[3, n]: ids, uses (this one included; a row that is drawn twice counts twice), and
+            staleness, the learner iterations since its policy was current (-1: unknown).
+        """
+        out = np.empty((3, len(where)), np.int64)
+        self._kernels.count_uses(self._facts, where, learner_iter, out)
+        return out
+
+    def take_stale(self, learner_iter: int) -> NDArray[np.int64]:
+        """Return the positions of rows that are too old now, oldest row first; call it once."""
+        if self._queue is None:
+            return np.empty(0, np.int64)
+        return self._queue.take(math.floor(learner_iter - self._max_staleness))
+
+    def used_up(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return those positions whose rows were sampled too often, oldest row first.
+
+        Args:
+            where: Positions of rows, some perhaps more than once.
+            uses: int64[n].
+        """
+        used_up = np.unique(where[uses >= self._max_use])
+        return used_up[np.argsort(self._facts[used_up, _ID])]
+
+    def find(
+        self,
+        where: NDArray[np.int64],
+        ids: NDArray[np.int64],
+        priorities: NDArray[np.float64],
+        added: float,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return positions and priorities of those rows that are still there.
+
+        Args:
+            where: int64[n], any numbers.
+            ids: int64[n], any numbers.
+            priorities: float64[n].
+            added: Added to each priority.
+        """
+        places = np.empty(len(where), np.int64)
+        values = np.empty(len(where), np.float64)
+        n = self._kernels.match_ids(self._facts, where, ids, priorities, added, places, values)
+        return places[:n], values[:n]
+
+    # Uses and state --------------------------------------------------------------------------
+    def ids(self, where: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the ids of the rows at positions, ``NO_ROW`` where there is none."""
+        ids: NDArray[np.int64] = self._facts[where, _ID]
+        return ids
+
+    def uses(self, where: Where) -> NDArray[np.int64]:
+        """Return how often the rows at positions were sampled."""
+        uses: NDArray[np.int64] = self._facts[where, _USE]
+        return uses
+
+    def set_uses(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> None:
+        """Set how often the rows at positions were sampled."""
+        self._facts[where, _USE] = uses
+
+    def renumber(self, next_id: int) -> None:
+        """Shift all ids, so that the next is ``next_id``."""
+        here = self._facts[:, _ID] != NO_ROW
+        self._facts[here, _ID] += next_id - self.next_id
+        self.next_id = next_id
+
+    def facts(self, where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        return {"use": self.uses(where)}
+
+    def state_dict(self, positions: int) -> dict[str, Any]:
+        columns = self._facts[:positions].T
+        facts = {key: columns[index].copy() for index, key in enumerate(_KEYS)}
+        return {"next_unique_id": self.next_id, **facts}
+
+    def restored(self, state: Mapping[str, Any], positions: int) -> RowMetadata:
+        try:
+            columns = [np.asarray(state[key]) for key in _KEYS]
+            next_id = state["next_unique_id"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointCorruptError(f"the row metadata is wrong: {error}") from error
+        for column in columns:
+            if column.dtype.kind not in "iu" or column.shape != (positions,):
+                raise CheckpointCorruptError(
+                    f"the row metadata has {column.dtype}{list(column.shape)}; expected integers "
+                    f"of {positions} rows"
+                )
+        ids, _, use = columns
+        live = ids[ids != NO_ROW]
+        distinct = len(np.unique(live)) == len(live) and np.all(use >= NO_ROW)
+        least, most = live.min(initial=0), live.max(initial=-1)
+        if not (distinct and type(next_id) is int and 0 <= least <= most + 1):
+            raise CheckpointCorruptError("the ids or uses of the rows contradict each other")
+        if next_id <= most:
+            raise CheckpointCorruptError(
+                f"next_unique_id is {next_id}, but a row has the id {most} already"
+            )
+        new = RowMetadata(
+            self._capacity, self._max_use, self._max_staleness, some_left=len(live) < positions
+        )
+        for index, column in enumerate(columns):
+            new._facts[:positions, index] = column
+        new.next_id, new.live = next_id, len(live)
+        if new._queue is not None:
+            new._queue.rebuild()
+        return new
+
+
+class _StalenessQueue:
+    """Positions by the learner iteration of the policy that collected their rows.
+
+    Rows may come in any order of iterations, and leave in other ways at any time. Positions are
+    looked up in ``facts`` only when their iteration becomes too old, so the time that a push or a
+    stale row takes does not depend on the number of rows.
+
+    Args:
+        facts: The array of :class:`RowMetadata`.
+    """
+
+    def __init__(self, facts: NDArray[np.int64]) -> None:
+        self._facts = facts
+        self.rebuild()
+
+    def add(self, where: Where) -> None:
+        """Add rows whose facts were just stored; those of unknown iteration never go stale."""
+        if isinstance(where, slice):
+            where = np.arange(where.start, where.stop, dtype=np.int64)
+        if self._size + len(where) > 2 * len(self._facts) + 1000:
+            # Most entries are of rows that were overwritten since.
+            self.rebuild()
+        else:
+            self._add(where)
+
+    def rebuild(self) -> None:
+        """Start again with the rows that are there."""
+        self._groups: dict[int, list[tuple[NDArray[np.int64], NDArray[np.int64]]]] = {}
+        self._iters: list[int] = []  # a heap of the keys
+        self._size = 0
+        self._add(np.flatnonzero(self._facts[:, _ID] != NO_ROW))
+
+    def take(self, latest: int) -> NDArray[np.int64]:
+        """Remove and return the positions of rows of iteration ``latest`` or before, by age."""
+        if not self._iters or self._iters[0] > latest:
+            return np.empty(0, np.int64)
+        groups = []
+        while self._iters and self._iters[0] <= latest:
+            groups += self._groups.pop(heapq.heappop(self._iters))
+        where, ids = (np.concatenate(parts) for parts in zip(*groups, strict=True))
+        self._size -= len(where)
+        still_there = self._facts[where, _ID] == ids
+        stale: NDArray[np.int64] = where[still_there][np.argsort(ids[still_there])]
+        return stale
+
+    def _add(self, where: NDArray[np.int64]) -> None:
+        iters = self._facts[where, _ITER]
+        for value in np.unique(iters).tolist():
+            if value == UNKNOWN_ITER:
+                continue
+            chosen = where[iters == value]
+            if value not in self._groups:
+                heapq.heappush(self._iters, value)
+            self._groups.setdefault(value, []).append((chosen, self._facts[chosen, _ID]))
+            self._size += len(chosen)
+
+
+# Reading what comes with rows and updates ---------------------------------------------------
+
+
+def _facts_of_dicts(rows: Sequence[Any]) -> tuple[list[Any], RowFacts]:
+    stored: list[Any] = []
+    for index, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise SchemaMismatchError(
+                f"row {index} is a {type(row).__name__}; a prioritized buffer keeps dicts alone, "
+                "as its samples carry ids and priorities (type naive takes any object)",
+                key="",
+                row=index,
+                expected="dict",
+                found=type(row).__name__,
+            )
+        if not _ADDED.isdisjoint(row):
+            row = {key: value for key, value in row.items() if key not in _ADDED}
+        if not row:
+            raise _empty_row(index)
+        stored.append(row)
+    priorities = _pushed_priorities([row.get("priority") for row in rows])
+    iters = [_pushed_iter(row, index) for index, row in enumerate(rows)]
+    known = any(value is not None for value in iters)
+    if not known:
+        return stored, RowFacts(priorities, _UNKNOWN)
+    each = [UNKNOWN_ITER if value is None else value for value in iters]
+    return stored, RowFacts(priorities, np.array(each, np.int64))
+
+
+def _empty_row(index: int) -> SchemaMismatchError:
+    return SchemaMismatchError(
+        f"row {index} holds nothing but what sampling adds ({', '.join(ADDED)})",
+        key="",
+        row=index,
+        expected="a dict with keys of its own",
+        found="no such key",
+    )
+
+
+def _pushed_priorities(values: Sequence[Any]) -> NDArray[np.float64] | None:
+    """Return priorities of rows, NaN for None; None where no row has one."""
+    given = [index for index, value in enumerate(values) if value is not None]
+    if not given:
+        return None
+    priorities = np.full(len(values), math.nan)
+    for index in given:
+        priorities[index] = _number(values[index], index)
+    return priorities
+
+
+def _pushed_iter(row: Mapping[str, Any], index: int) -> int | None:
+    """Return the learner iteration of the policy that collected a row, None if unknown."""
+    value = row.get("collect_iter")
+    if value is None:
+        value = row.get("policy_iter")
+    if value is None or type(value) is int:
+        return value
+    try:
+        array = np.asarray(torch_to_numpy(value))
+    except (TypeError, ValueError):
+        array = np.empty(0)
+    if array.dtype.kind not in "iu" or array.size == 0:
+        raise SchemaMismatchError(
+            f"collect_iter of row {index} is {value!r:.80}; it is an integer or several",
+            key="collect_iter",
+            row=index,
+            expected="int",
+            found=type(value).__name__,
+        )
+    # A sequence is as old as its oldest step.
+    return int(array.min())
+
+
+def _number(value: Any, index: int) -> float:
+    found = torch_to_numpy(value)
+    if isinstance(found, np.ndarray) and found.ndim == 0:
+        found = found[()]
+    number = math.nan
+    if isinstance(found, (int, float, np.integer, np.floating)) and not isinstance(found, bool):
+        with contextlib.suppress(OverflowError):
+            number = float(found)
+    if not 0 <= number < math.inf:
+        raise _invalid("priority", value, index)
+    return number
+
+
+def read_numbers(info: Mapping[str, Any], key: str, n: int) -> NDArray[np.int64]:
+    """Return the ids or positions of an update as int64[n].
+
+    Raises:
+        InvalidPriorityError: they are missing, no integers, or not ``n``.
+    """
+    array = _numbers(key, info.get(key), "iu")
+    if len(array) != n:
+        raise InvalidPriorityError(
+            f"an update of {n} priorities has {len(array)} of {key!r}; each priority needs one",
+            key=key,
+            found=len(array),
+            expected=n,
+        )
+    return _plain(array, np.int64)
+
+
+def _numbers(key: str, values: Any, kinds: str) -> NDArray[Any]:
+    if not isinstance(values, (np.ndarray, list)):
+        values = torch_to_numpy(values)
+    if isinstance(values, np.ndarray):
+        array = values
+    elif isinstance(values, (list, tuple)):
+        # numpy takes True among numbers for 1.
+        types = list(map(type, values))
+        if bool in types:
+            raise _invalid(key, "a bool", types.index(bool))
+        try:
+            array = np.asarray(values) if values else np.empty(0, np.int64)
+        except (TypeError, ValueError) as error:
+            raise InvalidPriorityError(
+                f"{key} of an update makes no array of numbers: {error}", key=key, found="list"
+            ) from error
+    else:
+        array = np.empty((0, 0))
+    if array.ndim != 1 or array.dtype.kind not in kinds:
+        what = "numbers" if "f" in kinds else "integers"
+        found = f"{array.dtype}{list(array.shape)}" if array.ndim == 1 or array.size else values
+        raise InvalidPriorityError(
+            f"{key} of an update is a list, array or tensor of {what}, found {found!r:.80}",
+            key=key,
+            found=str(found)[:80],
+        )
+    return array
+
+
+def _plain(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    # Compiled code takes no frozen arrays, even to read.
+    plain = np.ascontiguousarray(array, dtype)
+    return plain if plain.flags.writeable else plain.copy()
+
+
+def _invalid(key: str, value: Any, index: int) -> InvalidPriorityError:
+    return InvalidPriorityError(
+        f"{key} of row {index} is {value!r:.80}; it must be a finite number >= 0",
+        key=key,
+        found=f"{value!r:.80}",
+        index=index,
+    )

@@ -1,0 +1,1086 @@
+"""The table: what every replay buffer is, five parts behind one lock."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import secrets
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from time import monotonic
+from types import TracebackType
+from typing import Any, ClassVar, Self, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.config import Section
+from dingsdk.data import SampleBatch
+from dingsdk.errors import (
+    BufferClosedError,
+    BufferFullError,
+    CheckpointCorruptError,
+    CheckpointVersionError,
+    ConfigError,
+    ConfigTypeError,
+    SchemaMismatchError,
+)
+from dingsdk.worker.replay_buffer import persistence
+from dingsdk.worker.replay_buffer.config import BufferSection, Parts
+from dingsdk.worker.replay_buffer.interface import BufferStats, IBuffer, RowListener
+from dingsdk.worker.replay_buffer.metrics import SampledStats, SampleMonitor, ThroughputMonitor
+from dingsdk.worker.replay_buffer.remover import Remover
+from dingsdk.worker.replay_buffer.row_metadata import NoMetadata
+from dingsdk.worker.replay_buffer.sampler import Sampler
+from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where, suits_arrays
+
+_log = logging.getLogger(__name__)
+
+STATE_VERSION = 2
+_STATE_KEYS = frozenset(
+    {"version", "capacity", "storage", "tail", "valid_count", "push_count"}
+    | {"sampler", "remover", "limiter"}
+)
+_REASONS = ("cleared", "stale", "used_up")
+"""Why rows leave that are not overwritten."""
+_LEFT = -1
+"""The mark of a row that left early; the mark of another is how often it was sampled."""
+_ROWS_AT_ONCE = 1 << 16
+"""Stored rows that are read at once for parts that need to know them."""
+
+
+class Table(IBuffer):
+    """Storage, sampler, remover, limiter and row metadata behind one lock.
+
+    Every operation is one critical section. Listeners that are told of removed rows, and logging,
+    run after it, in the thread that caused the removal, so they may call the buffer.
+
+    A push has two steps. *Prepare* may raise or wait, and changes nothing: the limiter admits the
+    rows, the metadata takes off what is not stored, sampler and listeners check the rest, the
+    storage accepts it. *Commit* cannot fail: the remover assigns positions, the storage writes,
+    then metadata, sampler and limiter are updated.
+
+    Attributes:
+        used_data: Deletes the files that rows name after these left, where the config has
+            ``enable_track_used_data``; else None. Lease there what is still being read.
+    """
+
+    Config: ClassVar[type[Section]] = BufferSection
+
+    sampler_family: ClassVar[type[Sampler]] = Sampler
+    """What the sampler of this kind of buffer must be."""
+    needs_fifo: ClassVar[bool] = False
+    """Whether this kind of buffer needs rows to leave in the order in which they came."""
+    clear_resets_push_count: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        cfg: Mapping[str, Any],
+        tb_logger: Any = None,
+        exp_name: str = "default_experiment",
+        instance_name: str = "buffer",
+    ) -> None:
+        self.exp_name = exp_name
+        self.instance_name = instance_name
+        self._parts = Parts(self.Config, self._configured(cfg))
+        self._cfg = self.read(self._parts.full)
+        self._capacity = self._parts.capacity
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._waiting = 0
+        self._closed = False
+        self._pushed = self._sampled = self._count = self._pushed_before_clear = 0
+        self._left = dict.fromkeys(_REASONS, 0)
+        self._history = secrets.token_hex(16)
+        self._listeners: tuple[RowListener, ...] = ()
+        self._departures: list[tuple[Rows, str]] = []
+        self._throughput = ThroughputMonitor(
+            instance_name, self._cfg.periodic_thruput_seconds, tb_logger
+        )
+        self._sample_monitor = self._new_sample_monitor(tb_logger)
+        self._report_due = False
+        self._metadata = self._new_metadata()
+        self._keeps_facts = self._metadata.keeps_facts
+        self._remover = self._parts.remover()
+        self._limiter = self._parts.limiter()
+        self._use_sampler(self._parts.sampler(self.sampler_family))
+        self._parts.check_order(self.needs_fifo, self._remover, f"type {self._cfg.type}")
+        self._use_storage(None if self._parts.chooses_storage else self._new_storage())
+        self._recover()
+        self.used_data = None
+        if self._cfg.enable_track_used_data:
+            from dingsdk.worker.replay_buffer.used_data import UsedData
+
+            self.used_data = UsedData(self._cfg.data_root)
+            self.add_listener(self.used_data)
+
+    @classmethod
+    def _configured(cls, cfg: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the config with what keys of this kind of buffer mean for its parts.
+
+        Raises:
+            ConfigError, ConfigTypeError: a value that cannot work.
+        """
+        return cfg
+
+    def _new_metadata(self) -> NoMetadata:
+        return NoMetadata()
+
+    def _new_sample_monitor(self, tb_logger: Any) -> SampleMonitor:
+        return SampleMonitor(self.instance_name, tb_logger=tb_logger)
+
+    def _new_storage(self, kind: str | None = None) -> Storage:
+        """Create a storage of the type ``kind``, or of the one that the config names."""
+        storage = self._parts.storage(kind)
+        self._parts.check_order(storage.needs_fifo, self._remover, "this storage")
+        if self._metadata.rows_leave_early:
+            storage.keep_marks()
+        return storage
+
+    def _use_storage(self, storage: Storage | None) -> None:
+        self._storage = storage
+        self._is_durable = storage is not None and storage.is_durable
+
+    def _use_sampler(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        # Calling a sampler that ignores it would take a tenth of a small push.
+        self._sampler_listens = any(
+            getattr(type(sampler), name) is not getattr(Sampler, name)
+            for name in ("on_insert", "on_remove", "check")
+        )
+
+    # Facts --------------------------------------------------------------------------------
+    @property
+    def replay_buffer_size(self) -> int:
+        """The capacity in rows."""
+        return self._capacity
+
+    @property
+    def push_count(self) -> int:
+        """Rows pushed since the buffer was made or cleared, overwritten ones included."""
+        return self._pushed - self._pushed_before_clear
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
+
+    def count(self) -> int:
+        """Return how many rows the buffer holds; 0 once it is closed."""
+        return 0 if self._closed else self._count
+
+    def stats(self) -> BufferStats:
+        """Return consistent totals since the buffer was made."""
+        with self._lock:
+            return BufferStats(
+                pushed=self._pushed,
+                sampled=self._sampled,
+                overwritten=self._pushed - self._count - sum(self._left.values()),
+                count=self._count,
+                capacity=self._capacity,
+                **self._left,
+            )
+
+    def sampled_stats(self) -> SampledStats:
+        """Return statistics of the rows of the latest samples, such as their age, and rates."""
+        with self._lock:
+            return self._sample_monitor.stats(self._pushed, self._sampled)
+
+    def can_push(self, n: int) -> bool:
+        """Whether the limiter admits ``n`` more rows now."""
+        with self._lock:
+            self._check_open()
+            return self._limiter.can_insert(n)
+
+    def can_sample(self, n: int) -> bool:
+        """Whether ``n`` distinct rows could be sampled now."""
+        with self._lock:
+            self._check_open()
+            return self._limiter.can_sample(n) and n <= self._count
+
+    def check_sizes(self, batch_size: int, push_rows: int = 1) -> None:
+        """Refuse, before a run, settings under which it would wait for ever.
+
+        Args:
+            batch_size: Rows of one sample.
+            push_rows: Rows of one push.
+
+        Raises:
+            ConfigError: the capacity is below the batch size or the limiter's ``min_size``, or
+                the limiter lets pushes and samples of these sizes block each other.
+        """
+        floors = ((batch_size, "the batch size"), (self._limiter.min_size, "limiter.min_size"))
+        for needed, what in floors:
+            if self._capacity < needed:
+                raise ConfigError(
+                    f"replay_buffer_size is {self._capacity}, less than {what} {needed}: nothing "
+                    "could ever be sampled; make it larger",
+                    path="replay_buffer_size",
+                    least=needed,
+                )
+        self._limiter.check_sizes(push_rows, batch_size)
+
+    def change_limiter(self, cfg: Mapping[str, Any]) -> None:
+        """Replace the limiter, or its settings, while others use the buffer.
+
+        Args:
+            cfg: As the ``limiter`` section of the config. Its counters are kept.
+
+        Raises:
+            UnknownTypeError, UnknownKeyError, ConfigError: it is no limiter's config; the old one
+                stays.
+        """
+        limiter = self._parts.limiter(cfg)
+        with self._lock:
+            self._check_open()
+            limiter.load_state_dict(self._limiter.state_dict())
+            limiter.size = self._count
+            self._limiter = limiter
+            self._changed.notify_all()
+
+    # Pushing ------------------------------------------------------------------------------
+    def push(self, data: Any, cur_collector_envstep: int, timeout_s: float | None = None) -> None:
+        """Add rows; a full buffer overwrites those that the remover chooses (the oldest).
+
+        Pushed data is copied and never written to. The first push decides what the buffer
+        holds (``storage.type: auto``): columns for SampleBatch and dicts of numbers and arrays,
+        objects otherwise.
+
+        Args:
+            data: A SampleBatch or a list (many rows), or anything else (one row, a tuple
+                included). Of more rows than the capacity, the newest stay.
+            cur_collector_envstep: Env steps collected so far.
+            timeout_s: Seconds to wait for the limiter to admit the rows; None: not at all.
+
+        Raises:
+            SchemaMismatchError: a row does not fit those before; nothing was pushed.
+            BufferFullError: the limiter did not admit the rows; nothing was pushed. The default
+                limiter admits everything.
+            BufferClosedError: the buffer is closed, or was closed during the wait.
+        """
+        # A dict is one row; making a batch of it would take ten times as long as storing it.
+        kind = type(data)
+        if kind is dict:
+            rows, n = data, 1
+        elif kind is SampleBatch or isinstance(data, (SampleBatch, list)):
+            rows, n = data, len(data)
+        else:
+            rows, n = [data], 1
+        with self._lock:
+            if self._closed:
+                self._check_open()
+            if n == 0:
+                return
+            if not self._limiter.can_insert(n):
+                self._wait_to_insert(n, timeout_s)
+            self._insert(rows, n)
+            if self._waiting:
+                self._changed.notify_all()
+            departures = self._take_departures() if self._departures else None
+        if departures:
+            self._tell(departures)
+        if monotonic() >= self._throughput.next_report_s:
+            self._throughput.report(self.stats())
+
+    def _insert(self, rows: Any, n: int) -> None:
+        """Store ``n`` rows (a dict is one), or raise and change nothing."""
+        # Prepare: may raise, changes nothing.
+        storage, given, facts, row = self._storage, rows, None, None
+        if type(rows) is dict:
+            row, rows = rows, [rows]
+        if self._keeps_facts:
+            rows, facts = self._metadata.prepare(rows)
+        if self._sampler_listens:
+            self._sampler.check(rows)
+        if self._listeners:
+            for listener in self._listeners:
+                listener.check(rows)
+        if storage is None:
+            storage = self._new_storage("array" if self._suits_arrays(rows) else "object")
+        if row is not None and storage.takes_row(rows[0]):
+            accepted, row = None, rows[0]
+        else:
+            accepted = storage.accept(rows)
+        if storage is not self._storage:
+            self._use_storage(storage)
+        if n > self._capacity:
+            # Each piece replaces the one before. All were checked, so none is refused.
+            for start in range(0, n, self._capacity):
+                piece = given[start : start + self._capacity]
+                self._insert(piece, len(piece))
+            return
+
+        # Commit: cannot fail.
+        where, replaced = self._remover.allot(n)
+        if replaced is not None and (self._keeps_facts or self._listeners):
+            self._replace(replaced)
+        if accepted is None:
+            storage.put_row(where.start, row)  # type: ignore[arg-type, union-attr]
+        else:
+            storage.put(where, accepted)
+        self._pushed += n
+        count = self._count + n
+        priorities = None
+        if facts is not None:
+            self._metadata.insert(where, facts)
+            count, priorities = self._metadata.count(count), facts.priorities
+        if self._sampler_listens:
+            self._sampler.on_insert(where, rows, priorities)
+        if self._listeners:
+            for listener in self._listeners:
+                listener.on_insert(rows)
+        self._limiter.on_insert(n)
+        self._limiter.size = self._count = count if count < self._capacity else self._capacity
+        if self._is_durable:
+            storage.commit(self._committed_state())
+
+    @staticmethod
+    def _suits_arrays(rows: Rows) -> bool:
+        """Whether ``auto`` means columns for these first rows."""
+        return suits_arrays(rows)
+
+    def _replace(self, where: Where) -> None:
+        """Remove rows that others replace, oldest first; some may have left before."""
+        where = self._metadata.living(where)
+        if self._listeners and _length(where):
+            self._departures.append((self._storage.take(where), "overwritten"))  # type: ignore[union-attr]
+        self._metadata.remove(where)
+
+    def _remove(self, where: NDArray[np.int64], reason: str) -> None:
+        """Remove rows that have not left, oldest first, without others in their place."""
+        if self._listeners and len(where):
+            self._departures.append((self._storage.take(where), reason))  # type: ignore[union-attr]
+        self._metadata.remove(where)
+        self._sampler.on_remove(where)
+        self._storage.mark(where, _LEFT)  # type: ignore[union-attr]
+        self._left[reason] += len(where)
+        self._limiter.size = self._count = self._count - len(where)
+
+    def _use_up(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> None:
+        """Record how often rows were sampled, and remove those for which that is often enough.
+
+        Args:
+            where: Positions of rows; of equal ones the last counts.
+            uses: int64[n].
+        """
+        self._storage.mark(where, uses)  # type: ignore[union-attr]
+        used_up = self._metadata.used_up(where, uses)
+        if len(used_up):
+            self._remove(used_up, "used_up")
+
+    def _wait_to_insert(self, n: int, timeout_s: float | None) -> None:
+        if not self._wait_until(lambda: self._limiter.can_insert(n), timeout_s):
+            raise BufferFullError(
+                f"{self.instance_name}: its limiter does not admit {n} more rows before "
+                f"more were sampled (waited {timeout_s or 0:g} s); push again later",
+                rows=n,
+                waited_s=timeout_s or 0.0,
+            )
+
+    def _push_unlimited(self, rows: Rows) -> None:
+        """Push rows without asking the limiter."""
+        with self._change():
+            if len(rows):
+                self._insert(rows, len(rows))
+
+    # Sampling -----------------------------------------------------------------------------
+    @abstractmethod
+    def sample(self, *args: Any, **kwargs: Any) -> SampleBatch | list[Any] | None:
+        """Return rows as the caller's own copies; a kind of buffer says which."""
+
+    def update(self, info: Any) -> None:
+        """Ignore priorities; a buffer with another sampler uses them."""
+
+    def _serve(
+        self,
+        size: int,
+        timeout_s: float | None,
+        draw: Callable[..., Rows | None],
+        *args: Any,
+    ) -> Rows | None:
+        """Draw in one critical section, once that is possible.
+
+        Args:
+            size: Rows to draw, >= 1.
+            timeout_s: Seconds to wait until it is possible; None: not at all.
+            draw: Returns the batch, or None where there are too few rows; it may remove some.
+                Called when the limiter admits the sample.
+            args: Arguments of ``draw``.
+        """
+        with self._lock:
+            if self._closed:
+                self._check_open()
+            batch = draw(*args) if self._limiter.can_sample(size) else None
+            if batch is None and timeout_s is not None:
+                batch = self._wait_to_draw(size, timeout_s, draw, *args)
+            if batch is not None:
+                self._limiter.on_sample(size)
+                self._sampled += size
+                if self._waiting:
+                    self._changed.notify_all()
+            departures = self._take_departures() if self._departures else None
+        if departures:
+            self._tell(departures)
+        if batch is None:
+            _log.debug("%s cannot give %d of %d rows", self.instance_name, size, self.count())
+        if self._report_due:
+            self._report_due = False
+            self._sample_monitor.report(self.sampled_stats(), self._pushed)
+        if monotonic() >= self._throughput.next_report_s:
+            self._throughput.report(self.stats())
+        return batch
+
+    def _wait_to_draw(
+        self, size: int, timeout_s: float, draw: Callable[..., Rows | None], *args: Any
+    ) -> Rows | None:
+        batch: Rows | None = None
+
+        def has_drawn() -> bool:
+            nonlocal batch
+            batch = draw(*args) if self._limiter.can_sample(size) else None
+            return batch is not None
+
+        self._wait_until(has_drawn, timeout_s)
+        return batch
+
+    def _record_sample(self, facts: Mapping[str, NDArray[Any]], size: int) -> None:
+        """Record statistics of a sample; called when the monitor's ``skip`` came to 0."""
+        self._report_due = self._sample_monitor.record(facts, self._pushed, self._sampled + size)
+
+    def _empty_sample(self) -> list[Any]:
+        """Return the sample of size 0, which every open buffer can serve."""
+        with self._lock:
+            self._check_open()
+        return []
+
+    # Waiting ------------------------------------------------------------------------------
+    def _wait_until(self, is_ready: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait until ready or the time is over; the lock is held, but not while it waits.
+
+        Args:
+            is_ready: Called under the lock; what it raises ends the wait.
+            timeout_s: Seconds; None: do not wait.
+
+        Returns:
+            Whether it was ready.
+        """
+        if timeout_s is None:
+            return False
+        deadline = monotonic() + timeout_s
+        # Asking the limiter may have changed what it admits to others: let them look again.
+        self._changed.notify_all()
+        self._waiting += 1
+        try:
+            while not is_ready():
+                rest_s = deadline - monotonic()
+                if rest_s <= 0:
+                    return False
+                # Time alone may change the answer of a limiter.
+                soon_s = self._limiter.retry_after_s()
+                self._changed.wait(rest_s if soon_s is None else min(rest_s, max(soon_s, 0.001)))
+                self._check_open()
+            return True
+        finally:
+            self._waiting -= 1
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BufferClosedError(
+                f"{self.instance_name} is closed; make a new buffer", what=self.instance_name
+            )
+
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        """Hold the lock of an open buffer; then wake waiting threads and tell listeners."""
+        with self._lock:
+            self._check_open()
+            yield
+            self._changed.notify_all()
+            departures = self._take_departures()
+        self._tell(departures)
+
+    # Listeners ----------------------------------------------------------------------------
+    def add_listener(self, listener: RowListener) -> None:
+        """Call a listener for the rows that are here, and for all that come and leave later."""
+        with self._lock:
+            self._announce((listener,))
+            self._listeners = (*self._listeners, listener)
+
+    def add_remove_listener(self, listener: Callable[[Any, str], None]) -> None:
+        """Call ``listener(rows, reason)`` for rows that left; see :class:`RowListener`."""
+        self.add_listener(_RemoveFunction(listener))
+
+    def _announce(self, listeners: Iterable[RowListener]) -> None:
+        """Tell listeners of the stored rows."""
+        if any(type(each).on_insert is not RowListener.on_insert for each in listeners):
+            for where in self._living():
+                rows = self._storage.take(where)  # type: ignore[union-attr]
+                for listener in listeners:
+                    listener.on_insert(rows)
+
+    def _positions(self) -> Iterator[NDArray[np.int64]]:
+        """Return the positions of all rows, oldest first, in pieces; some may have left early."""
+        count = self._remover.count
+        for start in range(0, count, _ROWS_AT_ONCE):
+            ages = np.arange(start, min(start + _ROWS_AT_ONCE, count), dtype=np.int64)
+            yield self._remover.by_age(ages)
+
+    def _living(self) -> Iterator[NDArray[np.int64]]:
+        """Return the positions of all rows that have not left early, oldest first, in pieces."""
+        for where in self._positions():
+            living = cast("NDArray[np.int64]", self._metadata.living(where))
+            if len(living):
+                yield living
+
+    def _take_departures(self) -> list[tuple[Rows, str]]:
+        departures, self._departures = self._departures, []
+        return departures
+
+    def _tell(self, departures: Iterable[tuple[Rows, str]]) -> None:
+        """Tell listeners of rows that left; what one raises is logged."""
+        for rows, reason in departures:
+            for listener in self._listeners:
+                try:
+                    listener.on_remove(rows, reason)
+                except Exception:
+                    # The rows have left; failing the call that removed them undoes nothing.
+                    _log.exception("%s: a remove listener failed", self.instance_name)
+
+    # Clearing and closing -----------------------------------------------------------------
+    def clear(self) -> None:
+        """Drop all rows, and the schema that the first of them set.
+
+        Raises:
+            BufferClosedError: the buffer is closed.
+        """
+        with self._change():
+            self._empty()
+            if self.clear_resets_push_count:
+                self._pushed_before_clear = self._pushed
+
+    def _empty(self) -> None:
+        if self._listeners:
+            self._departures += [
+                (self._storage.take(where), "cleared")  # type: ignore[union-attr]
+                for where in self._living()
+            ]
+        self._left["cleared"] += self._count
+        self._count = 0
+        if self._parts.chooses_storage:
+            self._use_storage(None)
+        elif self._storage is not None:
+            self._storage.clear()
+        self._remover.clear()
+        self._sampler.clear()
+        self._limiter.reset()
+        self._metadata.clear()
+
+    def start(self) -> None:
+        """Do nothing: the buffer runs no thread. Kept for callers of the reference."""
+
+    def close(self) -> None:
+        """Drop all rows, wake waiting threads, and refuse further use; idempotent.
+
+        Rows of a durable storage stay on disk, for a buffer that reopens them.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            if not self._is_durable:
+                self._empty()
+            self._closed = True
+            if self._storage is not None:
+                self._storage.close()
+            self._storage = None
+            self._changed.notify_all()
+            departures = self._take_departures()
+        self._tell(departures)
+        for listener in self._listeners:
+            listener.on_close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Persistence --------------------------------------------------------------------------
+    @contextmanager
+    def snapshot(self) -> Iterator[Snapshot]:
+        """Hold the buffer's lock, and return what reads the buffer as it is meanwhile.
+
+        Raises:
+            BufferClosedError: the buffer is closed.
+        """
+        with self._lock:
+            self._check_open()
+            yield Snapshot(self)
+
+    def save_data(self, file: str) -> None:
+        """Write all rows, oldest first, into the folder ``file`` (made with its parents).
+
+        Columns become array files and objects lines of JSON, listed with their checksums in
+        ``manifest.json``, which is replaced last: a reader sees the old rows or the new ones. The
+        state that future samples depend on is written beside them.
+
+        Raises:
+            RunFolderError: the folder cannot be written.
+            SchemaMismatchError: object storage, or the state of a part, holds something other
+                than JSON values and numeric arrays; names where.
+            BufferClosedError: the buffer is closed.
+        """
+        with self._lock:
+            self._check_open()  # before there is a folder
+        persistence.save(file, self)
+
+    def load_data(self, file: str) -> None:
+        """Push all rows of a folder that :meth:`save_data` wrote; the limiter is not asked.
+
+        An empty buffer of the same type, capacity, sampler and remover as the saved one continues
+        where that one was: rows lie at the same positions, and with the random state and all else
+        that :meth:`state_dict` contains, the next samples are the same. Only ``push_count``
+        differs: the loaded rows count as pushed now. Other threads wait while such a buffer is
+        filled on disk. Any other buffer, and one whose sampler refuses the state (another
+        ``alpha``), takes the rows as new.
+
+        Raises:
+            CheckpointMissingError: there is no such folder.
+            CheckpointCorruptError, CheckpointVersionError: it was altered, or written by a
+                version that this one does not read; nothing was pushed.
+            SchemaMismatchError: its rows do not fit those in the buffer; nothing was pushed.
+            BufferClosedError: the buffer is closed.
+        """
+        with self._lock:
+            self._check_open()
+        saved = persistence.load(file)
+        if not self._continue_from(saved):
+            for rows, facts in saved:
+                self._push_loaded(rows, facts)
+
+    def _continue_from(self, saved: persistence.SavedRows) -> bool:
+        """Restore saved rows with the state of their buffer; return whether that was possible."""
+        state = saved.state
+        if state is None or saved.made_of != self._parts.made_of or self.count():
+            return False
+        try:
+            self._check_state(state)
+            return self._restore(state, saved.count, saved.whole, as_pushed=True)
+        except CheckpointVersionError:
+            return False
+
+    def _push_loaded(self, rows: Rows, facts: Mapping[str, NDArray[Any]]) -> None:
+        """Push loaded rows with the facts that were saved about each."""
+        if not self._keeps_facts:
+            self._push_unlimited(rows)
+            return
+        if "priority" in facts:
+            rows = _with_priorities(rows, facts["priority"])
+        n = min(len(rows), self._capacity)
+        uses = facts.get("use", np.zeros(len(rows), np.int64))[-n:]
+        with self._change():
+            self._insert(rows, len(rows))
+            count = self._remover.count
+            where = self._remover.by_age(np.arange(count - n, count))
+            self._metadata.set_uses(where, uses)
+            self._use_up(where, uses)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy of rows, counters and random state, taken at one moment.
+
+        Keys: ``version``, ``capacity``, ``storage`` (``array``, ``object`` or None if empty),
+        ``data`` (columns or a list, oldest first), ``tail`` (the position after the newest row),
+        ``valid_count``, ``push_count``, one for each part (``sampler``, ``remover``, ``limiter``,
+        ``metadata``), and what the kind of buffer adds.
+
+        Raises:
+            BufferClosedError: the buffer is closed.
+        """
+        with self.snapshot() as now:
+            rows, lengths = now.rows(now.first, now.last)
+            data: Any = rows.columns if isinstance(rows, SampleBatch) else rows
+            if lengths is not None:
+                data = list(persistence.cut_episodes(data, lengths.tolist()))
+            return {**now.state(), "data": data}
+
+    def _state(self) -> dict[str, Any]:
+        """Return the state without ``data``."""
+        count = self._remover.count
+        return {
+            "version": STATE_VERSION,
+            "capacity": self._capacity,
+            "push_count": self.push_count,
+            **_described(self._remover, self._metadata),
+            "sampler": self._sampler.state_dict(),
+            "remover": self._remover.state_dict(),
+            "limiter": self._limiter.state_dict(),
+            "metadata": self._metadata.state_dict(count),
+            **self._extra_state(),
+        }
+
+    def _committed_state(self) -> dict[str, int]:
+        """Return what a durable storage keeps for :meth:`_recover`, besides rows."""
+        ids = {"next_unique_id": self._metadata.next_id} if self._keeps_facts else {}
+        return {**self._remover.state_dict(), "push_count": self.push_count, **ids}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], deepcopy: bool = False) -> None:
+        """Restore a state, so that the next samples are those of its buffer.
+
+        A state of ``data`` alone (demonstrations: rows, or columns) is pushed instead.
+
+        Args:
+            state_dict: As :meth:`state_dict` returned it; never written to, and not kept.
+            deepcopy: Whether to copy what object storage shares otherwise: the arrays and
+                objects in the dicts and lists of a row.
+
+        Raises:
+            CheckpointVersionError: it has another version or capacity.
+            CheckpointCorruptError: a part is missing or contradicts the others.
+            ConfigError, StorageFullError: there is no room for its rows. In all cases of an error
+                the buffer is unchanged, but a buffer on a full disk is left empty.
+            BufferClosedError: the buffer is closed.
+        """
+        if deepcopy and "data" in state_dict:
+            state_dict = {**state_dict, "data": copy.deepcopy(state_dict["data"])}
+        if set(state_dict) == {"data"}:
+            self._push_unlimited(_rows_of(state_dict["data"]))
+            return
+        self._check_state(state_dict)
+        if "data" not in state_dict:
+            raise CheckpointCorruptError("the buffer state lacks data")
+        rows = _rows_of(state_dict["data"])
+        # Episodes are a list in columns too.
+        kinds = ("array",) if isinstance(rows, SampleBatch) else ("object", "array")
+        if state_dict["storage"] not in (kinds if len(rows) else (None,)):
+            raise CheckpointCorruptError(
+                f"the buffer state's storage is {state_dict['storage']!r}, but its data is of "
+                f"{kinds[0]!r}"
+            )
+        try:
+            self._restore(state_dict, len(rows), lambda: [rows] if len(rows) else [])
+        except SchemaMismatchError as error:
+            raise CheckpointCorruptError(f"the buffer state's data is wrong: {error}") from error
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        """Check everything in a state, but its rows, that needs no part.
+
+        Raises:
+            CheckpointVersionError: another version, or a buffer of another capacity.
+            CheckpointCorruptError: a missing entry or one of the wrong type.
+        """
+        version = state.get("version")
+        if version != STATE_VERSION:
+            raise CheckpointVersionError(
+                f"the buffer state has version {version!r}; this dingsdk reads {STATE_VERSION}",
+                found=version,
+                expected=STATE_VERSION,
+            )
+        missing = sorted(_STATE_KEYS - set(state))
+        if missing:
+            raise CheckpointCorruptError(f"the buffer state lacks {', '.join(missing)}")
+        if state["capacity"] != self._capacity:
+            raise CheckpointVersionError(
+                f"the state is of a buffer of {state['capacity']} rows, this one has "
+                f"{self._capacity}; use the same replay_buffer_size, or load "
+                "{'data': state['data']} to push its rows",
+                found=state["capacity"],
+                expected=self._capacity,
+            )
+        push_count = state["push_count"]
+        if type(push_count) is not int or push_count < 0:
+            raise CheckpointCorruptError(f"push_count is {push_count!r}; expected a number >= 0")
+        for part in ("sampler", "remover", "limiter", "metadata"):
+            if not isinstance(state.get(part), Mapping):
+                raise CheckpointCorruptError(f"the buffer state's {part} entry is no mapping")
+
+    def _restore(
+        self,
+        state: Mapping[str, Any],
+        count: int,
+        pieces: Callable[[], Iterable[Rows]],
+        as_pushed: bool = False,
+    ) -> bool:
+        """Restore a state, or raise and change nothing.
+
+        Args:
+            state: The state, checked by itself; its ``data`` is not used.
+            count: How many rows it has.
+            pieces: Returns them, oldest first; may be called again.
+            as_pushed: Whether the rows count as pushed now, and only an empty buffer takes them.
+
+        Returns:
+            Whether it was done: another thread may have pushed meanwhile.
+
+        Raises:
+            CheckpointVersionError: a part is another one.
+            CheckpointCorruptError: a part of the state is wrong, or contradicts another.
+            SchemaMismatchError, ConfigError: the storage does not accept the rows.
+        """
+        # New parts are made first, so that a wrong state changes nothing.
+        remover, limiter = self._parts.remover(), self._parts.limiter()
+        sampler = self._parts.sampler(self.sampler_family)
+        remover.load_state_dict(state["remover"])
+        limiter.load_state_dict(state["limiter"])
+        sampler.load_state_dict(state["sampler"])
+        if count != remover.count:
+            raise CheckpointCorruptError(
+                f"the buffer state has {count} rows and counts {remover.count}"
+            )
+        metadata = self._metadata.restored(state["metadata"], count)
+        described = _described(remover, metadata)
+        for key, value in described.items():
+            if state.get(key) != value:
+                raise CheckpointCorruptError(
+                    f"{key} is {state.get(key)!r}, but the parts of the state give {value!r}"
+                )
+        storage = None if self._is_durable else self._storage_for(state["storage"])
+        if storage is not None or self._sampler_listens or self._listeners:
+            for where, rows in _placed(remover, pieces()):
+                if storage is not None:
+                    storage.put(where, storage.accept(rows))
+                sampler.on_restore(where, rows)
+                for listener in self._listeners:
+                    listener.check(rows)
+        use_extra_state = self._check_extra_state(state, sampler, metadata)
+        with self._change():
+            if as_pushed and self._count:
+                return False
+            pushed_before = self.push_count
+            self._empty()
+            if self._is_durable:
+                # There is one such storage; if its disk is full, the buffer is left empty.
+                assert self._storage is not None
+                self._storage.expect(count)
+                for where, rows in _placed(remover, pieces()):
+                    self._storage.put(where, self._storage.accept(rows))
+            else:
+                self._use_storage(storage)
+            self._remover, self._limiter, self._metadata = remover, limiter, metadata
+            self._use_sampler(sampler)
+            self._history = secrets.token_hex(16)
+            use_extra_state()
+            # The rows of the state count as pushed here, so that totals add up. Why those that
+            # left early did so is not in the state.
+            self._pushed += count
+            limiter.size = self._count = metadata.count(count)
+            self._left["used_up"] += count - self._count
+            push_count = pushed_before + self._count if as_pushed else state["push_count"]
+            self._pushed_before_clear = self._pushed - push_count
+            self._announce(self._listeners)
+            if metadata.keeps_facts and count:
+                # Rows leave that this buffer, by its settings, would not hold.
+                self._storage.mark(remover.oldest_first(), _LEFT)  # type: ignore[union-attr]
+                for where in list(self._living()):
+                    self._use_up(where, metadata.uses(where))
+            if self._is_durable:
+                self._storage.commit(self._committed_state())  # type: ignore[union-attr]
+        return True
+
+    def _storage_for(self, kind: str | None) -> Storage | None:
+        """Return a new storage for the rows of a state; None to leave it to the first push."""
+        if not self._parts.chooses_storage:
+            return self._new_storage()
+        return None if kind is None else self._new_storage(kind)
+
+    def _recover(self) -> None:
+        """Take over the rows that an earlier process left in a durable storage."""
+        storage = self._storage
+        recovered = storage.recovered() if storage is not None else None
+        if storage is None or recovered is None:
+            return
+        self._remover.load_state_dict(recovered)
+        metadata, count = self._metadata, self._remover.count
+        self._pushed = self._count = count
+        self._limiter.on_insert(count)
+        if self._sampler_listens or metadata.keeps_facts:
+            for where in self._positions():
+                rows, facts = metadata.prepare(storage.take(where))
+                if facts is not None:
+                    metadata.insert(where, facts)
+                self._sampler.on_insert(where, rows, None if facts is None else facts.priorities)
+        self._pushed_before_clear = count - recovered.get("push_count", count)
+        if not metadata.keeps_facts:
+            return
+        # Rows of an earlier process keep their ids, and how often they were sampled.
+        metadata.renumber(recovered.get("next_unique_id", self.push_count))
+        where = self._remover.oldest_first()
+        marks = storage.recovered_marks(where)
+        if marks is not None:
+            metadata.set_uses(where, marks.clip(0))
+            self._remove(where[marks == _LEFT], "used_up")  # or stale: the reason is not stored
+
+    def _export(self, where: Where) -> tuple[Rows, NDArray[np.int64] | None]:
+        """Return rows as they are saved; of episodes in columns all steps, and their lengths."""
+        return self._storage.take(where), None  # type: ignore[union-attr]
+
+    def _extra_state(self) -> dict[str, Any]:
+        """Return what the state of this kind of buffer needs besides that of the parts."""
+        return {}
+
+    def _check_extra_state(
+        self, state: Mapping[str, Any], sampler: Sampler, metadata: NoMetadata
+    ) -> Callable[[], None]:
+        """Check the extra state; return a function that restores it.
+
+        Args:
+            state: The whole state.
+            sampler: The new sampler, its state loaded.
+            metadata: The new metadata, its state loaded.
+
+        Raises:
+            CheckpointCorruptError, CheckpointVersionError: nothing has changed.
+        """
+        return lambda: None
+
+
+class Snapshot:
+    """Reads a table whose lock is held; rows are numbered by how many were pushed before them.
+
+    Attributes:
+        first: Number of the oldest row.
+        last: Number after the newest.
+        lineage: Random name of the history that numbers belong to; a loaded state starts another.
+        is_ordered: Whether rows only leave oldest first.
+        made_of: Types of the buffer and of the parts that give its state a meaning.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self.last = table._pushed
+        self.first = self.last - table._remover.count
+        # A forked process has a history of its own.
+        self.lineage = f"{table._history}-{os.getpid()}"
+        self.is_ordered = table._remover.is_fifo
+        self.made_of = table._parts.made_of
+
+    def rows(self, start: int, stop: int) -> tuple[Rows, NDArray[np.int64] | None]:
+        """Return copies of rows ``start`` to ``stop``, all of which must be there.
+
+        Returns:
+            The rows. Of episodes in columns all of their steps, and int64[episodes], how many each
+            has; else None.
+        """
+        if start >= stop:
+            return [], None
+        ages = np.arange(start - self.first, stop - self.first, dtype=np.int64)
+        return self._table._export(_as_slice(self._table._remover.by_age(ages)))
+
+    def facts(self) -> dict[str, NDArray[Any]]:
+        """Return what may change about stored rows, as arrays of one value a row.
+
+        ``kept`` is in it where rows left early: whether each has not.
+        """
+        table = self._table
+        where = table._remover.oldest_first()
+        facts = {**table._sampler.facts(where), **table._metadata.facts(where)}
+        living = table._metadata.living(where)
+        if isinstance(living, np.ndarray) and len(living) < len(where):
+            facts[persistence.KEPT] = np.isin(where, living)
+        return facts
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of the table without its rows."""
+        table, kind = self._table, None
+        if self.first < self.last:
+            rows, lengths = self.rows(self.first, self.first + 1)
+            kind = "object" if lengths is None and isinstance(rows, list) else "array"
+        return {"storage": kind, **table._state()}
+
+
+class _RemoveFunction(RowListener):
+    """Calls a function for rows that left."""
+
+    def __init__(self, function: Callable[[Any, str], None]) -> None:
+        self.on_remove = function  # type: ignore[assignment, method-assign]
+
+
+def checked_size(size: Any, what: str = "a sample size", least: int = 0) -> int:
+    """Return an integer that is at least ``least``.
+
+    Raises:
+        ConfigTypeError: it is no integer.
+        ConfigError: it is less (also a ValueError).
+    """
+    if type(size) is int and size >= least:
+        return size
+    if isinstance(size, (bool, np.bool_)) or not isinstance(size, (int, np.integer)):
+        raise ConfigTypeError(
+            f"{what} is an integer >= {least}, found {size!r}",
+            path="size",
+            expected="int",
+            found=type(size).__name__,
+        )
+    if size < least:
+        raise ConfigError(f"{what} is an integer >= {least}, found {size}", path="size")
+    return int(size)
+
+
+def check_range(sample_range: Any) -> None:
+    """Refuse a ``sample_range`` that is neither None nor a slice.
+
+    Raises:
+        ConfigTypeError: it is something else.
+    """
+    if sample_range is not None and not isinstance(sample_range, slice):
+        raise ConfigTypeError(
+            f"sample_range must be a slice over ages, found {sample_range!r}",
+            path="sample_range",
+            expected="slice",
+            found=type(sample_range).__name__,
+        )
+
+
+def _described(remover: Remover, metadata: NoMetadata) -> dict[str, Any]:
+    """Return the entries of a state that follow from those of its parts."""
+    count = remover.count
+    newest = remover.by_age(np.arange(count - 1, count, dtype=np.int64)) if count else [-1]
+    tail = (int(newest[0]) + 1) % remover.capacity
+    ids = {"next_unique_id": metadata.next_id} if metadata.keeps_facts else {}
+    return {"tail": tail, "valid_count": count, **ids}
+
+
+def _rows_of(data: Any) -> Rows:
+    """Return the rows of a ``data`` entry: a list, a SampleBatch, or columns.
+
+    Raises:
+        CheckpointCorruptError: it is none of these.
+    """
+    if isinstance(data, (SampleBatch, list)):
+        return data
+    try:
+        return SampleBatch(data)
+    except SchemaMismatchError as error:
+        raise CheckpointCorruptError(f"the buffer state's data is wrong: {error}") from error
+
+
+def _placed(remover: Remover, pieces: Iterable[Rows]) -> Iterator[tuple[NDArray[np.int64], Rows]]:
+    """Return all rows of a remover, which come oldest first, with their positions."""
+    first = 0
+    for rows in pieces:
+        yield remover.by_age(np.arange(first, first + len(rows), dtype=np.int64)), rows
+        first += len(rows)
+
+
+def _with_priorities(rows: Rows, priorities: NDArray[Any]) -> Rows:
+    if isinstance(rows, SampleBatch):
+        return rows.with_columns(priority=priorities)
+    pairs = zip(rows, priorities.tolist(), strict=True)
+    return [{**row, "priority": priority} for row, priority in pairs]
+
+
+def _length(where: Where) -> int:
+    return where.stop - where.start if isinstance(where, slice) else len(where)
+
+
+def _as_slice(where: NDArray[np.int64]) -> Where:
+    # A contiguous range is copied several times faster than rows one by one.
+    if (np.diff(where) == 1).all():
+        return slice(int(where[0]), int(where[-1]) + 1)
+    return where

@@ -1,1 +1,0 @@
-"""What buffers tell of themselves: logs, statistics, and the rows that left."""
