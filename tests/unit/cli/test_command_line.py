@@ -16,7 +16,7 @@ import pytest
 from dingsdk.cli import main
 from dingsdk.cli.train import summary
 from dingsdk.errors import ConfigError, TaskFailedError, WorkerLostError
-from dingsdk.pipeline.context import RunResult
+from dingsdk.pipeline.context import Evaluation, RunResult
 from dingsdk.plugins import PluginManager, use_manager
 
 
@@ -182,6 +182,65 @@ def test_summary_proposes_a_command_that_works(names: tuple[str, ...], command: 
     proposed = [line for line in summary(result).splitlines() if "dingsdk eval" in line]
 
     assert [line.partition("dingsdk ")[2] for line in proposed] == ([command] if command else [])
+
+
+def test_summary_of_a_solved_run_names_its_files() -> None:
+    evaluation = Evaluation(6.0, 100, 10, mean=480.0, min=400.0, max=500.0, episodes=5)
+    result = RunResult(
+        reached=True,
+        reason="stop_value",
+        mode="serial",
+        best_return=480.0,
+        last_return=480.0,
+        env_steps=1_234,
+        train_iter=56,
+        elapsed_s=7.0,
+        run_dir=Path("r"),
+        checkpoints={"best": Path("r/ckpt/best")},
+        evaluations=(evaluation,),
+    )
+
+    lines = summary(result).splitlines()
+
+    assert lines[1] == "Solved: mean return 480.0 after 1,234 env steps, 56 iterations, 7.0 s."
+    assert lines[3].split() == [
+        "config.yaml",
+        "result.json",
+        "curve.png",
+        "log/",
+        "ckpt/",
+        "(best)",
+    ]
+
+
+def test_plugins_table_is_not_cut_in_a_pipe_and_says_why_a_type_cannot_be_used(
+    tmp_path: Path,
+) -> None:
+    info = tmp_path / "acme_far-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-far\nVersion: 1.0\n")
+    key = "a_type_key_as_long_as_nobody_would_like_to_type_it_in_any_config_of_a_run"
+    (info / "entry_points.txt").write_text(f"[dingsdk.buffers]\n{key} = acme_far\n")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "dingsdk", "plugins", "--kind", "buffers"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(tmp_path),
+            "DINGSDK_DISABLED_PLUGINS": "acme-far",
+            "COLUMNS": "60",
+        },
+    )
+
+    row = next(line for line in done.stdout.splitlines() if key in line)
+    assert row.split()[:4] == ["buffers", key, "acme-far", "1.0"]
+    assert row.split(maxsplit=4)[4].startswith("disabled: it is named in")
+    other = next(line for line in done.stdout.splitlines() if " naive " in line)
+    assert other.split()[-1] == "available"
 
 
 def test_plugins_lists_built_in_types_as_a_table_and_as_json(

@@ -16,13 +16,14 @@ PROGRAM = [sys.executable, "-m", "dingsdk"]
 SHELLS = ("bash", "zsh", "fish")
 
 
-def ask(shell: str, *words: str, cwd: Path | None = None) -> list[str]:
+def ask(shell: str, *words: str, cwd: Path | None = None, **variables: str) -> list[str]:
     """Return what is proposed for the last of ``words``, as the shell's script would ask."""
     index = words[-1] if shell == "fish" else str(len(words))
     done = subprocess.run(
         PROGRAM,
         env={
             **os.environ,
+            **variables,
             "_DINGSDK_COMPLETE": f"{shell}_complete",
             "COMP_WORDS": "\n".join(["dingsdk", *words]),
             "COMP_CWORD": index,
@@ -124,6 +125,14 @@ def test_bash_completes_with_the_script(tmp_path: Path) -> None:
     )
 
     assert (done.stdout, done.stderr) == ("compopt -o nospace\nenv.env_id=\n", "")
+
+
+def test_warnings_are_not_printed_into_the_command_that_is_typed(tmp_path: Path) -> None:
+    info = tmp_path / "dingsdk-2.0.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dingsdk\nVersion: 2.0.0\n")
+
+    assert ask("bash", "tr", PYTHONPATH=str(tmp_path)) == ["plain,train"]
 
 
 def test_failure_while_completing_prints_nothing(tmp_path: Path) -> None:

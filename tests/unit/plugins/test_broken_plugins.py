@@ -33,6 +33,21 @@ def test_plugin_that_raises_on_import_is_named_and_others_still_load(ring: Insta
     assert manager.get("buffers", "ring").__name__ == "RingBuffer"
 
 
+def test_message_names_the_line_that_raised_or_that_cannot_be_read(install: Install) -> None:
+    install("acme-bad", {"dingsdk.buffers": {"bad": "acme_bad"}}, acme_bad="x = 1\n1 / 0\n")
+    install("acme-odd", {"dingsdk.buffers": {"odd": "acme_odd"}}, acme_odd="def f(:\n")
+    manager = PluginManager()
+
+    with pytest.raises(PluginLoadError) as bad:
+        manager.get("buffers", "bad")
+    with pytest.raises(PluginLoadError) as odd:
+        manager.get("buffers", "odd")
+
+    assert str(bad.value).endswith("acme_bad.py, line 2)")
+    assert str(odd.value).endswith("(acme_odd.py, line 1)")
+    assert str(odd.value).count("line") == 1
+
+
 def test_plugin_that_exits_on_import_does_not_end_the_program(install: Install) -> None:
     install("acme-bad", {"dingsdk.buffers": {"bad": "acme_bad"}}, acme_bad="raise SystemExit(3)")
 

@@ -9,7 +9,7 @@ import pytest
 
 from dingsdk.errors import PluginLoadError, PluginNotInstalledError, UnknownPluginError
 from dingsdk.plugins import KINDS, PluginManager, Switches
-from dingsdk.plugins.discovery import SHIPPED, Shipped
+from dingsdk.plugins.discovery import SHIPPED, Advert, Shipped
 from dingsdk.plugins.kinds import NAMES
 
 Install = Callable[..., Path]
@@ -40,6 +40,14 @@ def test_name_of_an_absent_plugin_says_what_to_install(shipped: Shipped) -> None
 
         assert isinstance(caught.value, PluginNotInstalledError)
         assert caught.value.facts == {"name": name, "install": shipped.distribution}
+
+
+def test_private_name_is_not_looked_for_among_the_installed_plugins() -> None:
+    def discover() -> list[Advert]:
+        raise AssertionError("looked")
+
+    with pytest.raises(AttributeError, match="__wrapped__"):
+        PluginManager(discover=discover).named("__wrapped__")
 
 
 def test_name_of_a_broken_disabled_or_ambiguous_plugin_says_so(install: Install) -> None:

@@ -80,7 +80,7 @@ def test_switch_may_name_any_module_that_can_be_imported(name: str) -> None:
     PluginManager(Switches(disabled=(name,))).known("buffers")
 
 
-@pytest.mark.parametrize("name", ["acme-ring", "Acme_Ring", "acme_ring"])
+@pytest.mark.parametrize("name", ["acme-ring", "Acme_Ring", "acme_ring", "ACME..ring"])
 def test_disabled_plugin_is_not_imported_and_says_why(ring: Install, name: str) -> None:
     manager = PluginManager(Switches(disabled=(name,)))
 
