@@ -1,5 +1,7 @@
 """What TAB proposes: commands and options by click, and examples, types and config keys.
 
+The options that several commands have stand here too, with what is proposed for them.
+
 To turn it on::
 
     eval "$(_DINGSDK_COMPLETE=bash_source dingsdk)"    # bash; zsh_source for zsh
@@ -76,6 +78,26 @@ def complete_set(
         for key, value in sorted(found)
         if key.startswith(incomplete)
     ]
+
+
+transport_option = click.option(
+    "--transport",
+    metavar="TYPE",
+    shell_complete=complete_transport,
+    help="In place of system.transport.type.",
+)
+sets_option = click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="A.B=C",
+    shell_complete=complete_set,
+    help="Override one config value; may be repeated.",
+)
+seed_option = click.option(
+    "--seed", type=int, help="Root of the seed tree, in place of the config's."
+)
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 
 
 def _types(kind: str, incomplete: str) -> list[str]:

@@ -6,16 +6,18 @@ import json
 
 import click
 
+from dingsdk.cli.completion import complete_config, sets_option
+
 
 @click.group("config", short_help="Show what configs may hold.")
-def config() -> None:
+def group() -> None:
     """Show what configs may hold."""
 
 
-@config.command("schema", short_help="Print the JSON Schema of configs.")
-@click.argument("name", metavar="[CONFIG]", required=False)
-@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="As for train.")
-def schema(name: str | None, sets: tuple[str, ...]) -> None:
+@group.command("schema", short_help="Print the JSON Schema of configs.")
+@click.argument("config", required=False, shell_complete=complete_config)
+@sets_option
+def schema(config: str | None, sets: tuple[str, ...]) -> None:
     """Print the JSON Schema of configs.
 
     With CONFIG, a file or a shipped example, parts have the keys of the types that it names.
@@ -24,5 +26,5 @@ def schema(name: str | None, sets: tuple[str, ...]) -> None:
     from dingsdk.pipeline.json_schema import config_schema
     from dingsdk.pipeline.train import compile_run
 
-    compiled = None if name is None else compile_run(name, "parallel", sets=sets)
+    compiled = None if config is None else compile_run(config, "parallel", sets=sets)
     click.echo(json.dumps(config_schema(compiled), indent=2))

@@ -13,7 +13,13 @@ from typing import Any, TypeVar
 
 import click
 
-from dingsdk.cli.completion import complete_config, complete_set, complete_transport
+from dingsdk.cli.completion import (
+    complete_config,
+    quiet_option,
+    seed_option,
+    sets_option,
+    transport_option,
+)
 from dingsdk.plugins import default_manager
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -21,60 +27,38 @@ CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 def _of_the_run(command: CommandT) -> CommandT:
     """Add the options that every role of a run has, with the same values for each."""
-    options = (
-        click.option(
-            "--config",
-            required=True,
-            metavar="CONFIG",
-            shell_complete=complete_config,
-            help="A .yaml, .json or .py file, or the name of a shipped example.",
-        ),
-        click.option(
-            "--transport",
-            metavar="TYPE",
-            shell_complete=complete_transport,
-            help="In place of system.transport.type.",
-        ),
-        click.option(
-            "--set",
-            "sets",
-            multiple=True,
-            metavar="A.B=C",
-            shell_complete=complete_set,
-            help="Override one config value; may be repeated.",
-        ),
-        click.option(
-            "--data",
-            type=click.Path(path_type=Path, file_okay=False),
-            required=True,
-            metavar="DIR",
-            help="The run folder, on a disk that all roles share.",
-        ),
+    config = click.option(
+        "--config",
+        required=True,
+        metavar="CONFIG",
+        shell_complete=complete_config,
+        help="A .yaml, .json or .py file, or the name of a shipped example.",
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
+    data = click.option(
+        "--data",
+        type=click.Path(path_type=Path, file_okay=False),
+        required=True,
+        metavar="DIR",
+        help="The run folder, on a disk that all roles share.",
+    )
+    return config(transport_option(sets_option(data(command))))
 
 
 def _of_a_worker(command: CommandT) -> CommandT:
-    options = (
-        click.option(
-            "--coordinator",
-            "address",
-            required=True,
-            metavar="URL",
-            help="Address that the coordinator prints.",
-        ),
-        click.option(
-            "--id",
-            "worker_id",
-            metavar="NAME",
-            help="Unique in the run; from host name and process id by default.",
-        ),
+    address = click.option(
+        "--coordinator",
+        "address",
+        required=True,
+        metavar="URL",
+        help="Address that the coordinator prints.",
     )
-    for option in reversed(options):
-        command = option(command)
-    return _of_the_run(command)
+    name = click.option(
+        "--id",
+        "worker_id",
+        metavar="NAME",
+        help="Unique in the run; from host name and process id by default.",
+    )
+    return _of_the_run(address(name(command)))
 
 
 @click.command(short_help="Run the coordinator of a run whose workers start by themselves.")
@@ -85,8 +69,8 @@ def _of_a_worker(command: CommandT) -> CommandT:
     type=click.IntRange(0, 65535),
     help="In place of system.transport.port; 0 takes any free one.",
 )
-@click.option("--seed", type=int, help="Root of the seed tree, in place of the config's.")
-@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@seed_option
+@quiet_option
 def coordinator(
     config: str,
     transport: str | None,

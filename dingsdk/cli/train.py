@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dingsdk.cli.completion import complete_config, complete_set, complete_transport
+from dingsdk.cli.completion import (
+    complete_config,
+    quiet_option,
+    seed_option,
+    sets_option,
+    transport_option,
+)
 
 if TYPE_CHECKING:
     from dingsdk.pipeline.context import RunContext, RunResult
@@ -27,21 +33,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="One thread, or coordinator, collectors and learner over a transport.",
 )
-@click.option(
-    "--transport",
-    metavar="TYPE",
-    shell_complete=complete_transport,
-    help="In place of system.transport.type.",
-)
-@click.option(
-    "--set",
-    "sets",
-    multiple=True,
-    metavar="A.B=C",
-    shell_complete=complete_set,
-    help="Override one config value; may be repeated.",
-)
-@click.option("--seed", type=int, help="Root of the seed tree, in place of the config's.")
+@transport_option
+@sets_option
+@seed_option
 @click.option(
     "-o",
     "--output",
@@ -50,7 +44,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Folder below which the run folder is made.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@quiet_option
 def train(
     config: str,
     mode: Any,

@@ -48,7 +48,7 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("roles", "learner", f"{_WORKER}.coordinator.roles:LearnerRole"),
     ("roles", "collector", f"{_WORKER}.coordinator.roles:CollectorRole"),
     ("commands", "train", "dingsdk.cli.train:train"),
-    ("commands", "config", "dingsdk.cli.config:config"),
+    ("commands", "config", "dingsdk.cli.config:group"),
     ("commands", "coordinator", "dingsdk.cli.roles:coordinator"),
     ("commands", "eval", "dingsdk.cli.eval:evaluate"),
     ("commands", "plugins", "dingsdk.cli.plugins:plugins"),

@@ -48,7 +48,7 @@ def test_commands_are_proposed(shell: str) -> None:
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_config_is_a_file_or_a_shipped_example(shell: str) -> None:
-    assert ask(shell, "train", "cart") == ["file,cart", "plain,cartpole-dqn"]
+    assert ask(shell, "train", "cartpole-d") == ["file,cartpole-d", "plain,cartpole-dqn"]
     assert ask(shell, "coordinator", "--config", "x") == ["file,x"]
 
 
