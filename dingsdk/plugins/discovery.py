@@ -6,7 +6,7 @@ Reads metadata; imports nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -111,63 +111,47 @@ def _adverts(distribution: metadata.Distribution) -> Iterator[Advert]:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Shipped:
-    """A plugin of this repository, for messages about what is not installed.
+_CHECKOUT = Path(__file__).parents[2]
 
-    Attributes:
-        distribution: Its name.
-        folder: Its folder below ``plugins``.
-        type_key: The type that it provides.
-        kinds: The kinds of that type.
-        names: The classes that it owns, reachable as ``dingsdk.worker.<Name>``.
-    """
-
-    distribution: str
-    folder: str
-    type_key: str
-    kinds: tuple[str, ...]
-    names: tuple[str, ...]
-
-    def provides(self, kind: str, key: str) -> bool:
-        """Whether it has this type of this kind, or (for NAMES) this class."""
-        if kind == NAMES:
-            return key in self.names
-        return key == self.type_key and kind in self.kinds
-
-    def install_command(self, checkout: Path = Path(__file__).parents[2]) -> str:
-        """Return what to type to install it.
-
-        Our distributions are on no package index, where anybody may take an unused name: the
-        command names a folder, of this checkout where there is one.
-        """
-        folder = Path("plugins", self.folder)
-        here = checkout / folder
-        if (here / "pyproject.toml").is_file():
-            return f"pip install {here}"
-        return f"pip install ./{folder}, in a clone of the dingsdk repository"
-
-
-SHIPPED = (
-    Shipped(
-        "dingsdk-rl-in-memory",
+SHIPPED: Mapping[str, tuple[str, frozenset[tuple[str, str]]]] = {
+    "dingsdk-rl-in-memory": (
         "dingsdk-in-memory",
-        "in_memory",
-        ("transports",),
-        ("InMemoryTransport",),
+        frozenset({("transports", "in_memory"), (NAMES, "InMemoryTransport")}),
     ),
-    Shipped(
-        "dingsdk-rl-flask-fs",
+    "dingsdk-rl-flask-fs": (
         "dingsdk-flask-fs",
-        "flask_fs",
-        ("transports", "comm_collectors", "comm_learners"),
-        (
-            "CollectorSlave",
-            "FlaskFSTransport",
-            "FlaskFileSystemCollector",
-            "FlaskFileSystemLearner",
-            "LearnerSlave",
+        frozenset(
+            {
+                ("transports", "flask_fs"),
+                ("comm_collectors", "flask_fs"),
+                ("comm_learners", "flask_fs"),
+                (NAMES, "CollectorSlave"),
+                (NAMES, "FlaskFSTransport"),
+                (NAMES, "FlaskFileSystemCollector"),
+                (NAMES, "FlaskFileSystemLearner"),
+                (NAMES, "LearnerSlave"),
+            }
         ),
     ),
-)
-"""The plugins of this repository."""
+}
+"""The plugins of this repository, for messages about what is not installed: distribution ->
+(folder below ``plugins``, the (kind, type key) that it advertises)."""
+
+
+def shipped_with(kind: str, key: str) -> str | None:
+    """Return the distribution of this repository that has a type (or, for NAMES, a class)."""
+    found = (name for name, (_, adverts) in SHIPPED.items() if (kind, key) in adverts)
+    return next(found, None)
+
+
+def install_command(distribution: str, checkout: Path = _CHECKOUT) -> str:
+    """Return what to type to install a distribution of this repository.
+
+    Ours are on no package index, where anybody may take an unused name: the command names a
+    folder, of this checkout where there is one.
+    """
+    folder = Path("plugins", SHIPPED[distribution][0])
+    here = checkout / folder
+    if (here / "pyproject.toml").is_file():
+        return f"pip install {here}"
+    return f"pip install ./{folder}, in a clone of the dingsdk repository"

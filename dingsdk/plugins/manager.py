@@ -26,7 +26,7 @@ from dingsdk.errors import (
 )
 from dingsdk.plugins import hookspecs
 from dingsdk.plugins.builtins import BUILTINS
-from dingsdk.plugins.discovery import SHIPPED, Advert, discover
+from dingsdk.plugins.discovery import SHIPPED, Advert, discover, install_command, shipped_with
 from dingsdk.plugins.inventory import PluginInfo, Snapshot, list_plugins, take_snapshot
 from dingsdk.plugins.kinds import API_VERSION, KINDS, NAMES, OBSERVERS
 from dingsdk.plugins.observers import Observers, call_guarded
@@ -167,12 +167,7 @@ class PluginManager:
         registry = self.registry(kind)
         where = f"{config_path}.type" if config_path else "type"
         if not isinstance(type_key, str):
-            raise ConfigTypeError(
-                f"{where} names one of the {kind} and must be text, found {type_key!r}",
-                path=where,
-                expected="str",
-                found=type(type_key).__name__,
-            )
+            raise _wrong_type(f"{where} names one of the {kind}", where, "str", type_key)
         self._import_all(import_names, config_path)
         if type_key not in registry:
             self._load_advertised(kind, type_key, where)
@@ -226,12 +221,11 @@ class PluginManager:
             PluginLoadError: as for ``get``.
         """
         if not isinstance(cfg, Mapping):
-            raise ConfigTypeError(
-                f"{config_path or 'the config'} is the section of one of the {kind} and must be "
-                f"a dict, found {cfg!r}",
-                path=config_path,
-                expected="mapping",
-                found=type(cfg).__name__,
+            raise _wrong_type(
+                f"{config_path or 'the config'} is the section of one of the {kind}",
+                config_path,
+                "mapping",
+                cfg,
             )
         cfg = rename_aliases(cfg, config_path)
         if "type" not in cfg:
@@ -269,26 +263,21 @@ class PluginManager:
                     kind=NAMES,
                     reason="broken",
                 ) from error
-        for shipped in SHIPPED:
-            if shipped.provides(NAMES, name):
-                raise PluginNotInstalledError(
-                    f"{name} is part of the plugin {shipped.distribution}, which is not "
-                    f"installed; to get it: {shipped.install_command()}",
-                    name=name,
-                    install=shipped.distribution,
-                )
+        install = shipped_with(NAMES, name)
+        if install:
+            raise PluginNotInstalledError(
+                f"{name} is part of the plugin {install}, which is not installed; to get it: "
+                f"{install_command(install)}",
+                name=name,
+                install=install,
+            )
         raise AttributeError(f"no plugin provides {name!r}")
 
     def _import_all(self, import_names: Sequence[str], config_path: str) -> None:
         where = f"{config_path}.import_names" if config_path else "import_names"
         is_list = isinstance(import_names, list | tuple)
         if not is_list or not all(isinstance(name, str) for name in import_names):
-            raise ConfigTypeError(
-                f"{where} is a list of module names, found {import_names!r}",
-                path=where,
-                expected="list of str",
-                found=type(import_names).__name__,
-            )
+            raise _wrong_type(f"{where} names modules", where, "list of str", import_names)
         for name in import_names:
             try:
                 self.load(name)
@@ -343,24 +332,16 @@ class PluginManager:
 
     def _unknown(self, kind: str, key: str, where: str) -> UnknownPluginError:
         known = self.known(kind)
-        to_install = {each.type_key: each for each in SHIPPED if each.provides(kind, each.type_key)}
-        nearest = None if key in to_install else nearest_name(key, [*known, *to_install])
-        install = to_install.get(nearest or key) if nearest not in known else None
+        absent = {name for _, adverts in SHIPPED.values() for each, name in adverts if each == kind}
+        nearest = None if key in absent else nearest_name(key, [*known, *absent])
+        install = shipped_with(kind, nearest or key) if nearest not in known else None
         others = [other for other in KINDS if other != kind and key in self.known(other)]
         advice = ""
         if install:
-            advice = f" To get it: {install.install_command()}."
+            advice = f" To get it: {install_command(install)}."
         elif others and not nearest:
             advice = f" There is one among the {' and the '.join(others)}."
-        return unknown(
-            kind,
-            key,
-            known,
-            advice,
-            path=where,
-            nearest=nearest,
-            install=install.distribution if install else None,
-        )
+        return unknown(kind, key, known, advice, path=where, nearest=nearest, install=install)
 
     # loading
 
@@ -540,9 +521,14 @@ class PluginManager:
                 facts = {"plugin": other, "name": other_name, "manager": self}
                 call_guarded(impl, facts, self._blamed)
         if self._config is not None:
-            for impl in self.hook.dingsdk_configure.get_hookimpls():
-                if impl.plugin is plugin:
-                    call_guarded(impl, {"config": self._config}, self._blamed)
+            self._tell(self.hook.dingsdk_configure, {"config": self._config}, plugin)
+
+    def _tell(
+        self, hook: pluggy.HookCaller, facts: Mapping[str, object], only: object = None
+    ) -> None:
+        for impl in hook.get_hookimpls():
+            if only is None or impl.plugin is only:
+                call_guarded(impl, facts, self._blamed)
 
     def configure(self, config: Mapping[str, Any]) -> None:
         """Tell the plugins, also those loaded later, that a run with this config starts."""
@@ -550,8 +536,7 @@ class PluginManager:
         self.unconfigure()
         with self._lock:
             self._config = config
-            for impl in self.hook.dingsdk_configure.get_hookimpls():
-                call_guarded(impl, {"config": config}, self._blamed)
+            self._tell(self.hook.dingsdk_configure, {"config": config})
 
     def unconfigure(self) -> None:
         """Tell the plugins that the run of the last ``configure`` is over; idempotent."""
@@ -559,8 +544,7 @@ class PluginManager:
             if self._config is None:
                 return
             self._config = None
-            for impl in self.hook.dingsdk_unconfigure.get_hookimpls():
-                call_guarded(impl, {}, self._blamed)
+            self._tell(self.hook.dingsdk_unconfigure, {})
 
     def snapshot(self) -> Snapshot:
         """Return what is registered, picklable, for ``restore`` in a child process."""
@@ -581,3 +565,12 @@ class PluginManager:
             entry = registry.entry(key)
             if entry is None or place not in (entry.place, place_of(entry.target)):
                 registry.declare(key, place, owner, force_overwrite=True)
+
+
+def _wrong_type(what: str, path: str, expected: str, found: object) -> ConfigTypeError:
+    return ConfigTypeError(
+        f"{what}: expected {expected}, found {found!r}",
+        path=path,
+        expected=expected,
+        found=type(found).__name__,
+    )

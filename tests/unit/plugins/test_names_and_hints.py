@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dingsdk.errors import PluginLoadError, PluginNotInstalledError, UnknownPluginError
-from dingsdk.plugins import KINDS, PluginManager, Switches
-from dingsdk.plugins.discovery import SHIPPED, Advert, Shipped
+from dingsdk.plugins import PluginManager, Switches
+from dingsdk.plugins.discovery import SHIPPED, Advert, install_command
 from dingsdk.plugins.kinds import NAMES
 
 Install = Callable[..., Path]
@@ -32,14 +32,16 @@ def test_name_that_nobody_owns_is_an_attribute_error(name: str) -> None:
         PluginManager().named(name)
 
 
-@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda shipped: shipped.type_key)
-def test_name_of_an_absent_plugin_says_what_to_install(shipped: Shipped) -> None:
-    for name in shipped.names:
-        with pytest.raises(ImportError, match="pip install") as caught:
-            PluginManager(discover=list).named(name)
+@pytest.mark.parametrize("distribution", SHIPPED)
+def test_part_of_an_absent_plugin_says_what_to_install(distribution: str) -> None:
+    manager = PluginManager(discover=list)
+    for kind, key in SHIPPED[distribution][1]:
+        with pytest.raises((ImportError, UnknownPluginError), match="pip install") as caught:
+            manager.named(key) if kind == NAMES else manager.get(kind, key)
 
-        assert isinstance(caught.value, PluginNotInstalledError)
-        assert caught.value.facts == {"name": name, "install": shipped.distribution}
+        error = caught.value
+        assert isinstance(error, PluginNotInstalledError if kind == NAMES else UnknownPluginError)
+        assert error.install == distribution
 
 
 def test_private_name_is_not_looked_for_among_the_installed_plugins() -> None:
@@ -65,15 +67,6 @@ def test_name_of_a_broken_disabled_or_ambiguous_plugin_says_so(install: Install)
     assert reason("Twice") == "duplicate"
 
 
-@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda shipped: shipped.type_key)
-def test_type_of_an_absent_plugin_says_what_to_install(shipped: Shipped) -> None:
-    for kind in shipped.kinds:
-        with pytest.raises(UnknownPluginError, match="pip install") as caught:
-            PluginManager(discover=list).get(kind, shipped.type_key)
-
-        assert caught.value.install == shipped.distribution
-
-
 def test_misspelled_type_of_an_absent_plugin_gives_spelling_and_hint() -> None:
     with pytest.raises(UnknownPluginError, match="pip install") as caught:
         PluginManager(discover=list).get("transports", "in_memry")
@@ -82,34 +75,30 @@ def test_misspelled_type_of_an_absent_plugin_gives_spelling_and_hint() -> None:
 
 
 def test_hints_name_exactly_what_the_distributions_of_this_repository_advertise() -> None:
-    advertised: dict[str, set[tuple[str, str]]] = {}
-    folders: dict[str, str] = {}
+    advertised = {}
     for file in (CHECKOUT / "plugins").glob("*/pyproject.toml"):
         project = tomllib.loads(file.read_text())["project"]
-        folders[project["name"]] = file.parent.name
-        advertised[project["name"]] = {
+        adverts = frozenset(
             (group.removeprefix("dingsdk."), key)
             for group, rows in project["entry-points"].items()
             for key in rows
-        }
+        )
+        advertised[project["name"]] = (file.parent.name, adverts)
 
-    assert {each.distribution: each.folder for each in SHIPPED} == folders
-    for shipped in SHIPPED:
-        types = {(kind, shipped.type_key) for kind in KINDS}
-        names = {(NAMES, name) for name in shipped.names}
-        hinted = {pair for pair in types | names if shipped.provides(*pair)}
-        assert hinted == advertised[shipped.distribution]
+    assert advertised == SHIPPED
 
 
-@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda shipped: shipped.type_key)
+@pytest.mark.parametrize("distribution", SHIPPED)
 def test_hint_names_the_folder_in_this_checkout_or_in_a_clone(
-    shipped: Shipped, tmp_path: Path
+    distribution: str, tmp_path: Path
 ) -> None:
-    here = shipped.install_command()
-    elsewhere = shipped.install_command(tmp_path)
+    folder = SHIPPED[distribution][0]
 
-    assert here == f"pip install {CHECKOUT / 'plugins' / shipped.folder}"
-    assert elsewhere.startswith(f"pip install ./plugins/{shipped.folder}, ")
+    here = install_command(distribution)
+    elsewhere = install_command(distribution, tmp_path)
+
+    assert here == f"pip install {CHECKOUT / 'plugins' / folder}"
+    assert elsewhere.startswith(f"pip install ./plugins/{folder}, ")
 
 
 def test_another_projects_distribution_of_our_import_package_is_reported_by_name(
