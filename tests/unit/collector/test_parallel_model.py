@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,8 +37,14 @@ class SeededEnv(ScriptedEnv):
     """Learns from the seed of its first reset which env it is."""
 
     def __init__(self, script: Mapping[str, Any], env_num: int, role: str) -> None:
+        SeededEnv.open_envs += 1
         super().__init__(Script(**script), -1, [-1] * env_num)
         self._seeds = [derive_seed(SEED, role, "env", index) for index in range(env_num)]
+
+    open_envs = 0
+
+    def close(self) -> None:
+        SeededEnv.open_envs -= 1
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         if seed is not None:
@@ -71,6 +78,10 @@ class VersionPolicy(CountingPolicy):
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._version = state["model"]["version"]
+
+    def _forward(self, obs: Mapping[int, Any], shift: int = 0) -> dict[int, Any]:
+        assert {value.dtype for value in obs.values()} <= {torch.float32}
+        return super()._forward(obs, shift)
 
     def _act(self, env_id: int, shift: int) -> int:
         assert shift == (0 if self._attributes["cfg"]["field"] == "eval" else 3)
@@ -304,3 +315,18 @@ def _check_info(
     assert info["avg_time_per_train_sample"] == pytest.approx(duration / max(1, samples))
     assert info["avg_step_per_episode"] == pytest.approx(steps / len(episodes))
     assert info["avg_sample_per_episode"] == pytest.approx(samples / len(episodes))
+
+
+def test_a_collector_that_cannot_be_built_leaves_no_env_open(tmp_path: Any) -> None:
+    case = {
+        "script": Script(0, 3, 0.0), "env_num": 3, "manager": {"type": "in_process"},
+        "form": "rows", "n_sample": 4, "unroll_len": 1, "episodes_per_env": 1, "is_updating": False,
+    }  # fmt: skip
+    before = SeededEnv.open_envs
+    collector = make(case, str(tmp_path), is_evaluating=False)
+    assert SeededEnv.open_envs == before + 3
+    collector.close()
+    assert SeededEnv.open_envs == before
+    with pytest.raises(ValueError, match="unroll_len"):
+        make({**case, "unroll_len": "unroll_len"}, str(tmp_path), is_evaluating=False)
+    assert SeededEnv.open_envs == before

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -291,3 +292,94 @@ def test_neither_n_sample_nor_n_episode_is_refused(make_zergling) -> None:
 def test_fewer_episodes_than_envs_are_refused(make_zergling) -> None:
     with pytest.raises(ConfigError):
         make_zergling(eval_flag=True, env={"n_evaluator_episode": 1})
+
+
+@pytest.mark.parametrize(("eval_flag", "folder"), [(False, "collector"), (True, "evaluator")])
+def test_a_collector_logs_to_a_file_of_its_own(make_zergling, tmp_path, eval_flag, folder) -> None:
+    collector = make_zergling(eval_flag=eval_flag)
+    collector.info("all is well")
+    collector.error("nothing is")
+    collector.debug("who cares")
+    collector.close()
+
+    (log,) = (tmp_path / "log" / folder).glob("*_logger.txt")
+    lines = log.read_text().splitlines()
+    assert [line.rpartition("] ")[2] for line in lines] == ["all is well", "nothing is"]
+    assert all(f"[{collector}]" in line for line in lines)
+    assert ["INFO" in lines[0], "ERROR" in lines[1]] == [True, True]
+    assert str(collector) == f"Zergling {folder} {log.name.removesuffix('_logger.txt')}"
+
+
+def test_monitor_gives_the_mean_times_of_the_last_rounds(make_zergling) -> None:
+    wire = Wire()
+    collector = make_zergling(wire=wire, print_freq=2)
+    assert collector.monitor == {"policy_time": 0.0, "env_time": 0.0}
+    # Times just outside and just inside of what the collector measures.
+    times: list[dict[str, float]] = []
+
+    def note(name: str) -> None:
+        times[-1][name] = time.perf_counter()
+
+    def turn() -> None:
+        times.append({})
+        note("turn")
+
+    def measured(name: str) -> None:
+        method = getattr(collector, name)
+
+        def call(*args: Any) -> Any:
+            note(f"{name} begins")
+            result = method(*args)
+            note(f"{name} ends")
+            if name == "_process_timestep" and len(times) == 9:
+                collector.close()
+            return result
+
+        setattr(collector, name, call)
+
+    collector.yield_turn = turn
+    for name in ("_observe", "_policy_inference", "_env_step", "_process_timestep"):
+        measured(name)
+    collector.start()
+
+    def mean(begin: str, end: str) -> float:
+        return sum(each[end] - each[begin] for each in times[-4:]) / 4
+
+    monitor = collector.monitor
+    inside = mean("_observe begins", "_policy_inference ends")
+    assert inside <= monitor["policy_time"] <= mean("turn", "_env_step begins")
+    inside = mean("_env_step begins", "_env_step ends")
+    assert inside <= monitor["env_time"]
+    assert monitor["env_time"] <= mean("_policy_inference ends", "_process_timestep begins")
+
+
+def test_policy_and_envs_can_be_replaced_before_the_start(make_zergling) -> None:
+    collector, other = make_zergling(wire=Wire()), make_zergling()
+    collector.policy, mode = other.policy, collector.policy
+    assert collector.policy is other.policy is not mode
+    collector.env_manager.close()
+    collector.env_manager = other.env_manager
+    assert collector.env_manager is other.env_manager
+
+
+def test_close_of_a_collector_that_never_started_closes_its_envs_once(make_zergling) -> None:
+    collector = make_zergling()
+    assert not collector.env_manager.closed
+    collector.close()
+    collector.close()
+    assert collector.env_manager.closed
+
+
+def test_close_of_a_running_collector_leaves_the_envs_to_it(make_zergling) -> None:
+    collector = make_zergling(wire=Wire())
+    was_closed = []
+
+    def close(meta: dict[str, Any]) -> None:
+        collector.close()
+        was_closed.append(collector.env_manager.closed)
+
+    collector.send_metadata = close
+    collector.start()
+    assert was_closed
+    assert not any(was_closed)
+    assert collector.env_manager.closed
