@@ -1,13 +1,18 @@
 from __future__ import annotations
 
-from typing import Any
+import importlib.machinery
+import sys
+import time
+import types
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
-from dingsdk.envs import create_env_manager, make_env_fns
+from dingsdk.envs import InProcessEnvManager, create_env_manager, make_env_fns
 from dingsdk.errors import ConfigError, NotSetError
+from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.policy import create_policy
 from dingsdk.worker.evaluator.interaction import InteractionSerialEvaluator
 
@@ -17,6 +22,8 @@ class FixedLengthEnv(gym.Env[Any, Any]):
 
     observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
     action_space = gym.spaces.Discrete(2)
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 1}
+    render_mode = "rgb_array"
 
     def __init__(self, length: int, fails: list[int]) -> None:
         self.length, self.fails, self.time = length, fails, 0
@@ -34,6 +41,9 @@ class FixedLengthEnv(gym.Env[Any, Any]):
         info = {"episode_info": {"length": self.length}} if is_over else {}
         return np.zeros(3, np.float32), 1.0, is_over, False, info
 
+    def render(self) -> Any:
+        return np.full((4, 6, 3), 10 * self.length + self.time, np.uint8)
+
 
 @pytest.fixture(params=["columns", "rows"])
 def policy(request) -> Any:
@@ -49,12 +59,20 @@ def policy(request) -> Any:
 def make_evaluator(tmp_path):
     made = []
 
-    def make(policy: Any, lengths=(2, 30), kind="in_process", fails=(), manager=None, **cfg: Any):
+    def make(
+        policy: Any,
+        lengths=(2, 30),
+        kind="in_process",
+        fails=(),
+        manager=None,
+        writer=None,
+        **cfg: Any,
+    ):
         fails = list(fails)
         fns = [lambda n=n: FixedLengthEnv(n, fails if n == lengths[0] else []) for n in lengths]
         env = create_env_manager({"type": kind, **(manager or {})}, fns)
         evaluator = InteractionSerialEvaluator(
-            {"n_episode": 5, **cfg}, env, policy, exp_name=str(tmp_path)
+            {"n_episode": 5, **cfg}, env, policy, writer, exp_name=str(tmp_path)
         )
         made.append(evaluator)
         return evaluator
@@ -149,3 +167,181 @@ def test_rendering_needs_a_manager_that_can(make_evaluator, policy) -> None:
         make_evaluator(policy, kind="vector").eval(force_render=True)
     with pytest.raises(ConfigError, match=r"render\.mode"):
         make_evaluator(policy, render={"render_freq": -1, "mode": "hourly"})
+
+
+class Writer:
+    """Keeps what is written as scalars and videos."""
+
+    def __init__(self) -> None:
+        self.scalars: dict[str, tuple[float, int]] = {}
+        self.videos: list[tuple[str, Any, int]] = []
+        self.flushed = 0
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.scalars[tag] = (value, step)
+
+    def add_video(self, tag: str, video: Any, global_step: int, fps: int) -> None:
+        assert fps == 30
+        self.videos.append((tag, video, global_step))
+
+    def flush(self) -> None:
+        self.flushed += 1
+
+
+def test_statistics_are_written_over_iterations_and_env_steps(make_evaluator, policy) -> None:
+    evaluator = make_evaluator(policy, writer=(writer := Writer()))
+
+    started = time.perf_counter()
+    evaluator.eval(train_iter=7, envstep=900)
+    elapsed = time.perf_counter() - started
+
+    expected = {
+        "episode_count": 5,
+        "envstep_count": 66,
+        "avg_envstep_per_episode": 66 / 5,
+        "reward_mean": 66 / 5,
+        "reward_std": np.std([2, 2, 2, 30, 30]),
+        "reward_max": 30,
+        "reward_min": 2,
+        "length_mean": 66 / 5,
+        "eval_episode_return_mean": 66 / 5,
+    }
+    seconds = writer.scalars["evaluator_iter/evaluate_time"][0]
+    assert 0 < seconds <= elapsed
+    expected |= {"evaluate_time": seconds, "avg_time_per_episode": seconds / 5}
+    expected |= {"avg_envstep_per_sec": 66 / seconds}
+    for axis, step in (("iter", 7), ("step", 900)):
+        written = {
+            tag.removeprefix(f"evaluator_{axis}/"): value
+            for tag, value in writer.scalars.items()
+            if tag.startswith(f"evaluator_{axis}/")
+        }
+        assert written == {key: (pytest.approx(value), step) for key, value in expected.items()}
+
+
+def test_observers_are_told_of_each_evaluation(make_evaluator, policy) -> None:
+    told: list[Any] = []
+
+    class Listener:
+        @hookimpl
+        def dingsdk_after_evaluate(
+            self, source: str, mean_return: float, train_iter: int, envstep: int
+        ) -> None:
+            told.append((source, mean_return, train_iter, envstep))
+
+    plugins = PluginManager()
+    plugins.register_plugin(Listener(), "listener")
+    with use_manager(plugins):
+        make_evaluator(policy, lengths=(4,)).eval(train_iter=3, envstep=50)
+    assert told == [("evaluator", 4.0, 3, 50)]
+
+
+def test_arguments_for_the_policy_are_handed_on(make_evaluator, policy) -> None:
+    seen: list[Any] = []
+    name = "forward" if policy.forward_batch is None else "forward_batch"
+    forward = getattr(policy, name)
+
+    def record(*args: Any, **kwargs: Any) -> Any:
+        seen.append(kwargs)
+        return forward(*args)
+
+    evaluator = make_evaluator(policy._replace(**{name: record}), lengths=(2,))
+    evaluator.eval(n_episode=1, policy_kwargs={"temperature": 2})
+    evaluator.eval(n_episode=1)
+    assert seen == [{"temperature": 2}] * 2 + [{}] * 2
+
+
+def test_policy_is_reset_at_the_start_and_after_each_episode(make_evaluator, policy) -> None:
+    resets: list[Any] = []
+    record = policy._replace(reset=lambda ids=None: resets.append(ids))
+    evaluator = make_evaluator(record, lengths=(2, 3), n_episode=3)
+    resets.clear()
+    evaluator.eval()
+    assert resets == [None, [0], [1], [0]]
+
+
+def test_a_deterministic_tie_is_no_new_best_and_a_better_one_is(make_evaluator, policy) -> None:
+    saved: list[str] = []
+    evaluator = make_evaluator(policy, lengths=(2, 30))
+    evaluator.eval(saved.append, n_episode=3)  # mean (2 + 2 + 30) / 3
+    evaluator.eval(saved.append, n_episode=3)
+    assert saved == ["ckpt_best"]
+    evaluator.eval(saved.append, n_episode=2)  # mean 16
+    assert saved == ["ckpt_best"] * 2
+    evaluator.eval(None, n_episode=2)
+
+
+@pytest.fixture
+def _can_write_videos(monkeypatch) -> None:
+    module = types.ModuleType("moviepy")
+    module.__spec__ = importlib.machinery.ModuleSpec("moviepy", None)
+    monkeypatch.setitem(sys.modules, "moviepy", module)
+
+
+@pytest.mark.usefixtures("_can_write_videos")
+@pytest.mark.parametrize("mode", ["train_iter", "envstep"])
+def test_videos_are_made_at_their_interval(make_evaluator, policy, mode: str) -> None:
+    render = {"render_freq": 10, "mode": mode}
+    evaluator = make_evaluator(policy, lengths=(2, 3), writer=(writer := Writer()), render=render)
+    other = {"train_iter": "envstep", "envstep": "train_iter"}[mode]
+
+    for now in (0, 9, 10, 19, 20, 40, 45):
+        evaluator.eval(n_episode=2, **{mode: now, other: 1000 - now})
+
+    assert [step for *_, step in writer.videos] == [9, 19, 40]
+    tags = {tag for tag, *_ in writer.videos}
+    assert tags == {f"evaluator_{mode}/"}
+    video = writer.videos[0][1]
+    # Two episodes of at most three frames; each frame shows its env's length and time.
+    assert video.shape == (2, 3, 3, 4, 6)
+    assert video[:, :, 0, 0, 0].tolist() == [[20, 21, 21], [30, 31, 32]]
+    evaluator.reset()
+    evaluator.eval(n_episode=2, **{mode: 9, other: 0})
+    assert len(writer.videos) == 4
+
+
+@pytest.mark.usefixtures("_can_write_videos")
+def test_a_video_can_be_forced_and_needs_a_writer(make_evaluator, policy) -> None:
+    evaluator = make_evaluator(policy, lengths=(2,), writer=(writer := Writer()))
+    evaluator.eval(n_episode=1, train_iter=3)
+    assert writer.videos == []
+    evaluator.eval(n_episode=1, train_iter=3, force_render=True)
+    assert [step for *_, step in writer.videos] == [3]
+
+
+def test_videos_need_moviepy(make_evaluator, policy, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "moviepy", None)
+    evaluator = make_evaluator(policy, lengths=(2,), writer=Writer())
+    with pytest.raises(ConfigError, match="pip install moviepy") as caught:
+        evaluator.eval(n_episode=1, force_render=True)
+    assert caught.value.path == "policy.eval.evaluator.render"
+
+
+class DrawingManager(InProcessEnvManager):
+    """Notes for which envs a figure was asked."""
+
+    def enable_save_figure(self, env_id: int, path: str) -> None:
+        self.drawn = [*getattr(self, "drawn", []), (env_id, path)]
+
+
+def test_figures_are_drawn_after_each_episode(tmp_path, policy) -> None:
+    env = DrawingManager({}, [lambda n=n: FixedLengthEnv(n, []) for n in (2, 3)])
+    cfg = {"n_episode": 3, "figure_path": "figures"}
+    evaluator = InteractionSerialEvaluator(cfg, env, policy, exp_name=str(tmp_path))
+    evaluator.eval()
+    evaluator.close()
+    assert env.drawn == [(0, "figures"), (1, "figures"), (0, "figures")]
+
+
+def test_figures_need_envs_that_draw(make_evaluator, policy) -> None:
+    with pytest.raises(ConfigError, match="draws no figures") as caught:
+        make_evaluator(policy, figure_path="figures").eval()
+    assert caught.value.path == "policy.eval.evaluator.figure_path"
+
+
+def test_close_leaves_a_given_writer_open_and_flushes_it(make_evaluator, policy) -> None:
+    evaluator = make_evaluator(policy, writer=(writer := Writer()))
+    evaluator.close()
+    evaluator.close()
+    assert writer.flushed == 1
+    assert evaluator.env.closed
