@@ -7,7 +7,6 @@ columns and in dicts.
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -19,8 +18,6 @@ from numpy.typing import NDArray
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ConfigError
 from dingsdk.worker.collector.policy_output import RandomActions
-
-_LOGGER = logging.getLogger(__name__)
 
 
 class EpisodeRecord(NamedTuple):
@@ -169,7 +166,6 @@ class Rollout(ABC):
 
     def _abandon(self, env_ids: NDArray[np.int64]) -> None:
         """Drop the unfinished episodes of envs that failed."""
-        _LOGGER.warning("envs %s failed: their unfinished episodes are dropped", env_ids.tolist())
         if self._writer is not None:
             self._writer.drop(env_ids)
         self._policy.reset(env_ids.tolist())

@@ -90,7 +90,7 @@ class DictRollout(Rollout):
         index = np.array([env_id])
         if timestep.info.get("abnormal"):
             self._abandon(index)
-            self._forget(env_id)
+            self._lengths[env_id] = 0
             return
         self.env_steps += 1
         self._lengths[env_id] += 1
@@ -105,15 +105,10 @@ class DictRollout(Rollout):
             )
         if timestep.done:
             length = self._lengths[env_id]
-            self._forget(env_id)
+            self._lengths[env_id] = 0
             info = dict(timestep.info.get("episode_info") or {})
             info["eval_episode_return"] = timestep.info["eval_episode_return"]
             self._end_episodes(index, [0.0], [length], {env_id: info})
-
-    def _forget(self, env_id: int) -> None:
-        self._lengths[env_id] = 0
-        self._obs_pool.reset(env_id)
-        self._output_pool.reset(env_id)
 
 
 class RowsWriter:

@@ -7,7 +7,9 @@ from dingsdk.worker.collector.rows import CachePool, TrajBuffer, to_tensor_trans
 
 
 def test_buffer_keeps_the_newest() -> None:
+    assert TrajBuffer(2, [0, 1, 2, 3, 4]) == [3, 4]
     buffer = TrajBuffer(2, [0, 1, 2])
+    assert buffer == [1, 2]
     buffer.append(3)
     assert buffer == [2, 3]
     unbounded = TrajBuffer(float("inf"))

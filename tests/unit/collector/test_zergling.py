@@ -279,9 +279,34 @@ def test_finish_info_is_complete_before_the_first_step(make_zergling) -> None:
     assert info["train_iter"] == 0
 
 
-def test_nothing_attached_is_a_typed_error(make_zergling) -> None:
-    with pytest.raises(NotSetError):
-        make_zergling().start()
+@pytest.mark.parametrize("name", ["send_metadata", "send_stepdata", "get_policy_update_info"])
+def test_what_is_not_attached_is_a_typed_error(make_zergling, name: str) -> None:
+    collector = make_zergling(wire=Wire())
+    setattr(collector, name, getattr(make_zergling(), name))
+    with pytest.raises(NotSetError, match=name):
+        collector.start()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_helper_threads_start_after_the_first_policy_and_always_end(make_zergling, fails) -> None:
+    calls: list[str] = []
+    collector = make_zergling(wire=Wire())
+
+    def recorded(name: str) -> None:
+        method = getattr(collector, name)
+        setattr(collector, name, lambda: (calls.append(name), method()))
+
+    for name in ("_update_policy", "_start_thread", "_finish_task", "_join_thread", "_release"):
+        recorded(name)
+    if fails:
+        collector._observe = lambda: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            collector.start()
+    else:
+        collector.start()
+
+    finish = [] if fails else ["_finish_task"]
+    assert calls == ["_update_policy", "_start_thread", *finish, "_join_thread", "_release"]
 
 
 def test_neither_n_sample_nor_n_episode_is_refused(make_zergling) -> None:
