@@ -20,6 +20,7 @@ class Loader(yaml.SafeLoader):
     _depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
+        """As PyYAML, with a limit on the depth."""
         self._depth += 1
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if self._depth > MAX_DEPTH and isinstance(event, yaml.CollectionStartEvent):
@@ -30,12 +31,14 @@ class Loader(yaml.SafeLoader):
         return node
 
     def flatten_mapping(self, node: Any) -> None:
+        """As PyYAML, with a limit on the number of merged keys."""
         super().flatten_mapping(node)
         if len(node.value) > MAX_VALUES:
             problem = f"the merges (<<) give more than {MAX_VALUES:,} keys"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
     def construct_yaml_int(self, node: Any) -> Any:
+        """As PyYAML, with a limit on the number of digits."""
         try:
             check_digits(node.value)
         except ValueError as error:
@@ -44,6 +47,7 @@ class Loader(yaml.SafeLoader):
         return super().construct_yaml_int(node)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """As PyYAML, but a key given twice is an error."""
         seen: set[str] = set()
         for key_node, _ in node.value:
             if not isinstance(key_node, yaml.ScalarNode) or key_node.tag.endswith(":merge"):
@@ -60,6 +64,7 @@ class Dumper(yaml.SafeDumper):
     """SafeDumper without anchors, that quotes what ``Loader`` would not read as text."""
 
     def ignore_aliases(self, data: Any) -> bool:
+        """Write every value in full."""
         return True
 
 

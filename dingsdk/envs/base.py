@@ -142,7 +142,8 @@ class EnvManager(Configurable, ABC):
 
     @property
     @abstractmethod
-    def env_num(self) -> int: ...
+    def env_num(self) -> int:
+        """The number of envs."""
 
     @property
     @abstractmethod
@@ -151,7 +152,8 @@ class EnvManager(Configurable, ABC):
 
     @property
     @abstractmethod
-    def closed(self) -> bool: ...
+    def closed(self) -> bool:
+        """Whether the manager is closed or was never launched."""
 
     @property
     @abstractmethod
@@ -160,7 +162,8 @@ class EnvManager(Configurable, ABC):
 
     @property
     @abstractmethod
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> Capabilities:
+        """Which optional guarantees this manager gives."""
 
     @property
     @abstractmethod

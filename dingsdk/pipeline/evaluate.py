@@ -40,6 +40,7 @@ class EvalResult:
 
     @property
     def mean(self) -> float:
+        """Mean return of the episodes."""
         return statistics.fmean(self.returns)
 
     @property
@@ -49,10 +50,12 @@ class EvalResult:
 
     @property
     def min(self) -> float:
+        """Lowest return."""
         return min(self.returns)
 
     @property
     def max(self) -> float:
+        """Highest return."""
         return max(self.returns)
 
 

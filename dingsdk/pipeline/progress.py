@@ -18,7 +18,8 @@ class Progress(Protocol):
 
     def __enter__(self) -> Progress: ...
     def __exit__(self, *exc_info: Any) -> None: ...
-    def on_evaluation(self, evaluation: Evaluation) -> None: ...
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        """Show the result of an evaluation."""
 
 
 class NoProgress:
@@ -31,7 +32,8 @@ class NoProgress:
         return None
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
-        return None
+        """Do nothing."""
+        return
 
 
 class ConsoleProgress:

@@ -37,7 +37,10 @@ def _register_hook() -> Callable[[Registry], None]:
 
 
 REGISTER_HOOKS = type(
-    "RegisterHooks", (), {f"dingsdk_register_{kind}": _register_hook() for kind in KINDS}
+    "RegisterHooks",
+    (),
+    {f"dingsdk_register_{kind}": _register_hook() for kind in KINDS}
+    | {"__doc__": "The hooks by which plugins register what they provide."},
 )
 """One hook ``dingsdk_register_<kind>(registry)`` for each kind."""
 

@@ -52,6 +52,7 @@ class FlatAdam:
 
     @property
     def updates(self) -> int:
+        """The number of updates so far."""
         return self._count
 
     @updates.setter

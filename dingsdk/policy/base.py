@@ -97,20 +97,30 @@ class Policy(Protocol):
     """A policy as the factories see it."""
 
     @property
-    def learn_mode(self) -> LearnMode: ...
+    def learn_mode(self) -> LearnMode:
+        """What a learner may call."""
+
     @property
-    def collect_mode(self) -> CollectMode: ...
+    def collect_mode(self) -> CollectMode:
+        """What a collector may call."""
+
     @property
-    def eval_mode(self) -> EvalMode: ...
+    def eval_mode(self) -> EvalMode:
+        """What an evaluator may call."""
+
     @property
-    def command_mode(self) -> CommandMode: ...
+    def command_mode(self) -> CommandMode:
+        """What a commander may call."""
 
 
 class Stateful(Protocol):
     """What a policy saves: a torch module, an optimizer, or anything with these two methods."""
 
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any: ...
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as tensors and plain data."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:
+        """Restore a state that ``state_dict`` returned."""
 
 
 class StepRow(NamedTuple):

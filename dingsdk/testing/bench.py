@@ -21,6 +21,7 @@ from dingsdk.worker.comm import (
     Condition,
     Job,
     MasterEnd,
+    MasterListener,
     SlaveEnd,
     TaskAnswer,
     TaskMessage,
@@ -33,7 +34,7 @@ _Make = TypeVar("_Make")
 Event = tuple[Any, ...]
 
 
-class Recorder:
+class Recorder(MasterListener):
     """A master's listener that writes everything down.
 
     ``events`` holds ("joined", WorkerInfo), ("renewed", worker_id, progress),
@@ -165,6 +166,7 @@ class RuleBench(ABC, Generic[_Make]):
         """Close all that was made; ``error`` is what the rule raised."""
 
     def has(self, capability: str) -> bool:
+        """Whether the part declares a capability."""
         return capability in self._capabilities
 
 
@@ -221,6 +223,7 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
         return made
 
     def closed_at_exit(self, resource: contextlib.AbstractContextManager[_T]) -> _T:
+        """Enter a context manager, and leave it at the end of the rule."""
         return self._exits.enter_context(resource)
 
     # Both ends --------------------------------------------------------------------------------
@@ -271,6 +274,7 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
         return task
 
     def receive_ids(self, end: SlaveEnd, count: int) -> list[str]:
+        """Return the ids of the next ``count`` tasks."""
         return [self.receive(end).task_id for _ in range(count)]
 
     # Waiting ----------------------------------------------------------------------------------
@@ -292,6 +296,7 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
                 raise error
 
     def timed(self, function: Callable[[], _T], what: str) -> Call[_T]:
+        """Start a call in a thread of its own."""
         return Call(function, what)
 
 
@@ -309,10 +314,12 @@ def raises(what: str, *kinds: type[BaseException]) -> Iterator[None]:
 
 
 def expect(condition: bool, what: str) -> None:
+    """Raise ``RuleBroken`` unless ``condition`` is true."""
     if not condition:
         raise RuleBroken(what)
 
 
 def expect_equal(found: Any, expected: Any, what: str) -> None:
+    """Raise ``RuleBroken`` unless both are equal."""
     if found != expected:
         raise RuleBroken(f"{what}: found {found!r:.300}, expected {expected!r:.300}")

@@ -65,6 +65,7 @@ class BufferBench(RuleBench[MakeBuffer]):
         return rows if self.has("episodes") else SampleBatch.from_rows(rows)
 
     def push(self, buffer: Any, *numbers: int) -> None:
+        """Push one row for each number."""
         if numbers:
             buffer.push(self.batch(*numbers), 0)
 
@@ -82,6 +83,7 @@ class BufferBench(RuleBench[MakeBuffer]):
         return numbers
 
     def draws(self, buffer: Any, size: int = 2, times: int = 8) -> list[list[int]]:
+        """Draw several batches; return the numbers of their rows."""
         return [self.draw(buffer, size) for _ in range(times)]
 
     def contents(self, buffer: Any) -> list[int]:
@@ -90,6 +92,7 @@ class BufferBench(RuleBench[MakeBuffer]):
 
     @staticmethod
     def numbers_in(state: Mapping[str, Any]) -> list[int]:
+        """Return the numbers of the rows in a buffer's state, oldest first."""
         data = state["data"]
         return numbers_of(SampleBatch(data) if isinstance(data, Mapping) else data)
 

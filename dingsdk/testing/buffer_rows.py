@@ -33,6 +33,7 @@ def make_episode(number: int) -> SampleBatch:
 
 
 def episode_length(number: int) -> int:
+    """Return the length of the episode with this number."""
     return 1 + number % EPISODE_LENGTHS
 
 

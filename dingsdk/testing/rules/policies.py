@@ -86,6 +86,7 @@ def rule_32_discarded_policy_is_gone(bench: Bench) -> None:
 
 
 def expect_policy(found: object, version: int, value: float) -> None:
+    """Expect what ``newest()`` returned to be this version with this value."""
     if not (isinstance(found, tuple) and len(found) == 2):
         raise RuleBroken(f"newest() returned {found!r:.100}, expected version {version}")
     expect_equal(found[0], version, "version")

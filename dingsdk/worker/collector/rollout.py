@@ -40,17 +40,23 @@ class ActingMode(Protocol):
     """What a rollout needs of a policy: the collect and the eval mode have it."""
 
     @property
-    def forward(self) -> Any: ...
+    def forward(self) -> Any:
+        """Actions for observations by env id."""
+
     @property
-    def reset(self) -> Any: ...
+    def reset(self) -> Any:
+        """Forget the state of some envs, or of all."""
+
     @property
-    def forward_batch(self) -> Any: ...
+    def forward_batch(self) -> Any:
+        """Actions for columns of observations; not every policy has it."""
 
 
 class Writer(Protocol):
     """What a rollout needs of a writer: to drop the unfinished trajectories of some envs."""
 
-    def drop(self, env_ids: NDArray[np.int64]) -> None: ...
+    def drop(self, env_ids: NDArray[np.int64]) -> None:
+        """Discard the unfinished trajectories of these envs."""
 
 
 def episode_quota(n_episode: int, env_num: int, path: str) -> NDArray[np.int64]:

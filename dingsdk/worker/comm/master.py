@@ -19,7 +19,13 @@ from dingsdk.errors import (
 )
 from dingsdk.plugins import observe
 from dingsdk.worker.comm.scheduler import Condition, Scheduler
-from dingsdk.worker.comm.transport import MasterEnd, TaskAnswer, TaskMessage, WorkerInfo
+from dingsdk.worker.comm.transport import (
+    MasterEnd,
+    MasterListener,
+    TaskAnswer,
+    TaskMessage,
+    WorkerInfo,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -161,7 +167,7 @@ class Task:
             callback(self.task, result)
 
 
-class Master:
+class Master(MasterListener):
     """Keeps the book of workers and open tasks over any transport's master end.
 
     Args:
@@ -210,6 +216,7 @@ class Master:
 
     @property
     def workers(self) -> dict[str, WorkerInfo]:
+        """The joined workers by id."""
         with self._condition:
             return dict(self._workers)
 
@@ -255,6 +262,7 @@ class Master:
             self._forget(worker, reason)
 
     def close(self, timeout_s: float = 5.0) -> None:
+        """Fail all open tasks, and close the transport's end."""
         for worker in self.workers.values():
             self._forget(worker, "the master closed", announce=False)
         self._end.close(timeout_s)

@@ -83,10 +83,17 @@ class MasterListener(Protocol):
     blamed for it.
     """
 
-    def worker_joined(self, info: WorkerInfo) -> None: ...
-    def worker_renewed(self, worker_id: str, progress: int) -> None: ...
-    def worker_left(self, worker_id: str, reason: str) -> None: ...
-    def task_answered(self, worker_id: str, answer: TaskAnswer) -> None: ...
+    def worker_joined(self, info: WorkerInfo) -> None:
+        """A worker joined."""
+
+    def worker_renewed(self, worker_id: str, progress: int) -> None:
+        """A worker renewed its lease, with its progress count."""
+
+    def worker_left(self, worker_id: str, reason: str) -> None:
+        """A worker left or was dropped."""
+
+    def task_answered(self, worker_id: str, answer: TaskAnswer) -> None:
+        """A worker answered a task."""
 
 
 class MasterEnd(ABC):
@@ -118,7 +125,8 @@ class MasterEnd(ABC):
         """
 
     @abstractmethod
-    def close(self, timeout_s: float = 5.0) -> None: ...
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Disconnect all workers and release the address; idempotent."""
 
 
 class SlaveEnd(ABC):
@@ -298,17 +306,20 @@ class Transport(Configurable, ABC):
         """What this process's roles run on."""
 
     @abstractmethod
-    def master_end(self) -> MasterEnd: ...
+    def master_end(self) -> MasterEnd:
+        """Return the coordinator's end, which is not open yet."""
 
     @abstractmethod
     def slave_end(self, address: str) -> SlaveEnd:
         """Return an unjoined end that dials ``address`` (from the worker's own config)."""
 
     @abstractmethod
-    def data_store(self) -> StepDataStore: ...
+    def data_store(self) -> StepDataStore:
+        """Return a store for payloads of step data."""
 
     @abstractmethod
-    def policy_store(self) -> PolicyStore: ...
+    def policy_store(self) -> PolicyStore:
+        """Return a store for policy versions."""
 
     @abstractmethod
     def close(self, timeout_s: float = 5.0) -> None:

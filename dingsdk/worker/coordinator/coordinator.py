@@ -172,6 +172,7 @@ class Coordinator(Configurable):
             return self.condition.wait_for(lambda: self.is_ending, timeout_s)
 
     def status(self) -> CoordinatorStatus:
+        """The state of the run, for progress and logs."""
         with self.condition:
             now = self._state
             return CoordinatorStatus(
@@ -197,15 +198,19 @@ class Coordinator(Configurable):
                 experience.check()
 
     def info(self, text: str) -> None:
+        """Log a line."""
         _log.info("%s", text)
 
     def error(self, text: str) -> None:
+        """Log an error."""
         _log.error("%s", text)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return an empty dict; kept for users of DI-engine."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Do nothing; kept for users of DI-engine."""
         pass
 
     def notify(self) -> None:
@@ -357,12 +362,14 @@ class Coordinator(Configurable):
             self._upkeep.look(experience, state, info)
 
     def deal_with_learner_judge_finish(self, state: TaskState, info: Mapping[str, Any]) -> bool:
+        """Return whether the learner task is to end."""
         with self.condition:
             return bool(self._state.commander.judge_learner_finish(state.task_id, info))
 
     def deal_with_learner_finish_task(
         self, state: TaskState, finished: Mapping[str, Any], *, has_trained_out: bool
     ) -> None:
+        """Tell the commander, and close the buffer of the task."""
         with self.condition:
             experience = self._state.finish_learner(state, finished)
             self._learner_tasks += has_trained_out
@@ -377,6 +384,7 @@ class Coordinator(Configurable):
             self._state.commander.increase_collector_task_space()
 
     def deal_with_decrease_collector(self) -> None:
+        """Allow one collector task less at a time."""
         with self.condition:
             self._state.commander.decrease_collector_task_space()
 

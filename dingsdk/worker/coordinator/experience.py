@@ -104,6 +104,7 @@ class PayloadLedger:
         return self._numbers
 
     def name(self, number: int) -> str:
+        """The id of a payload by its number."""
         return self._names[number]
 
     def digest(self, number: int) -> str | None:
@@ -125,9 +126,11 @@ class PayloadLedger:
             self._collect(number)
 
     def pin(self, numbers: Iterable[int]) -> None:
+        """Keep payloads that are leased for training."""
         self._pins.update(numbers)
 
     def unpin(self, numbers: Iterable[int]) -> None:
+        """Release leased payloads; those without rows are deleted."""
         for number in numbers:
             self._pins[number] -= 1
             if self._pins[number] <= 0:
@@ -292,6 +295,7 @@ class Experience:
         self.ledger.check(self.buffer.count())
 
     def close(self) -> None:
+        """Close the buffer."""
         self.buffer.close()
 
     def _draw(self, batch_size: int, train_iter: int) -> dict[str, Any] | None:

@@ -62,22 +62,41 @@ class TaskControl(Protocol):
     def end_batch_leases(self, state: TaskState) -> None:
         """Release the payloads of all batches that were leased to a task."""
 
-    def deal_with_task_started(self, state: TaskState) -> None: ...
-    def deal_with_storage(self, state: TaskState, held_up_by: str) -> None: ...
-    def deal_with_collecting(self) -> None: ...
-    def deal_with_collector_send_data(self, state: TaskState, meta: Mapping[str, Any]) -> bool: ...
-    def deal_with_collector_progress(self, state: TaskState, report: Mapping[str, Any]) -> bool: ...
+    def deal_with_task_started(self, state: TaskState) -> None:
+        """The worker has started the task."""
+
+    def deal_with_storage(self, state: TaskState, held_up_by: str) -> None:
+        """Note why a worker waits to store what it has; empty where it does not wait."""
+
+    def deal_with_collecting(self) -> None:
+        """A collector steps its envs; the first one starts the clock of the run."""
+
+    def deal_with_collector_send_data(self, state: TaskState, meta: Mapping[str, Any]) -> bool:
+        """Take the metadata of a payload; False while the buffer admits no rows."""
+
+    def deal_with_collector_progress(self, state: TaskState, report: Mapping[str, Any]) -> bool:
+        """Take a progress report; return whether the collector is done."""
+
     def deal_with_collector_finish_task(
         self, state: TaskState, finished: Mapping[str, Any]
-    ) -> None: ...
+    ) -> None:
+        """A collector task ended with this result."""
+
     def deal_with_learner_get_data(
         self, state: TaskState, demand: Mapping[str, Any]
-    ) -> dict[str, Any] | None: ...
-    def deal_with_learner_send_info(self, state: TaskState, info: Mapping[str, Any]) -> None: ...
-    def deal_with_learner_judge_finish(self, state: TaskState, info: Mapping[str, Any]) -> bool: ...
+    ) -> dict[str, Any] | None:
+        """Lease rows to a learner; None while there are too few."""
+
+    def deal_with_learner_send_info(self, state: TaskState, info: Mapping[str, Any]) -> None:
+        """Take priorities and progress of a train iteration."""
+
+    def deal_with_learner_judge_finish(self, state: TaskState, info: Mapping[str, Any]) -> bool:
+        """Return whether the learner task is to end."""
+
     def deal_with_learner_finish_task(
         self, state: TaskState, finished: Mapping[str, Any], *, has_trained_out: bool
-    ) -> None: ...
+    ) -> None:
+        """A learner task ended with this result."""
 
 
 class Role(Configurable, ABC):

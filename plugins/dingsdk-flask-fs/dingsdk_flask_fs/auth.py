@@ -168,6 +168,7 @@ def key_id(key: bytes) -> str:
 
 
 def response_mac(key: bytes, nonce: str, status: int, body: bytes) -> str:
+    """Return the signature of an answer, bound to the nonce of its request."""
     text = f"DING1 answer\n{nonce}\n{status}\n{hashlib.sha256(body).hexdigest()}"
     return hmac.digest(key, text.encode(), "sha256").hex()
 

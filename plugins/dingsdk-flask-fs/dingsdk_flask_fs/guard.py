@@ -75,6 +75,7 @@ class Throttle:
         return 0.0 if left >= 1 else (1 - left) / self._per_s
 
     def note_failure(self, address: str, kind: str) -> None:
+        """Count a failed request of an address."""
         key = network_of(address), kind
         with self._lock:
             # Requests that were being checked at the same time may overdraw it; not for ever.

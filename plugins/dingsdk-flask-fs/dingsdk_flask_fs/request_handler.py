@@ -107,6 +107,7 @@ class Mailbox:
                 report(answer)
 
     def close(self) -> None:
+        """Discard the tasks and wake whoever waits."""
         with self._condition:
             self.is_closed = True
             self._tasks.clear()
@@ -150,6 +151,7 @@ class RequestHandler:
         }
 
     def open(self, listener: MasterListener) -> None:
+        """Report joins, renewals and answers to ``listener`` from now on."""
         with self._lock:
             self._listener = listener
 
@@ -169,6 +171,11 @@ class RequestHandler:
 
     # For the master end --------------------------------------------------------------------------
     def send(self, worker_id: str, inc: int, task: TaskMessage) -> None:
+        """Put a task into a worker's mailbox.
+
+        Raises:
+            WorkerLostError: that incarnation of the worker is not joined.
+        """
         mailbox = self._current(worker_id, inc)
         if mailbox is None or not mailbox.put(task):
             raise WorkerLostError(f"worker {worker_id!r} is not joined", worker_id=worker_id)

@@ -45,6 +45,7 @@ class Secret:
         self.is_explicit = is_explicit
 
     def reveal(self) -> bytes:
+        """Return the bytes of the secret."""
         return self._value
 
     def __repr__(self) -> str:

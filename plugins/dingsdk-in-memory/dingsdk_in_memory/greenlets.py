@@ -45,6 +45,7 @@ class GreenletCondition:
         self._condition.__exit__(*exc_info)
 
     def wait_for(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until ``predicate`` is true; return False after ``timeout_s``."""
         if not self._scheduler.is_here:
             return self._condition.wait_for(predicate, timeout_s)
         deadline = time.monotonic() + timeout_s
@@ -60,12 +61,15 @@ class GreenletCondition:
         return True
 
     def notify_all(self) -> None:
+        """Wake all waiters, greenlets and threads."""
         self.version += 1
         self._condition.notify_all()
         self._scheduler.wake()
 
 
 class GreenletJob(Job):
+    """A job that runs as a greenlet of the scheduler."""
+
     def __init__(self, function: Callable[[], None], name: str, ended: GreenletCondition) -> None:
         self.name = name
         self._function = function

@@ -13,6 +13,8 @@ from dingsdk.worker.comm import PolicyStore, StepDataStore
 
 
 class MemoryDataStore(StepDataStore):
+    """Payloads by reference; ``put`` freezes their arrays."""
+
     def __init__(self) -> None:
         self._payloads: dict[str, SampleBatch] = {}
         self._ownerless: dict[str, float] = {}
@@ -56,6 +58,8 @@ class MemoryDataStore(StepDataStore):
 
 
 class MemoryPolicyStore(PolicyStore):
+    """The newest policy version, cloned when it is published."""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._newest: dict[str, tuple[int, dict[str, Any]]] = {}

@@ -119,6 +119,7 @@ class Board:
                 self.listener.worker_left(worker_id, reason)
 
     def close(self) -> None:
+        """Discard all mailboxes and wake whoever waits."""
         with self.condition:
             self.is_closed = True
             self.mailboxes.clear()
@@ -126,6 +127,8 @@ class Board:
 
 
 class MemoryMasterEnd(MasterEnd):
+    """The coordinator's end: puts tasks into mailboxes."""
+
     def __init__(self, board: Board) -> None:
         self._board = board
 
@@ -155,6 +158,8 @@ class MemoryMasterEnd(MasterEnd):
 
 
 class MemorySlaveEnd(SlaveEnd):
+    """A worker's end: takes tasks from its mailbox."""
+
     def __init__(self, board: Board) -> None:
         self._board = board
         self._worker_id = ""

@@ -321,6 +321,7 @@ class MappedFolder:
         return state
 
     def corrupt(self, why: str) -> CheckpointCorruptError:
+        """Return the error for a folder that cannot be reopened."""
         return CheckpointCorruptError(
             f"{self.path} cannot be reopened: {why}; delete the folder or choose another "
             "storage.path",
