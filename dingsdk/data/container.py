@@ -685,28 +685,36 @@ class _Joiner:
         self._columns = columns
         self._arrays = arrays
         self.used: list[str] = []
-        self._tags: dict[str, Callable[[Any], Any]] = {
-            "$array": self._array,
-            "$tensor": self._tensor,
-            "$batch": self._batch,
-            "$tuple": lambda items: tuple(self.visit(item) for item in _a_list(items)),
-            "$items": lambda items: {key: self.visit(child) for key, child in _a_list(items)},
-            "$float": _special_float,
-            "$int": lambda text: int(text, 16),
-        }
 
     def visit(self, node: Any) -> Any:
         if isinstance(node, list):
             return [self.visit(item) for item in node]
         if not isinstance(node, dict):
             return node
-        if len(node) == 1:
-            ((key, child),) = node.items()
-            if key in self._tags:
-                return self._tags[key](child)
-        if any(key.startswith("$") for key in node):
-            raise ValueError("an unknown tag")
-        return {key: self.visit(child) for key, child in node.items()}
+        tag = next((key for key in node if key.startswith("$")), None)
+        if tag is None:
+            return {key: self.visit(child) for key, child in node.items()}
+        if len(node) > 1:
+            raise ValueError(f"the tag {tag!r} is not alone")
+        return self._tagged(tag, node[tag])
+
+    def _tagged(self, tag: str, child: Any) -> Any:
+        match tag:
+            case "$array":
+                return self._array(child)
+            case "$tensor":
+                return self._tensor(child)
+            case "$batch":
+                return self._batch(child)
+            case "$tuple":
+                return tuple(self.visit(item) for item in _a_list(child))
+            case "$items":
+                return {key: self.visit(value) for key, value in _a_list(child)}
+            case "$float":
+                return _special_float(child)
+            case "$int":
+                return int(child, 16)
+        raise ValueError(f"the tag {tag!r} is unknown")
 
     def _array(self, name: str) -> NDArray[Any]:
         self.used.append(name)
