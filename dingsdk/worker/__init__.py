@@ -58,16 +58,16 @@ if TYPE_CHECKING:
     from dingsdk.worker.factory import get_parallel_commander_cls as get_parallel_commander_cls
     from dingsdk.worker.factory import get_serial_collector_cls as get_serial_collector_cls
     from dingsdk.worker.learner.base import BaseLearner as BaseLearner
-    from dingsdk.worker.learner.hook import Hook as Hook
-    from dingsdk.worker.learner.hook import LearnerHook as LearnerHook
-    from dingsdk.worker.learner.hook import add_learner_hook as add_learner_hook
-    from dingsdk.worker.learner.hook import build_learner_hook_by_cfg as build_learner_hook_by_cfg
-    from dingsdk.worker.learner.hook import merge_hooks as merge_hooks
-    from dingsdk.worker.learner.hook import register_learner_hook as register_learner_hook
+    from dingsdk.worker.learner.hooks import Hook as Hook
+    from dingsdk.worker.learner.hooks import LearnerHook as LearnerHook
     from dingsdk.worker.learner.hooks import LoadCkptHook as LoadCkptHook
     from dingsdk.worker.learner.hooks import LogReduceHook as LogReduceHook
     from dingsdk.worker.learner.hooks import LogShowHook as LogShowHook
     from dingsdk.worker.learner.hooks import SaveCkptHook as SaveCkptHook
+    from dingsdk.worker.learner.hooks import add_learner_hook as add_learner_hook
+    from dingsdk.worker.learner.hooks import build_learner_hook_by_cfg as build_learner_hook_by_cfg
+    from dingsdk.worker.learner.hooks import merge_hooks as merge_hooks
+    from dingsdk.worker.learner.hooks import register_learner_hook as register_learner_hook
     from dingsdk.worker.replay_buffer import AdvancedReplayBuffer as AdvancedReplayBuffer
     from dingsdk.worker.replay_buffer import ElasticReplayBuffer as ElasticReplayBuffer
     from dingsdk.worker.replay_buffer import EpisodeReplayBuffer as EpisodeReplayBuffer

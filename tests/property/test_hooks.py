@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dingsdk.worker.learner.base import BaseLearner
-from dingsdk.worker.learner.hook import LearnerHook, add_learner_hook, merge_hooks
+from dingsdk.worker.learner.hooks import LearnerHook, add_learner_hook, merge_hooks
 
 POSITIONS = LearnerHook.positions
 DEFAULT_HOOKS = (*BaseLearner.default_config().hook, "log_reduce_after_iter")

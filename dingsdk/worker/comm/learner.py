@@ -21,7 +21,7 @@ from dingsdk.worker.comm.slave import TaskFunctions
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.comm.worker import ANSWER_WITHIN_S, CommWorker
 from dingsdk.worker.factory import create_learner
-from dingsdk.worker.learner.hook import LearnerHook
+from dingsdk.worker.learner.hooks import LearnerHook
 
 _log = logging.getLogger(__name__)
 

@@ -4,32 +4,76 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from dingsdk.config import Configurable, Count, PartSection, Whole, deep_merge_dicts
-from dingsdk.data import SampleBatch
+from dingsdk.config import Configurable, Count, PartSection, Section, Whole, deep_merge_dicts
+from dingsdk.data import RowLoaders, SampleBatch
 from dingsdk.errors import ConfigError, PolicyOutputTypeError
 from dingsdk.plugins import observe
 from dingsdk.policy.base import LearnMode
 from dingsdk.worker.learner.checkpoint import EXCEPTION, LATEST
-from dingsdk.worker.learner.counter import CountVar
-from dingsdk.worker.learner.dataloader import Batch, DataLoaderSection, SyncDataLoader
-from dingsdk.worker.learner.hook import (
+from dingsdk.worker.learner.hooks import (
     LearnerHook,
+    SaveCkptHook,
     add_learner_hook,
     build_learner_hook_by_cfg,
 )
-from dingsdk.worker.learner.hooks import SaveCkptHook
 from dingsdk.worker.learner.monitor import LearnerMonitor
 from dingsdk.worker.run_logger import TensorboardLogger, build_logger
 
 _SAVE_HOOK = "save_ckpt_after_run"
 _OWN_VARS = ("train_time", "data_time")
+
+
+Batch = SampleBatch | list[Any]
+"""What a policy trains on: columns, or rows."""
+
+
+class CountVar:
+    """A count that several objects share, such as the learner's iteration.
+
+    Args:
+        init_val: Value to begin with.
+    """
+
+    __slots__ = ("_val",)
+
+    def __init__(self, init_val: int = 0) -> None:
+        self._val = init_val
+
+    @property
+    def val(self) -> int:
+        """The count."""
+        return self._val
+
+    def update(self, val: int) -> None:
+        """Set the count to ``val``."""
+        self._val = val
+
+    def add(self, add_num: int) -> None:
+        """Add ``add_num`` to the count."""
+        self._val += add_num
+
+    def __repr__(self) -> str:
+        return f"CountVar({self._val})"
+
+
+class DataLoaderSection(Section, frozen=True, kw_only=True):
+    """Section ``policy.learn.learner.dataloader``.
+
+    Attributes:
+        num_workers: Must be 0: payloads arrive as columns, which need no worker processes.
+        chunk_size: Accepted from older configs; means nothing without workers.
+    """
+
+    num_workers: Literal[0] = 0
+    chunk_size: Count | None = None
 
 
 class BaseLearner(Configurable):
@@ -122,7 +166,7 @@ class BaseLearner(Configurable):
 
         self._policy: LearnMode | None = None
         self._data_time: float | None = None
-        self._dataloader: SyncDataLoader | None = None
+        self._draw: Callable[[], Any] | None = None
         self._is_done = False
         self._is_running = False
         self._is_closed = False
@@ -235,8 +279,11 @@ class BaseLearner(Configurable):
     def setup_dataloader(self) -> None:
         """Prepare to draw batches of the policy's ``batch_size`` from ``get_data``.
 
+        ``get_data(batch_size)`` returns what ``to_batch`` takes, or None when there is no more.
+        It may block.
+
         Raises:
-            ConfigError: ``get_data`` is not attached, or the dataloader config cannot work.
+            ConfigError: ``get_data`` is not attached.
         """
         source = getattr(self, "get_data", None)
         if source is None:
@@ -245,7 +292,7 @@ class BaseLearner(Configurable):
                 "it in a subclass"
             )
         batch_size = self.policy.get_attribute("batch_size")
-        self._dataloader = SyncDataLoader(source, batch_size)
+        self._draw = partial(source, batch_size)
 
     def start(self) -> None:
         """Train on ``train_iterations`` batches, or until there are no more or ``close()``.
@@ -260,7 +307,7 @@ class BaseLearner(Configurable):
         if not self._begin():
             return
         try:
-            if self._dataloader is None:
+            if self._draw is None:
                 self.setup_dataloader()
             self._is_done = False
             self.call_hook("before_run")
@@ -282,8 +329,6 @@ class BaseLearner(Configurable):
         with self._state_lock:
             self._is_closed = True
             is_running = self._is_running
-        if self._dataloader is not None:
-            self._dataloader.close()
         if not is_running:
             self._release()
 
@@ -305,6 +350,7 @@ class BaseLearner(Configurable):
 
         Raises:
             RunFolderError: The folder cannot be written.
+            StorageFullError: There is no room now.
         """
         after_run = self._hooks["after_run"]
         hook = next((h for h in after_run if h.name == _SAVE_HOOK), self._save_hook)
@@ -339,12 +385,13 @@ class BaseLearner(Configurable):
             self._release()
 
     def _train_loop(self) -> None:
-        assert self._dataloader is not None
+        assert self._draw is not None
         for _ in range(self._cfg.train_iterations):
             started = perf_counter()
-            data = self._dataloader.next()
-            if data is None or self._is_closed:
+            drawn = None if self._is_closed else self._draw()
+            if drawn is None or self._is_closed:
                 break
+            data = to_batch(drawn)
             self._data_time = perf_counter() - started
             self.train(data, self.collector_envstep)
 
@@ -378,6 +425,31 @@ class BaseLearner(Configurable):
         own, self._own_tb_logger = self._own_tb_logger, None
         if own is not None:
             own.close()
+
+
+def to_batch(data: Any) -> Batch:
+    """Return what a data source gave as a train batch.
+
+    Args:
+        data: SampleBatch, a list of rows, or a list of callables that each return a row
+            (RowLoaders return all at once).
+
+    Raises:
+        PolicyOutputTypeError: It is something else.
+    """
+    if isinstance(data, RowLoaders):
+        return data.batch()
+    if isinstance(data, SampleBatch):
+        return data
+    if isinstance(data, list):
+        return [item() if callable(item) else item for item in data]
+    raise PolicyOutputTypeError(
+        f"get_data returned a {type(data).__name__}; return a SampleBatch, a list of rows, a list "
+        "of callables that return rows, or None",
+        key="get_data",
+        expected="SampleBatch | list | None",
+        found=type(data).__name__,
+    )
 
 
 def _check_logs(logs: Any) -> None:

@@ -10,6 +10,7 @@ writer's or the other's.
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import torch
 
 from dingsdk import __version__
 from dingsdk.data import (
@@ -138,7 +138,7 @@ def save_checkpoint(
         "envstep": envstep,
         "meta": dict(meta or {}),
         "dingsdk": __version__,
-        "torch": str(torch.__version__),
+        "torch": importlib.metadata.version("torch"),
         "state": state,
     }
     try:

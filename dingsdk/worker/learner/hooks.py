@@ -1,17 +1,31 @@
-"""The four hooks that come with the learner."""
+"""Learner hooks: what runs before and after a run and an iteration, chosen by config.
+
+*Chosen by config, ordered by priority, state per learner*: write a ``LearnerHook``. *Whole
+process, only observes*: write a hookimpl (see ``dingsdk.plugins``).
+"""
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
+from bisect import insort_right
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from dingsdk.config import check_known_keys
-from dingsdk.errors import CheckpointError, ConfigError, ConfigTypeError, StorageFullError
+from dingsdk.config import Count, Section, read_section, to_easydict
+from dingsdk.errors import (
+    CheckpointError,
+    ConfigError,
+    ConfigTypeError,
+    HookError,
+    StorageFullError,
+    UnknownKeyError,
+    nearest_name,
+)
+from dingsdk.plugins import default_manager
 from dingsdk.worker.learner.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
-from dingsdk.worker.learner.hook import LearnerHook
 from dingsdk.worker.learner.monitor import as_number
 
 if TYPE_CHECKING:
@@ -19,7 +33,281 @@ if TYPE_CHECKING:
 
     from dingsdk.worker.learner.base import BaseLearner
 
+HookTable = dict[str, list["LearnerHook"]]
+"""The hooks of a learner by position, each list in calling order."""
+
+_CONFIG_PATH = "policy.learn.learner.hook"
 _logger = logging.getLogger(__name__)
+
+
+class Hook(ABC):
+    """A named action with a place in an order.
+
+    Args:
+        name: For messages and for finding it again.
+        priority: >= 0; lower runs earlier, equal ones in the order they were added.
+
+    Raises:
+        HookError: ``priority`` is negative or no number.
+    """
+
+    def __init__(self, name: str, priority: float, **kwargs: Any) -> None:
+        is_number = isinstance(priority, int | float) and not isinstance(priority, bool)
+        if not is_number or not priority >= 0:
+            raise HookError(
+                f"the hook {name!r} has priority {priority!r}; use a number >= 0, lower is earlier",
+                name=name,
+                found=priority,
+            )
+        self._name = name
+        self._priority = priority
+
+    @property
+    def name(self) -> str:
+        """Name of this hook."""
+        return self._name
+
+    @property
+    def priority(self) -> float:
+        """Place in the order; lower is earlier."""
+        return self._priority
+
+    @abstractmethod
+    def __call__(self, engine: Any) -> None:
+        """Act on ``engine``; an exception ends the run with its traceback."""
+
+
+class LearnerHook(Hook):
+    """A hook of a learner.
+
+    Args:
+        name, priority: As for ``Hook``.
+        position: One of ``positions``.
+
+    Raises:
+        HookError: Another position.
+
+    Example:
+        >>> class CountHook(LearnerHook):
+        ...     calls = 0
+        ...
+        ...     def __call__(self, engine):
+        ...         self.calls += 1
+        >>> CountHook("count", 50, position="after_iter").position
+        'after_iter'
+    """
+
+    positions: ClassVar[tuple[str, ...]] = ("before_run", "after_run", "before_iter", "after_iter")
+
+    def __init__(self, name: str, priority: float, *, position: str, **kwargs: Any) -> None:
+        super().__init__(name, priority, **kwargs)
+        if position not in self.positions:
+            raise HookError(
+                f"the hook {name!r} has position {position!r}; use one of {list(self.positions)}",
+                name=name,
+                found=position,
+                nearest=nearest_name(str(position), self.positions),
+            )
+        self._position = position
+
+    @property
+    def position(self) -> str:
+        """When it runs; one of ``positions``."""
+        return self._position
+
+    @abstractmethod
+    def __call__(self, engine: BaseLearner) -> None:
+        """Act on the learner; ``engine.last_iter.val`` is the iteration just finished."""
+
+
+def register_learner_hook(name: str, hook_type: type[LearnerHook]) -> None:
+    """Make ``hook_type`` available to configs as ``type: name``, replacing what has that name.
+
+    Raises:
+        HookError: It is not a subclass of ``LearnerHook``.
+    """
+    if not (isinstance(hook_type, type) and issubclass(hook_type, LearnerHook)):
+        raise HookError(
+            f"cannot register {hook_type!r} as the learner hook {name!r}: derive it from "
+            "dingsdk.worker.LearnerHook",
+            name=name,
+            found=hook_type,
+        )
+    default_manager().registry("learner_hooks").register(name, hook_type, force_overwrite=True)
+
+
+# Tables ---------------------------------------------------------------------------------------
+
+
+class _Entry(Section, frozen=True, kw_only=True):
+    """The full form of one hook in a config.
+
+    Attributes:
+        type: Type key of the hook.
+        position: When it runs.
+        name: For messages; the key of the entry where empty.
+        priority: Place in the order; a number >= 0, which the hook itself checks.
+        ext_args: What the hook is given.
+        import_names: Modules to import first; they may register the type.
+    """
+
+    type: str = ""
+    position: str = ""
+    name: str = ""
+    priority: Any = 100
+    ext_args: dict[str, Any] | None = None
+    import_names: tuple[str, ...] = ()
+
+
+# Simplified key: (type, position, name, priority, ext_args key of the value, type of the value).
+# The names that differ from the key are what callers of the reference look for.
+_SIMPLIFIED: dict[str, tuple[str, str, str, int, str | None, type]] = {
+    "load_ckpt_before_run": ("load_ckpt", "before_run", "load_ckpt", 20, "load_path", str),
+    "log_show_after_iter": ("log_show", "after_iter", "log_show", 20, "freq", int),
+    "save_ckpt_after_iter": ("save_ckpt", "after_iter", "save_ckpt_after_iter", 20, "freq", int),
+    "save_ckpt_after_run": ("save_ckpt", "after_run", "save_ckpt_after_run", 20, None, bool),
+    "log_reduce_after_iter": ("log_reduce", "after_iter", "log_reduce_after_iter", 10, None, bool),
+}
+
+
+def build_learner_hook_by_cfg(cfg: Mapping[str, Any], config_path: str = _CONFIG_PATH) -> HookTable:
+    """Build the hooks that a config section names.
+
+    Args:
+        cfg: Entries in two forms. *Simplified*: ``log_show_after_iter: freq``,
+            ``load_ckpt_before_run: path``, ``save_ckpt_after_iter: freq``,
+            ``save_ckpt_after_run: bool``, ``log_reduce_after_iter: bool``; ``False``, ``0``,
+            ``''`` and ``None`` turn one off. *Full*, under any key: a dict of ``type``,
+            ``position``, and optionally ``name`` (the key), ``priority`` (100), ``ext_args``
+            and ``import_names``; under a simplified key ``type`` and ``position`` may be left
+            out as well. ``{"hook": section}`` is taken as the section.
+        config_path: Where ``cfg`` stands in the whole config, for messages.
+
+    Returns:
+        All four positions, each with its hooks in calling order.
+
+    Raises:
+        UnknownKeyError: A key of neither form.
+        UnknownPluginError: A ``type`` that nothing provides.
+        HookError, ConfigError: A value that cannot work.
+    """
+    inner = cfg.get("hook")
+    if len(cfg) == 1 and isinstance(inner, Mapping) and "type" not in inner:
+        cfg = inner
+    hooks: HookTable = {position: [] for position in LearnerHook.positions}
+    for key, value in cfg.items():
+        path = f"{config_path}.{key}"
+        if isinstance(value, Mapping):
+            kind, position, name, *_ = _SIMPLIFIED.get(key, ("", "", key))
+            given = {"type": kind, "position": position} if kind else {}
+            entry = read_section(_Entry, {**given, "name": name, **value}, path)
+            for required in ("type", "position"):
+                if not getattr(entry, required):
+                    raise _wrong_type(f"{path}.{required}", "str", value.get(required))
+        elif key not in _SIMPLIFIED:
+            raise _unknown(key, path)
+        elif not value:
+            continue
+        else:
+            entry = _simplified(key, value, path)
+        add_learner_hook(hooks, _create(entry, path))
+    return hooks
+
+
+def add_learner_hook(hooks: HookTable, hook: LearnerHook) -> None:
+    """Insert ``hook`` in place: ascending priority, after those of equal priority."""
+    insort_right(hooks[hook.position], hook, key=lambda present: present.priority)
+
+
+def merge_hooks(hooks1: HookTable, hooks2: HookTable) -> HookTable:
+    """Return a new table of both; at equal priority ``hooks1`` come first.
+
+    Raises:
+        HookError: The tables have different positions.
+    """
+    if hooks1.keys() != hooks2.keys():
+        raise HookError(
+            f"cannot merge hook tables with positions {sorted(hooks1)} and {sorted(hooks2)}",
+            name="",
+            found=sorted(hooks2),
+        )
+    return {
+        position: sorted([*hooks1[position], *hooks2[position]], key=lambda hook: hook.priority)
+        for position in hooks1
+    }
+
+
+def _simplified(key: str, value: Any, path: str) -> _Entry:
+    kind, position, name, priority, argument, expected = _SIMPLIFIED[key]
+    # A bool is an int: `freq: True` means every iteration. 1e4 is how people write 10000.
+    if expected is int and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, expected):
+        raise _wrong_type(path, expected.__name__, value)
+    ext_args = {} if argument is None else {argument: expected(value)}
+    return _Entry(type=kind, position=position, name=name, priority=priority, ext_args=ext_args)
+
+
+def _create(entry: _Entry, path: str) -> LearnerHook:
+    hook_type = default_manager().get(
+        "learner_hooks", entry.type, import_names=entry.import_names, config_path=path
+    )
+    ext_args = to_easydict(entry.ext_args or {})
+    try:
+        hook: LearnerHook = hook_type(
+            entry.name, entry.priority, position=entry.position, ext_args=ext_args
+        )
+    except Exception as error:
+        error.add_note(
+            f"While building the learner hook {entry.name!r} (type {entry.type!r}) of {path}."
+        )
+        raise
+    return hook
+
+
+def _wrong_type(path: str, expected: str, found: Any) -> ConfigTypeError:
+    return ConfigTypeError(
+        f"{path} is {found!r}, expected {expected}",
+        path=path,
+        expected=expected,
+        found=type(found).__name__,
+    )
+
+
+def _unknown(key: str, path: str) -> UnknownKeyError:
+    nearest = nearest_name(key, _SIMPLIFIED)
+    hint = f" Did you mean {nearest!r}?" if nearest else ""
+    return UnknownKeyError(
+        f"unknown learner hook {path}.{hint} Known: {', '.join(sorted(_SIMPLIFIED))}; any other "
+        "name takes a dict with 'type' and 'position'.",
+        path=path,
+        key=key,
+        known=sorted(_SIMPLIFIED),
+        nearest=nearest,
+    )
+
+
+# The hooks that come with the learner ------------------------------------------------------------
+
+
+class _LoadArgs(Section, frozen=True, kw_only=True):
+    """What ``load_ckpt`` is given.
+
+    Attributes:
+        load_path: Path of a checkpoint; see ``load_checkpoint``; empty loads nothing.
+    """
+
+    load_path: str
+
+
+class _PeriodArgs(Section, frozen=True, kw_only=True):
+    """What hooks are given that act now and then.
+
+    Attributes:
+        freq: Iterations from one action to the next.
+    """
+
+    freq: Count = 1
 
 
 class LoadCkptHook(LearnerHook):
@@ -33,15 +321,7 @@ class LoadCkptHook(LearnerHook):
         self, name: str, priority: float, *, ext_args: Mapping[str, Any], **kwargs: Any
     ) -> None:
         super().__init__(name, priority, **kwargs)
-        check_known_keys(ext_args, {"load_path": ""}, "ext_args")
-        if not isinstance(ext_args.get("load_path"), str):
-            raise ConfigTypeError(
-                f"the hook {name!r} needs ext_args.load_path, the path of a checkpoint as text",
-                path="ext_args.load_path",
-                expected="str",
-                found=type(ext_args.get("load_path")).__name__,
-            )
-        self._load_path: str = ext_args["load_path"]
+        self._load_path = read_section(_LoadArgs, ext_args, "ext_args").load_path
 
     def __call__(self, engine: BaseLearner) -> None:
         if not self._load_path:
@@ -72,7 +352,7 @@ class _PeriodicHook(LearnerHook):
         **kwargs: Any,
     ) -> None:
         super().__init__(name, priority, **kwargs)
-        self._freq = _freq(name, ext_args, 1)
+        self._freq = read_section(_PeriodArgs, ext_args or {}, "ext_args").freq
 
 
 class SaveCkptHook(_PeriodicHook):
@@ -171,7 +451,7 @@ class LogReduceHook(LearnerHook):
         **kwargs: Any,
     ) -> None:
         super().__init__(name, priority, **kwargs)
-        check_known_keys(ext_args or {}, {}, "ext_args")
+        read_section(Section, ext_args or {}, "ext_args")
 
     def __call__(self, engine: BaseLearner) -> None:
         if engine.world_size == 1:
@@ -208,17 +488,3 @@ def _reduce_device(backend: str) -> torch.device:
     if backend == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
-
-
-def _freq(name: str, ext_args: Mapping[str, Any] | None, default: int) -> int:
-    ext_args = ext_args or {}
-    check_known_keys(ext_args, {"freq": default}, "ext_args")
-    freq = ext_args.get("freq", default)
-    if isinstance(freq, bool) or not isinstance(freq, int) or freq < 1:
-        raise ConfigTypeError(
-            f"the hook {name!r} has ext_args.freq {freq!r}; use a whole number of iterations >= 1",
-            path="ext_args.freq",
-            expected="int >= 1",
-            found=repr(freq),
-        )
-    return freq

@@ -14,7 +14,7 @@ from dingsdk.errors import ClosedError, DataMissingError
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm import BaseCommLearner, Master
 from dingsdk.worker.comm.row_store import RowStore
-from dingsdk.worker.learner.dataloader import SyncDataLoader
+from dingsdk.worker.learner.base import to_batch
 
 PAYLOADS = {0: "first", 1: "second"}
 
@@ -73,7 +73,7 @@ def test_batch_in_columns_has_the_same_rows(learner: BaseCommLearner) -> None:
 
 def test_data_loader_takes_the_columns_from_the_list(learner: BaseCommLearner) -> None:
     lease(learner, 0)
-    batch = SyncDataLoader(learner.get_data, 2).next()
+    batch = to_batch(learner.get_data(2))
     assert isinstance(batch, SampleBatch)
     assert batch.columns["obs"].tolist() == [11.0, 10.0]
 

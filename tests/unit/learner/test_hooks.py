@@ -19,13 +19,16 @@ from dingsdk.errors import (
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.testing import failing_calls
 from dingsdk.worker.learner.checkpoint import load_checkpoint
-from dingsdk.worker.learner.hook import (
+from dingsdk.worker.learner.hooks import (
     LearnerHook,
+    LoadCkptHook,
+    LogReduceHook,
+    LogShowHook,
+    SaveCkptHook,
     build_learner_hook_by_cfg,
     merge_hooks,
     register_learner_hook,
 )
-from dingsdk.worker.learner.hooks import LoadCkptHook, LogReduceHook, LogShowHook, SaveCkptHook
 
 NO_SAVE = {"save_ckpt_after_iter": False, "save_ckpt_after_run": False}
 
@@ -154,9 +157,22 @@ class TestBuild:
         entry = {"type": "save_ckpt", "position": "after_iter", "priority": priority}
 
         with pytest.raises(AssertionError) as caught:
+            SaveCkptHook("a", priority, position="after_iter")
+        with pytest.raises((HookError, ConfigTypeError)):
             build_learner_hook_by_cfg({"a": entry})
 
         assert isinstance(caught.value, HookError)
+
+    def test_a_section_inside_of_its_key_is_taken_as_the_section(self, manager):
+        register_learner_hook("note", Note)
+        inner = {"save_ckpt_after_run": True, "hook": {"type": "note", "position": "before_run"}}
+
+        assert summary(build_learner_hook_by_cfg({"hook": inner})) == summary(
+            build_learner_hook_by_cfg(inner)
+        )
+        alone = build_learner_hook_by_cfg({"hook": inner["hook"]})
+        assert summary(alone)["before_run"] == [("hook", Note, 100)]
+        assert not any(build_learner_hook_by_cfg({"hook": {}}).values())
 
     def test_a_bad_position_is_refused_with_the_nearest(self):
         with pytest.raises(HookError) as caught:

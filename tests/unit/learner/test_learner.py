@@ -7,7 +7,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, NonFiniteError, PolicyOutputTypeError, RunFolderError
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.worker.learner.checkpoint import load_checkpoint
-from dingsdk.worker.learner.hook import LearnerHook
+from dingsdk.worker.learner.hooks import LearnerHook
 
 QUIET = {"hook": {"save_ckpt_after_iter": False, "save_ckpt_after_run": False}}
 

@@ -13,7 +13,7 @@ import torch
 from tensorboardX.proto.event_pb2 import Event
 
 from dingsdk.errors import ClosedError, PolicyOutputTypeError, RunFolderError
-from dingsdk.worker.learner.counter import CountVar
+from dingsdk.worker.learner.base import CountVar
 from dingsdk.worker.learner.monitor import LearnerMonitor
 from dingsdk.worker.run_logger import MAX_TEXT_BYTES, build_logger
 from dingsdk.worker.timer import EasyTimer
