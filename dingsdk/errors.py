@@ -212,6 +212,10 @@ class RunFolderError(DingError, OSError):
     is_user_mistake = True
 
 
+class RunDirLockedError(RunFolderError):
+    """A folder that another run uses. Facts: ``path``."""
+
+
 class CheckpointError(DingError):
     """A checkpoint that cannot be used. Facts: ``path``."""
 

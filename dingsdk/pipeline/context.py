@@ -180,6 +180,7 @@ class RunContext:
         recorder: Takes the first-step mark and every evaluation.
         stop: Set when the run shall end early: save a checkpoint and return within seconds
             with reason ``interrupted``.
+        has_begun: Set once the run has what it needs; one that fails before leaves no folder.
         is_breakable: Whether a KeyboardInterrupt may be raised in the main thread now, to stop
             a run that does not look at ``stop``.
         on_address: None where the run starts its own workers. Otherwise they come by
@@ -190,6 +191,7 @@ class RunContext:
     run_dir: Path
     recorder: RunRecorder = field(default_factory=RunRecorder)
     stop: threading.Event = field(default_factory=threading.Event)
+    has_begun: bool = False
     is_breakable: bool = False
     on_address: Callable[[str, str], None] | None = None
     _status_source: Callable[[], RunStatus] | None = None

@@ -64,6 +64,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         stack.callback(lambda: workers.close(_closing_times(context)[1]))
         stack.callback(_close_coordinator, coordinator, context)
         address = coordinator.start()
+        context.has_begun = True
         if context.on_address is not None:
             context.on_address(address, transport.joining_note())
         workers.start(address)

@@ -12,18 +12,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
+import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dingsdk import __version__
-from dingsdk.data.files import atomic_write_json, ensure_dir
+from dingsdk.data.files import atomic_write_json, ensure_dir, folder_error
 from dingsdk.errors import RunFolderError
 
 if TYPE_CHECKING:
@@ -50,7 +53,7 @@ def make_run_folder(root: Path, exp_name: str, now: datetime | None = None) -> P
     for name in _candidates(exp_name, stamp):
         folder = root / name
         try:
-            folder.mkdir()
+            folder.mkdir(mode=0o700)
         except FileExistsError:
             continue
         except OSError as error:
@@ -67,15 +70,48 @@ def make_run_folder(root: Path, exp_name: str, now: datetime | None = None) -> P
 def claim_run_folder(folder: Path) -> Path:
     """Make ``folder`` the run folder of a new run; workers may have put files there already.
 
+    Of several starts at once, one gets it.
+
     Raises:
         RunFolderError: it holds a run, or it cannot be created or written to.
     """
-    if (folder / CONFIG_NAME).exists():
+    ensure_dir(folder / CHECKPOINT_FOLDER)
+    path = folder / CONFIG_NAME
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
         raise RunFolderError(
             f"{folder} holds a run already ({CONFIG_NAME}); name another folder", path=str(folder)
-        )
-    ensure_dir(folder / CHECKPOINT_FOLDER)
+        ) from None
+    except OSError as error:
+        raise folder_error("write", path, error) from error
     return folder
+
+
+def discard_run(folder: Path) -> None:
+    """Remove what a run left that failed before it began, so that its folder is free again.
+
+    Logs that were written stay, and so do the files of others.
+    """
+    for name in (CONFIG_NAME, RESULT_NAME):
+        (folder / name).unlink(missing_ok=True)
+    below = [path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink()]
+    for path in [*sorted(below, reverse=True), folder]:
+        with contextlib.suppress(OSError):  # not empty
+            path.rmdir()
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Create files for us alone (0600, folders 0700) inside, whatever the umask is.
+
+    The umask is the process's: other threads that create files meanwhile get the same.
+    """
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def _candidates(exp_name: str, stamp: str) -> list[str]:

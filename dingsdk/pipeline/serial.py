@@ -54,6 +54,7 @@ def serial_pipeline(context: RunContext) -> RunResult:
         stack.enter_context(torch_threads(context.cfg.system.torch_threads))
         workers = _build(context, stack)
         context.set_status_source(lambda: _status(context, workers))
+        context.has_begun = True
         workers.learner.call_hook("before_run")
         context.recorder.mark_first_step()
         try:

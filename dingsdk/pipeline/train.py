@@ -6,6 +6,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from dingsdk.pipeline.run_folder import (
     CONFIG_NAME,
     CURVE_NAME,
     claim_run_folder,
+    discard_run,
     make_run_folder,
+    private_files,
     write_curve,
     write_result,
 )
@@ -112,9 +115,11 @@ def run_pipeline(
         DingError: as for ``train``.
     """
     cfg = context.cfg
-    save_config(cfg, context.run_dir / CONFIG_NAME)
-    default_manager().configure(cfg)
-    try:
+    with private_files(), ExitStack() as stack:
+        stack.callback(_discard_unless_begun, context)
+        save_config(cfg, context.run_dir / CONFIG_NAME)
+        default_manager().configure(cfg)
+        stack.callback(default_manager().unconfigure)
         observe().run_started(config=cfg, run_dir=context.run_dir)
         shown = NoProgress() if progress is None else progress(context)
         context.recorder = RunRecorder(on_evaluation=shown.on_evaluation)
@@ -125,8 +130,6 @@ def run_pipeline(
             raise
         _finish(context, result, None)
         return result
-    finally:
-        default_manager().unconfigure()
 
 
 def compile_run(
@@ -179,6 +182,11 @@ def _run(
     if signals.received is not None and result.reason == "interrupted":
         result = dataclasses.replace(result, signal=int(signals.received))
     return result
+
+
+def _discard_unless_begun(context: RunContext) -> None:
+    if not context.has_begun:
+        discard_run(context.run_dir)
 
 
 def _finish_failed(context: RunContext, mode: Mode, error: BaseException) -> None:

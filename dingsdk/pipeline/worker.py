@@ -11,6 +11,7 @@ from typing import Any
 
 from dingsdk.errors import ClosedError, ConfigError
 from dingsdk.pipeline.context import torch_threads
+from dingsdk.pipeline.run_folder import private_files
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm.transport import Place, Transport
 from dingsdk.worker.coordinator.role import create_role, create_roles
@@ -96,7 +97,7 @@ def run_worker(
     """
     manager = default_manager()
     manager.configure(cfg)
-    with ExitStack() as stack:
+    with private_files(), ExitStack() as stack:
         stack.callback(manager.unconfigure)
         stack.enter_context(torch_threads(cfg.system.torch_threads))
         transport = make_transport(cfg, run_dir)

@@ -63,6 +63,7 @@ def worker_main(spec: WorkerSpec, link: Connection) -> None:
     threading.Thread(target=_obey, args=(link, stop), name="parent-watch", daemon=True).start()
     with ExitStack() as stack:
         try:
+            os.umask(0o077)
             spec.crash_file.parent.mkdir(parents=True, exist_ok=True)
             crash_file = stack.enter_context(spec.crash_file.open("w"))
             faulthandler.enable(crash_file)

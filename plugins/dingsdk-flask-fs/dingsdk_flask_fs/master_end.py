@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 import uuid
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -17,6 +18,7 @@ from dingsdk.errors import ClosedError, DataCorruptError, DataMissingError, Inse
 from dingsdk.worker.comm import MasterEnd, MasterListener, TaskMessage
 from dingsdk_flask_fs.app import create_app
 from dingsdk_flask_fs.auth import Verifier
+from dingsdk_flask_fs.folder_lock import FolderLock
 from dingsdk_flask_fs.guard import Guard, Throttle
 from dingsdk_flask_fs.request_handler import RequestHandler
 from dingsdk_flask_fs.secret import FILE_VARIABLE, VARIABLE, Secret, create_secret
@@ -47,6 +49,7 @@ class HttpMasterEnd(MasterEnd):
     def __init__(self, cfg: FlaskFSTransport.Config, folder: PrivateDir) -> None:
         self._cfg = cfg
         self._folder = folder
+        self._folder_lock = FolderLock(folder.path)
         self._lock = threading.Lock()
         self._handler: RequestHandler | None = None
         self._server: HttpServer | None = None
@@ -59,23 +62,27 @@ class HttpMasterEnd(MasterEnd):
             AuthError: the secret cannot be used.
             InsecureBindError: others could reach the address, and no secret was chosen.
             PortInUseError: the address is taken.
+            RunDirLockedError: another run uses the folder.
         """
         with self._lock:
             if self._is_closed or self._server is not None:
                 raise ClosedError("a master end opens once", what="master end")
             host, threads = self._cfg.host, self._cfg.threads
             max_bytes = self._cfg.max_message_bytes
-            secret = create_secret(self._folder)
-            _check_reach(host, secret)
-            server = HttpServer(
-                host,
-                self._cfg.port,
-                threads=threads,
-                connections=self._cfg.max_connections,
-                max_bytes=max_bytes,
-                read_s=self._cfg.request_timeout_s,
-            )
-            try:
+            with ExitStack() as undo:
+                self._folder_lock.acquire()
+                undo.callback(self._folder_lock.release)
+                secret = create_secret(self._folder)
+                _check_reach(host, secret)
+                server = HttpServer(
+                    host,
+                    self._cfg.port,
+                    threads=threads,
+                    connections=self._cfg.max_connections,
+                    max_bytes=max_bytes,
+                    read_s=self._cfg.request_timeout_s,
+                )
+                undo.callback(server.close)
                 run, epoch = _begin_epoch(self._folder)
                 free = max(MIN_FREE_THREADS, threads // 4)
                 handler = RequestHandler(
@@ -95,9 +102,7 @@ class HttpMasterEnd(MasterEnd):
                 )
                 handler.open(listener)
                 server.start(create_app(handler, guard, verifier, max_bytes))
-            except BaseException:
-                server.close()
-                raise
+                undo.pop_all()
             self._handler, self._server = handler, server
         name = socket.gethostname() if _is_wildcard(host) else host
         return f"http://[{name}]:{server.port}" if ":" in name else f"http://{name}:{server.port}"
@@ -126,6 +131,7 @@ class HttpMasterEnd(MasterEnd):
         timeout_s = max(0.1, deadline - time.monotonic())
         if server is not None and not server.close(timeout_s):
             _log.warning("the http server did not end within %.1f s", timeout_s)
+        self._folder_lock.release()
 
     def _opened(self) -> RequestHandler:
         if self._handler is None:

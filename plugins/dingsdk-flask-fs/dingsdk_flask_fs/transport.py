@@ -26,6 +26,7 @@ from dingsdk.worker.comm import (
     ThreadScheduler,
     Transport,
 )
+from dingsdk_flask_fs.folder_lock import LOCK_NAME, FolderLock
 from dingsdk_flask_fs.master_end import EPOCH_FILE, HttpMasterEnd
 from dingsdk_flask_fs.secret import FILE_NAME as SECRET_NAME
 from dingsdk_flask_fs.secret import FILE_VARIABLE, find_secret, named_secret
@@ -185,16 +186,18 @@ def _remove_files(path: Path) -> None:
     Files that others put there stay, and so does a secret that the user named.
 
     Raises:
+        RunDirLockedError: another run uses the folder.
         RunFolderError: something cannot be removed, or the folder is not ours.
     """
     from dingsdk_flask_fs import data_store, policy_store
 
     if not path.is_dir():
         return
-    with PrivateDir(path, create=False) as root:
+    with PrivateDir(path, create=False) as root, FolderLock(path):
         for name in (*data_store.FOLDERS, policy_store.FOLDER):
             root.remove_tree(name)
         root.unlink(EPOCH_FILE)
+        root.unlink(LOCK_NAME)
         if not _is_named_secret(path / SECRET_NAME):
             root.unlink(SECRET_NAME)
         root.sweep()

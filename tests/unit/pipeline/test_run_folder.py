@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import threading
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +16,15 @@ from rich.console import Console
 from dingsdk.errors import RunFolderError
 from dingsdk.pipeline.context import Evaluation, RunContext, RunRecorder, RunStatus
 from dingsdk.pipeline.progress import ConsoleProgress
-from dingsdk.pipeline.run_folder import make_run_folder, read_result, write_curve, write_result
+from dingsdk.pipeline.run_folder import (
+    claim_run_folder,
+    discard_run,
+    make_run_folder,
+    private_files,
+    read_result,
+    write_curve,
+    write_result,
+)
 
 NOON = datetime(2030, 1, 2, 12, 0, 0)
 EVALUATIONS = tuple(
@@ -50,6 +59,59 @@ def test_first_run_has_the_plain_name_and_later_ones_a_time_stamp(tmp_path: Path
     names = [make_run_folder(tmp_path / "runs", "exp", NOON).name for _ in range(4)]
 
     assert names == ["exp", "exp-300102-120000", "exp-300102-120000-2", "exp-300102-120000-3"]
+
+
+def test_one_of_many_starts_in_one_folder_gets_it(tmp_path: Path) -> None:
+    folder, begin = tmp_path / "run", threading.Barrier(8)
+    claimed: list[Path] = []
+    refused: list[RunFolderError] = []
+
+    def start() -> None:
+        begin.wait(10.0)
+        try:
+            claimed.append(claim_run_folder(folder))
+        except RunFolderError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10.0)
+
+    assert claimed == [folder]
+    assert len(refused) == 7
+    assert all("holds a run already" in str(error) for error in refused)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "config.yaml").stat().st_mode & 0o777 == 0o600
+
+
+def test_failed_start_frees_its_folder_and_keeps_the_files_of_others(tmp_path: Path) -> None:
+    folder = claim_run_folder(tmp_path / "run")
+    (folder / "result.json").write_text("{}")
+    (folder / "log" / "deep").mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine")
+
+    discard_run(folder)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    assert claim_run_folder(folder) == folder
+
+    (folder / "notes.txt").unlink()
+    discard_run(folder)
+    assert not folder.exists()
+
+
+def test_files_of_a_run_are_private_and_the_umask_comes_back(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with private_files():
+            (tmp_path / "file").touch()
+            (tmp_path / "folder").mkdir()
+        (tmp_path / "later").touch()
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {"file": 0o600, "folder": 0o700, "later": 0o666}
 
 
 def test_file_in_place_of_the_root_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,75 @@
+"""One run at a time has a folder; another is refused by name, and deletes nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dingsdk_flask_fs.transport import FlaskFSTransport
+
+from dingsdk import SampleBatch
+from dingsdk.errors import RunDirLockedError
+
+from .conftest import Listener
+
+DIE_WITH_THE_LOCK = """
+import os, sys
+from pathlib import Path
+from dingsdk_flask_fs.transport import FlaskFSTransport
+FlaskFSTransport({"data_dir": sys.argv[1]}, Path(sys.argv[1])).master_end().open(object())
+os._exit(0)
+"""
+
+
+def transport_in(folder: Path) -> FlaskFSTransport:
+    return FlaskFSTransport({"data_dir": str(folder), "threads": 8}, folder.parent)
+
+
+def test_second_run_in_a_folder_is_refused_and_deletes_nothing(tmp_path: Path) -> None:
+    first, second = transport_in(tmp_path / "data"), transport_in(tmp_path / "data")
+    first.master_end().open(Listener())
+    first.data_store().put("payload", SampleBatch({"x": np.zeros(3)}))
+
+    with pytest.raises(RunDirLockedError) as caught:
+        second.master_end().open(Listener())
+    second.close()
+    with pytest.raises(RunDirLockedError):
+        second.remove_data()
+
+    assert caught.value.path == str(tmp_path / "data")
+    assert f"process {os.getpid()} on" in str(caught.value)
+    assert first.data_store().has("payload", 0.0)
+    first.close()
+    first.remove_data()
+    assert not (tmp_path / "data").exists()
+
+
+def test_folder_is_free_after_the_run(tmp_path: Path) -> None:
+    for _ in range(2):
+        transport = transport_in(tmp_path / "data")
+        transport.master_end().open(Listener())
+        transport.close()
+
+
+def test_failed_start_gives_the_folder_back(tmp_path: Path) -> None:
+    first = transport_in(tmp_path / "data")
+    bad = FlaskFSTransport({"data_dir": str(tmp_path / "data"), "host": "0.0.0.0"}, tmp_path)
+    with pytest.raises(Exception, match="choose a secret"):
+        bad.master_end().open(Listener())
+    first.master_end().open(Listener())
+    for transport in (first, bad):
+        transport.close()
+
+
+def test_lock_of_a_dead_process_holds_nobody_up(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    subprocess.run([sys.executable, "-c", DIE_WITH_THE_LOCK, str(folder)], check=True)
+    assert (folder / "lock").is_file()
+    assert (folder / "lock").stat().st_mode & 0o777 == 0o600
+    transport = transport_in(folder)
+    transport.master_end().open(Listener())
+    transport.close()

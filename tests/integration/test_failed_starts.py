@@ -1,0 +1,92 @@
+"""Starts that fail leave nothing in the way of the next one, and files are for their owner."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dingsdk.cli import main
+from dingsdk.errors import PortInUseError, RunDirLockedError
+from dingsdk.pipeline.train import compile_run, run_coordinator, train
+
+from .job_cluster import JobCluster
+from .short_runs import QUICK
+
+FLASK_FS = ("--config", "cartpole-dqn", "--transport", "flask_fs")
+
+
+def test_coordinator_on_a_port_in_use_leaves_its_folder_free(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "run"
+    with socket.create_server(("127.0.0.1", 0)) as theirs:
+        port = theirs.getsockname()[1]
+        code = main(["coordinator", *FLASK_FS, "--data", str(data), "--port", str(port)])
+        assert code != 0
+        assert "in use" in capsys.readouterr().err
+        assert not data.exists()
+
+    cfg = compile_run("cartpole-dqn", "parallel", "flask_fs")
+    with pytest.raises(KeyboardInterrupt):
+        run_coordinator(cfg, data, _interrupt)  # it starts now
+
+
+def _interrupt(address: str, note: str) -> None:
+    raise KeyboardInterrupt
+
+
+def test_train_on_a_port_in_use_leaves_no_run_folder(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as theirs:
+        port = f"system.transport.port={theirs.getsockname()[1]}"
+        with pytest.raises(PortInUseError):
+            train("cartpole-dqn", "parallel", "flask_fs", (port,), 0, output=tmp_path / "runs")
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_second_run_on_a_data_folder_is_refused_and_the_first_trains_on(tmp_path: Path) -> None:
+    folder = f"system.transport.data_dir={tmp_path / 'data'}"
+    cluster = JobCluster(tmp_path / "first", None, folder)
+    cluster.expect(lambda: cluster.train_iter() > 5)
+
+    with pytest.raises(RunDirLockedError, match="in use by another run"):
+        train("cartpole-dqn", "parallel", "flask_fs", (folder,), 0, output=tmp_path / "runs")
+
+    until = cluster.train_iter() + 20
+    cluster.expect(lambda: cluster.train_iter() > until)
+    assert cluster.coordinator.status().evicted.get("missing", 0) == 0
+    cluster.coordinator.validate_state()
+    cluster.close()
+
+
+@pytest.fixture
+def umask_0() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_files_of_a_run_are_private_whatever_the_umask(
+    tmp_path: Path, umask_0: None, mode: str
+) -> None:
+    sets = (*QUICK, "system.transport.workers=processes", "system.transport.keep_data=true")
+    transport = "flask_fs" if mode == "parallel" else None
+    sets = sets if mode == "parallel" else QUICK
+    result = train("cartpole-dqn", mode, transport, sets, 0, tmp_path / "runs")  # type: ignore[arg-type]
+
+    found = {
+        result.run_dir: result.run_dir.stat(),
+        **{p: p.stat() for p in result.run_dir.rglob("*")},
+    }
+    open_to_others = {
+        str(path.relative_to(tmp_path)): oct(each.st_mode)
+        for path, each in found.items()
+        if stat.S_IMODE(each.st_mode) & 0o077
+    }
+    assert open_to_others == {}
+    assert len(found) > 10
