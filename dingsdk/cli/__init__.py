@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -16,6 +17,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from dingsdk.cli.root import run
 
         return run(argv)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # while modules were imported
         sys.stderr.write("Interrupted; there was nothing to save.\n")
         return 130
+    finally:
+        if argv is None:
+            # The process ends now; a late Ctrl-C must not print a traceback.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -150,7 +150,7 @@ class RunResult:
         env_steps: Env steps collected for training.
         train_iter: Iterations trained.
         elapsed_s: Seconds from the first env step to the end.
-        run_dir: The run folder.
+        run_dir: The run folder; it is gone where the run was interrupted before it began.
         evaluations: All evaluations, oldest first.
         checkpoints: ``{"latest": path, "best": path}``, only those that exist.
         signal: Number of the signal that interrupted the run, else None.

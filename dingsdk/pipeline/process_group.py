@@ -1,40 +1,150 @@
-"""Workers as processes of this host: started, started anew when they die, and ended."""
+"""Workers as processes of this host: started, restarted when they die, and ended."""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from dingsdk.config import to_plain
 from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.pipeline.worker_group import WorkerGroup
-from dingsdk.pipeline.worker_process import WorkerSpec, worker_main
+from dingsdk.pipeline.worker_process import UNGUARDED, WorkerSpec, worker_main
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm.master import Master
 
 _log = logging.getLogger(__name__)
 
 WINDOW_S = 600.0
-"""Deaths longer ago do not count against the budget."""
+HEALTHY_S = 60.0
+"""Deaths longer ago than the window, or before a time that the worker was joined for so long, do
+not count against the budget."""
 BACKOFF_S = (0.2, 5.0)
 KILL_S = 1.0
 CRASH_BYTES = 64 << 10
 
 
-class ProcessWorkers(WorkerGroup):
-    """One process a worker, started by ``spawn``.
+class WorkerProcess:
+    """A worker's process, started by ``spawn``, and the link to it.
 
-    A worker that dies is started anew, ``system.restarts`` times within ten minutes. One that
-    cannot start ends the run: it would not the next time either.
+    Args:
+        spec: What it is told.
+
+    Raises:
+        ConfigError: the config cannot be handed to another process.
+    """
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._link, theirs = spawn.Pipe()
+        # Not a daemon: env managers may have processes of their own.
+        self._process = spawn.Process(
+            target=worker_main, args=(spec, theirs), name=spec.worker_id, daemon=False
+        )
+        try:
+            with _signals_held_back():
+                self._process.start()
+        except (TypeError, AttributeError, ValueError) as error:  # pickle's ways to refuse
+            self._link.close()
+            raise ConfigError(
+                f"the config cannot be handed to a worker process: {error}; it must be plain "
+                "data, and functions at the top level of a module",
+                path="config",
+            ) from error
+        finally:
+            theirs.close()
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; the number of a signal that killed it, negative."""
+        return self._process.exitcode
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """Yield what it has sent, see ``worker_main``."""
+        with suppress(EOFError, OSError):
+            while self._link.poll():
+                yield json.loads(self._link.recv_bytes())
+
+    def send_stop(self) -> None:
+        """Tell it to end."""
+        with suppress(OSError):  # it ended by itself
+            self._link.send_bytes(b"stop")
+
+    def kill(self) -> None:
+        """End it by force."""
+        self._process.kill()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for its end."""
+        self._process.join(timeout_s)
+
+    def close(self) -> None:
+        """Release what the process cost, once it has ended."""
+        self._link.close()
+        if self.exit_code is not None:
+            self._process.close()
+
+
+class _Member:
+    """A worker, its process if it has one, and its history."""
+
+    def __init__(self, role: str, worker_id: str, run_dir: Path) -> None:
+        self.role = role
+        self.worker_id = worker_id
+        self.crash_file = run_dir / "log" / f"{worker_id}.crash"
+        self.process: WorkerProcess | None = None
+        self.start_at = 0.0
+        self.joined_at = self.heard_at = math.inf
+        self.deaths: list[float] = []
+        self.failure: dict[str, Any] = {}
+        self.crash_report = ""
+
+    def listen(self, now: float) -> None:
+        for message in () if self.process is None else self.process.messages():
+            if message["event"] == "joined":
+                self.joined_at = self.heard_at = now
+            else:
+                self.failure = message
+
+    @property
+    def has_joined(self) -> bool:
+        return self.joined_at < math.inf
+
+    def kill(self, why: str = "") -> None:
+        if self.process is not None and self.process.exit_code is None:
+            if why:
+                _log.warning("worker %s %s; its process is killed", self.worker_id, why)
+            self.process.kill()
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.close()
+            self.process = None
+        if self.crash_file.is_file() and not self.read_crash_file():
+            self.crash_file.unlink()
+
+    def read_crash_file(self) -> str:
+        try:
+            with self.crash_file.open(encoding="utf-8", errors="replace") as file:
+                return file.read(CRASH_BYTES)
+        except OSError:
+            return ""
+
+
+class ProcessWorkers(WorkerGroup):
+    """One process a worker.
+
+    A worker that dies is restarted, ``system.restarts`` times within ten minutes and without a
+    minute of work in between. One that cannot start ends the run: it would not the next time
+    either.
 
     Args:
         cfg: The config as workers get it.
@@ -42,10 +152,11 @@ class ProcessWorkers(WorkerGroup):
         workers: Role and id of each.
         master: The run's; it is told of deaths, so that no lease has to run out.
         clock: Monotonic seconds.
+        start: Starts a process.
 
     Attributes:
         lost_limit_s: A process that the master gave up, and that has not come back after this
-            time, hangs: it is killed and started anew.
+            time, hangs: it is killed and restarted.
     """
 
     def __init__(
@@ -55,12 +166,14 @@ class ProcessWorkers(WorkerGroup):
         workers: Sequence[tuple[str, str]],
         master: Master,
         clock: Callable[[], float] = time.monotonic,
+        start: Callable[[WorkerSpec], WorkerProcess] = WorkerProcess,
     ) -> None:
         self._cfg = cfg
         self._run_dir = run_dir
         self._budget = int(cfg.system.restarts)
         self._master = master
         self._clock = clock
+        self._start_process = start
         self._members = [_Member(role, worker_id, run_dir) for role, worker_id in workers]
         self._address = ""
         self.lost_limit_s = 30.0
@@ -71,22 +184,23 @@ class ProcessWorkers(WorkerGroup):
             self._start(member)
 
     def poll(self) -> None:
+        now = self._clock()
         for member in self._members:
-            member.listen()
+            member.listen(now)
             if member.process is None:
-                if self._clock() >= member.start_at:
+                if now >= member.start_at:
                     self._start(member)
-            elif not member.process.is_alive():
-                self._handle_death(member)
+            elif member.process.exit_code is not None:
+                self._handle_death(member, member.process.exit_code, now)
             elif member.has_joined:
-                self._check(member)
+                self._check(member, now)
 
     def close(self, timeout_s: float) -> None:
         running = [member for member in self._members if member.process is not None]
         for member in running:
-            member.listen()
-            if member.has_joined:
-                member.send_stop()
+            member.listen(self._clock())
+            if member.has_joined and member.process is not None:
+                member.process.send_stop()
             else:
                 member.kill()  # it has done nothing yet that could be lost
         self._join(running, timeout_s)
@@ -97,43 +211,51 @@ class ProcessWorkers(WorkerGroup):
             member.close()
 
     def crash_report(self, worker_id: str) -> str:
-        return next(
-            (each.crash_report for each in self._members if each.worker_id == worker_id), ""
-        )
+        found = {each.worker_id: each.crash_report for each in self._members}
+        return found.get(worker_id, "")
 
     def _start(self, member: _Member) -> None:
-        spec = WorkerSpec(
-            role=member.role,
-            worker_id=member.worker_id,
-            cfg=to_plain(self._cfg),
-            address=self._address,
-            run_dir=self._run_dir,
-            crash_file=member.crash_file,
-            snapshot=default_manager().snapshot(),
+        member.joined_at = member.heard_at = math.inf
+        member.failure = {}
+        member.process = self._start_process(
+            WorkerSpec(
+                role=member.role,
+                worker_id=member.worker_id,
+                cfg=to_plain(self._cfg),
+                address=self._address,
+                run_dir=self._run_dir,
+                crash_file=member.crash_file,
+                snapshot=default_manager().snapshot(),
+            )
         )
-        member.start(spec)
 
-    def _check(self, member: _Member) -> None:
-        now = self._clock()
-        if member.heard_at is None or member.worker_id in self._master.workers:
+    def _check(self, member: _Member, now: float) -> None:
+        if member.worker_id in self._master.workers:
             member.heard_at = now
         elif now - member.heard_at > self.lost_limit_s:
             member.kill(f"has not been heard of for {self.lost_limit_s:.0f} s")
 
-    def _handle_death(self, member: _Member) -> None:
+    def _handle_death(self, member: _Member, code: int, now: float) -> None:
         """Schedule a restart of a dead worker, or end the run."""
-        member.listen()  # it may have reported between the last look and its death
-        assert member.process is not None  # whoever calls has looked
-        code = member.process.exitcode or 0
+        member.listen(now)  # it may have reported between the last look and its death
         reason = member.failure.get("text") or _how(code)
         member.crash_report = member.failure.get("traceback") or member.read_crash_file()
         member.close()
         _log.warning("worker %s died: %s", member.worker_id, reason)
         self._master.lose(member.worker_id, reason)
-        now = self._clock()
-        member.deaths = [at for at in member.deaths if now - at < WINDOW_S] + [now]
+        if not member.has_joined and code == UNGUARDED:
+            raise _crashed(
+                member,
+                "a worker process imports the script that started the run, and the script would "
+                'start another run; put what it does below `if __name__ == "__main__":`',
+                code,
+                is_user_mistake=True,
+            )
         if not member.has_joined and code > 0:
             raise _crashed(member, f"worker {member.worker_id} cannot start: {reason}", code)
+        if now - member.joined_at >= HEALTHY_S:
+            member.deaths.clear()
+        member.deaths = [at for at in member.deaths if now - at < WINDOW_S] + [now]
         if len(member.deaths) > self._budget:
             raise _crashed(
                 member,
@@ -149,94 +271,6 @@ class ProcessWorkers(WorkerGroup):
         for member in members:
             if member.process is not None:
                 member.process.join(max(0.0, deadline - self._clock()))
-
-
-class _Member:
-    """A worker's process, the link to it, and its history."""
-
-    def __init__(self, role: str, worker_id: str, run_dir: Path) -> None:
-        self.role = role
-        self.worker_id = worker_id
-        self.crash_file = run_dir / "log" / f"{worker_id}.crash"
-        self.process: Any = None
-        self.start_at = 0.0
-        self.deaths: list[float] = []
-        self.crash_report = ""
-        self.has_joined = False
-        self.heard_at: float | None = None
-        self.failure: dict[str, Any] = {}
-        self._link: Connection | None = None
-
-    def start(self, spec: WorkerSpec) -> None:
-        """Start the process.
-
-        Raises:
-            ConfigError: the config cannot be handed to another process.
-        """
-        spawn = multiprocessing.get_context("spawn")
-        self._link, theirs = spawn.Pipe()
-        self.has_joined, self.heard_at, self.failure = False, None, {}
-        # Not a daemon: env managers may have processes of their own.
-        self.process = spawn.Process(
-            target=worker_main, args=(spec, theirs), name=self.worker_id, daemon=False
-        )
-        try:
-            with _signals_held_back():
-                self.process.start()
-        except (TypeError, AttributeError, ValueError) as error:  # pickle's ways to refuse
-            self.process = None
-            raise ConfigError(
-                f"the config cannot be handed to a worker process: {error}; it must be plain "
-                "data, and functions at the top level of a module",
-                path="config",
-            ) from error
-        finally:
-            theirs.close()
-
-    def listen(self) -> None:
-        """Take the messages of the process."""
-        while self._link is not None:
-            try:
-                if not self._link.poll():
-                    return
-                message = json.loads(self._link.recv_bytes())
-            except (EOFError, OSError):
-                return
-            if message["event"] == "joined":
-                self.has_joined = True
-            else:
-                self.failure = message
-
-    def send_stop(self) -> None:
-        if self._link is not None:
-            try:
-                self._link.send_bytes(b"stop")
-            except OSError:
-                return  # it ended by itself
-
-    def kill(self, why: str = "") -> None:
-        if self.process is not None and self.process.is_alive():
-            if why:
-                _log.warning("worker %s %s; its process is killed", self.worker_id, why)
-            self.process.kill()
-
-    def close(self) -> None:
-        """Give back what the process cost, once it has ended."""
-        if self._link is not None:
-            self._link.close()
-            self._link = None
-        if self.process is not None and not self.process.is_alive():
-            self.process.close()
-            self.process = None
-        if self.crash_file.is_file() and not self.read_crash_file():
-            self.crash_file.unlink()
-
-    def read_crash_file(self) -> str:
-        try:
-            with self.crash_file.open(encoding="utf-8", errors="replace") as file:
-                return file.read(CRASH_BYTES)
-        except OSError:
-            return ""
 
 
 @contextmanager
@@ -260,9 +294,11 @@ def _how(code: int) -> str:
     return f"ended with exit code {code}"
 
 
-def _crashed(member: _Member, message: str, code: int) -> WorkerCrashedError:
+def _crashed(
+    member: _Member, message: str, code: int, *, is_user_mistake: bool = False
+) -> WorkerCrashedError:
     error = WorkerCrashedError(
         message, worker_id=member.worker_id, exit_code=code, traceback=member.crash_report
     )
-    error.is_user_mistake = bool(member.failure.get("is_user_mistake"))
+    error.is_user_mistake = is_user_mistake or bool(member.failure.get("is_user_mistake"))
     return error

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,16 +52,21 @@ def serial_pipeline(context: RunContext) -> RunResult:
     """
     with ExitStack() as stack:
         stack.enter_context(torch_threads(context.cfg.system.torch_threads))
-        workers = _build(context, stack)
+        with _breakable(context):
+            workers = _build(context, stack)
         context.set_status_source(lambda: _status(context, workers))
         context.has_begun = True
         workers.learner.call_hook("before_run")
         context.recorder.mark_first_step()
         try:
-            reason = _run_breakable(context, workers)
-        except Exception:
-            _save_after_failure(workers.learner)
-            raise
+            with _breakable(context):
+                reason = _run(context, workers)
+        except (Exception, KeyboardInterrupt) as error:
+            if not context.stop.is_set():
+                _save_after_failure(workers.learner)
+                raise
+            _log.warning("after the signal: %s", str(error) or "a part did not stop in time")
+            reason = "interrupted"
         workers.learner.call_hook("after_run")
         status = _status(context, workers)
         context.set_status_source(lambda: status)
@@ -70,19 +75,14 @@ def serial_pipeline(context: RunContext) -> RunResult:
         )
 
 
-def _run_breakable(context: RunContext, workers: _Workers) -> Reason:
-    """Run; where a part does not return in time after ``context.stop``, break it off."""
+@contextmanager
+def _breakable(context: RunContext) -> Iterator[None]:
+    """Let a part that does not return in time after ``context.stop`` be broken off."""
+    context.is_breakable = True
     try:
-        context.is_breakable = True
-        try:
-            return _run(context, workers)
-        finally:
-            context.is_breakable = False
-    except KeyboardInterrupt:
-        if not context.stop.is_set():
-            raise
-        _log.warning("a collect, an evaluation or an iteration took too long and was broken off")
-        return "interrupted"
+        yield
+    finally:
+        context.is_breakable = False
 
 
 def _run(context: RunContext, workers: _Workers) -> Reason:

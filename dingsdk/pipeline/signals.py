@@ -25,9 +25,13 @@ class StopOnSignal:
         announce: Called with a line for the user at each signal; must not take a lock that
             the main thread may hold.
         doing: What the first signal leads to, for that line.
+        saved: Returns what is saved so far, for the line of the second signal.
         may_break: Asked ``PATIENCE_S`` after the first signal. Where it answers True, the main
             thread, which may be deep in an env that never ends, gets a KeyboardInterrupt. None
             for a main thread that notices by itself. Uses SIGALRM.
+
+    Attributes:
+        received: The first signal; None before it.
     """
 
     def __init__(
@@ -35,11 +39,13 @@ class StopOnSignal:
         stop: threading.Event,
         announce: Callable[[str], None],
         doing: str = "stopping and saving a checkpoint",
+        saved: Callable[[], str] = str,
         may_break: Callable[[], bool] | None = None,
     ) -> None:
         self._stop = stop
         self._announce = announce
-        self._doing = doing
+        self.doing = doing
+        self._saved = saved
         self._may_break = may_break
         self._previous: dict[int, Any] = {}
         self.received: signal.Signals | None = None
@@ -62,11 +68,12 @@ class StopOnSignal:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number)
         if self.received is not None:
-            self._announce(f"{name.name} again: exiting at once")
+            saved = self._saved()
+            self._announce(f"{name.name} again: exiting at once" + (saved and f"; {saved}"))
             # Not sys.exit: the point of the second signal is that nothing may hold it up.
             os._exit(EXIT_CODES[name])
         self.received = name
-        self._announce(f"{name.name}: {self._doing}; press Ctrl-C again to exit at once")
+        self._announce(f"{name.name}: {self.doing}; press Ctrl-C again to exit at once")
         self._stop.set()
         if self._may_break is not None:
             signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +20,17 @@ from dingsdk.pipeline.run_folder import (
     CURVE_NAME,
     claim_run_folder,
     discard_run,
+    find_checkpoints,
     make_run_folder,
     private_files,
     write_curve,
     write_result,
 )
 from dingsdk.pipeline.signals import StopOnSignal
+from dingsdk.pipeline.worker_process import leave_if_importing
 from dingsdk.plugins import default_manager, observe
+
+_log = logging.getLogger(__name__)
 
 ProgressFactory = Callable[[RunContext], Progress]
 
@@ -64,6 +69,7 @@ def train(
         RunFolderError: the run folder cannot be made.
         DingError: a part failed during the run, after a checkpoint was tried.
     """
+    leave_if_importing()
     cfg = compile_run(config, mode, transport, sets, seed)
     context = RunContext(cfg=cfg, run_dir=make_run_folder(Path(output), cfg.exp_name))
     return run_pipeline(context, mode, progress, announce)
@@ -115,7 +121,13 @@ def run_pipeline(
         DingError: as for ``train``.
     """
     cfg = context.cfg
-    with private_files(), ExitStack() as stack:
+    signals = StopOnSignal(
+        context.stop,
+        announce or _to_stderr,
+        saved=lambda: _saved(context.run_dir),
+        may_break=(lambda: context.is_breakable) if mode == "serial" else None,
+    )
+    with private_files(), signals, ExitStack() as stack:
         stack.callback(_discard_unless_begun, context)
         save_config(cfg, context.run_dir / CONFIG_NAME)
         default_manager().configure(cfg)
@@ -124,10 +136,20 @@ def run_pipeline(
         shown = NoProgress() if progress is None else progress(context)
         context.recorder = RunRecorder(on_evaluation=shown.on_evaluation)
         try:
-            result = _run(context, mode, shown, announce)
-        except BaseException as error:
-            _finish_failed(context, mode, error)
-            raise
+            with shown:
+                result = _pipeline(mode)(context)
+        except (Exception, KeyboardInterrupt) as error:
+            if signals.received is None:
+                _finish_failed(context, mode, error)
+                raise
+            # Where a signal reaches all processes, parts fail for want of each other.
+            _log.warning("after the signal: %s", str(error) or "a part did not stop in time")
+            _log.debug("the run ended by this error", exc_info=error)
+            status = context.status()
+            result = context.finish("interrupted", mode, status.env_steps, status.train_iter)
+        if signals.received is not None and result.reason == "interrupted":
+            result = dataclasses.replace(result, signal=int(signals.received))
+        signals.doing = "the run is over, and its results are being written"
         _finish(context, result, None)
         return result
 
@@ -169,21 +191,6 @@ def _pipeline(mode: Mode) -> Callable[[RunContext], RunResult]:
     return parallel_pipeline
 
 
-def _run(
-    context: RunContext, mode: Mode, shown: Progress, announce: Callable[[str], None] | None
-) -> RunResult:
-    stopper = StopOnSignal(
-        context.stop,
-        announce or _to_stderr,
-        may_break=(lambda: context.is_breakable) if mode == "serial" else None,
-    )
-    with shown, stopper as signals:
-        result = _pipeline(mode)(context)
-    if signals.received is not None and result.reason == "interrupted":
-        result = dataclasses.replace(result, signal=int(signals.received))
-    return result
-
-
 def _discard_unless_begun(context: RunContext) -> None:
     if not context.has_begun:
         discard_run(context.run_dir)
@@ -205,6 +212,11 @@ def _finish(context: RunContext, result: RunResult, error: str | None) -> None:
     title = f"{cfg.policy.type} on {cfg.env.env_id}, {result.mode}, seed {cfg.seed}"
     write_curve(run_dir / CURVE_NAME, result.evaluations, cfg.env.stop_value, title)
     observe().run_finished(run_dir=run_dir, result=record)
+
+
+def _saved(run_dir: Path) -> str:
+    names = ", ".join(str(path) for path in find_checkpoints(run_dir).values())
+    return f"saved before: {names}" if names else "no checkpoint was saved"
 
 
 def _to_stderr(line: str) -> None:

@@ -5,11 +5,14 @@ It imports nothing heavy before it can report what goes wrong with that.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import json
+import multiprocessing
 import os
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Mapping
@@ -21,6 +24,8 @@ from typing import Any
 
 from dingsdk.plugins import Snapshot
 
+UNGUARDED = 76
+"""Exit code of a worker process whose import of the user's script would start another run."""
 LEAVE_S = 8.0
 """How long a stopped worker may take to end by itself."""
 _HANDLED = {signal.SIGINT, signal.SIGTERM}
@@ -49,12 +54,28 @@ class WorkerSpec:
     snapshot: Snapshot
 
 
+def leave_if_importing() -> None:
+    """End the process, if it is a new worker that imports the user's script; see ``UNGUARDED``."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SystemExit(UNGUARDED)
+
+
 def worker_main(spec: WorkerSpec, link: Connection) -> None:
-    """Run the worker until the parent says stop, or is gone.
+    """Run the worker until the parent says stop, or is gone; never returns.
 
     The link brings one message, to stop, and takes ``{"event": "joined"}`` and
     ``{"event": "failed", ...}``.
     """
+    exit_code = _run(spec, link)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Without the teardown of the interpreter: torch's takes 0.5 s, and more where many end at
+    # once (2026-11), which is waited for after Ctrl-C.
+    os._exit(exit_code)
+
+
+def _run(spec: WorkerSpec, link: Connection) -> int:
     stop = threading.Event()
     # Ctrl-C reaches the whole process group; the parent alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -91,7 +112,8 @@ def worker_main(spec: WorkerSpec, link: Connection) -> None:
                 traceback="".join(traceback.format_exception(error)),
                 is_user_mistake=bool(getattr(error, "is_user_mistake", False)),
             )
-            raise SystemExit(1) from None
+            return 1
+    return 0
 
 
 def _obey(link: Connection, stop: threading.Event) -> None:

@@ -22,7 +22,7 @@ from dingsdk.worker import NaiveCommander, NaiveReplayBuffer
 from dingsdk.worker.comm import LEFT, WorkerInfo
 from dingsdk.worker.coordinator import TaskPhase, TaskState, create_roles
 from dingsdk.worker.coordinator.experience import Experience
-from dingsdk.worker.coordinator.scheduler_state import SchedulerState
+from dingsdk.worker.coordinator.scheduler_state import LOSS_WINDOW_S, SchedulerState
 from dingsdk.worker.coordinator.section import CoordinatorSection
 
 LEASE_S = 15.0
@@ -123,6 +123,9 @@ class LeaseMachine(RuleBasedStateMachine):
         self.assigned: list[TaskState] = []
         """Tasks whose driver has not reported their end."""
         self.attempts: Counter[str] = Counter()
+        self.losses: dict[str, list[float]] = {}
+        """When workers were lost over a task that has not got further since."""
+        self.marks: Counter[str] = Counter()
         self.given_up: Counter[str] = Counter()
 
     @initialize()
@@ -199,13 +202,15 @@ class LeaseMachine(RuleBasedStateMachine):
             buffer = NaiveReplayBuffer(state.task["replay_buffer_cfg"])
             self.state.experiences[state.buffer_id] = Experience(buffer)
         self.attempts[state.task_id] += 1
-        assert state.attempt == self.attempts[state.task_id] <= MAX_ATTEMPTS
+        assert state.attempt == self.attempts[state.task_id]
+        self.state.begin(state)
         self.assigned.append(state)
 
     @precondition(lambda self: self.assigned)
     @rule(pick=PICK, env_steps=st.integers(0, 100))
     def progress(self, pick: int, env_steps: int) -> None:
         state = self._pick(pick)
+        self.state.note_progress(state, env_steps)
         if state.role == "collector":
             before = self.state.env_steps
             state.env_steps = max(state.env_steps, env_steps)
@@ -248,9 +253,9 @@ class LeaseMachine(RuleBasedStateMachine):
         before = self.state.env_steps
         cause = WorkerLostError("lost", reason=reason)
         outcome, is_over = self.state.end(state, TaskPhase.LOST, cause)
+        self._count_loss(state, reason)
         is_needed = state.role == "learner" or state.buffer_id in self.state.experiences
-        self.attempts[state.task_id] -= reason == LEFT
-        is_given_up = is_needed and self.attempts[state.task_id] == MAX_ATTEMPTS
+        is_given_up = is_needed and len(self.losses[state.task_id]) == MAX_ATTEMPTS
         assert isinstance(outcome, PoisonTaskError) == is_given_up
         assert bool(self.commander.ended[state.task_id]) == (is_given_up or not is_needed)
         self.given_up[state.role] += is_given_up
@@ -258,6 +263,21 @@ class LeaseMachine(RuleBasedStateMachine):
             is_given_up and (state.role == "learner" or self.given_up[state.role] >= MAX_ATTEMPTS)
         )
         assert self.state.env_steps == before
+
+    def _count_loss(self, state: TaskState, reason: str) -> None:
+        """Those before progress, or longer ago than the window, do not count."""
+        name = state.task_id
+        if reason == LEFT:
+            self.attempts[name] -= 1
+        else:
+            is_further = state.progress > self.marks[name]
+            has_progressed = is_further and self.now - state.began_at >= LEASE_S
+            before = [] if has_progressed else self.losses.get(name, [])
+            recent = [at for at in before if self.now - at < LOSS_WINDOW_S]
+            self.losses[name] = [*recent, self.now]
+        self.losses.setdefault(name, [])
+        if state.role == "learner":
+            self.marks[name] = max(self.marks[name], state.progress)
 
     # What always holds ----------------------------------------------------------------------
     @invariant()

@@ -349,7 +349,7 @@ class Coordinator(Configurable):
         """Settle the lease, take priorities over, and tell the commander."""
         with self.condition:
             self._train_iter = int(info["learner_step"])
-            self._state.note_pace(state, self._train_iter)
+            self._state.note_progress(state, self._train_iter)
             experience = self.experience_of(state)
             garbage: list[str] = []
             if experience is not None:

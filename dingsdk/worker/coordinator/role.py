@@ -116,6 +116,7 @@ class Role(Configurable, ABC):
     Attributes:
         name: Type key of the role; workers state it when they join.
         ends_run: Whether the run ends when a task of the role is given up.
+        resumes: Whether another worker goes on where a lost one was; else it begins anew.
     """
 
     class Config(PartSection, frozen=True, kw_only=True):
@@ -129,6 +130,7 @@ class Role(Configurable, ABC):
 
     name: ClassVar[str]
     ends_run: ClassVar[bool] = False
+    resumes: ClassVar[bool] = False
 
     def __init__(self, cfg: Mapping[str, Any], run_cfg: Mapping[str, Any]) -> None:
         self.cfg = self.read(cfg)

@@ -27,6 +27,7 @@ class LearnerRole(Role):
 
     name: ClassVar[str] = "learner"
     ends_run: ClassVar[bool] = True
+    resumes: ClassVar[bool] = True
 
     @property
     def worker_num(self) -> int:

@@ -19,6 +19,8 @@ from dingsdk.worker.coordinator.role import Role
 from dingsdk.worker.coordinator.section import CoordinatorSection
 from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
 
+LOSS_WINDOW_S = 600.0
+"""How long a lost worker counts against its task."""
 TASK_TIMEOUT_S = 600.0
 """How long a task may wait for a worker, where ``<role>_task_timeout`` does not say."""
 
@@ -168,11 +170,12 @@ class SchedulerState:
     def begin(self, state: TaskState) -> None:
         """Note that a task's worker has built what it needs and works from now on."""
         assert state.worker is not None  # assigned
-        state.phase = TaskPhase.RUNNING
+        state.phase, state.began_at = TaskPhase.RUNNING, self._clock()
         self.pace.start(state.worker.worker_id, state.kind)
 
-    def note_pace(self, state: TaskState, total: int) -> None:
+    def note_progress(self, state: TaskState, total: int) -> None:
         """Note how far a task is: env steps, or iterations of a learner."""
+        state.progress = max(state.progress, total)
         if state.worker is not None:
             self.pace.note(state.worker.worker_id, state.kind, total)
 
@@ -182,9 +185,10 @@ class SchedulerState:
     ) -> tuple[DingError | None, bool]:
         """Close the entry of a task; return what it ended with, and whether that ends the run.
 
-        A lost worker's task is tried again on another worker. After ``max_attempts`` lost
-        workers it is given up. That ends the run where the role says so, and where as many
-        tasks of the kind in a row are given up.
+        A lost worker's task is tried again on another worker. It is given up after
+        ``max_attempts`` lost workers; losses before progress, or longer ago than
+        ``LOSS_WINDOW_S``, do not count. A task that is given up ends the run where the role says
+        so, and where as many tasks of the kind in a row are given up.
         """
         role = self._roles[state.role]
         state.phase = phase
@@ -203,8 +207,11 @@ class SchedulerState:
         if not role.can_run(state, self.experiences):  # nobody needs what it would collect
             self.notify_fail(state)
             return None, False
-        state.attempt -= error.facts.get("reason") == LEFT
-        if state.attempt < self._cfg.max_attempts:
+        if error.facts.get("reason") == LEFT:
+            state.attempt -= 1
+        else:
+            state.losses = self._losses(state)
+        if len(state.losses) < self._cfg.max_attempts:
             self._queues[state.role].append(
                 TaskState(
                     state.task_id,
@@ -212,6 +219,8 @@ class SchedulerState:
                     role.retried(state),
                     self._clock(),
                     attempt=state.attempt,
+                    losses=state.losses,
+                    mark=max(state.mark, state.progress) if role.resumes else 0,
                     lost_env_steps=state.lost_env_steps + state.env_steps,
                 )
             )
@@ -220,6 +229,13 @@ class SchedulerState:
         self._given_up[state.kind] += 1
         is_fatal = role.ends_run or self._given_up[state.kind] >= self._cfg.max_attempts
         return _poison(state, error), is_fatal
+
+    def _losses(self, state: TaskState) -> tuple[float, ...]:
+        """Return the losses that count against a task whose worker was lost now."""
+        now = self._clock()
+        has_progressed = state.progress > state.mark and now - state.began_at >= self._cfg.lease_s
+        before = () if has_progressed else state.losses
+        return (*(at for at in before if now - at < LOSS_WINDOW_S), now)
 
     def notify_fail(self, state: TaskState) -> None:
         """Report that a task ended without a result."""
@@ -235,7 +251,7 @@ class SchedulerState:
 
     def progress(self, state: TaskState, report: Mapping[str, Any]) -> bool:
         """Tell the commander a collector's progress; return whether the collector is done."""
-        self.note_pace(state, int(report["cur_step"]))
+        self.note_progress(state, int(report["cur_step"]))
         if not state.is_evaluation:
             state.env_steps = max(state.env_steps, int(report["cur_step"]))
             report = {**report, "cur_step": state.env_steps + state.lost_env_steps}
@@ -307,10 +323,10 @@ class SchedulerState:
 def _poison(state: TaskState, cause: DingError) -> PoisonTaskError:
     worker_id = "" if state.worker is None else state.worker.worker_id
     error = PoisonTaskError(
-        f"{state.kind} task {state.task_id} is given up: {state.attempt} workers were lost over "
-        f"it, at last {worker_id!r} ({cause})",
+        f"{state.kind} task {state.task_id} is given up: {len(state.losses)} workers were lost "
+        f"over it, at last {worker_id!r} ({cause})",
         task_id=state.task_id,
-        attempts=state.attempt,
+        attempts=len(state.losses),
         worker_id=worker_id,
     )
     error.__cause__ = cause

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import secrets
 import time
 from collections.abc import Mapping
@@ -37,6 +38,10 @@ class TaskState:
         task: The task as the commander gave it.
         start_time: Monotonic seconds when it was produced.
         attempt: How many workers have tried it; without those that left of their own will.
+        losses: When workers were lost over it without progress, monotonic seconds.
+        began_at: When this attempt had built what it needs, monotonic seconds.
+        progress: Env steps of this attempt, or train iterations of a learner.
+        mark: Progress that earlier attempts reached.
         env_steps: Env steps reported by this attempt (collector tasks).
         lost_env_steps: Env steps of the attempts before, whose workers were lost.
     """
@@ -48,6 +53,10 @@ class TaskState:
     phase: TaskPhase = TaskPhase.QUEUED
     worker: WorkerInfo | None = None
     attempt: int = 0
+    losses: tuple[float, ...] = ()
+    began_at: float = math.inf
+    progress: int = 0
+    mark: int = 0
     env_steps: int = 0
     lost_env_steps: int = 0
     payload_prefix: str = field(default_factory=lambda: secrets.token_hex(6))

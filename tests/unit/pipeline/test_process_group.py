@@ -1,0 +1,265 @@
+"""Who supervises worker processes: restarts, budgets, hung ones, and the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dingsdk.config import to_easydict
+from dingsdk.errors import WorkerCrashedError
+from dingsdk.pipeline.process_group import HEALTHY_S, KILL_S, WINDOW_S, ProcessWorkers
+from dingsdk.pipeline.worker_process import UNGUARDED, WorkerSpec
+
+
+class Process:
+    """A process that does what the test says."""
+
+    def __init__(self, site: Site, spec: WorkerSpec) -> None:
+        self.site, self.spec = site, spec
+        self.exit_code: int | None = None
+        self.sent: list[dict[str, Any]] = []
+        self.calls: list[Any] = []
+        self.ends_when_told = True
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        while self.sent:
+            yield self.sent.pop(0)
+
+    def join_run(self) -> None:
+        """Join the master, as the worker in it would."""
+        self.sent.append({"event": "joined"})
+        self.site.workers[self.spec.worker_id] = None
+
+    def die(self, code: int, **failure: Any) -> None:
+        if failure:
+            self.sent.append({"event": "failed", **failure})
+        self.exit_code = code
+
+    def send_stop(self) -> None:
+        self.calls.append("stop")
+        if self.ends_when_told:
+            self.exit_code = 0
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+        self.exit_code = -9
+
+    def join(self, timeout_s: float) -> None:
+        self.calls.append(("join", timeout_s))
+        if self.exit_code is None:
+            self.site.now += timeout_s
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class Site:
+    """The group under test with a clock and a master of its own."""
+
+    def __init__(self, run_dir: Path, restarts: int = 2) -> None:
+        self.now = 1000.0
+        self.run_dir = run_dir
+        self.workers: dict[str, None] = {}
+        self.lost: list[tuple[str, str]] = []
+        self.started: list[Process] = []
+        cfg = to_easydict({"system": {"restarts": restarts}})
+        self.group = ProcessWorkers(
+            cfg,
+            run_dir,
+            [("learner", "learner-0"), ("collector", "collector-0")],
+            self,  # type: ignore[arg-type]
+            lambda: self.now,
+            self._start,  # type: ignore[arg-type]
+        )
+
+    def _start(self, spec: WorkerSpec) -> Process:
+        self.started.append(Process(self, spec))
+        return self.started[-1]
+
+    def lose(self, worker_id: str, reason: str) -> None:
+        self.workers.pop(worker_id, None)
+        self.lost.append((worker_id, reason))
+
+    def newest(self, worker_id: str) -> Process:
+        return [each for each in self.started if each.spec.worker_id == worker_id][-1]
+
+    def count(self, worker_id: str) -> int:
+        return sum(each.spec.worker_id == worker_id for each in self.started)
+
+    def pass_s(self, seconds: float) -> None:
+        self.now += seconds
+        self.group.poll()
+
+    def kill_after(self, seconds: float) -> None:
+        """Let the collector join, work and be killed; poll until it is restarted or refused."""
+        process = self.newest("collector-0")
+        process.join_run()
+        self.pass_s(0.0)
+        self.now += seconds
+        process.die(-9)
+        self.pass_s(0.0)
+        self.pass_s(10.0)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    made = Site(tmp_path)
+    made.group.start("address")
+    return made
+
+
+def test_every_worker_is_started_with_its_role_and_the_address(site: Site) -> None:
+    specs = [process.spec for process in site.started]
+    assert [(spec.role, spec.worker_id) for spec in specs] == [
+        ("learner", "learner-0"),
+        ("collector", "collector-0"),
+    ]
+    assert {spec.address for spec in specs} == {"address"}
+    assert {spec.run_dir for spec in specs} == {site.run_dir}
+
+
+def test_dead_worker_is_restarted_after_a_pause_that_grows(site: Site) -> None:
+    pauses = []
+    for _ in range(2):
+        process = site.newest("collector-0")
+        process.join_run()
+        process.die(-9)
+        site.pass_s(0.0)
+        count, died_at = site.count("collector-0"), site.now
+        while site.count("collector-0") == count:
+            site.pass_s(0.1)
+        pauses.append(site.now - died_at)
+    assert pauses == [pytest.approx(0.4, abs=0.11), pytest.approx(0.8, abs=0.11)]
+    assert site.lost == [("collector-0", "killed by SIGKILL")] * 2
+    assert site.count("learner-0") == 1
+
+
+def test_deaths_beyond_the_budget_end_the_run(site: Site) -> None:
+    site.kill_after(1.0)
+    site.kill_after(1.0)
+    with pytest.raises(WorkerCrashedError, match="died 3 times within 600 s") as caught:
+        site.kill_after(1.0)
+    assert (caught.value.worker_id, caught.value.exit_code) == ("collector-0", -9)
+    assert "killed by SIGKILL" in str(caught.value)
+
+
+def test_deaths_are_forgotten_after_the_window(site: Site) -> None:
+    site.kill_after(1.0)
+    site.kill_after(1.0)
+    site.pass_s(WINDOW_S)
+    for _ in range(2):
+        site.kill_after(1.0)
+    with pytest.raises(WorkerCrashedError):
+        site.kill_after(1.0)
+
+
+def test_worker_that_worked_for_a_minute_begins_a_new_budget(site: Site) -> None:
+    for _ in range(10):
+        site.kill_after(HEALTHY_S)
+    site.kill_after(HEALTHY_S - 1.0)
+    with pytest.raises(WorkerCrashedError):
+        site.kill_after(HEALTHY_S - 1.0)
+
+
+def test_worker_that_cannot_start_ends_the_run_with_its_traceback(site: Site) -> None:
+    site.newest("learner-0").die(1, text="ValueError: no", traceback="tb", is_user_mistake=True)
+    with pytest.raises(
+        WorkerCrashedError, match="learner-0 cannot start: ValueError: no"
+    ) as caught:
+        site.pass_s(0.0)
+    assert caught.value.traceback == "tb"
+    assert caught.value.is_user_mistake
+    assert site.group.crash_report("learner-0") == "tb"
+    assert site.group.crash_report("nobody") == ""
+
+
+def test_worker_killed_before_it_joined_is_restarted(site: Site) -> None:
+    site.newest("learner-0").die(-11)
+    site.pass_s(0.0)
+    site.pass_s(5.0)
+    assert site.count("learner-0") == 2
+    assert site.lost == [("learner-0", "killed by SIGSEGV")]
+
+
+def test_script_that_would_start_another_run_is_told_about_the_guard(site: Site) -> None:
+    site.newest("learner-0").die(UNGUARDED)
+    with pytest.raises(WorkerCrashedError, match="__main__") as caught:
+        site.pass_s(0.0)
+    assert caught.value.is_user_mistake
+
+
+def test_output_of_a_crash_is_kept_and_an_empty_file_is_removed(site: Site) -> None:
+    log = site.run_dir / "log"
+    log.mkdir()
+    (log / "learner-0.crash").write_text("Segmentation fault in a.c")
+    (log / "collector-0.crash").touch()
+    for worker_id in ("learner-0", "collector-0"):
+        process = site.newest(worker_id)
+        process.join_run()
+        process.die(-11)
+    site.pass_s(0.0)
+    assert site.group.crash_report("learner-0") == "Segmentation fault in a.c"
+    assert [path.name for path in log.iterdir()] == ["learner-0.crash"]
+
+
+def test_process_that_the_master_gave_up_and_that_stays_away_is_killed(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = site.newest("collector-0")
+    process.join_run()
+    site.pass_s(100.0)
+    assert process.calls == []
+    site.workers.clear()
+    site.pass_s(site.group.lost_limit_s)
+    assert process.calls == []
+    site.pass_s(0.1)
+    assert process.calls == ["kill"]
+    assert "has not been heard of for 30 s" in caplog.text
+    site.pass_s(0.0)
+    site.pass_s(5.0)
+    assert site.count("collector-0") == 2
+
+
+def test_process_that_comes_back_in_time_is_left_alone(site: Site) -> None:
+    process = site.newest("collector-0")
+    process.join_run()
+    site.pass_s(0.0)
+    for _ in range(5):
+        site.workers.clear()
+        site.pass_s(20.0)
+        site.workers["collector-0"] = None
+        site.pass_s(20.0)
+    assert process.calls == []
+
+
+def test_close_stops_who_joined_and_kills_who_did_not(site: Site) -> None:
+    learner, collector = site.newest("learner-0"), site.newest("collector-0")
+    learner.join_run()
+    site.group.close(4.0)
+    assert learner.calls[0] == "stop"
+    assert "kill" not in learner.calls
+    assert collector.calls[0] == "kill"
+    assert learner.calls[-1] == collector.calls[-1] == "close"
+    site.group.close(4.0)
+    assert learner.calls.count("close") == 1
+
+
+def test_close_kills_who_does_not_end_in_time(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    learner = site.newest("learner-0")
+    learner.join_run()
+    learner.ends_when_told = False
+    began = site.now
+    site.group.close(4.0)
+    assert site.now - began == pytest.approx(4.0)
+    assert [call for call in learner.calls if call in ("stop", "kill")] == ["stop", "kill"]
+    assert ("join", pytest.approx(KILL_S)) in learner.calls
+    assert caplog.text.count("learner-0 does not end; its process is killed") == 1
+
+
+def test_dead_worker_is_not_restarted_after_the_close(site: Site) -> None:
+    site.newest("collector-0").die(-9)
+    site.group.close(4.0)
+    assert site.count("collector-0") == 1
