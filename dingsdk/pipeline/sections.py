@@ -60,8 +60,9 @@ class SystemSection(Section, frozen=True, kw_only=True):
         collector: Options of the comm collectors.
         learner: Options of the comm learners.
         coordinator: Options of the coordinator (parallel mode).
-        restarts: How often each worker process may be started anew within ten minutes, before
-            its death ends the run (parallel mode, transports that run workers as processes).
+        restarts: How often each worker process may be restarted within ten minutes, without a
+            minute of work in between, before its death ends the run (parallel mode, transports
+            that run workers as processes).
         torch_threads: Threads that torch may use in each process. Small networks are fastest
             with one.
         max_env_steps: The run ends after this many collected env steps; None for no limit.

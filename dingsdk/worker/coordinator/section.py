@@ -21,7 +21,8 @@ class CoordinatorSection(Section, frozen=True, kw_only=True):
         lease_s: Seconds of silence after which a worker is lost.
         straggler_factor: Times as slow as the others of its kind: worth a warning.
         straggler_window_s: Seconds over which that is averaged.
-        max_attempts: Workers that may be lost over one task.
+        max_attempts: Workers that may be lost over one task within ten minutes, without progress
+            in between.
         storage_timeout_s: Seconds without room to store anything, before the run ends.
         orphan_grace_s: Age in seconds at which an unannounced payload is deleted.
         max_learner_tasks: The run ends when this many learner tasks have trained to their end.
