@@ -98,7 +98,8 @@ def console_progress(mode: str) -> ProgressFactory:
 
 def summary(result: RunResult) -> str:
     """Return the last lines of a run: how it ended, where it is, what to type next."""
-    if result.reason == "interrupted" and not (result.run_dir / "config.yaml").exists():
+    has_files = result.env_steps or (result.run_dir / "config.yaml").exists()
+    if result.reason == "interrupted" and not has_files:
         return "\nInterrupted before the run began; nothing was saved."
     folder = _shown(result.run_dir)
     names = ", ".join(sorted(result.checkpoints)) or "none"
