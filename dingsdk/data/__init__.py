@@ -3,7 +3,6 @@
 This package needs numpy; torch is imported only by the functions that hand out tensors.
 """
 
-from dingsdk.data.collate import collate
 from dingsdk.data.container import (
     FrameInfo,
     decode_batch,
@@ -16,8 +15,7 @@ from dingsdk.data.container import (
     encode_safetensors,
 )
 from dingsdk.data.files import Buffer, Folder, PrivateDir, check_id
-from dingsdk.data.row_loaders import RowLoaders
-from dingsdk.data.sample_batch import SampleBatch
+from dingsdk.data.sample_batch import RowLoaders, SampleBatch, collate
 from dingsdk.data.seeding import derive_seed
 from dingsdk.data.wire import decode_message, encode_message
 

@@ -100,33 +100,6 @@ def to_tensor(
     return convert(tree)
 
 
-def to_ndarray(tree: Any, dtype: Any = None) -> Any:
-    """Return the nest with tensors, numbers and lists of numbers as numpy arrays.
-
-    Bools, strings and None stay as they are; CPU tensors share their memory with the result.
-
-    Raises:
-        TypeError: a leaf is none of the above.
-    """
-
-    def convert(item: Any) -> Any:
-        if item is None or isinstance(item, (bool, str)):
-            return item
-        if isinstance(item, Mapping):
-            return {key: convert(value) for key, value in item.items()}
-        if isinstance(item, (list, tuple)):
-            if _is_number_list(item):
-                return np.array(item, dtype=dtype)
-            return _rebuild(item, [convert(value) for value in item])
-        if is_tensor(item):
-            item = item.detach().cpu().numpy()
-        if isinstance(item, (np.ndarray, np.generic, Integral, Real)):
-            return np.asarray(item, dtype=dtype)
-        raise _unsupported("to_ndarray", item)
-
-    return convert(tree)
-
-
 def tensor_to_list(tree: Any) -> Any:
     """Return the nest with tensors and arrays as (nested) python lists.
 
@@ -144,73 +117,6 @@ def tensor_to_list(tree: Any) -> Any:
         raise _unsupported("tensor_to_list", item)
 
     return map_leaves(convert, tree)
-
-
-def to_item(tree: Any) -> Any:
-    """Return the nest with one-element arrays and tensors as python numbers.
-
-    Dict entries with more than one element are left out.
-
-    Raises:
-        ValueError: an array of several elements outside of a dict.
-        TypeError: a leaf that is no number, array, tensor, string or None.
-    """
-    if tree is None or isinstance(tree, (bool, str, int, float)):
-        return tree
-    if isinstance(tree, Mapping):
-        return {key: to_item(value) for key, value in tree.items() if _is_item(value)}
-    if isinstance(tree, (list, tuple)):
-        return _rebuild(tree, [to_item(value) for value in tree])
-    if is_tensor(tree) or isinstance(tree, (np.ndarray, np.generic)):
-        return tree.item()
-    raise _unsupported("to_item", tree)
-
-
-def lists_to_dicts(rows: Sequence[Any], recursive: bool = False) -> Any:
-    """Turn a sequence of dicts (or namedtuples) into one of sequences, by the first's keys.
-
-    Args:
-        rows: Dicts or namedtuples; at least one.
-        recursive: Whether dict values are turned too.
-
-    Returns:
-        A dict of lists, or a namedtuple of the rows' type with lists as fields.
-
-    Raises:
-        ValueError: there are no rows.
-        TypeError: a row is neither a dict nor a namedtuple.
-
-    Example:
-        >>> lists_to_dicts([{"a": 1, "b": 2}, {"a": 3, "b": 4}])
-        {'a': [1, 3], 'b': [2, 4]}
-    """
-    if len(rows) == 0:
-        raise ValueError("lists_to_dicts needs at least one row to know the keys")
-    first = rows[0]
-    if isinstance(first, Mapping):
-        columns: dict[Any, Any] = {}
-        for key, value in first.items():
-            column = [row[key] for row in rows]
-            turned = recursive and isinstance(value, Mapping)
-            columns[key] = lists_to_dicts(column, recursive) if turned else column
-        return columns
-    if hasattr(first, "_fields"):
-        return type(first)(*(list(column) for column in zip(*rows, strict=True)))
-    raise _unsupported("lists_to_dicts", first)
-
-
-def dicts_to_lists(columns: Mapping[Any, Sequence[Any]]) -> list[dict[Any, Any]]:
-    """Turn a dict of equally long sequences into a list of dicts.
-
-    Raises:
-        ValueError: the sequences differ in length.
-
-    Example:
-        >>> dicts_to_lists({"a": [1, 3], "b": [2, 4]})
-        [{'a': 1, 'b': 2}, {'a': 3, 'b': 4}]
-    """
-    rows = zip(*columns.values(), strict=True)
-    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def _share(leaf: Any) -> Any:
@@ -243,12 +149,6 @@ def _is_number_list(items: Sequence[Any]) -> bool:
 
 def _is_shareable(array: np.ndarray[Any, Any]) -> bool:
     return array.flags.writeable and all(stride >= 0 for stride in array.strides)
-
-
-def _is_item(value: Any) -> bool:
-    if is_tensor(value):
-        return bool(value.numel() == 1)
-    return not isinstance(value, np.ndarray) or value.size == 1
 
 
 def _unsupported(what: str, item: Any) -> TypeError:

@@ -11,13 +11,9 @@ import torch
 
 from dingsdk.data.pytree import (
     copy_containers,
-    dicts_to_lists,
     flatten,
-    lists_to_dicts,
     map_leaves,
     tensor_to_list,
-    to_item,
-    to_ndarray,
     to_tensor,
 )
 
@@ -80,39 +76,16 @@ def test_to_tensor_honours_its_options() -> None:
     assert pair.right is True
 
 
-@pytest.mark.parametrize("convert", [to_tensor, to_ndarray, tensor_to_list, to_item])
+@pytest.mark.parametrize("convert", [to_tensor, tensor_to_list])
 def test_unknown_leaves_are_type_errors(convert: Any) -> None:
     with pytest.raises(TypeError, match="object"):
         convert([object()])
 
 
-def test_to_ndarray_and_back_to_lists() -> None:
-    found = to_ndarray({"t": torch.ones(2), "n": 1.5, "l": [1, 2], "b": False, "s": "x"})
-    assert found["t"].tolist() == [1, 1]
-    assert found["n"].shape == ()
-    assert found["l"].dtype == np.int64
-    assert found["b"] is False
-    assert tensor_to_list({"t": torch.ones(2), "a": np.eye(1), "n": 1}) == {
+def test_tensors_and_arrays_become_lists() -> None:
+    assert tensor_to_list({"t": torch.ones(2), "a": np.eye(1), "n": 1, "s": None}) == {
         "t": [1.0, 1.0],
         "a": [[1.0]],
         "n": 1,
+        "s": None,
     }
-
-
-def test_to_item_drops_dict_entries_of_several_elements() -> None:
-    found = to_item({"a": torch.ones(1), "b": np.zeros(2), "c": [np.array([3])], "d": "x"})
-    assert found == {"a": 1.0, "c": [3], "d": "x"}
-    with pytest.raises((ValueError, RuntimeError)):
-        to_item([np.zeros(2)])
-
-
-def test_lists_and_dicts_turn_into_each_other() -> None:
-    rows = [{"a": 1, "b": {"c": 2}}, {"a": 3, "b": {"c": 4}}]
-    assert lists_to_dicts(rows) == {"a": [1, 3], "b": [{"c": 2}, {"c": 4}]}
-    assert lists_to_dicts(rows, recursive=True) == {"a": [1, 3], "b": {"c": [2, 4]}}
-    assert lists_to_dicts([Pair(1, 2), Pair(3, 4)]) == Pair([1, 3], [2, 4])
-    assert dicts_to_lists({0: ["a", "b"], 1: ["c", "d"]}) == [{0: "a", 1: "c"}, {0: "b", 1: "d"}]
-    with pytest.raises(ValueError, match="at least one"):
-        lists_to_dicts([])
-    with pytest.raises(ValueError, match=r"shorter|longer"):
-        dicts_to_lists({"a": [1], "b": []})
