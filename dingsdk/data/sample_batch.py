@@ -40,6 +40,9 @@ class SampleBatch(Sequence[dict[str, Any]]):
         columns: Names to arrays, tensors, lists of numbers (floats become float32), or
             nested mappings of those.
 
+    Attributes:
+        columns: The columns themselves; replace or add one with :meth:`with_columns`, not in here.
+
     Raises:
         SchemaMismatchError: no columns, a column that is not numeric, or batch dimensions that
             differ; the message names the columns and their shapes.
@@ -50,16 +53,16 @@ class SampleBatch(Sequence[dict[str, Any]]):
         (2, 1.0)
     """
 
-    __slots__ = ("_columns", "_is_plain", "_length", "_tensors")
+    __slots__ = ("_is_plain", "_length", "_tensors", "columns")
 
-    _columns: dict[str, Any]
+    columns: dict[str, Any]
     _length: int
     _tensors: dict[str, Any] | None
     _is_plain: bool
 
     def __init__(self, columns: Mapping[str, Any]) -> None:
-        self._columns = as_columns(columns)
-        self._length = common_length(self._columns)
+        self.columns = as_columns(columns)
+        self._length = common_length(self.columns)
         self._tensors = None
         self._is_plain = False
 
@@ -74,7 +77,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
                 then takes them as they are.
         """
         batch = cls.__new__(cls)
-        batch._columns = columns
+        batch.columns = columns
         batch._length = length
         batch._tensors = None
         batch._is_plain = is_plain
@@ -109,23 +112,18 @@ class SampleBatch(Sequence[dict[str, Any]]):
         """
         if not batches:
             raise SchemaMismatchError("no batches to join", key="", expected=">= 1 batch", found=0)
-        columns = _concat([batch._columns for batch in batches], "")
+        columns = _concat([batch.columns for batch in batches], "")
         return cls.trusted(columns, sum(batch._length for batch in batches))
 
     # Reading ------------------------------------------------------------------------------
-    @property
-    def columns(self) -> dict[str, Any]:
-        """The columns themselves; replace or add one with :meth:`with_columns`, not in here."""
-        return self._columns
-
     def keys(self) -> KeysView[str]:
         """Return the names of the top-level columns."""
-        return self._columns.keys()
+        return self.columns.keys()
 
     @property
     def nbytes(self) -> int:
         """Size of all columns in bytes."""
-        return sum(array.nbytes for _, array in leaves(self._columns))
+        return sum(array.nbytes for _, array in leaves(self.columns))
 
     def __len__(self) -> int:
         return self._length
@@ -144,7 +142,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
         """
         if isinstance(index, slice):
             length = len(range(*index.indices(self._length)))
-            return self.trusted(map_columns(lambda array: array[index], self._columns), length)
+            return self.trusted(map_columns(lambda array: array[index], self.columns), length)
         if isinstance(index, (bool, np.bool_)) or not hasattr(index, "__index__"):
             raise TypeError(
                 f"a SampleBatch is indexed by int or slice, not {type(index).__name__}; "
@@ -155,10 +153,10 @@ class SampleBatch(Sequence[dict[str, Any]]):
             raise BatchIndexError(
                 f"row {position} of a batch of {self._length}", index=position, length=self._length
             )
-        return Row(self._columns, position % self._length)
+        return Row(self.columns, position % self._length)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (Row(self._columns, index) for index in range(self._length))
+        return (Row(self.columns, index) for index in range(self._length))
 
     def take(self, indices: ArrayLike) -> SampleBatch:
         """Gather rows into an owned batch.
@@ -180,7 +178,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
                 found=f"{wanted.dtype}{list(wanted.shape)}",
             )
         try:
-            columns = map_columns(lambda array: take_rows(array, wanted), self._columns)
+            columns = map_columns(lambda array: take_rows(array, wanted), self.columns)
         except IndexError as error:
             outside = wanted[(wanted < -self._length) | (wanted >= self._length)]
             raise BatchIndexError(
@@ -197,7 +195,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
         has no read-only form) and negative strides are copied.
         """
         if self._tensors is None:
-            self._tensors = _to_tensors(self._columns, self._is_plain)
+            self._tensors = _to_tensors(self.columns, self._is_plain)
         return self._tensors
 
     # Deriving -----------------------------------------------------------------------------
@@ -207,22 +205,22 @@ class SampleBatch(Sequence[dict[str, Any]]):
         Raises:
             SchemaMismatchError: a new column has another batch dimension.
         """
-        return type(self)({**self._columns, **columns})
+        return type(self)({**self.columns, **columns})
 
     def map(self, fn: Callable[[NDArray[Any]], NDArray[Any]]) -> SampleBatch:
         """Return a batch with ``fn`` applied to every column array."""
-        return type(self)(map_columns(fn, self._columns))
+        return type(self)(map_columns(fn, self.columns))
 
     def copy(self) -> SampleBatch:
         """Return an owned, writable copy."""
-        return self.trusted(map_columns(lambda array: array.copy(), self._columns), self._length)
+        return self.trusted(map_columns(lambda array: array.copy(), self.columns), self._length)
 
     def freeze(self) -> SampleBatch:
         """Make every array read-only, in place, and return this batch.
 
         The arrays given to the constructor are the same objects and become read-only too.
         """
-        for _, array in leaves(self._columns):
+        for _, array in leaves(self.columns):
             array.flags.writeable = False
         # Tensors handed out before still share the memory; new ones must not.
         self._tensors = None
@@ -232,25 +230,25 @@ class SampleBatch(Sequence[dict[str, Any]]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SampleBatch):
             return NotImplemented
-        return column_equal(self._columns, other._columns)
+        return column_equal(self.columns, other.columns)
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         described = ", ".join(
             f"{name}: {array.dtype}{list(array.shape[1:]) or ''}"
-            for name, array in leaves(self._columns)
+            for name, array in leaves(self.columns)
         )
         return f"SampleBatch({self._length} rows, {described})"
 
     def __copy__(self) -> SampleBatch:
-        return self.trusted(map_columns(lambda array: array, self._columns), self._length)
+        return self.trusted(map_columns(lambda array: array, self.columns), self._length)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SampleBatch:
-        return self.trusted(copy.deepcopy(self._columns, memo), self._length)
+        return self.trusted(copy.deepcopy(self.columns, memo), self._length)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._columns,)
+        return type(self), (self.columns,)
 
 
 class Row(dict[str, Any]):

@@ -19,13 +19,12 @@ from dingsdk.worker.replay_buffer.limiter import Finite
 from dingsdk.worker.replay_buffer.metrics import SampleMonitor
 from dingsdk.worker.replay_buffer.row_metadata import (
     NO_ROW,
-    NoMetadata,
     RowMetadata,
     read_numbers,
 )
 from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.sampler.priority import LEAST_PRIORITY, PrioritySampler
-from dingsdk.worker.replay_buffer.table import Table, check_range, checked_size
+from dingsdk.worker.replay_buffer.table import NoMetadata, Table, check_range, checked_size
 
 
 class RateLimitSection(Section, frozen=True, kw_only=True):

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import torch_to_numpy
 from dingsdk.errors import CheckpointCorruptError, InvalidPriorityError, SchemaMismatchError
+from dingsdk.worker.replay_buffer.kernels import Floats, Ints, compiled
 from dingsdk.worker.replay_buffer.storage import Rows, Where
+from dingsdk.worker.replay_buffer.table import NoMetadata
 
 NO_ROW = -1
 """The id at a position whose row has left, or that was never used."""
@@ -47,79 +49,6 @@ class RowFacts:
         return RowFacts(priorities, self.iters if len(self.iters) == 1 else self.iters[rows])
 
 
-class NoMetadata:
-    """The row metadata of a table that keeps none: rows stay until they are overwritten.
-
-    Attributes:
-        next_id: The id of the next row, where rows have ids.
-    """
-
-    keeps_facts: ClassVar[bool] = False
-    rows_leave_early = False
-    """Whether rows may leave before they are overwritten."""
-    next_id = 0
-
-    def count(self, held: int) -> int:
-        """Return how many of the rows that the remover holds have not left early."""
-        return held
-
-    def living(self, where: Where) -> Where:
-        """Return those positions whose rows have not left early."""
-        return where
-
-    def prepare(self, rows: Rows) -> tuple[Rows, Any]:
-        """Return the rows to store, and what came with them; changes nothing.
-
-        Raises:
-            SchemaMismatchError, InvalidPriorityError: rows that cannot be pushed.
-        """
-        return rows, None
-
-    def insert(self, where: Where, facts: Any) -> None:
-        """Add rows that were stored at positions; the rows that were there have left."""
-
-    def remove(self, where: Where) -> None:
-        """Forget rows at positions, none of which has left before."""
-
-    def used_up(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return those positions whose rows were sampled often enough, oldest row first.
-
-        Args:
-            where: Positions of rows, some perhaps more than once.
-            uses: int64[n].
-        """
-        return where[:0]
-
-    def uses(self, where: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how often the rows at positions were sampled."""
-        return np.zeros(len(where), np.int64)
-
-    def set_uses(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> None:
-        """Set how often the rows at positions were sampled."""
-
-    def renumber(self, next_id: int) -> None:
-        """Shift all ids, so that the next is ``next_id``."""
-
-    def facts(self, where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """Return what is saved about rows, as arrays of one value a row."""
-        return {}
-
-    def clear(self) -> None:
-        """Forget all rows."""
-
-    def state_dict(self, positions: int) -> dict[str, Any]:
-        """Return what is known of the rows at positions ``0..positions-1``."""
-        return {}
-
-    def restored(self, state: Mapping[str, Any], positions: int) -> NoMetadata:
-        """Return new metadata with such a state, and the settings of this one.
-
-        Raises:
-            CheckpointCorruptError: its entries contradict each other.
-        """
-        return self
-
-
 class RowMetadata(NoMetadata):
     """Id, ``collect_iter`` and number of uses of the row at each position.
 
@@ -145,10 +74,6 @@ class RowMetadata(NoMetadata):
         max_staleness: float = math.inf,
         some_left: bool = False,
     ) -> None:
-        # To import the compiler takes long: only for tables that keep metadata.
-        from dingsdk.worker.replay_buffer import kernels
-
-        self._kernels = kernels
         self._capacity = capacity
         self._max_use, self._max_staleness = max_use, max_staleness
         self._facts = np.full((capacity, _WIDTH), NO_ROW, np.int64)
@@ -208,7 +133,7 @@ class RowMetadata(NoMetadata):
             InvalidPriorityError: it is something else, or one is negative, infinite or NaN.
         """
         priorities = _plain(_numbers("priority", values, "fiu"), np.float64)
-        invalid = self._kernels.first_invalid(priorities)
+        invalid = _first_invalid(priorities)
         if invalid >= 0:
             raise _invalid("priority", priorities[invalid], invalid)
         return priorities
@@ -217,14 +142,15 @@ class RowMetadata(NoMetadata):
         first = self.next_id
         if isinstance(where, slice):
             n = where.stop - where.start
-            self._kernels.add_rows(self._facts, where.start, where.stop, first, facts.iters)
+            replaced = _add_rows(self._facts, where.start, where.stop, first, facts.iters)
         else:
             n = len(where)
+            replaced = int(np.count_nonzero(self._facts[where, _ID] != NO_ROW))
             self._facts[where, _ID] = np.arange(first, first + n)
             self._facts[where, _ITER] = facts.iters
             self._facts[where, _USE] = 0
         self.next_id += n
-        self.live += n
+        self.live += n - replaced
         if self._queue is not None:
             self._queue.add(where)
 
@@ -262,7 +188,7 @@ class RowMetadata(NoMetadata):
             staleness, the learner iterations since its policy was current (-1: unknown).
         """
         out = np.empty((3, len(where)), np.int64)
-        self._kernels.count_uses(self._facts, where, learner_iter, out)
+        _count_uses(self._facts, where, learner_iter, out)
         return out
 
     def take_stale(self, learner_iter: int) -> NDArray[np.int64]:
@@ -298,7 +224,7 @@ class RowMetadata(NoMetadata):
         """
         places = np.empty(len(where), np.int64)
         values = np.empty(len(where), np.float64)
-        n = self._kernels.match_ids(self._facts, where, ids, priorities, added, places, values)
+        n = _match_ids(self._facts, where, ids, priorities, added, places, values)
         return places[:n], values[:n]
 
     # Uses and state --------------------------------------------------------------------------
@@ -565,3 +491,66 @@ def _invalid(key: str, value: Any, index: int) -> InvalidPriorityError:
         found=f"{value!r:.80}",
         index=index,
     )
+
+
+# Compiled loops -----------------------------------------------------------------------------
+
+
+@compiled("int64(float64[::1])")
+def _first_invalid(priorities: Floats) -> int:
+    """Return the index of the first priority that is not finite and >= 0, or -1."""
+    for i in range(priorities.shape[0]):
+        if not 0.0 <= priorities[i] < np.inf:
+            return i
+    return -1
+
+
+@compiled("int64(int64[:, ::1], int64, int64, int64, int64[::1])")
+def _add_rows(facts: NDArray[np.int64], start: int, stop: int, first_id: int, iters: Ints) -> int:
+    """Give rows ``start..stop-1`` running ids, iterations (one each, or one for all), no use.
+
+    Returns how many rows were there before.
+    """
+    each = iters.shape[0] > 1
+    replaced = 0
+    for i in range(stop - start):
+        replaced += facts[start + i, 0] >= 0
+        facts[start + i, 0] = first_id + i
+        facts[start + i, 1] = iters[i] if each else iters[0]
+        facts[start + i, 2] = 0
+    return replaced
+
+
+@compiled("void(int64[:, ::1], int64[::1], int64, int64[:, ::1])")
+def _count_uses(facts: NDArray[np.int64], where: Ints, learner_iter: int, out: Ints) -> None:
+    """Count a use of each row; write ids, uses and staleness to ``out`` (int64[3, n])."""
+    for i in range(where.shape[0]):
+        row = np.uint64(where[i])
+        out[0, i] = facts[row, 0]
+        facts[row, 2] += 1
+        out[1, i] = facts[row, 2]
+        collected = facts[row, 1]
+        out[2, i] = -1 if collected == UNKNOWN_ITER else learner_iter - collected
+
+
+@compiled(
+    "int64(int64[:, ::1], int64[::1], int64[::1], float64[::1], float64, int64[::1], float64[::1])"
+)
+def _match_ids(
+    facts: NDArray[np.int64],
+    where: Ints,
+    ids: Ints,
+    priorities: Floats,
+    added: float,
+    places: Ints,
+    values: Floats,
+) -> int:
+    """Copy positions and priorities of rows that are still there; return how many these are."""
+    kept = 0
+    for i in range(where.shape[0]):
+        row = where[i]
+        if 0 <= row < facts.shape[0] and ids[i] >= 0 and facts[np.uint64(row), 0] == ids[i]:
+            places[kept] = row
+            values[kept] = priorities[i] + added
+            kept += 1
+    return kept

@@ -33,7 +33,6 @@ from dingsdk.worker.replay_buffer.config import BufferSection, Parts
 from dingsdk.worker.replay_buffer.interface import BufferStats, IBuffer, RowListener
 from dingsdk.worker.replay_buffer.metrics import SampledStats, SampleMonitor, ThroughputMonitor
 from dingsdk.worker.replay_buffer.remover import Remover
-from dingsdk.worker.replay_buffer.row_metadata import NoMetadata
 from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where, suits_arrays
 
@@ -97,13 +96,13 @@ class Table(IBuffer):
         self._history = secrets.token_hex(16)
         self._listeners: tuple[RowListener, ...] = ()
         self._departures: list[tuple[Rows, str]] = []
+        self._is_durable = False
         self._throughput = ThroughputMonitor(
             instance_name, self._cfg.periodic_thruput_seconds, tb_logger
         )
         self._sample_monitor = self._new_sample_monitor(tb_logger)
         self._report_due = False
         self._metadata = self._new_metadata()
-        self._keeps_facts = self._metadata.keeps_facts
         self._remover = self._parts.remover()
         self._limiter = self._parts.limiter()
         self._use_sampler(self._parts.sampler(self.sampler_family))
@@ -140,16 +139,28 @@ class Table(IBuffer):
             storage.keep_marks()
         return storage
 
+    def _storage_of_first(self, rows: Rows) -> Storage:
+        return self._new_storage("array" if self._suits_arrays(rows) else "object")
+
     def _use_storage(self, storage: Storage | None) -> None:
         self._storage = storage
         self._is_durable = storage is not None and storage.is_durable
+        self._find_followers()
 
     def _use_sampler(self, sampler: Sampler) -> None:
         self._sampler = sampler
-        # Calling a sampler that ignores it would take a tenth of a small push.
-        self._sampler_listens = any(
-            getattr(type(sampler), name) is not getattr(Sampler, name)
-            for name in ("on_insert", "on_remove", "check")
+        self._sampler_checks = type(sampler).check is not Sampler.check
+        self._sampler_listens = type(sampler).on_insert is not Sampler.on_insert
+        self._find_followers()
+
+    def _find_followers(self) -> None:
+        # Calling parts that ignore it would take a tenth of a small push.
+        self._is_followed = bool(
+            self._metadata.keeps_facts
+            or self._sampler_checks
+            or self._sampler_listens
+            or self._listeners
+            or self._is_durable
         )
 
     # Facts --------------------------------------------------------------------------------
@@ -288,22 +299,17 @@ class Table(IBuffer):
     def _insert(self, rows: Any, n: int) -> None:
         """Store ``n`` rows (a dict is one), or raise and change nothing."""
         # Prepare: may raise, changes nothing.
-        storage, given, facts, row = self._storage, rows, None, None
-        if type(rows) is dict:
-            row, rows = rows, [rows]
-        if self._keeps_facts:
-            rows, facts = self._metadata.prepare(rows)
-        if self._sampler_listens:
-            self._sampler.check(rows)
-        if self._listeners:
-            for listener in self._listeners:
-                listener.check(rows)
+        given, facts, storage = rows, None, self._storage
+        is_row = type(rows) is dict
+        if self._is_followed:
+            rows, facts = self._prepare([rows] if is_row else rows)
+            rows = rows[0] if is_row else rows
         if storage is None:
-            storage = self._new_storage("array" if self._suits_arrays(rows) else "object")
-        if row is not None and storage.takes_row(rows[0]):
-            accepted, row = None, rows[0]
+            storage = self._storage_of_first([rows] if is_row else rows)
+        if is_row and storage.takes_row(rows):
+            accepted = None
         else:
-            accepted = storage.accept(rows)
+            accepted = storage.accept([rows] if is_row else rows)
         if storage is not self._storage:
             self._use_storage(storage)
         if n > self._capacity:
@@ -315,44 +321,56 @@ class Table(IBuffer):
 
         # Commit: cannot fail.
         where, replaced = self._remover.allot(n)
-        if replaced is not None and (self._keeps_facts or self._listeners):
-            self._replace(replaced)
+        if replaced is not None and self._listeners:
+            self._note_departure(self._metadata.living(replaced), "overwritten")
         if accepted is None:
-            storage.put_row(where.start, row)  # type: ignore[arg-type, union-attr]
+            storage.put_row(where.start, rows)  # type: ignore[union-attr]
         else:
             storage.put(where, accepted)
         self._pushed += n
         count = self._count + n
+        self._count = count if count < self._capacity else self._capacity
+        if self._is_followed:
+            self._follow(where, [rows] if is_row else rows, facts)
+        self._limiter.on_insert(n)
+        self._limiter.size = self._count
+
+    def _prepare(self, rows: Rows) -> tuple[Rows, Any]:
+        """Have metadata, sampler and listeners check rows; return what to store, and facts."""
+        rows, facts = self._metadata.prepare(rows)
+        if self._sampler_checks:
+            self._sampler.check(rows)
+        for listener in self._listeners:
+            listener.check(rows)
+        return rows, facts
+
+    def _follow(self, where: Where, rows: Rows, facts: Any) -> None:
+        """Update metadata, sampler, listeners and disk after rows were stored."""
         priorities = None
         if facts is not None:
             self._metadata.insert(where, facts)
-            count, priorities = self._metadata.count(count), facts.priorities
+            self._count, priorities = self._metadata.count(self._count), facts.priorities
         if self._sampler_listens:
             self._sampler.on_insert(where, rows, priorities)
-        if self._listeners:
-            for listener in self._listeners:
-                listener.on_insert(rows)
-        self._limiter.on_insert(n)
-        self._limiter.size = self._count = count if count < self._capacity else self._capacity
+        for listener in self._listeners:
+            listener.on_insert(rows)
         if self._is_durable:
-            storage.commit(self._committed_state())
+            self._storage.commit(self._committed_state())  # type: ignore[union-attr]
 
     @staticmethod
     def _suits_arrays(rows: Rows) -> bool:
         """Whether ``auto`` means columns for these first rows."""
         return suits_arrays(rows)
 
-    def _replace(self, where: Where) -> None:
-        """Remove rows that others replace, oldest first; some may have left before."""
-        where = self._metadata.living(where)
-        if self._listeners and _length(where):
-            self._departures.append((self._storage.take(where), "overwritten"))  # type: ignore[union-attr]
-        self._metadata.remove(where)
+    def _note_departure(self, where: Where, reason: str) -> None:
+        """Copy rows that are about to leave, for the listeners."""
+        if _length(where):
+            self._departures.append((self._storage.take(where), reason))  # type: ignore[union-attr]
 
     def _remove(self, where: NDArray[np.int64], reason: str) -> None:
         """Remove rows that have not left, oldest first, without others in their place."""
-        if self._listeners and len(where):
-            self._departures.append((self._storage.take(where), reason))  # type: ignore[union-attr]
+        if self._listeners:
+            self._note_departure(where, reason)
         self._metadata.remove(where)
         self._sampler.on_remove(where)
         self._storage.mark(where, _LEFT)  # type: ignore[union-attr]
@@ -508,6 +526,7 @@ class Table(IBuffer):
         with self._lock:
             self._announce((listener,))
             self._listeners = (*self._listeners, listener)
+            self._find_followers()
 
     def add_remove_listener(self, listener: Callable[[Any, str], None]) -> None:
         """Call ``listener(rows, reason)`` for rows that left; see :class:`RowListener`."""
@@ -678,7 +697,7 @@ class Table(IBuffer):
 
     def _push_loaded(self, rows: Rows, facts: Mapping[str, NDArray[Any]]) -> None:
         """Push loaded rows with the facts that were saved about each."""
-        if not self._keeps_facts:
+        if not self._metadata.keeps_facts:
             self._push_unlimited(rows)
             return
         if "priority" in facts:
@@ -727,7 +746,7 @@ class Table(IBuffer):
 
     def _committed_state(self) -> dict[str, int]:
         """Return what a durable storage keeps for :meth:`_recover`, besides rows."""
-        ids = {"next_unique_id": self._metadata.next_id} if self._keeps_facts else {}
+        ids = {"next_unique_id": self._metadata.next_id} if self._metadata.keeps_facts else {}
         return {**self._remover.state_dict(), "push_count": self.push_count, **ids}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], deepcopy: bool = False) -> None:
@@ -992,6 +1011,79 @@ class Snapshot:
             rows, lengths = self.rows(self.first, self.first + 1)
             kind = "object" if lengths is None and isinstance(rows, list) else "array"
         return {"storage": kind, **table._state()}
+
+
+class NoMetadata:
+    """The row metadata of a table that keeps none: rows stay until they are overwritten.
+
+    Attributes:
+        next_id: The id of the next row, where rows have ids.
+    """
+
+    keeps_facts: ClassVar[bool] = False
+    rows_leave_early = False
+    """Whether rows may leave before they are overwritten."""
+    next_id = 0
+
+    def count(self, held: int) -> int:
+        """Return how many of the rows that the remover holds have not left early."""
+        return held
+
+    def living(self, where: Where) -> Where:
+        """Return those positions whose rows have not left early."""
+        return where
+
+    def prepare(self, rows: Rows) -> tuple[Rows, Any]:
+        """Return the rows to store, and what came with them; changes nothing.
+
+        Raises:
+            SchemaMismatchError, InvalidPriorityError: rows that cannot be pushed.
+        """
+        return rows, None
+
+    def insert(self, where: Where, facts: Any) -> None:
+        """Add rows that were stored at positions; the rows that were there have left."""
+
+    def remove(self, where: Where) -> None:
+        """Forget rows at positions, none of which has left before."""
+
+    def used_up(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return those positions whose rows were sampled often enough, oldest row first.
+
+        Args:
+            where: Positions of rows, some perhaps more than once.
+            uses: int64[n].
+        """
+        return where[:0]
+
+    def uses(self, where: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how often the rows at positions were sampled."""
+        return np.zeros(len(where), np.int64)
+
+    def set_uses(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> None:
+        """Set how often the rows at positions were sampled."""
+
+    def renumber(self, next_id: int) -> None:
+        """Shift all ids, so that the next is ``next_id``."""
+
+    def facts(self, where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """Return what is saved about rows, as arrays of one value a row."""
+        return {}
+
+    def clear(self) -> None:
+        """Forget all rows."""
+
+    def state_dict(self, positions: int) -> dict[str, Any]:
+        """Return what is known of the rows at positions ``0..positions-1``."""
+        return {}
+
+    def restored(self, state: Mapping[str, Any], positions: int) -> NoMetadata:
+        """Return new metadata with such a state, and the settings of this one.
+
+        Raises:
+            CheckpointCorruptError: its entries contradict each other.
+        """
+        return self
 
 
 class _RemoveFunction(RowListener):
