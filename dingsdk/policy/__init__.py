@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dingsdk.config import to_easydict
 from dingsdk.lazy import lazy_names
 from dingsdk.plugins import default_manager
 
@@ -81,7 +82,7 @@ def create_policy(
         ConfigError: no type, or a value that the policy cannot work with.
     """
     policy: Policy = default_manager().create(
-        "policies", cfg, enable_field=enable_field, seed=seed, config_path="policy"
+        "policies", to_easydict(cfg), enable_field=enable_field, seed=seed, config_path="policy"
     )
     return policy
 

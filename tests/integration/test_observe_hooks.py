@@ -40,6 +40,7 @@ class Watcher:
     def __init__(self) -> None:
         self.seen: Counter[str] = Counter()
         self.mean_returns: list[float] = []
+        self.sources: set[str] = set()
 
     @hookimpl
     def dingsdk_run_started(self, config: Any, run_dir: Path) -> None:
@@ -60,6 +61,7 @@ class Watcher:
     @hookimpl
     def dingsdk_after_episode(self, source: str, episode_return: float) -> None:
         self.seen["after_episode"] += 1
+        self.sources.add(source)
 
     @hookimpl
     def dingsdk_after_collect(self, source: str, sample_count: int) -> None:
@@ -89,15 +91,19 @@ def watcher() -> Iterator[Watcher]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "expected"),
-    [("serial", IN_BOTH_MODES), ("parallel", IN_BOTH_MODES | IN_PARALLEL_MODE)],
+    ("mode", "expected", "sources"),
+    [
+        ("serial", IN_BOTH_MODES, {"collector"}),
+        ("parallel", IN_BOTH_MODES | IN_PARALLEL_MODE, {"collector-0", "collector-1"}),
+    ],
 )
 def test_observer_sees_every_phase_of_a_run(
-    tmp_path: Path, watcher: Watcher, mode: Any, expected: set[str]
+    tmp_path: Path, watcher: Watcher, mode: Any, expected: set[str], sources: set[str]
 ) -> None:
     result = dingsdk.train("cartpole-dqn", mode=mode, sets=SMALL, output=tmp_path)
 
     assert set(watcher.seen) == expected
+    assert watcher.sources == sources
     assert watcher.seen["run_started"] == watcher.seen["run_finished"] == 1
     assert watcher.seen["after_iter"] == result.train_iter
     assert watcher.mean_returns == [each.mean for each in result.evaluations]

@@ -16,6 +16,7 @@ from dingsdk.pipeline.context import RunContext, RunResult
 from dingsdk.pipeline.parallel import parallel_pipeline
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.policy.dqn import DQNPolicy
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 from . import short_runs
@@ -48,6 +49,34 @@ def test_run_trains_evaluates_and_leaves_both_checkpoints(tmp_path: Path, concur
     (events,) = tmp_path.glob("log/coordinator_tb_logger/events*")
     assert b"evaluator_iter/reward_mean" in events.read_bytes()
     assert b"evaluator_step/reward_mean" in events.read_bytes()
+
+
+def test_each_worker_has_one_log_however_many_tasks_it_had(tmp_path: Path) -> None:
+    run(tmp_path, "env.collector_episode_num=1")
+    logs = {
+        str(path.relative_to(tmp_path / "log")): path.read_text()
+        for path in tmp_path.glob("log/*/*_logger.txt")
+    }
+    kinds = ("collector", "evaluator")
+    workers = {f"{kind}/collector-{n}_logger.txt" for kind in kinds for n in (0, 1)}
+    assert logs.keys() <= {*workers, "learner/learner_logger.txt"}
+    assert sum(text.count("finished") for text in logs.values()) > len(workers)
+
+
+class AttributePolicy(DQNPolicy):
+    """Reads its config by attribute, as policies of DI-engine do."""
+
+    def __init__(self, cfg: Any, *args: Any, **kwargs: Any) -> None:
+        assert cfg.learn.learner.type == "base"
+        assert cfg.collect["collector"].type == "sample"
+        super().__init__(cfg, *args, **kwargs)
+
+
+def test_policies_of_workers_read_their_config_by_attribute(tmp_path: Path) -> None:
+    manager = PluginManager()
+    manager.registry("policies").register("dqn", AttributePolicy, force_overwrite=True)
+    with use_manager(manager):
+        assert run(tmp_path, concurrency="threads").reason == "limit"
 
 
 class EvaluatorHeldBack:

@@ -40,7 +40,8 @@ class BaseParallelCollector(Configurable, ABC):
     ``start`` instead of being lost with its thread.
 
     Args:
-        cfg: ``eval_flag``, ``exp_name`` and what ``config`` of the class names.
+        cfg: ``eval_flag``, ``exp_name`` and what ``config`` of the class names;
+            ``instance_name`` names the log file and is the source of its episodes.
     """
 
     class Config(PartSection, frozen=True, kw_only=True):
@@ -61,6 +62,7 @@ class BaseParallelCollector(Configurable, ABC):
         self._section: BaseParallelCollector.Config = self.read(own)
         self._print_freq = self._section.print_freq
         self._uid = uuid.uuid4().hex[:12]
+        self._instance_name = str(cfg.get("instance_name") or self._uid)
         self._close_flag = threading.Event()
         self._has_started = False
         self._policy: Any = None
@@ -203,7 +205,7 @@ class BaseParallelCollector(Configurable, ABC):
 
     def _setup_logger(self) -> None:
         folder = Path(self._exp_name) / "log" / ("evaluator" if self._eval_flag else "collector")
-        self._logger, _ = build_logger(str(folder), self._uid, need_tb=False)
+        self._logger, _ = build_logger(str(folder), self._instance_name, need_tb=False)
         self._logger.log(logging.DEBUG, "cfg: %s", self._cfg)
 
     def _iter_after_hook(self) -> None:

@@ -233,7 +233,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
         for each in episodes:
             self._returns.append(each.episode_return)
             after_episode(
-                source=self._uid,
+                source=self._instance_name,
                 env_id=each.env_id,
                 episode_return=each.episode_return,
                 length=each.length,
@@ -260,7 +260,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
         self.send_stepdata(data_id, batch)
         self.send_metadata(meta)
         observe().after_collect(
-            source=self._uid,
+            source=self._instance_name,
             sample_count=rows,
             envstep=self._rollout.env_steps,
             train_iter=self._policy_iter,

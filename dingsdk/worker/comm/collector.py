@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from dingsdk.config import Count
+from dingsdk.config import Count, to_easydict
 from dingsdk.data import FrameInfo, SampleBatch
 from dingsdk.errors import ProtocolError, StorageFullError, TaskFail
 from dingsdk.worker.comm.allowed_imports import check_imports
@@ -155,8 +155,8 @@ class BaseCommCollector(CommWorker):
         """
         check_imports(task_info, self._cfg.allowed_modules)
         # The run folder in the task is one of the master's host.
-        cfg = {**task_info["collector_cfg"], "exp_name": str(self.run_dir)}
-        collector = create_parallel_collector(cfg)
+        own = {"exp_name": str(self.run_dir), "instance_name": self.collector_uid}
+        collector = create_parallel_collector(to_easydict({**task_info["collector_cfg"], **own}))
         collector.send_metadata = self.send_metadata
         collector.send_stepdata = self.send_stepdata
         collector.get_policy_update_info = self.get_policy_update_info
