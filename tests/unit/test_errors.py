@@ -54,6 +54,19 @@ def test_failed_task_is_a_mistake_where_its_cause_was(is_mistake: bool) -> None:
     assert copy.copy(error).is_user_mistake is is_mistake
 
 
+def test_same_call_may_succeed_later_for_these_errors_alone() -> None:
+    retryable = {error.__name__ for error in ALL if error.retryable}
+
+    assert retryable == {
+        "BufferFullError",
+        "StaleEpochError",
+        "StorageFullError",
+        "TaskTimeoutError",
+        "TooManyTasksError",
+        "WorkerLostError",
+    }
+
+
 def test_nearest_name_needs_some_likeness() -> None:
     assert nearest_name("in_memroy", ["flask_fs", "in_memory"]) == "in_memory"
     assert nearest_name("zzz", ["flask_fs", "in_memory"]) is None

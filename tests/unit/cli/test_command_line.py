@@ -102,6 +102,50 @@ def test_other_failures_show_a_traceback_and_exit_with_1(
     assert err.endswith("Error: collector-1 fell silent\n")
 
 
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (ValueError("odd"), "a defect of dingsdk or of a plugin"),
+        (SystemExit(0), "a defect of dingsdk or of a plugin"),
+        (MemoryError("all"), "Lower the sizes in the config"),
+    ],
+)
+def test_unexpected_error_shows_a_traceback_and_exits_with_1(
+    manager: PluginManager,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    advice: str,
+) -> None:
+    add_command(manager, error)
+
+    assert main(["probe"]) == 1
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert f"Error: {type(error).__name__}: {error}" in err
+    assert advice in err
+
+
+def test_reader_that_leaves_early_ends_the_program_without_a_traceback() -> None:
+    code = """
+import sys
+import click
+from dingsdk import default_manager
+from dingsdk.cli import main
+
+@click.command()
+def probe():
+    raise BrokenPipeError
+
+default_manager().registry("commands").register("probe", probe)
+sys.exit(main(["probe"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_failure_of_a_worker_shows_the_workers_traceback(
     manager: PluginManager, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,6 +46,10 @@ def test_commands_are_proposed(shell: str) -> None:
     assert ask(shell, "tr") == ["plain,train"]
 
 
+def test_options_of_the_program_are_proposed_after_a_dash() -> None:
+    assert ask("bash", "--") == ["plain,--debug", "plain,--version", "plain,--help"]
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_config_is_a_file_or_a_shipped_example(shell: str) -> None:
     assert ask(shell, "train", "cartpole-d") == ["file,cartpole-d", "plain,cartpole-dqn"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable
@@ -256,12 +257,18 @@ def test_distribution_without_a_name_is_logged_and_left_out(
     assert "acme_anon" in caplog.text
 
 
-def test_group_that_this_version_does_not_know_is_ignored(ring: Install) -> None:
-    ring("acme-later", {"dingsdk.novelties": {"x": "acme_x"}, "dingsdk.buffers": {"y": "acme_y"}})
+def test_group_that_this_version_does_not_know_is_ignored_and_logged(
+    ring: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    groups = {"dingsdk.novelties": {"x": "acme_x"}, "dingsdk.buffers": {"y": "acme_y"}}
+    ring("acme-later", {**groups, "console_scripts": {"acme": "acme_y:main"}})
 
-    adverts = [advert.key for advert in PluginManager().adverts() if "acme" in advert.module]
+    with caplog.at_level(logging.INFO):
+        adverts = [advert.key for advert in PluginManager().adverts() if "acme" in advert.module]
 
     assert adverts == ["ring", "y"]
+    (record,) = [record for record in caplog.records if "acme-later" in record.getMessage()]
+    assert "dingsdk.novelties" in record.getMessage()
 
 
 def test_first_copy_on_the_path_counts_when_a_distribution_is_there_twice(
