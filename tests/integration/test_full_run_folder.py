@@ -1,0 +1,103 @@
+"""The disk below a run folder fills while the run trains, and again at its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dingsdk import train
+from dingsdk.errors import StorageFullError
+from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.worker import LearnerHook, register_learner_hook
+
+SMALL = (
+    "system.max_env_steps=1200",
+    "env.n_evaluator_episode=2",
+    "env.evaluator_env_num=2",
+    "env.collector_env_num=4",
+    "policy.collect.n_sample=32",
+    "policy.learn.update_per_collect=2",
+    "policy.learn.batch_size=32",
+    "policy.eval.evaluator.eval_freq=1000",
+    "policy.learn.learner.hook.log_show_after_iter=1",
+    "policy.learn.learner.hook.save_ckpt_after_iter=10",
+)
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=0700", "tmpfs", str(path)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("cannot mount a tmpfs here")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+class FillDisk(LearnerHook):
+    """Fills the disk at one iteration, and makes room again at another."""
+
+    def __init__(self, name, priority, *, ext_args, **kwargs):  # type: ignore[no-untyped-def]
+        super().__init__(name, priority, **kwargs)
+        self._args = ext_args
+
+    def __call__(self, engine) -> None:  # type: ignore[no-untyped-def]
+        filler = Path(self._args.filler)
+        if engine.last_iter.val == self._args.full_at:
+            with filler.open("wb", buffering=0) as file:
+                for size in (1 << 16, 1):
+                    try:
+                        while True:
+                            file.write(bytes(size))
+                    except OSError:
+                        continue
+        elif engine.last_iter.val == self._args.room_at:
+            filler.unlink()
+
+
+def sets(disk: Path, full_at: int, room_at: int) -> list[str]:
+    entry = {
+        "type": "fill_disk",
+        "position": "before_iter",
+        "ext_args": {"filler": str(disk / "filler"), "full_at": full_at, "room_at": room_at},
+    }
+    return [*SMALL, f"policy.learn.learner.hook.fill={json.dumps(entry)}"]
+
+
+@pytest.fixture(autouse=True)
+def hook_type() -> Iterator[None]:
+    with use_manager(PluginManager()):
+        register_learner_hook("fill_disk", FillDisk)
+        yield
+
+
+def test_logs_and_checkpoints_end_with_warnings_and_the_run_goes_on(
+    tiny_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = train("cartpole-dqn", sets=sets(tiny_disk, 15, 35), output=tiny_disk)
+
+    assert result.reason == "limit"
+    assert result.train_iter > 60
+    saved = {path.stem for path in (result.run_dir / "ckpt").glob("iteration_*")}
+    assert f"iteration_{result.train_iter}" in saved
+    for left_out in ("no checkpoint of iteration 20", "no checkpoint of iteration 30"):
+        assert left_out in caplog.text
+    ended = [text for text in caplog.messages if "the run goes on" in text]
+    assert len(ended) == len(set(ended)) > 0
+    assert not list(result.run_dir.rglob(".tmp-*"))
+
+
+def test_a_last_checkpoint_that_has_no_room_ends_the_run_by_name(tiny_disk: Path) -> None:
+    with pytest.raises(StorageFullError) as caught:
+        train("cartpole-dqn", sets=sets(tiny_disk, 15, 10**6), output=tiny_disk)
+
+    assert caught.value.reason == "ENOSPC"
+    assert str(tiny_disk) in caught.value.path
+    assert caught.value.is_user_mistake
+    assert not list(tiny_disk.rglob(".tmp-*"))
