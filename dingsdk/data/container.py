@@ -96,9 +96,6 @@ class FrameInfo:
     digest: str
 
 
-# Frames --------------------------------------------------------------------------------------
-
-
 def encode_frame(
     kind: str,
     value: Any,
@@ -234,9 +231,6 @@ def decode_batch(
     return batch
 
 
-# Safetensors files ---------------------------------------------------------------------------
-
-
 def encode_safetensors(
     kind: str, value: Any, *, algorithm: str = "sha256", max_manifest_bytes: int = 16 << 20
 ) -> bytearray:
@@ -300,9 +294,6 @@ def decode_safetensors(kind: str, data: Buffer, *, max_manifest_bytes: int = 16 
     return _join(manifest.tree, None, tensors)
 
 
-# JSON ----------------------------------------------------------------------------------------
-
-
 def encode_json(kind: str, value: Any, *, algorithm: str = DEFAULT_ALGORITHM) -> bytes:
     """Return a value without arrays as a line of JSON.
 
@@ -336,9 +327,6 @@ def decode_json(kind: str, data: Buffer, max_bytes: int = 64 << 10) -> Any:
     manifest = _parse(core)
     _check_kind(manifest.kind, kind)
     return _join(manifest.tree, manifest.columns, {})
-
-
-# Digests -------------------------------------------------------------------------------------
 
 
 def digest_of(parts: Iterable[Any], algorithm: str = DEFAULT_ALGORITHM) -> str:
@@ -382,9 +370,6 @@ def _place_of(digest: bytes, head: bytes | bytearray) -> int:
     if head.count(digest) != 1:
         _corrupt("its header does not hold its digest once", "digest")
     return head.index(digest)
-
-
-# Manifests -----------------------------------------------------------------------------------
 
 
 class _Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -581,9 +566,6 @@ def _unfit(path: _Path, expected: str, found: str) -> SchemaMismatchError:
         expected=expected,
         found=found,
     )
-
-
-# Trees ---------------------------------------------------------------------------------------
 
 
 class _Splitter:

@@ -106,9 +106,6 @@ def folder_error(action: str, path: Path, error: OSError) -> RunFolderError:
     return RunFolderError(f"cannot {action} {path}: {reason}; {advice}", path=str(path))
 
 
-# Writing by path ------------------------------------------------------------------------------
-
-
 def atomic_write_bytes(path: str | os.PathLike[str], data: Buffer, durable: bool = False) -> None:
     """Write a file so that readers see the old content or the new, never a part.
 
@@ -144,9 +141,6 @@ def atomic_write_json(path: str | os.PathLike[str], value: Any, durable: bool = 
     """
     text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
     atomic_write_bytes(path, text.encode(), durable=durable)
-
-
-# Folders --------------------------------------------------------------------------------------
 
 
 class Folder:
@@ -190,7 +184,6 @@ class Folder:
             opened._open(name, folder, create)
         return opened
 
-    # Files ------------------------------------------------------------------------------------
     def write_atomic(self, name: str, buffers: Sequence[Buffer], durable: bool = False) -> None:
         """Write a file, mode 0600, which takes its name when it is whole.
 
@@ -350,7 +343,6 @@ class Folder:
                 raise self._error("move", name, error) from error
         return True
 
-    # The folder -------------------------------------------------------------------------------
     def names(self) -> list[str]:
         """Return the names in the folder, sorted, temporary files included.
 
@@ -450,7 +442,6 @@ class Folder:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"
 
-    # ------------------------------------------------------------------------------------------
     def _check_name(self, name: str) -> None:
         if not self._names.fullmatch(name):
             raise ProtocolError(f"{name!r:.80} is no file name of ours", where="file name")

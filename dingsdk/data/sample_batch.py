@@ -115,7 +115,6 @@ class SampleBatch(Sequence[dict[str, Any]]):
         columns = _concat([batch.columns for batch in batches], "")
         return cls.trusted(columns, sum(batch._length for batch in batches))
 
-    # Reading ------------------------------------------------------------------------------
     def keys(self) -> KeysView[str]:
         """Return the names of the top-level columns."""
         return self.columns.keys()
@@ -198,7 +197,6 @@ class SampleBatch(Sequence[dict[str, Any]]):
             self._tensors = _to_tensors(self.columns, self._is_plain)
         return self._tensors
 
-    # Deriving -----------------------------------------------------------------------------
     def with_columns(self, **columns: Any) -> SampleBatch:
         """Return a batch with columns added or replaced; the others are shared, not copied.
 

@@ -1,13 +1,13 @@
-"""The encoding of control messages: strict JSON, and nothing that could run.
+"""Control messages as strict JSON, and nothing that could run.
 
-Every message between workers passes through here, whichever transport carries it, so that a
-message is the same thing in one process and between hosts.
+Every message between workers is encoded here, whichever transport carries it, so that it is the
+same in one process and between hosts.
 
-What travels: None, bool, int (64 bits), float, str, list, dict with str keys, numpy scalars
-(as numbers) and numeric numpy arrays. Two things that JSON lacks are tagged objects:
+A message holds None, bool, int (64 bits), float, str, list, dict with str keys, numpy scalars
+(sent as numbers) and numeric numpy arrays. Two things that JSON lacks are tagged objects:
 ``{"$array": {"dtype": "<i8", "shape": [3], "data": base64}}`` and ``{"$float": "inf"}``
 (or ``"-inf"``, ``"nan"``). Keys that start with ``$`` are therefore reserved. Tuples arrive as
-lists. Anything else is refused at the sender, with its place in the message.
+lists. The sender refuses anything else, and names its path in the message.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 from dingsdk.errors import ProtocolError
 
 MAX_DEPTH = 32
-"""Containers inside containers, at most; the outermost one counts."""
+"""How many lists and dicts may be nested; the outermost one counts."""
 MAX_DIMENSIONS = 16
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 _INT_DIGITS = 20
@@ -44,7 +44,7 @@ def encode_message(message: Any) -> bytes:
     """Return the message as UTF-8 JSON.
 
     Raises:
-        ProtocolError: something in it cannot travel; ``where`` is its path, e.g.
+        ProtocolError: something in it cannot be sent; ``where`` is its path, such as
             ``$.task.env[3]``.
     """
     plain = _plain(message, None, 1)
@@ -59,12 +59,12 @@ def decode_message(data: bytes | bytearray | memoryview, max_bytes: int = 1 << 2
     """Return the message that the bytes encode.
 
     Args:
-        data: What arrived.
-        max_bytes: The largest message to look at. Arrays come as base64 inside of it, so no
-            more than that is ever allocated for them.
+        data: The bytes that arrived.
+        max_bytes: The largest message to decode. Arrays are base64 inside it, so no more than
+            that is allocated for them.
 
     Raises:
-        ProtocolError: the bytes are no message by the rules above (no other exception).
+        ProtocolError: the bytes are not such a message (no other exception).
     """
     if len(data) > max_bytes:
         raise ProtocolError(
@@ -89,11 +89,9 @@ def decode_message(data: bytes | bytearray | memoryview, max_bytes: int = 1 << 2
     return message
 
 
-# --- sending -----------------------------------------------------------------------------
-
 _Place = tuple[Any, Any] | None
-"""Where a value stands: (place of its container, key or position); None is the message.
-Turned into text only when something is refused, as that costs more than the rest."""
+"""Path of a value: (path of its container, key or index); None is the message itself.
+It is made into text only for an error, as that costs more than the encoding."""
 
 
 def _plain(value: Any, place: _Place, depth: int) -> Any:
@@ -131,7 +129,7 @@ def _plain_scalar(value: Any, place: _Place, depth: int) -> Any:
         return int(value)
     if number == "f" or isinstance(value, float):
         return _plain(float(value), place, depth)
-    return _refuse(f"{type(value).__name__} cannot travel in a message", _text(place))
+    return _refuse(f"{type(value).__name__} cannot be sent in a message", _text(place))
 
 
 def _text(place: _Place) -> str:
@@ -145,7 +143,7 @@ def _text(place: _Place) -> str:
 
 def _checked_key(key: Any, place: _Place) -> str:
     if not isinstance(key, str):
-        _refuse(f"the key {key!r} is no str", _text(place))
+        _refuse(f"the key {key!r} is not a str", _text(place))
     if key.startswith("$"):
         _refuse(f"the key {key!r} starts with '$', which is reserved", _text(place))
     return str.__str__(key)
@@ -159,7 +157,7 @@ def _checked_int(value: int, place: _Place) -> int:
 
 def _check_depth(depth: int, place: _Place) -> None:
     if depth > MAX_DEPTH:
-        _refuse(f"more than {MAX_DEPTH} containers inside each other", _text(place))
+        _refuse(f"more than {MAX_DEPTH} nested lists and dicts", _text(place))
 
 
 def _float_name(value: float) -> str:
@@ -169,17 +167,14 @@ def _float_name(value: float) -> str:
 def _plain_array(array: np.ndarray[Any, Any], place: _Place) -> dict[str, Any]:
     dtype = array.dtype.newbyteorder("<")
     if dtype.str not in _DTYPES:
-        _refuse(f"an array of dtype {array.dtype} cannot travel in a message", _text(place))
+        _refuse(f"an array of dtype {array.dtype} cannot be sent in a message", _text(place))
     if array.ndim > MAX_DIMENSIONS:
         _refuse(
-            f"an array of {array.ndim} dimensions; at most {MAX_DIMENSIONS} travel", _text(place)
+            f"an array of {array.ndim} dimensions; at most {MAX_DIMENSIONS} are sent", _text(place)
         )
     raw = np.ascontiguousarray(array, dtype=dtype).tobytes()
     data = base64.b64encode(raw).decode("ascii")
     return {"$array": {"dtype": dtype.str, "shape": list(array.shape), "data": data}}
-
-
-# --- receiving ---------------------------------------------------------------------------
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Any:
@@ -226,7 +221,7 @@ def _array(spec: Any) -> np.ndarray[Any, Any]:
         raise ProtocolError(f"array data: {error}", where="$.$array.data") from error
     if len(raw) != size:
         _refuse(f"{len(raw)} bytes for an array of {size}", "$.$array.data")
-    # A bytearray makes the array writable and its own.
+    # Over a bytearray the array is writable.
     array = np.frombuffer(bytearray(raw), dtype=dtype).reshape(shape)
     if dtype.kind == "b" and raw.strip(b"\x00\x01"):
         _refuse("a bool that is neither 0 nor 1", "$.$array.data")

@@ -285,7 +285,7 @@ def test_result_that_is_no_plain_data_fails_its_task_and_the_worker_serves_on(
     cluster: Cluster,
 ) -> None:
     cluster.add("w0", bad=lambda task: {"function": print}, fine=lambda task: None)
-    with pytest.raises(TaskFailedError, match="cannot travel"):
+    with pytest.raises(TaskFailedError, match="cannot be sent"):
         cluster.master.ask("w0", {"name": "bad"}, 5.0)
     assert cluster.master.ask("w0", {"name": "fine"}, 5.0) == {}
 

@@ -158,7 +158,7 @@ class Slave:
         try:
             end.answer(answer)
         except ProtocolError as error:
-            # A result that cannot travel fails its task, and nothing else.
+            # A result that cannot be sent fails its task, and nothing else.
             text = "".join(traceback.format_exception(error))
             end.answer(TaskAnswer(answer.task_id, False, message=str(error), traceback=text))
 

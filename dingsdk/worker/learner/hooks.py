@@ -136,9 +136,6 @@ def register_learner_hook(name: str, hook_type: type[LearnerHook]) -> None:
     default_manager().registry("learner_hooks").register(name, hook_type, force_overwrite=True)
 
 
-# Tables ---------------------------------------------------------------------------------------
-
-
 class _Entry(Section, frozen=True, kw_only=True):
     """The full form of one hook in a config.
 
@@ -285,9 +282,6 @@ def _unknown(key: str, path: str) -> UnknownKeyError:
         known=sorted(_SIMPLIFIED),
         nearest=nearest,
     )
-
-
-# The hooks that come with the learner ------------------------------------------------------------
 
 
 class _LoadArgs(Section, frozen=True, kw_only=True):

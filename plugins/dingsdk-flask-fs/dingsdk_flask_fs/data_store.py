@@ -104,7 +104,6 @@ class FileDataStore(StepDataStore):
                 for name, size in (("pool-small", _SMALL_BYTES), ("pool-large", _COPIED_BYTES))
             ]
 
-    # Contract ---------------------------------------------------------------------------------
     def put(self, data_id: str, batch: SampleBatch) -> FrameInfo:
         """Store a payload; storing the same again changes nothing.
 
@@ -197,7 +196,6 @@ class FileDataStore(StepDataStore):
     def __len__(self) -> int:
         return sum(1 for _ in self.ids())
 
-    # Upkeep -----------------------------------------------------------------------------------
     def ids(self) -> Iterator[str]:
         """Yield the ids of all payloads there are."""
         for folder in self._shards:
@@ -238,7 +236,6 @@ class FileDataStore(StepDataStore):
         for folder in (*self._shards, self._quarantine, *(pool.folder for pool in self._pools)):
             folder.close()
 
-    # ------------------------------------------------------------------------------------------
     def _shard_of(self, data_id: str) -> PrivateDir:
         return self._shards[zlib.crc32(data_id.encode()) % _SHARDS]
 

@@ -99,7 +99,6 @@ class FilePolicyStore(PolicyStore):
         with PrivateDir(path) as root:
             self._policies = root.sub(FOLDER)
 
-    # Contract ---------------------------------------------------------------------------------
     def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
         """Make a version the newest one, if it is: an older one changes nothing.
 
@@ -174,7 +173,6 @@ class FilePolicyStore(PolicyStore):
         """Number of damaged versions met."""
         return len(self._damaged)
 
-    # Reading ----------------------------------------------------------------------------------
     def _read_newest(
         self, policy_id: str, folder: PrivateDir, newer_than: int | None
     ) -> tuple[int, dict[str, Any]] | None:

@@ -152,9 +152,6 @@ def test_tensors_of_a_writable_frame_share_its_memory_and_others_are_copies() ->
     assert not copied["a"].flags.writeable
 
 
-# Frames of batches ---------------------------------------------------------------------------
-
-
 def forged(columns: Any, body: bytes = b"", tree: Any = None, **fields: Any) -> bytes:
     """Return a frame with any manifest and a digest that fits."""
     tree = {"$batch": {"a": {"$array": "a"}}} if tree is None else tree

@@ -66,9 +66,6 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
-# By path --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_file_is_replaced_whole_and_private(tmp_path: Path, durable: bool) -> None:
     target = tmp_path / "a.bin"
@@ -152,9 +149,6 @@ def test_a_link_is_not_opened_as_a_file_of_ours(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic"):
         open_private(str(tmp_path / "link"), os.O_WRONLY | os.O_CREAT)
     assert tree(tmp_path) == ["link"]
-
-
-# Folders --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", BAD_IDS)
@@ -464,9 +458,6 @@ def test_a_write_is_made_durable_afterwards(folder: PrivateDir) -> None:
         folder.sync("absent")
 
 
-# Files that are written again ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("old", [b"", b"short", b"longer than the new content"])
 def test_a_pooled_file_is_written_again_whole(folder: PrivateDir, old: bytes) -> None:
     with folder.sub("pool") as pool:
@@ -505,8 +496,6 @@ def test_a_full_disk_while_a_pooled_file_is_written_leaves_the_old_one(
     assert folder.read("a", 9) == b"old"
     assert tree(folder.path) == ["a", "pool"]
 
-
-# What dead writers leave -----------------------------------------------------------------------
 
 TEMPORARY = ".tmp-0123456789abcdef"
 

@@ -215,12 +215,32 @@ def test_nothing_makes_no_batch() -> None:
         ({"a": np.zeros((2, 1), np.float32)}, "a"),
         ({"a": {"x": np.zeros(2)}}, "a"),
         ({"b": np.zeros(2, np.float32)}, "a"),
+        ({"a": np.zeros(2, np.float32), "b": np.zeros(2)}, "b"),
+        ({"a": np.zeros(2, np.float32), "0": np.zeros(2)}, "0"),
     ],
 )
 def test_concat_names_the_column_that_differs(other: dict[str, Any], key: str) -> None:
     with pytest.raises(SchemaMismatchError) as caught:
         SampleBatch.concat([SampleBatch({"a": np.zeros(2, np.float32)}), SampleBatch(other)])
     assert (caught.value.key, caught.value.row) == (key, 1)
+
+
+def test_concat_names_a_nested_column_that_only_one_has() -> None:
+    first = SampleBatch({"obs": {"pos": np.zeros(1)}})
+    second = SampleBatch({"obs": {"pos": np.zeros(1), "speed": np.zeros(1)}})
+    for batches, row in (([first, first, second], 2), ([second, first], 1)):
+        with pytest.raises(SchemaMismatchError) as caught:
+            SampleBatch.concat(batches)
+        assert (caught.value.key, caught.value.row) == ("obs.speed", row)
+
+
+def test_concat_joins_row_after_row_into_a_copy() -> None:
+    parts = [make_batch(), make_batch()[:1]]
+    joined = SampleBatch.concat(parts)
+    assert len(joined) == sum(map(len, parts))
+    assert list(joined) == [row for part in parts for row in part]
+    joined.columns["action"][0] += 1
+    assert parts[0] == make_batch()
 
 
 def test_tensors_share_memory_and_are_made_once() -> None:
@@ -244,6 +264,18 @@ def test_a_frozen_batch_refuses_writes_and_its_tensors_are_apart() -> None:
     writable = batch.take([0, 1])
     writable[0]["a"] = 2.0
     assert writable.columns["a"].tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_tensors_after_a_freeze_are_not_those_from_before(is_plain: bool) -> None:
+    columns = {"a": np.zeros(2, np.float32), "b": np.zeros(2)}
+    batch = SampleBatch.trusted(columns, 2, is_plain=is_plain)
+    before = batch.tensors()
+    after = batch.freeze().tensors()
+    assert after is not before
+    for name in columns:
+        after[name][0] = 7
+        assert columns[name].tolist() == [0, 0]
 
 
 def test_reversed_views_have_tensors() -> None:
