@@ -10,7 +10,7 @@ from dingsdk.lazy import lazy_names
 from dingsdk.plugins import default_manager
 
 if TYPE_CHECKING:
-    from dingsdk.policy.adam import FlatAdam, ModuleAdam
+    from dingsdk.policy.adam import Adam
     from dingsdk.policy.base import (
         BasePolicy,
         CollectMode,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     )
     from dingsdk.policy.dqn import DQNPolicy
     from dingsdk.policy.epsilon import EpsilonSchedule
-    from dingsdk.policy.networks import ActorCritic, QNetwork
+    from dingsdk.policy.networks import MLP, ActorCritic, QNetwork, flatten_parameters
     from dingsdk.policy.ppo import PPOPolicy
     from dingsdk.policy.returns import gae, nstep_returns
     from dingsdk.policy.sections import (
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_names(__name__, __file__)
 __all__ = [
+    "MLP",
     "ActorCritic",
+    "Adam",
     "BasePolicy",
     "CollectMode",
     "CollectSection",
@@ -46,11 +48,9 @@ __all__ = [
     "EpsilonSchedule",
     "EvalMode",
     "EvalSection",
-    "FlatAdam",
     "FlatModelSection",
     "LearnMode",
     "LearnSection",
-    "ModuleAdam",
     "OtherSection",
     "PPOPolicy",
     "Policy",
@@ -58,6 +58,7 @@ __all__ = [
     "QNetwork",
     "Stateful",
     "create_policy",
+    "flatten_parameters",
     "gae",
     "get_policy_cls",
     "nstep_returns",

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from dingsdk.config import Count, NotNegative, Positive, Share
 from dingsdk.data import SampleBatch
-from dingsdk.policy.adam import ModuleAdam
+from dingsdk.policy.adam import Adam
 from dingsdk.policy.base import BasePolicy, Stateful
-from dingsdk.policy.networks import ActorCritic
+from dingsdk.policy.networks import ActorCritic, frozen
 from dingsdk.policy.returns import gae
 from dingsdk.policy.sections import (
     CollectSection,
@@ -95,9 +95,10 @@ class PPOPolicy(BasePolicy):
             model.size("obs_shape"), model.size("action_shape"), model.encoder_hidden_size_list
         ).to(self.device)
         if self.learns:
-            self._optimizer = ModuleAdam(
+            self._optimizer = Adam(
                 self._network, learn.learning_rate, learn.grad_clip_norm, eps=1e-5
             )
+        self._acting_network = frozen(self._network)
 
     def state(self) -> Mapping[str, Stateful]:
         found: dict[str, Stateful] = {"model": self._network}
@@ -106,21 +107,20 @@ class PPOPolicy(BasePolicy):
     def act(
         self, obs: Any, env_ids: Sequence[int] | None = None, *, explore: bool, **setting: Any
     ) -> dict[str, NDArray[Any]]:
-        with torch.no_grad():
-            logits, value = self._network(self.tensor(obs))
-            log_probs = torch.log_softmax(logits, -1).cpu().numpy()
+        logits, value = self._acting_network.forward(self.tensor(obs))
+        log_probs = self.array(torch.log_softmax(logits, -1))
+        self.check_finite(log_probs, obs, env_ids)
         if not explore:
             return {"action": log_probs.argmax(1)}
         # The largest of log-probabilities with Gumbel noise is a draw from their distribution.
         action = (log_probs + self.rng.gumbel(size=log_probs.shape)).argmax(1)
         log_prob = log_probs[np.arange(len(action)), action]
-        return {"action": action, "log_prob": log_prob, "value": value.cpu().numpy()}
+        return {"action": action, "log_prob": log_prob, "value": self.array(value)}
 
     def samples(self, columns: dict[str, Any], ends: NDArray[np.int64]) -> SampleBatch:
         last = ends - 1
         next_obs = columns.pop("next_obs").take(last, axis=0)
-        with torch.no_grad():
-            bootstrap = self._network.value(self.tensor(next_obs)).cpu().numpy()
+        bootstrap = self.array(self._acting_network.values(self.tensor(next_obs)))
         columns["advantage"] = gae(
             columns["reward"],
             columns["value"],
@@ -143,7 +143,7 @@ class PPOPolicy(BasePolicy):
 
     def _step(self, batch: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         learn = self.section.learn
-        logits, value = self._network(batch["obs"])
+        logits, value = self._network.forward(batch["obs"].float())
         log_probs = torch.log_softmax(logits, -1)
         chosen = log_probs.gather(1, batch["action"].long().unsqueeze(1)).squeeze(1)
         advantage = batch["advantage"]

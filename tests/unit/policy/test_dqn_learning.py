@@ -203,7 +203,7 @@ def test_training_resumes_exactly_from_a_saved_state(make_policy, batch):
 def test_a_state_with_a_wrong_part_changes_nothing(make_policy, batch):
     policy = make_policy()
     policy.learn_mode.forward(batch)
-    before = policy._network.flat.clone()
+    before = policy._optimizer.flat.clone()
     good = make_policy(seed=5).learn_mode.state_dict()
     bad = {**good, "optimizer": {**good["optimizer"], "exp_avg": torch.zeros(3)}}
 
@@ -212,7 +212,7 @@ def test_a_state_with_a_wrong_part_changes_nothing(make_policy, batch):
     with pytest.raises(SchemaMismatchError, match="model"):
         policy.learn_mode.load_state_dict({"weights": {}})
 
-    assert torch.equal(policy._network.flat, before)
+    assert torch.equal(policy._optimizer.flat, before)
 
 
 def test_torchs_compiler_is_not_loaded():

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import copy
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -7,85 +10,106 @@ from safetensors.torch import load, save
 from torch import nn
 
 from dingsdk.errors import SchemaMismatchError
-from dingsdk.policy.networks import QNetwork
+from dingsdk.policy.networks import MLP, QNetwork, flatten_parameters, frozen
+from dingsdk.policy.weights import load_state
 
 
-def test_values_are_those_of_the_same_layers_in_torch():
-    network = QNetwork(3, 2, [5, 4], seed=1)
-    modules = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2))
-    for parameter, weight in zip(modules.parameters(), network.state_dict().values(), strict=True):
-        parameter.data.copy_(weight)
+def plain_layers(network: QNetwork, *widths: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    modules = nn.Sequential(*layers[:-1])
+    modules.load_state_dict(
+        dict(zip(modules.state_dict(), network.state_dict().values(), strict=True))
+    )
+    return modules
+
+
+def test_values_and_gradients_are_those_of_the_same_layers_in_torch() -> None:
+    network = QNetwork(3, 2, [5, 4])
+    modules = plain_layers(network, 3, 5, 4, 2)
     obs = torch.randn(6, 3)
 
-    torch.testing.assert_close(network.values(obs), modules(obs).detach())
-    torch.testing.assert_close(network.values_with_grad(obs), modules(obs))
-
-
-def test_gradients_are_those_of_torch_layers():
-    network = QNetwork(3, 2, [5], seed=1)
-    modules = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
-    for parameter, weight in zip(modules.parameters(), network.state_dict().values(), strict=True):
-        parameter.data.copy_(weight)
-    obs = torch.randn(6, 3)
-
+    torch.testing.assert_close(network(obs), modules(obs))
+    network(obs).square().sum().backward()
     modules(obs).square().sum().backward()
-    gradients = torch.autograd.grad(network.values_with_grad(obs).square().sum(), network.trainable)
-
-    for parameter, gradient in zip(modules.parameters(), gradients, strict=True):
-        torch.testing.assert_close(gradient, parameter.grad)
+    for ours, theirs in zip(network.parameters(), modules.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-def test_dueling_advantages_have_mean_zero():
-    network = QNetwork(3, 4, [8], dueling=True, seed=0)
+@pytest.mark.parametrize("ends_active", [False, True])
+def test_activation_follows_hidden_layers_and_the_last_one_where_asked(ends_active: bool) -> None:
+    mlp = MLP([2, 3, 2], is_tanh=True, ends_active=ends_active)
+    inputs = torch.randn(4, 2)
+
+    expected = mlp.layers[1](torch.tanh(mlp.layers[0](inputs)))
+
+    torch.testing.assert_close(mlp(inputs), torch.tanh(expected) if ends_active else expected)
+
+
+def test_dueling_advantages_have_mean_zero() -> None:
+    network = QNetwork(3, 4, [8], dueling=True)
     obs = torch.randn(5, 3)
     named = network.state_dict()
     hidden = torch.relu(obs @ named["encoder.0.weight"].T + named["encoder.0.bias"])
     state_value = hidden @ named["value.weight"].T + named["value.bias"]
 
-    torch.testing.assert_close(network.values(obs).mean(1, keepdim=True), state_value)
+    torch.testing.assert_close(network(obs).mean(1, keepdim=True), state_value)
 
 
-def test_a_network_without_hidden_layers_is_linear():
-    network = QNetwork(3, 2, [], seed=0)
+def test_network_without_hidden_layers_is_linear() -> None:
+    network = QNetwork(3, 2, [])
 
-    assert list(network.shapes) == ["head.weight", "head.bias"]
-    torch.testing.assert_close(
-        network.values(torch.zeros(1, 3)), network.state_dict()["head.bias"][None]
-    )
+    assert list(network.state_dict()) == ["head.weight", "head.bias"]
+    torch.testing.assert_close(network(torch.zeros(1, 3)), network.head.bias[None])
 
 
-def test_seed_decides_the_weights_and_leaves_the_global_random_state_alone():
-    before = torch.get_rng_state()
+def test_flat_vector_is_the_memory_of_all_parameters() -> None:
+    network = QNetwork(3, 2, [5])
+    before = torch.cat([each.detach().reshape(-1) for each in network.parameters()])
 
-    first, second, other = (QNetwork(4, 2, seed=seed) for seed in (7, 7, 8))
+    flat = flatten_parameters(network)
 
-    assert torch.equal(first.flat, second.flat)
-    assert not torch.equal(first.flat, other.flat)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_clone_is_independent():
-    network = QNetwork(4, 2, seed=0)
-    twin = network.clone()
-    network.flat.zero_()
-
-    assert twin.flat.abs().sum() > 0
-    assert twin.state_dict()["head.weight"].abs().sum() > 0
-    assert twin.trainable[0].abs().sum() > 0
+    assert torch.equal(flat, before)
+    flat.zero_()
+    assert all((each == 0).all() for each in network.state_dict().values())
+    assert (network(torch.ones(1, 3)) == 0).all()
 
 
-def test_named_weights_survive_safetensors_and_frozen_arrays():
-    source, sink = QNetwork(4, 2, seed=0), QNetwork(4, 2, seed=1)
-    frozen = {name: tensor.numpy().copy() for name, tensor in source.state_dict().items()}
-    for array in frozen.values():
+def test_frozen_module_shares_the_weights_and_records_no_gradients() -> None:
+    network = QNetwork(3, 2, [5], dueling=True)
+    flat = flatten_parameters(network)
+    acting = frozen(network)
+    obs = torch.randn(4, 3)
+
+    flat.mul_(2)
+
+    torch.testing.assert_close(acting(obs), network(obs).detach())
+    assert not acting(obs).requires_grad
+    assert network(obs).requires_grad
+
+
+def test_copied_module_computes_with_its_own_weights() -> None:
+    network = QNetwork(3, 2, [5])
+    twin = copy.deepcopy(network)
+    obs = torch.randn(4, 3)
+    before = twin(obs).detach()
+
+    flatten_parameters(network).zero_()
+
+    assert torch.equal(twin(obs), before)
+
+
+def test_weights_survive_safetensors_and_read_only_arrays() -> None:
+    source, sink = QNetwork(4, 2), QNetwork(4, 2)
+    arrays = {name: tensor.numpy().copy() for name, tensor in source.state_dict().items()}
+    for array in arrays.values():
         array.setflags(write=False)
 
-    sink.load_state_dict(frozen)
-    assert torch.equal(sink.flat, source.flat)
-
-    sink.flat.zero_()
-    sink.load_state_dict(load(save(source.state_dict())))
-    assert torch.equal(sink.flat, source.flat)
+    for state in (arrays, load(save(source.state_dict()))):
+        flatten_parameters(sink).zero_()
+        load_state({"model": sink}, {"model": state})
+        assert torch.equal(flatten_parameters(sink), flatten_parameters(source))
 
 
 @pytest.mark.parametrize(
@@ -96,14 +120,14 @@ def test_named_weights_survive_safetensors_and_frozen_arrays():
         (lambda state: state.update({"head.bias": np.zeros(3, np.float32)}), "head.bias"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused_and_nothing_changes(change, key):
-    network = QNetwork(4, 2, seed=0)
-    before = network.flat.clone()
+def test_weights_that_do_not_fit_are_refused_and_nothing_changes(change, key) -> None:
+    network = QNetwork(4, 2)
+    before = flatten_parameters(network).clone()
     state = {name: tensor.clone() + 1 for name, tensor in network.state_dict().items()}
     change(state)
 
     with pytest.raises(SchemaMismatchError, match=key) as caught:
-        network.load_state_dict(state)
+        load_state({"model": network}, {"model": state})
 
     assert caught.value.facts["key"] == key
-    assert torch.equal(network.flat, before)
+    assert torch.equal(flatten_parameters(network), before)

@@ -53,8 +53,8 @@ def test_recorded_log_prob_and_value_are_those_of_the_network() -> None:
 
 def test_actions_are_drawn_with_the_probabilities_of_the_network() -> None:
     policy = make(seed=3)
-    policy._network.actor[-1].bias.data = torch.tensor([0.0, math.log(3.0)])
-    policy._network.actor[-1].weight.data.zero_()
+    policy._network.actor.layers[-1].bias.data.copy_(torch.tensor([0.0, math.log(3.0)]))
+    policy._network.actor.layers[-1].weight.data.zero_()
 
     actions = policy.act(np.zeros((20_000, 3), np.float32), explore=True)["action"]
 
@@ -90,7 +90,7 @@ def test_cut_pieces_are_bootstrapped_and_ended_tasks_are_not() -> None:
 
     made = policy.collect_mode.make_samples(given, ENDS).columns
 
-    after = policy._network.value(torch.from_numpy(values["next_obs"])).detach().numpy()
+    after = policy._network.values(torch.from_numpy(values["next_obs"])).detach().numpy()
     # With lambda 0 an advantage is the TD error. Row 2 ends a piece that was cut, row 7 the task.
     cut = values["reward"][2] + 0.5 * after[2] - values["value"][2]
     ended = values["reward"][7] - values["value"][7]
