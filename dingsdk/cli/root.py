@@ -11,10 +11,11 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from dingsdk import __version__
 from dingsdk.cli.completion import VARIABLE, complete
 from dingsdk.errors import DingError, UnknownPluginError, nearest_name
 from dingsdk.plugins import default_manager
+from dingsdk.plugins.discovery import version_of
+from dingsdk.plugins.kinds import OWN_DISTRIBUTION
 
 FAILED = 1
 MISTAKE = 2
@@ -100,7 +101,7 @@ def _debug_option() -> click.Option:
     params=[_debug_option()],
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(__version__, prog_name="dingsdk")
+@click.version_option(version_of(OWN_DISTRIBUTION) or "unknown", prog_name="dingsdk")
 def root() -> None:
     """Train and evaluate reinforcement learning agents whose every part is a plugin."""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
+import dingsdk
 from dingsdk.cli import main
 from dingsdk.cli.train import summary
 from dingsdk.errors import ConfigError, TaskFailedError, WorkerLostError
@@ -301,17 +302,28 @@ def test_plugins_lists_built_in_types_as_a_table_and_as_json(
     assert {row["kind"] for row in rows} == {"buffers"}
 
 
-def test_command_line_reports_another_project_with_our_import_package(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_overwritten", [False, True])
+def test_command_line_reports_another_project_with_our_import_package(
+    tmp_path: Path, has_overwritten: bool
+) -> None:
     info = tmp_path / "dingsdk-2.0.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dingsdk\nVersion: 2.0.0\n")
-    code = "import sys; from dingsdk.cli import main; sys.exit(main(['--version']))"
+    if has_overwritten:  # as pip leaves it: their files over ours
+        package = tmp_path / "dingsdk"
+        package.mkdir()
+        for ours in Path(dingsdk.__file__).parent.iterdir():
+            (package / ours.name).symlink_to(ours)
+        (package / "__init__.py").unlink()
+        (package / "__init__.py").write_text("name = 'theirs'\n")
 
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-m", "dingsdk", "--version"],
         capture_output=True,
         text=True,
         timeout=60,
+        check=False,
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
 
