@@ -2,80 +2,115 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from dingsdk.cli import main
 from dingsdk.plugins import default_manager
 
 PROGRAM = [sys.executable, "-m", "dingsdk"]
 SHELLS = ("bash", "zsh", "fish")
 
 
-def ask(shell: str, *words: str, cwd: Path | None = None, **variables: str) -> list[str]:
-    """Return what is proposed for the last of ``words``, as the shell's script would ask."""
-    index = words[-1] if shell == "fish" else str(len(words))
-    done = subprocess.run(
-        PROGRAM,
-        env={
-            **os.environ,
-            **variables,
-            "_DINGSDK_COMPLETE": f"{shell}_complete",
-            "COMP_WORDS": "\n".join(["dingsdk", *words]),
-            "COMP_CWORD": index,
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=cwd,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.strip("\n").splitlines()
+def variables(shell: str, words: tuple[str, ...]) -> dict[str, str]:
+    """Return what the shell's script sets to ask for the last of ``words``."""
+    return {
+        "_DINGSDK_COMPLETE": f"{shell}_complete",
+        "COMP_WORDS": "\n".join(["dingsdk", *words]),
+        "COMP_CWORD": words[-1] if shell == "fish" else str(len(words)),
+    }
+
+
+def proposals(shell: str, answer: str) -> list[str]:
+    """Return ``kind,value`` of each proposal in what the program answered."""
+    lines = answer.strip("\n").splitlines()
     if shell == "zsh":  # three lines each: kind, value, help
         return [f"{kind},{value}" for kind, value in zip(lines[::3], lines[1::3], strict=True)]
     return [line.partition("\t")[0] for line in lines]
 
 
+Ask = Callable[..., list[str]]
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
+    """``ask(shell, *words)`` returns what is proposed for the last word, in this process."""
+
+    def ask(shell: str, *words: str) -> list[str]:
+        with monkeypatch.context() as patch:
+            for name, value in variables(shell, words).items():
+                patch.setenv(name, value)
+            assert main([]) == 0
+        out, err = capsys.readouterr()
+        assert err == ""
+        return proposals(shell, out)
+
+    yield ask
+    logging.disable(logging.NOTSET)
+
+
 @pytest.mark.parametrize("shell", SHELLS)
-def test_commands_are_proposed(shell: str) -> None:
+def test_program_answers_the_script_of_the_shell_without_a_warning(
+    tmp_path: Path, shell: str
+) -> None:
+    info = tmp_path / "dingsdk-2.0.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dingsdk\nVersion: 2.0.0\n")
+    environment = {**os.environ, **variables(shell, ("tr",)), "PYTHONPATH": str(tmp_path)}
+
+    done = subprocess.run(
+        PROGRAM, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert proposals(shell, done.stdout) == ["plain,train"]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_commands_are_proposed(ask: Ask, shell: str) -> None:
     assert ask(shell, "tr") == ["plain,train"]
 
 
-def test_options_of_the_program_are_proposed_after_a_dash() -> None:
+def test_options_of_the_program_are_proposed_after_a_dash(ask: Ask) -> None:
     assert ask("bash", "--") == ["plain,--debug", "plain,--version", "plain,--help"]
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_config_is_a_file_or_a_shipped_example(shell: str) -> None:
+def test_config_is_a_file_or_a_shipped_example(ask: Ask, shell: str) -> None:
     assert ask(shell, "train", "cartpole-d") == ["file,cartpole-d", "plain,cartpole-dqn"]
     assert ask(shell, "coordinator", "--config", "x") == ["file,x"]
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_transports_and_kinds_are_proposed(shell: str) -> None:
+def test_transports_and_kinds_are_proposed(ask: Ask, shell: str) -> None:
     assert ask(shell, "train", "c", "--transport", "fl") == ["plain,flask_fs"]
     assert ask(shell, "plugins", "--kind", "buf") == ["plain,buffers"]
 
 
-def test_config_keys_are_those_of_the_config_that_is_named(tmp_path: Path) -> None:
+def test_config_keys_are_those_of_the_config_that_is_named(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(
         "env: {env_id: CartPole-v1, stop_value: 1}\n"
         "policy: {type: dqn, other: {replay_buffer: {type: advanced}}}\n"
     )
     wanted = "policy.other.replay_buffer.alp"
 
-    assert ask("zsh", "train", "mine.yaml", "--set", wanted, cwd=tmp_path) == [f"plain,{wanted}ha="]
+    assert ask("zsh", "train", "mine.yaml", "--set", wanted) == [f"plain,{wanted}ha="]
     assert ask("fish", "train", "cartpole-dqn", "--set", wanted) == []
     assert ask("bash", "train", "no-such.yaml", "--set", "env.env_i") == ["plain,env.env_id="]
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_types_are_proposed_after_the_equals_sign(shell: str) -> None:
+def test_types_are_proposed_after_the_equals_sign(ask: Ask, shell: str) -> None:
     key = "policy.other.replay_buffer.type"
     known = default_manager().known("buffers")
 
@@ -83,7 +118,7 @@ def test_types_are_proposed_after_the_equals_sign(shell: str) -> None:
     assert ask(shell, "train", "c", "--set", "seed=") == []
 
 
-def test_bash_gets_the_part_after_the_equals_sign_which_it_takes_for_a_word() -> None:
+def test_bash_gets_the_part_after_the_equals_sign_which_it_takes_for_a_word(ask: Ask) -> None:
     key = "policy.other.replay_buffer.type"
     known = default_manager().known("buffers")
 
@@ -129,14 +164,6 @@ def test_bash_completes_with_the_script(tmp_path: Path) -> None:
     )
 
     assert (done.stdout, done.stderr) == ("compopt -o nospace\nenv.env_id=\n", "")
-
-
-def test_warnings_are_not_printed_into_the_command_that_is_typed(tmp_path: Path) -> None:
-    info = tmp_path / "dingsdk-2.0.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dingsdk\nVersion: 2.0.0\n")
-
-    assert ask("bash", "tr", PYTHONPATH=str(tmp_path)) == ["plain,train"]
 
 
 def test_failure_while_completing_prints_nothing(tmp_path: Path) -> None:
