@@ -17,7 +17,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from dingsdk.data import SampleBatch
+from dingsdk.data import SampleBatch, container
 from dingsdk.data.container import (
     MAGIC,
     VERSION,
@@ -471,6 +471,15 @@ def test_more_schemas_than_are_remembered_work() -> None:
     for width in range(600):
         batch = SampleBatch({"a": np.full((1, width), width)})
         assert decode_batch(frame_of(batch)) == batch
+    for kept in (container._plans, container._layouts):
+        assert 0 < len(kept) <= 512
+
+
+def test_a_schema_that_takes_much_memory_is_not_remembered() -> None:
+    batch = SampleBatch({f"column{index}": np.zeros(1) for index in range(400)})
+    before = dict(container._plans), dict(container._layouts)
+    assert decode_batch(frame_of(batch)) == batch
+    assert (container._plans, container._layouts) == before
 
 
 def test_an_unknown_digest_is_refused() -> None:

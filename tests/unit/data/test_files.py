@@ -324,6 +324,7 @@ def test_whichever_call_fails_the_file_is_old_or_new(
             content = (inner.path / "a").read_bytes()
             assert content in ({b"old", b"new"} if raised else {b"new"})
             assert raised is None or raised.reason == errno.errorcode[number]
+            assert raised is None or f"cannot write {inner.path / 'a'}" in str(raised)
             assert raised is None or raised.retryable
             assert tree(folder.path) == ["inner", "inner/a"]
         assert descriptors() == open_before
@@ -483,6 +484,23 @@ def test_only_a_regular_file_with_one_name_is_written_again(
             assert not folder.rewrite("a", [b"new"], pool, name)
     assert (tmp_path / "secret").read_text() == "keep"
     assert tree(folder.path) == ["pool"]
+
+
+@pytest.mark.parametrize(
+    ("call", "at"), [("rename", 1), ("open", 1), ("fstat", 1), ("close", 1), ("rename", 2)]
+)
+def test_whichever_call_fails_while_a_pooled_file_is_written_the_file_is_old(
+    folder: PrivateDir, call: str, at: int
+) -> None:
+    folder.write_atomic("a", [b"old"])
+    with folder.sub("pool") as pool:
+        pool.write_atomic("p", [b"pooled"])
+        with failing_calls((call,), at, errno.EIO), pytest.raises(StorageFullError) as caught:
+            folder.rewrite("a", [b"new"], pool, "p")
+        assert caught.value.path == str(folder.path / "a")
+        assert "cannot write" in str(caught.value)
+    assert folder.read("a", 9) == b"old"
+    assert tree(folder.path) == ["a", "pool", *(["pool/p"] if (call, at) == ("rename", 1) else [])]
 
 
 def test_a_full_disk_while_a_pooled_file_is_written_leaves_the_old_one(
