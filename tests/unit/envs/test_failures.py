@@ -257,6 +257,7 @@ def test_native_failure_is_abnormal_for_every_env_in_dict_form() -> None:
         assert manager.step({0: 0, 1: 0})[1].reward == 1.0
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_terminal_does_not_reach_child_processes() -> None:
     cfg = {"type": "vector", "vectorization_mode": "async"}
     with create_env_manager(cfg, make_env_fns({"env_id": "CartPole-v1"}, 2)) as manager:

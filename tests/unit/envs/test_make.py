@@ -170,7 +170,7 @@ def test_wrappers_are_applied_from_the_inside_out() -> None:
 
 
 @pytest.mark.usefixtures("_wrapper_types")
-@pytest.mark.parametrize("mode", ["auto", "async"])
+@pytest.mark.parametrize("mode", ["auto", pytest.param("async", marks=pytest.mark.slow)])
 def test_vector_envs_are_wrapped_too_also_in_child_processes(mode: str) -> None:
     cfg = {"type": "vector", "vectorization_mode": mode}
     with create_env_manager(cfg, make_env_fns(LIMITED, 1)) as manager:
