@@ -6,13 +6,16 @@ import logging
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs.spaces import ObservationSchema
 from dingsdk.errors import EnvError, SchemaMismatchError
+
+if TYPE_CHECKING:
+    from dingsdk.envs.managed import ManagedEnvs
 
 ABNORMAL = "abnormal"
 """Info key, True: the env failed in this step and stands at the start of a new episode."""
@@ -44,30 +47,18 @@ class GuardedEnv(gym.Env[Any, Any]):
     Args:
         env_fn: Makes the env; called again for each rebuild.
         env_id: Number of the env in its manager, for errors.
-        max_retry: Failures in a row that are forgiven; the next one raises EnvError.
-        retry_type: ``"renew"`` builds a new env after a failure, ``"reset"`` resets the old.
-        retry_waiting_s: Pause before that, in seconds.
+        section: The manager's section; it says what to do after a failure.
     """
 
-    def __init__(
-        self,
-        env_fn: Callable[[], Any],
-        env_id: int,
-        max_retry: int = 2,
-        retry_type: str = "renew",
-        retry_waiting_s: float = 0.0,
-    ) -> None:
+    def __init__(self, env_fn: Callable[[], Any], env_id: int, section: ManagedEnvs.Config) -> None:
         self._env_fn = env_fn
         self._env_id = env_id
-        self._max_retry = max_retry
-        self._renews = retry_type == "renew"
-        self._retry_waiting_s = retry_waiting_s
+        self._section = section
         self.env = env_fn()
         self.observation_space = self.env.observation_space
         self.action_space = self.env.action_space
         self.metadata = self.env.metadata
         self.render_mode = self.env.render_mode
-        self.spec = self.env.spec
         self._schema = ObservationSchema(self.observation_space)
         self.keep_seed = False
         """True: every reset starts from the seed; False: the stream runs on."""
@@ -161,21 +152,20 @@ class GuardedEnv(gym.Env[Any, Any]):
         while True:
             self._failures += 1
             self._failures_in_row += 1
-            if self._failures_in_row > self._max_retry:
+            if self._failures_in_row > self._section.max_retry:
                 raise env_error(error, self._env_id, self._failures_in_row) from error
             _log.warning(
                 "env %d failed (%d of at most %d in a row); its episode is dropped: %s: %s",
                 self._env_id,
                 self._failures_in_row,
-                self._max_retry,
+                self._section.max_retry,
                 type(error).__name__,
                 error,
             )
-            if self._retry_waiting_s:
-                time.sleep(self._retry_waiting_s)
+            time.sleep(self._section.retry_waiting_time)
             self._rebuilds += 1
             try:
-                if self._renews:
+                if self._section.retry_type == "renew":
                     close_quietly(self.env)
                     self.env = self._env_fn()
             except _FAULTS as again:

@@ -137,9 +137,7 @@ class InProcessEnvManager(ManagedEnvs):
 
     def _open(self) -> None:
         for env_id, env_fn in enumerate(self._env_fns):
-            self._envs.append(
-                GuardedEnv(env_fn, env_id, self._max_retry, self._retry_type, self._retry_waiting_s)
-            )
+            self._envs.append(GuardedEnv(env_fn, env_id, self._cfg))
         self._set_spaces(self._envs[0].observation_space, self._envs[0].action_space)
 
     def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:

@@ -50,9 +50,6 @@ class ManagedEnvs(EnvManager):
         self._env_num = len(self._env_fns)
         self._episode_num: float = section.episode_num
         self._auto_reset: bool = section.auto_reset
-        self._max_retry: int = section.max_retry
-        self._retry_type: str = section.retry_type
-        self._retry_waiting_s: float = section.retry_waiting_time
         self._closed = True
         self._seeds: list[int | None] = [None] * self._env_num
         self._unapplied = np.zeros(self._env_num, dtype=np.bool_)

@@ -83,7 +83,6 @@ class VectorEnvManager(ManagedEnvs):
         # No step was made since all envs were reset.
         self._is_fresh = False
         self._reset_kwargs: dict[int, Mapping[str, Any]] = {}
-        self._keeps_seed = False
         self._failures_in_row = 0
         self._rebuilds = 0
         # Infos of the last step, and where the infos of the ended episodes are.
@@ -216,9 +215,7 @@ class VectorEnvManager(ManagedEnvs):
             self._mode,
             self._autoreset,
             self._env_fns,
-            max_retry=self._max_retry,
-            retry_type=self._retry_type,
-            retry_waiting_s=self._retry_waiting_s,
+            self._cfg,
         )
         self._vec = vec
         self._keeps_seed = False
@@ -322,7 +319,7 @@ class VectorEnvManager(ManagedEnvs):
             self._failure_count += self._env_num
             self._failures_in_row += 1
             self._discard()
-            if self._failures_in_row > self._max_retry:
+            if self._failures_in_row > self._cfg.max_retry:
                 self._closed = True
                 raise env_error(error, None, self._failures_in_row) from error
             _log.warning(
@@ -330,12 +327,11 @@ class VectorEnvManager(ManagedEnvs):
                 "dropped: %s: %s",
                 self._mode,
                 self._failures_in_row,
-                self._max_retry,
+                self._cfg.max_retry,
                 type(error).__name__,
                 error,
             )
-            if self._retry_waiting_s:
-                time.sleep(self._retry_waiting_s)
+            time.sleep(self._cfg.retry_waiting_time)
             self._rebuilds += 1
             try:
                 self._open()

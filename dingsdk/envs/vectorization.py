@@ -16,6 +16,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 
 from dingsdk.envs.guard import GuardedEnv, close_quietly
 from dingsdk.envs.make import EnvFn
+from dingsdk.envs.managed import ManagedEnvs
 from dingsdk.errors import ConfigError
 from dingsdk.plugins import default_manager
 
@@ -31,10 +32,10 @@ AUTORESET_MODES = {
 class GuardedEnvFn:
     """Makes a GuardedEnv; picklable, for the child processes of ``async``."""
 
-    def __init__(self, env_fn: Callable[[], Any], env_id: int, **retry: Any) -> None:
+    def __init__(self, env_fn: Callable[[], Any], env_id: int, section: ManagedEnvs.Config) -> None:
         self._env_fn = env_fn
         self._env_id = env_id
-        self._retry = retry
+        self._section = section
 
     def __getstate__(self) -> dict[str, Any]:
         # Wrappers are made by type key: the child must know the types registered here.
@@ -45,7 +46,7 @@ class GuardedEnvFn:
         vars(self).update(state)
 
     def __call__(self) -> GuardedEnv:
-        return GuardedEnv(self._env_fn, self._env_id, **self._retry)
+        return GuardedEnv(self._env_fn, self._env_id, self._section)
 
 
 def choose_mode(
@@ -77,13 +78,16 @@ def choose_mode(
 
 
 def build_vector_env(
-    mode: str, autoreset: AutoresetMode, env_fns: Sequence[Callable[[], Any]], **retry: Any
+    mode: str,
+    autoreset: AutoresetMode,
+    env_fns: Sequence[Callable[[], Any]],
+    section: ManagedEnvs.Config,
 ) -> Any:
     """Build the vector env that ``choose_mode`` chose; sync and async envs are guarded."""
     if mode == "native":
         native_fn: Any = env_fns[0]  # an EnvFn, as choose_mode has found
         return native_fn.make_native(len(env_fns))
-    guarded = [GuardedEnvFn(env_fn, index, **retry) for index, env_fn in enumerate(env_fns)]
+    guarded = [GuardedEnvFn(env_fn, index, section) for index, env_fn in enumerate(env_fns)]
     # The managers copy what they hand out; gymnasium's own copy is a deepcopy.
     if mode == "sync":
         return SyncVectorEnv(guarded, copy=False, autoreset_mode=autoreset)

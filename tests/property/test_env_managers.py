@@ -202,6 +202,7 @@ def _batch_step(manager: EnvManager, plain: list[PlainEnv], actions: list[int]) 
             manager.step_batch(np.array(actions))
         return False
     step = manager.step_batch(np.array(actions))
+    assert step.episode_info == {}
     assert (step.reward.dtype, step.terminated.dtype) == (np.float32, np.bool_)
     valid = np.ones(3, np.bool_) if step.valid is None else step.valid
     abnormal = np.zeros(3, np.bool_) if step.abnormal is None else step.abnormal

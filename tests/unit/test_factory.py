@@ -100,3 +100,20 @@ def test_commander_section_without_a_type_is_named() -> None:
         worker.create_parallel_commander({"policy": {"other": {"commander": {}}}})
 
     assert caught.value.path == "policy.other.commander.type"
+
+
+def test_serial_and_parallel_parts_are_built_by_their_type(tmp_path: Path) -> None:
+    collector = worker.create_serial_collector({"type": "sample"}, exp_name=str(tmp_path))
+    assert isinstance(collector, worker.SampleSerialCollector)
+    collector.close()
+
+    cfg: dict[str, Any] = {"eval_freq": 3}
+    evaluator = worker.create_serial_evaluator(cfg, exp_name=str(tmp_path))
+    assert isinstance(evaluator, worker.InteractionSerialEvaluator)
+    assert cfg["type"] == "interaction"
+    evaluator.close()
+
+    with use_manager(PluginManager()) as manager:
+        manager.registry("parallel_collectors").register("mine", lambda cfg: ("mine", cfg["size"]))
+        built: Any = worker.create_parallel_collector({"type": "mine", "size": 3})
+    assert built == ("mine", 3)

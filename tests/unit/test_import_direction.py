@@ -154,7 +154,7 @@ ALLOWED = [
     ("dingsdk/__init__.py", "from dingsdk.cli import main"),
     ("dingsdk/worker/x.py", "from dingsdk.envs import EnvFn\nfrom dingsdk.policy.base import P"),
     ("dingsdk/worker/coordinator/x.py", "from dingsdk.worker.comm.transport import Transport"),
-    ("dingsdk/worker/learner/x.py", "from .hook import Hook\nfrom ..timer import EasyTimer"),
+    ("dingsdk/worker/learner/x.py", "from .hook import Hook\nfrom ..run_logger import RunLogger"),
     ("dingsdk/pipeline/x.py", "from dingsdk import errors, __version__"),
     ("dingsdk/testing/x.py", "from dingsdk.cli import main"),
     ("plugins/acme/acme/x.py", "import acme.parts\nfrom dingsdk import SampleBatch"),

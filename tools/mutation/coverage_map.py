@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -62,6 +63,17 @@ class Tree:
             if name.endswith(".py")
             and Path(name).name.startswith("test_")
             and (not places or name.startswith(places))
+        ]
+
+    def importers(self, path: str) -> list[str]:
+        """List the files that import from a module by its full name."""
+        module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        module = re.sub(r"^plugins\.[^.]*\.", "", module)
+        line = re.compile(rf"^ *from {re.escape(module)} import ", re.MULTILINE)
+        return [
+            name
+            for name in self.digests
+            if name.endswith(".py") and line.search((self.root / name).read_text())
         ]
 
     def digest(self, names: Iterable[str]) -> str:
@@ -166,10 +178,15 @@ class CoverageMap:
         return self._tests(self._by_line.get((path, line), set()))
 
     def tests_of_module(self, path: str, scope: tuple[int, int]) -> list[Test]:
-        """Return the tests that run a line of a scope or else of its module."""
+        """Return the tests that run a line of a scope, else of its module or of its importers."""
         by_line = {line: tests for (file, line), tests in self._by_line.items() if file == path}
         inside = [tests for line, tests in by_line.items() if scope[0] <= line <= scope[1]]
-        return self._tests(set().union(*(inside or by_line.values())))
+        if inside:
+            return self._tests(set().union(*inside))
+        files = {path, *self._tree.importers(path)}
+        return self._tests(
+            set().union(*(tests for (file, _), tests in self._by_line.items() if file in files))
+        )
 
     def _tests(self, names: Iterable[str]) -> list[Test]:
         found = []

@@ -177,8 +177,14 @@ def test_native_refuses_what_it_cannot_do() -> None:
         manager.step_batch(np.zeros(2, int))
         with pytest.raises(ConfigError, match="sync"):
             manager.reset({0: None})
-        with pytest.raises(PolicyOutputError, match="in_process"):
+        manager.reset()
+        start = starts(manager)
+        manager.reset({0: None})  # at the start of its episode already
+        assert starts(manager) == start
+        manager.step_batch(np.zeros(2, int), np.arange(2))
+        with pytest.raises(PolicyOutputError, match="in_process") as caught:
             manager.step_batch(np.zeros(1, int), np.array([1]))
+        assert (caught.value.facts["expected"], caught.value.facts["found"]) == ([0, 1], [1])
     with pytest.raises(ConfigError, match="no vector env of its own"):
         make(NATIVE, env_id="MountainCar-v0")
     with pytest.raises(ConfigError, match="resets in mode next_step"):
@@ -365,6 +371,7 @@ def test_envs_that_cannot_render_are_refused(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("cfg", ALL)
 def test_a_single_env_is_enough(cfg: dict[str, Any]) -> None:
     with make(cfg, n=1) as manager:
+        assert manager.observation_space.shape == (4,)
         manager.launch()
         assert manager.step_batch(np.zeros(1, int)).obs.shape == (1, 4)
     with pytest.raises(ConfigError, match="at least 1 env"):
@@ -451,3 +458,23 @@ def test_env_that_is_registered_with_wrappers_is_not_native() -> None:
     )
     with pytest.raises(ConfigError, match="Tiny/Wrapped-v0 is registered with wrappers"):
         make(NATIVE, env_id="Tiny/Wrapped-v0")
+
+
+def test_defaults_of_the_sections() -> None:
+    own = {
+        "episode_num": np.inf,
+        "auto_reset": True,
+        "max_retry": 2,
+        "retry_type": "renew",
+        "retry_waiting_time": 0.0,
+    }
+    default = InProcessEnvManager.default_config()
+    assert {key: default[key] for key in own} == own
+    own |= {
+        "vectorization_mode": "auto",
+        "autoreset_mode": "auto",
+        "step_timeout": 60.0,
+        "reset_timeout": 60.0,
+    }
+    default = VectorEnvManager.default_config()
+    assert {key: default[key] for key in own} == own

@@ -65,6 +65,7 @@ def test_what_is_wrong_with_an_action_is_named() -> None:
     with pytest.raises(NonFiniteError, match="with NaN") as caught:
         checker.batch([[0, 2], [np.nan, 2]], 2)
     assert caught.value.key == "action"
+    assert caught.value.facts["found"] == "float64[2, 2] with NaN"
     with pytest.raises(NonFiniteError, match="with infinity"):
         checker.single([np.inf, 2])
     with pytest.raises(PolicyOutputError) as refused:

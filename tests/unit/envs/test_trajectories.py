@@ -180,6 +180,8 @@ def test_observation_without_columns_works_in_dict_form_only() -> None:
         assert manager.step({0: 0})[0].obs[1][1] == 1
         with pytest.raises(ConfigError, match="no columns"):
             manager.step_batch(np.zeros(1, int))
+        with pytest.raises(ConfigError, match="no columns"):
+            manager.current_obs()
     with pytest.raises(ConfigError, match="no columns"):
         launch(SYNC[0], env_cfg, 1)
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
+import psutil
 import pytest
 
 from dingsdk.envs import InProcessEnvManager, create_env_manager, make_env_fns
@@ -165,6 +166,8 @@ def test_what_is_missing_is_named(tmp_path, make_evaluator, policy) -> None:
 def test_rendering_needs_a_manager_that_can(make_evaluator, policy) -> None:
     with pytest.raises(ConfigError, match="in_process"):
         make_evaluator(policy, kind="vector").eval(force_render=True)
+    with pytest.raises(ConfigError, match="render_freq"):
+        make_evaluator(policy, render={"render_freq": -2})
     with pytest.raises(ConfigError, match=r"render\.mode"):
         make_evaluator(policy, render={"render_freq": -1, "mode": "hourly"})
 
@@ -345,3 +348,18 @@ def test_close_leaves_a_given_writer_open_and_flushes_it(make_evaluator, policy)
     evaluator.close()
     assert writer.flushed == 1
     assert evaluator.env.closed
+
+
+def test_without_a_writer_one_is_opened_and_closed_again(tmp_path, policy) -> None:
+    fns = [lambda: FixedLengthEnv(2, [])]
+    given, own = tmp_path / "given", tmp_path / "own"
+    for folder, writer in ((given, Writer()), (own, None)):
+        env = create_env_manager({"type": "in_process"}, fns)
+        evaluator = InteractionSerialEvaluator({"n_episode": 1}, env, policy, writer, str(folder))
+        evaluator.eval()
+        evaluator.close()
+        open_files = [file.path for file in psutil.Process().open_files()]
+        assert [path for path in open_files if path.startswith(str(folder))] == []
+        assert (folder / "log" / "evaluator" / "evaluator_logger.txt").exists()
+    assert list(given.rglob("*tfevents*")) == []
+    assert len(list(own.rglob("*tfevents*"))) == 1

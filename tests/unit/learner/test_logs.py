@@ -16,7 +16,6 @@ from dingsdk.errors import ClosedError, PolicyOutputTypeError, RunFolderError
 from dingsdk.worker.learner.base import CountVar
 from dingsdk.worker.learner.monitor import LearnerMonitor
 from dingsdk.worker.run_logger import MAX_TEXT_BYTES, build_logger
-from dingsdk.worker.timer import EasyTimer
 
 QUIET_SAVE = {"save_ckpt_after_iter": False, "save_ckpt_after_run": False}
 
@@ -346,33 +345,6 @@ class TestMonitor:
     def test_what_is_not_one_number_is_named(self, other):
         with pytest.raises(PolicyOutputTypeError, match="'x'"):
             LearnerMonitor().record({"x": other})
-
-
-class TestTimer:
-    def test_nested_blocks_of_one_timer_are_told_apart(self):
-        timer = EasyTimer()
-
-        with timer:
-            with timer:
-                pass
-            inner = timer.value
-        assert timer.value > inner > 0.0
-
-    def test_timers_do_not_disturb_each_other(self):
-        outer, inner = EasyTimer(), EasyTimer(cuda=True)
-
-        with outer, inner:
-            pass
-
-        assert outer.value > inner.value > 0.0
-
-    def test_a_block_that_raises_is_measured_too(self):
-        timer = EasyTimer()
-
-        with pytest.raises(KeyError), timer:
-            raise KeyError
-
-        assert timer.value > 0.0
 
 
 def test_count_var_counts():
