@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from dingsdk.config import Count, Part, Section, preset, read_section
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import leaves, map_columns
-from dingsdk.errors import CheckpointCorruptError, ConfigError, SchemaMismatchError
+from dingsdk.errors import CheckpointCorruptError, ConfigError
 from dingsdk.worker.replay_buffer.config import BufferSection
 from dingsdk.worker.replay_buffer.sampler import RowSampler, Sampler
-from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where, suits_arrays
+from dingsdk.worker.replay_buffer.storage import Rows, Storage, suits_arrays
 from dingsdk.worker.replay_buffer.storage.episodes import EpisodeStorage, episodes_in, is_episode
 from dingsdk.worker.replay_buffer.table import NoMetadata, Table, check_range, checked_size
 
@@ -448,36 +448,11 @@ class EpisodeReplayBuffer(NaiveReplayBuffer):
             BufferFullError: the limiter did not admit the episodes; nothing was pushed.
             BufferClosedError: the buffer is closed, or was closed during the wait.
         """
-        episodes = data if type(data) is list else [data]
-        for index, episode in enumerate(episodes):
-            if isinstance(episode, Mapping):
-                raise _no_episode(index, episode)
-        super().push(episodes, cur_collector_envstep, timeout_s)
-
-    def _insert(self, rows: Any, n: int) -> None:
-        # Saved episodes are dicts of columns.
-        for index, row in enumerate(rows):
-            if not is_episode(row):
-                raise _no_episode(index, row)
-        super()._insert(rows, n)
+        super().push(data if type(data) is list else [data], cur_collector_envstep, timeout_s)
 
     def _new_storage(self, kind: str | None = None) -> Storage:
         return episodes_in(super()._new_storage(kind), self._capacity)
 
     @staticmethod
     def _suits_arrays(rows: Rows) -> bool:
-        return all(isinstance(episode, dict) or suits_arrays(episode) for episode in rows)
-
-    def _export(self, where: Where) -> tuple[Rows, NDArray[np.int64] | None]:
-        return self._episodes.export(where)
-
-
-def _no_episode(index: int, episode: Any) -> SchemaMismatchError:
-    return SchemaMismatchError(
-        f"element {index} is no episode: a list of rows with at least one, or a SampleBatch; "
-        "push one episode as push([episode], envstep)",
-        key="",
-        row=index,
-        expected="a list of rows",
-        found=f"{type(episode).__name__} {episode!r:.60}",
-    )
+        return all(is_episode(episode) and suits_arrays(episode) for episode in rows)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 import secrets
 import threading
 from abc import abstractmethod
@@ -38,11 +37,6 @@ from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where, suits_arr
 
 _log = logging.getLogger(__name__)
 
-STATE_VERSION = 2
-_STATE_KEYS = frozenset(
-    {"version", "capacity", "storage", "tail", "valid_count", "push_count"}
-    | {"sampler", "remover", "limiter"}
-)
 _REASONS = ("cleared", "stale", "used_up")
 """Why rows leave that are not overwritten."""
 _LEFT = -1
@@ -588,6 +582,7 @@ class Table(IBuffer):
             ]
         self._left["cleared"] += self._count
         self._count = 0
+        self._history = secrets.token_hex(16)
         if self._parts.chooses_storage:
             self._use_storage(None)
         elif self._storage is not None:
@@ -633,7 +628,7 @@ class Table(IBuffer):
 
     # Persistence --------------------------------------------------------------------------
     @contextmanager
-    def snapshot(self) -> Iterator[Snapshot]:
+    def snapshot(self) -> Iterator[persistence.Snapshot]:
         """Hold the buffer's lock, and return what reads the buffer as it is meanwhile.
 
         Raises:
@@ -641,19 +636,20 @@ class Table(IBuffer):
         """
         with self._lock:
             self._check_open()
-            yield Snapshot(self)
+            yield persistence.Snapshot(self)
 
     def save_data(self, file: str) -> None:
         """Write all rows, oldest first, into the folder ``file`` (made with its parents).
 
-        Columns become array files and objects lines of JSON, listed with their checksums in
-        ``manifest.json``, which is replaced last: a reader sees the old rows or the new ones. The
-        state that future samples depend on is written beside them.
+        The state that future samples depend on is written beside them. ``manifest.json``, which
+        lists the files with their digests, is replaced last: a reader sees the old rows or the new
+        ones. Saving to the same folder again writes what is new.
 
         Raises:
             RunFolderError: the folder cannot be written.
-            SchemaMismatchError: object storage, or the state of a part, holds something other
-                than JSON values and numeric arrays; names where.
+            StorageFullError: there is no room now (disk full, over quota, no descriptors left).
+            SchemaMismatchError: object storage, or the state of a part, holds something other than
+                numbers, text, arrays and tensors in dicts and lists; ``key`` and ``row`` say where.
             BufferClosedError: the buffer is closed.
         """
         with self._lock:
@@ -686,12 +682,11 @@ class Table(IBuffer):
 
     def _continue_from(self, saved: persistence.SavedRows) -> bool:
         """Restore saved rows with the state of their buffer; return whether that was possible."""
-        state = saved.state
-        if state is None or saved.made_of != self._parts.made_of or self.count():
+        if saved.made_of != self._parts.made_of or self.count():
             return False
         try:
-            self._check_state(state)
-            return self._restore(state, saved.count, saved.whole, as_pushed=True)
+            persistence.check_state(saved.state, self._capacity)
+            return self._restore(saved.state, saved.count, saved.whole, as_pushed=True)
         except CheckpointVersionError:
             return False
 
@@ -723,17 +718,15 @@ class Table(IBuffer):
             BufferClosedError: the buffer is closed.
         """
         with self.snapshot() as now:
-            rows, lengths = now.rows(now.first, now.last)
-            data: Any = rows.columns if isinstance(rows, SampleBatch) else rows
-            if lengths is not None:
-                data = list(persistence.cut_episodes(data, lengths.tolist()))
+            rows = now.rows(now.first, now.last)
+            data = rows.columns if isinstance(rows, SampleBatch) else rows
             return {**now.state(), "data": data}
 
     def _state(self) -> dict[str, Any]:
         """Return the state without ``data``."""
         count = self._remover.count
         return {
-            "version": STATE_VERSION,
+            "version": persistence.STATE_VERSION,
             "capacity": self._capacity,
             "push_count": self.push_count,
             **_described(self._remover, self._metadata),
@@ -771,10 +764,8 @@ class Table(IBuffer):
         if set(state_dict) == {"data"}:
             self._push_unlimited(_rows_of(state_dict["data"]))
             return
-        self._check_state(state_dict)
-        if "data" not in state_dict:
-            raise CheckpointCorruptError("the buffer state lacks data")
-        rows = _rows_of(state_dict["data"])
+        persistence.check_state(state_dict, self._capacity)
+        rows = _rows_of(state_dict.get("data"))
         # Episodes are a list in columns too.
         kinds = ("array",) if isinstance(rows, SampleBatch) else ("object", "array")
         if state_dict["storage"] not in (kinds if len(rows) else (None,)):
@@ -786,38 +777,6 @@ class Table(IBuffer):
             self._restore(state_dict, len(rows), lambda: [rows] if len(rows) else [])
         except SchemaMismatchError as error:
             raise CheckpointCorruptError(f"the buffer state's data is wrong: {error}") from error
-
-    def _check_state(self, state: Mapping[str, Any]) -> None:
-        """Check everything in a state, but its rows, that needs no part.
-
-        Raises:
-            CheckpointVersionError: another version, or a buffer of another capacity.
-            CheckpointCorruptError: a missing entry or one of the wrong type.
-        """
-        version = state.get("version")
-        if version != STATE_VERSION:
-            raise CheckpointVersionError(
-                f"the buffer state has version {version!r}; this dingsdk reads {STATE_VERSION}",
-                found=version,
-                expected=STATE_VERSION,
-            )
-        missing = sorted(_STATE_KEYS - set(state))
-        if missing:
-            raise CheckpointCorruptError(f"the buffer state lacks {', '.join(missing)}")
-        if state["capacity"] != self._capacity:
-            raise CheckpointVersionError(
-                f"the state is of a buffer of {state['capacity']} rows, this one has "
-                f"{self._capacity}; use the same replay_buffer_size, or load "
-                "{'data': state['data']} to push its rows",
-                found=state["capacity"],
-                expected=self._capacity,
-            )
-        push_count = state["push_count"]
-        if type(push_count) is not int or push_count < 0:
-            raise CheckpointCorruptError(f"push_count is {push_count!r}; expected a number >= 0")
-        for part in ("sampler", "remover", "limiter", "metadata"):
-            if not isinstance(state.get(part), Mapping):
-                raise CheckpointCorruptError(f"the buffer state's {part} entry is no mapping")
 
     def _restore(
         self,
@@ -883,7 +842,6 @@ class Table(IBuffer):
                 self._use_storage(storage)
             self._remover, self._limiter, self._metadata = remover, limiter, metadata
             self._use_sampler(sampler)
-            self._history = secrets.token_hex(16)
             use_extra_state()
             # The rows of the state count as pushed here, so that totals add up. Why those that
             # left early did so is not in the state.
@@ -935,10 +893,6 @@ class Table(IBuffer):
             metadata.set_uses(where, marks.clip(0))
             self._remove(where[marks == _LEFT], "used_up")  # or stale: the reason is not stored
 
-    def _export(self, where: Where) -> tuple[Rows, NDArray[np.int64] | None]:
-        """Return rows as they are saved; of episodes in columns all steps, and their lengths."""
-        return self._storage.take(where), None  # type: ignore[union-attr]
-
     def _extra_state(self) -> dict[str, Any]:
         """Return what the state of this kind of buffer needs besides that of the parts."""
         return {}
@@ -957,60 +911,6 @@ class Table(IBuffer):
             CheckpointCorruptError, CheckpointVersionError: nothing has changed.
         """
         return lambda: None
-
-
-class Snapshot:
-    """Reads a table whose lock is held; rows are numbered by how many were pushed before them.
-
-    Attributes:
-        first: Number of the oldest row.
-        last: Number after the newest.
-        lineage: Random name of the history that numbers belong to; a loaded state starts another.
-        is_ordered: Whether rows only leave oldest first.
-        made_of: Types of the buffer and of the parts that give its state a meaning.
-    """
-
-    def __init__(self, table: Table) -> None:
-        self._table = table
-        self.last = table._pushed
-        self.first = self.last - table._remover.count
-        # A forked process has a history of its own.
-        self.lineage = f"{table._history}-{os.getpid()}"
-        self.is_ordered = table._remover.is_fifo
-        self.made_of = table._parts.made_of
-
-    def rows(self, start: int, stop: int) -> tuple[Rows, NDArray[np.int64] | None]:
-        """Return copies of rows ``start`` to ``stop``, all of which must be there.
-
-        Returns:
-            The rows. Of episodes in columns all of their steps, and int64[episodes], how many each
-            has; else None.
-        """
-        if start >= stop:
-            return [], None
-        ages = np.arange(start - self.first, stop - self.first, dtype=np.int64)
-        return self._table._export(_as_slice(self._table._remover.by_age(ages)))
-
-    def facts(self) -> dict[str, NDArray[Any]]:
-        """Return what may change about stored rows, as arrays of one value a row.
-
-        ``kept`` is in it where rows left early: whether each has not.
-        """
-        table = self._table
-        where = table._remover.oldest_first()
-        facts = {**table._sampler.facts(where), **table._metadata.facts(where)}
-        living = table._metadata.living(where)
-        if isinstance(living, np.ndarray) and len(living) < len(where):
-            facts[persistence.KEPT] = np.isin(where, living)
-        return facts
-
-    def state(self) -> dict[str, Any]:
-        """Return the state of the table without its rows."""
-        table, kind = self._table, None
-        if self.first < self.last:
-            rows, lengths = self.rows(self.first, self.first + 1)
-            kind = "object" if lengths is None and isinstance(rows, list) else "array"
-        return {"storage": kind, **table._state()}
 
 
 class NoMetadata:
@@ -1169,10 +1069,3 @@ def _with_priorities(rows: Rows, priorities: NDArray[Any]) -> Rows:
 
 def _length(where: Where) -> int:
     return where.stop - where.start if isinstance(where, slice) else len(where)
-
-
-def _as_slice(where: NDArray[np.int64]) -> Where:
-    # A contiguous range is copied several times faster than rows one by one.
-    if (np.diff(where) == 1).all():
-        return slice(int(where[0]), int(where[-1]) + 1)
-    return where

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dingsdk.data import SampleBatch
+from dingsdk.data.container import decode_frame, decode_json, encode_frame, encode_json
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer, Table
 from dingsdk.worker.replay_buffer.persistence import load
 
@@ -33,15 +33,17 @@ def loaded(folder: Path, **options: Any) -> list[int]:
     return [int(row["number"]) for rows, _ in load(folder, **options) for row in rows]
 
 
-def segment_files(folder: Path) -> dict[int, tuple[int, ...]]:
-    """Return which inodes hold each segment, by its first push."""
-    manifest = json.loads((folder / "manifest.json").read_text())
-    return {
-        segment["first"]: tuple(
-            (folder / entry["file"]).stat().st_ino for entry in segment["files"]
-        )
-        for segment in manifest["segments"]
-    }
+def manifest_of(folder: Path) -> dict[str, Any]:
+    content = (folder / "manifest.json").read_bytes()
+    manifest = decode_json("replay-buffer", content)
+    assert isinstance(manifest, dict)
+    return manifest
+
+
+def segment_files(folder: Path) -> dict[int, int]:
+    """Return the inode of each segment, by its first push."""
+    segments = manifest_of(folder)["segments"]
+    return {each["first"]: (folder / each["name"]).stat().st_ino for each in segments}
 
 
 def full(buffer: Table) -> list[int]:
@@ -50,8 +52,24 @@ def full(buffer: Table) -> list[int]:
 
 
 def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change a manifest."""
-    path = folder / "manifest.json"
-    manifest = json.loads(path.read_text())
+    """Change a manifest, which gets the digest of what it says then."""
+    manifest = manifest_of(folder)
     change(manifest)
-    path.write_text(json.dumps(manifest))
+    (folder / "manifest.json").write_bytes(encode_json("replay-buffer", manifest))
+
+
+def replace_frame(folder: Path, entry: dict[str, Any], kind: str, value: Any) -> None:
+    """Write another frame in place of one, and its digest into the entry of a manifest."""
+    frame, info = encode_frame(kind, value)
+    (folder / entry["name"]).write_bytes(b"".join(frame))
+    entry.update(size_bytes=info.size_bytes, digest=info.digest)
+
+
+def edit_state(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change a frame of a state: the entries ``state`` and ``facts``."""
+    manifest = manifest_of(folder)
+    entry = manifest["state"]
+    rest = decode_frame("replay-state", (folder / entry["name"]).read_bytes())
+    change(rest)
+    replace_frame(folder, entry, "replay-state", rest)
+    edit(folder, lambda found: found.update(manifest))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
+from dingsdk.data.container import VERSION, digest_of, encode_json
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointMissingError,
@@ -167,30 +168,22 @@ def test_saved_rows_come_back_oldest_first(tmp_path: Path, kind: str, n: int) ->
 def test_saving_again_replaces_and_leaves_nothing_over(tmp_path: Path) -> None:
     filled(6).save_data(str(tmp_path))
     filled(2, "object").save_data(str(tmp_path))
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 3
     buffer = make_buffer()
     buffer.load_data(str(tmp_path))
     assert buffer.count() == 2
 
 
-def test_rows_that_have_no_json_form_are_refused_and_the_old_stay(tmp_path: Path) -> None:
+def test_rows_that_are_no_data_are_refused_and_the_old_stay(tmp_path: Path) -> None:
     filled(2).save_data(str(tmp_path))
     buffer = make_buffer()
     buffer.push([{"fn": "fine"}, {"fn": print}], 0)
     with pytest.raises(SchemaMismatchError) as caught:
         buffer.save_data(str(tmp_path))
-    assert (caught.value.row, caught.value.key) == (1, "$.fn")
+    assert (caught.value.row, caught.value.key) == (1, "fn")
     other = make_buffer()
     other.load_data(str(tmp_path))
     assert other.count() == 2
-
-
-def test_saved_columns_are_plain_npy_files(tmp_path: Path) -> None:
-    filled(3).save_data(str(tmp_path))
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
-    index = [column["path"] for column in manifest["columns"]].index(["action"])
-    name = manifest["segments"][0]["files"][index]["file"]
-    assert np.load(tmp_path / name, allow_pickle=False).tolist() == [0, 1, 2]
 
 
 def test_a_folder_without_rows_is_missing(tmp_path: Path) -> None:
@@ -229,41 +222,31 @@ def _to_link(folder: Path) -> None:
         lambda folder: (folder / "manifest.json").write_text("{"),
         lambda folder: (folder / "manifest.json").write_text("[]"),
         lambda folder: (folder / "manifest.json").write_bytes(b"[" * 200_000),
-        _edit(lambda m: m.update(format="other")),
+        lambda folder: (folder / "manifest.json").write_bytes(encode_json("checkpoint", {})),
+        lambda folder: (folder / "manifest.json").write_bytes(encode_json("replay-buffer", [])),
         _edit(lambda m: m.update(rows=2)),
         _edit(lambda m: m.update(rows=-1)),
         _edit(lambda m: m.update(first=1)),
         _edit(lambda m: m.update(first=-1)),
+        _edit(lambda m: m.update(first=3, rows=0)),
         _edit(lambda m: m.update(rows=2**70)),
-        _edit(lambda m: m.pop("columns")),
-        _edit(lambda m: m.update(columns=5)),
-        _edit(lambda m: m.update(columns=[])),
-        _edit(lambda m: m.update(columns=None)),
+        _edit(lambda m: m.update(rows_each=0)),
+        _edit(lambda m: m.pop("lineage")),
+        _edit(lambda m: m.update(made_of=5)),
         _edit(lambda m: m.update(extra=1)),
-        _edit(lambda m: m["columns"].pop()),
-        _edit(lambda m: m["columns"].reverse()),
-        _edit(lambda m: m["columns"][1].update(dtype="|O8")),
-        _edit(lambda m: m["columns"][1].update(dtype="<f9")),
-        _edit(lambda m: m["columns"][1].update(dtype="<f8")),
-        _edit(lambda m: m["columns"][1].update(shape=[2**50])),
-        _edit(lambda m: m["columns"][1].update(shape=[-2])),
-        _edit(lambda m: m["columns"][1].update(shape=[])),
-        _edit(lambda m: m["columns"][1].update(path=[])),
-        _edit(lambda m: m["columns"][1].update(path=[1])),
-        _edit(lambda m: m["columns"][1].update(path=["action", "x"])),
-        _edit(lambda m: m["columns"][1].update(path=["action"])),
         _edit(lambda m: m.update(segments=[])),
         _edit(lambda m: m.update(segments=m["segments"] * 2)),
         _edit(lambda m: m["segments"][0].update(rows=0)),
         _edit(lambda m: m["segments"][0].update(rows=2**60)),
+        _edit(lambda m: m["segments"][0].update(first=1)),
         _edit(lambda m: m["segments"][0].update(first=-1, rows=4)),
-        _edit(lambda m: m["segments"][0]["files"].pop()),
-        _edit(lambda m: m["segments"][0]["files"].reverse()),
-        _edit(lambda m: m["segments"][0]["files"][0].update(file="../manifest.json")),
-        _edit(lambda m: m["segments"][0]["files"][0].update(file="manifest.json")),
-        _edit(lambda m: m["segments"][0]["files"][0].update(file=5)),
-        _edit(lambda m: m["segments"][0]["files"][0].update(size_bytes="1")),
-        _edit(lambda m: m["segments"][0]["files"][0].update(digest="sha256:")),
+        _edit(lambda m: m["segments"][0].update(m["state"])),
+        _edit(lambda m: m["segments"][0].update(name="../manifest.json")),
+        _edit(lambda m: m["segments"][0].update(name="manifest.json")),
+        _edit(lambda m: m["segments"][0].update(name=5)),
+        _edit(lambda m: m["segments"][0].update(size_bytes="1")),
+        _edit(lambda m: m["segments"][0].update(size_bytes=1)),
+        _edit(lambda m: m["segments"][0].update(digest="sha256:")),
     ],
 )
 def test_altered_rows_are_refused_and_nothing_is_pushed(
@@ -281,10 +264,21 @@ def test_altered_rows_are_refused_and_nothing_is_pushed(
 @pytest.mark.parametrize("version", [1, 3, "4", None])
 def test_another_format_is_told_apart(tmp_path: Path, version: Any) -> None:
     filled(3).save_data(str(tmp_path))
-    _edit(lambda m: m.update(version=version))(tmp_path)
+    path = tmp_path / "manifest.json"
+    core, _, _ = path.read_text().rpartition(',"digest":')
+    core = core.replace(f'"version":{VERSION}', f'"version":{json.dumps(version)}', 1)
+    path.write_text(f'{core},"digest":"{digest_of([core.encode()])}"}}')
     with pytest.raises(CheckpointVersionError) as caught:
         make_buffer().load_data(str(tmp_path))
-    assert (caught.value.found, caught.value.expected) == (version, 4)
+    assert (caught.value.found, caught.value.expected) == (version, VERSION)
+
+
+def test_rows_of_before_there_was_one_format_are_told_apart(tmp_path: Path) -> None:
+    old = {"format": "dingsdk-replay-rows", "version": 4, "rows": 0}
+    (tmp_path / "manifest.json").write_text(json.dumps(old))
+    with pytest.raises(CheckpointVersionError) as caught:
+        make_buffer().load_data(str(tmp_path))
+    assert (caught.value.found, caught.value.path) == (4, str(tmp_path / "manifest.json"))
 
 
 def test_rows_that_do_not_fit_are_not_pushed(tmp_path: Path) -> None:

@@ -34,6 +34,9 @@ class Storage(Configurable, ABC):
     takes_grids: ClassVar[bool] = False
     """Whether :meth:`take` accepts positions of several dimensions."""
 
+    holds_objects: ClassVar[bool] = False
+    """Whether rows are a list of any objects, and not columns."""
+
     is_durable: ClassVar[bool] = False
     """Whether rows stay on disk when the storage is closed; see :meth:`commit`."""
 
@@ -136,7 +139,7 @@ class Storage(Configurable, ABC):
         """Release files and locks; the rows of a durable storage stay. Idempotent."""
 
 
-def suits_arrays(rows: SampleBatch | Sequence[Any]) -> bool:
+def suits_arrays(rows: Any) -> bool:
     """Whether the first of the rows is a dict of numbers and arrays: what ``auto`` asks."""
     return isinstance(rows, SampleBatch) or _is_numeric_dict(rows[0])
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import as_columns, common_length
-from dingsdk.errors import CheckpointCorruptError
+from dingsdk.errors import CheckpointCorruptError, SchemaMismatchError
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
-from dingsdk.worker.replay_buffer.storage.contract import Rows, Storage, Where, suits_arrays
+from dingsdk.worker.replay_buffer.storage.contract import Storage, Where, suits_arrays
 
 _LEAST_ROWS = 64
 
@@ -21,27 +21,35 @@ _LEAST_ROWS = 64
 class EpisodeStorage(Storage):
     """Holds an episode at each position.
 
-    An episode comes as a SampleBatch, a list of rows or, loaded, a dict of columns. It is returned
-    as a SampleBatch, or as a list where its rows are no dicts of numbers and arrays.
+    An episode comes as a SampleBatch or a list of rows. It is returned as a SampleBatch, or as a
+    list where its rows are no dicts of numbers and arrays.
     """
+
+    def accept(self, rows: SampleBatch | Sequence[Any]) -> Any:
+        for index, row in enumerate(rows):
+            if not is_episode(row):
+                raise SchemaMismatchError(
+                    f"element {index} is no episode: a list of rows with at least one, or a "
+                    "SampleBatch; push one episode as push([episode], envstep)",
+                    key="",
+                    row=index,
+                    expected="a list of rows",
+                    found=f"{type(row).__name__} {row!r:.60}",
+                )
+        return self._accept(list(rows))
+
+    @abstractmethod
+    def _accept(self, episodes: list[Any]) -> Any:
+        """As :meth:`accept`, for rows that are episodes."""
 
     @abstractmethod
     def lengths(self, where: Where) -> list[int]:
         """Return how many rows the episodes at positions have."""
 
-    @abstractmethod
-    def export(self, where: Where) -> tuple[Rows, NDArray[np.int64] | None]:
-        """Return episodes as they are saved.
-
-        Returns:
-            The rows of all of them, one episode after the other, and int64[episodes], how many
-            each has. Of objects a list, with dicts of columns for episodes in columns, and None.
-        """
-
 
 def is_episode(row: Any) -> bool:
-    """Whether it is a list of rows, a SampleBatch or a dict of columns, and not empty."""
-    return isinstance(row, (SampleBatch, list, tuple, dict)) and _length(row) > 0
+    """Whether it is a list of rows or a SampleBatch, and not empty."""
+    return isinstance(row, (SampleBatch, list, tuple)) and len(row) > 0
 
 
 def episodes_in(storage: Storage, capacity: int) -> EpisodeStorage:
@@ -59,12 +67,14 @@ def episodes_in(storage: Storage, capacity: int) -> EpisodeStorage:
 class EpisodeObjects(EpisodeStorage):
     """Each episode is one object of a storage that takes any."""
 
+    holds_objects = True
+
     def __init__(self, objects: Storage, capacity: int) -> None:
         super().__init__({}, capacity, objects.deepcopy)
         self._objects = objects
 
-    def accept(self, rows: SampleBatch | Sequence[Any]) -> Any:
-        return self._objects.accept([_as_object(episode) for episode in rows])
+    def _accept(self, episodes: list[Any]) -> Any:
+        return self._objects.accept(list(map(_as_object, episodes)))
 
     def put(self, where: Where, rows: Any) -> None:
         self._objects.put(where, rows)
@@ -73,9 +83,6 @@ class EpisodeObjects(EpisodeStorage):
         episodes = self._objects.take(where)
         # The object is a copy, the arrays in it are not.
         return [SampleBatch(e).copy() if isinstance(e, dict) else e for e in episodes]
-
-    def export(self, where: Where) -> tuple[Rows, NDArray[np.int64] | None]:
-        return self._objects.take(where), None
 
     def lengths(self, where: Where) -> list[int]:
         return [_length(episode) for episode in self._objects.take(where)]
@@ -88,8 +95,7 @@ class EpisodeObjects(EpisodeStorage):
 
 
 def _as_object(episode: Any) -> Any:
-    if isinstance(episode, dict):
-        return episode
+    # A dict, as a storage of objects looks into these.
     if isinstance(episode, SampleBatch):
         return episode.copy().columns
     return SampleBatch.from_rows(episode).columns if suits_arrays(episode) else list(episode)
@@ -127,9 +133,8 @@ class EpisodeColumns(EpisodeStorage):
     def _is_empty(self) -> bool:
         return len(self._free) == 0
 
-    def accept(self, rows: SampleBatch | Sequence[Any]) -> list[tuple[int, Any]]:
-        """Check episodes; return the length of each, and its accepted rows."""
-        episodes = [SampleBatch(row) if isinstance(row, Mapping) else row for row in rows]
+    def _accept(self, episodes: list[Any]) -> list[tuple[int, Any]]:
+        # The length of each, and its accepted rows.
         needed = sum(map(len, episodes))
         was_empty = self._is_empty
         if was_empty:
@@ -185,13 +190,6 @@ class EpisodeColumns(EpisodeStorage):
 
     def take(self, where: Where) -> list[Any]:
         return [self._rows.take(self._places[position]) for position in _each(where)]
-
-    def export(self, where: Where) -> tuple[Rows, NDArray[np.int64] | None]:
-        each = [_as_array(self._places[position]) for position in _each(where)]
-        places: NDArray[np.int64] = np.concatenate(each)
-        in_a_row = bool(np.all(places[1:] - places[:-1] == 1))
-        lengths = np.array(list(map(len, each)), np.int64)
-        return self._rows.take(_as_slice(places) if in_a_row else places), lengths
 
     def lengths(self, where: Where) -> list[int]:
         places = [self._places[position] for position in _each(where)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from dingsdk.config import PartSection
 from dingsdk.data import SampleBatch
@@ -20,7 +20,6 @@ class ObjectStorage(Storage):
     Dicts, lists and tuples are copied when they are stored and when they are read, so that
     changing one never changes a stored row; arrays, tensors and objects in them are shared unless
     ``deepcopy``.
-
     """
 
     class Config(PartSection, frozen=True, kw_only=True):
@@ -33,6 +32,8 @@ class ObjectStorage(Storage):
 
         type: str = "object"
         compress: Literal["none", "lz4", "zstd"] = "none"
+
+    holds_objects: ClassVar[bool] = True
 
     def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
         super().__init__(cfg, capacity, deepcopy)

@@ -1,0 +1,549 @@
+"""What a buffer writes and reads: its state, and folders of saved rows.
+
+A folder holds containers (:mod:`dingsdk.data.container`): frames of rows, one frame of the rest of
+the buffer's state, and ``manifest.json``, which names them with their digests. Rows are in segments
+of equally many pushes, which are written once: the next save to the folder writes what was pushed
+since, the last segment if it was not full, and the state. The manifest is replaced last, so a
+folder holds the old rows or the new ones whenever the writer dies. The next save removes files
+that no manifest names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.data import SampleBatch
+from dingsdk.data.columns import leaves
+from dingsdk.data.container import decode_frame, decode_json, encode_frame, encode_json
+from dingsdk.data.files import Buffer, Folder, close_reader
+from dingsdk.errors import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointMissingError,
+    CheckpointVersionError,
+    DataCorruptError,
+    DataMissingError,
+    DataVersionError,
+    RunFolderError,
+    SchemaMismatchError,
+    StorageFullError,
+)
+from dingsdk.worker.replay_buffer.storage import Rows, Storage
+
+if TYPE_CHECKING:
+    from dingsdk.worker.replay_buffer.table import Table
+
+STATE_VERSION = 2
+MANIFEST = "manifest.json"
+KEPT = "kept"
+"""Fact: whether the row has not left early (used up, stale)."""
+
+_MANIFEST_KIND, _ROWS_KIND, _STATE_KIND = "replay-buffer", "replay-rows", "replay-state"
+_NAME = re.compile(r"(rows-[0-9]{1,19}|state)-[0-9a-f]{16}\.bin")
+_MAX_TEXT_BYTES = (1 << 32) - 1
+"""The JSON of a frame contains all of an object but its arrays: no limit but that of frames."""
+_SEGMENT_ROWS = 131_072
+_SEGMENT_BYTES = 32 << 20  # fewer rows where they would take more
+_OBJECT_ROWS = 2048
+_PROBED_ROWS = 64  # the size of rows is estimated from so many of the newest
+_SYNCS = 8
+_AT_ONCE_BYTES = 256 << 20
+
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+Facts = dict[str, NDArray[Any]]
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A frame, as the manifest knows it."""
+
+    name: str
+    size_bytes: Natural
+    digest: str
+
+
+class _Segment(_File, frozen=True):
+    """Rows pushed one after another; ``first`` is how many were pushed before them."""
+
+    first: Natural
+    rows: Annotated[int, msgspec.Meta(ge=1)]
+
+    @property
+    def stop(self) -> int:
+        return self.first + self.rows
+
+
+class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All rows of a buffer: those of the segments, without the ones before ``first``.
+
+    ``lineage`` names the history of pushes that ``first`` counts; ``made_of`` names the types of
+    the buffer and of those parts to which its state means something.
+    """
+
+    lineage: str
+    made_of: dict[str, str]
+    first: Natural
+    rows: Natural
+    rows_each: Annotated[int, msgspec.Meta(ge=1)]
+    segments: list[_Segment]
+    state: _File
+
+    def __post_init__(self) -> None:
+        at, last = self.first, self.first + self.rows
+        for index, segment in enumerate(self.segments):
+            if not (segment.first == at or (index == 0 and segment.first < at)) or (
+                segment.stop <= at
+            ):
+                raise ValueError(f"segment {index} does not begin where it should")
+            at = segment.stop
+        if at != last:
+            raise ValueError(f"the segments end at {at}, the rows at {last}")
+
+
+class Snapshot:
+    """Reads a table whose lock is held; rows are numbered by how many were pushed before them.
+
+    Attributes:
+        first: Number of the oldest row.
+        last: Number after the newest.
+        lineage: Random name of the history that numbers belong to; another one begins when the
+            table is cleared or loads a state.
+        is_ordered: Whether rows only leave oldest first.
+        made_of: Types of the buffer and of the parts that give its state a meaning.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self.last = table._pushed
+        self.first = self.last - table._remover.count
+        # A forked process has a history of its own.
+        self.lineage = f"{table._history}-{os.getpid()}"
+        self.is_ordered = table._remover.is_fifo
+        self.made_of = table._parts.made_of
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """Return copies of rows ``start`` to ``stop``, all of which must be there."""
+        if start >= stop:
+            return []
+        ages = np.arange(start - self.first, stop - self.first, dtype=np.int64)
+        where = self._table._remover.by_age(ages)
+        # A contiguous range is copied several times faster than rows one by one.
+        is_range = bool((np.diff(where) == 1).all())
+        storage: Storage = self._table._storage  # type: ignore[assignment]
+        return storage.take(slice(int(where[0]), int(where[-1]) + 1) if is_range else where)
+
+    def facts(self) -> Facts:
+        """Return what may change about stored rows, as arrays of one value a row.
+
+        ``kept`` is in it where rows left early: whether each has not.
+        """
+        table = self._table
+        where = table._remover.oldest_first()
+        facts = {**table._sampler.facts(where), **table._metadata.facts(where)}
+        living = table._metadata.living(where)
+        if isinstance(living, np.ndarray) and len(living) < len(where):
+            facts[KEPT] = np.isin(where, living)
+        return facts
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of the table without its rows."""
+        storage, kind = self._table._storage, None
+        if storage is not None and self.first < self.last:
+            kind = "object" if storage.holds_objects else "array"
+        return {"storage": kind, **self._table._state()}
+
+
+class _State(msgspec.Struct):
+    """The entries of a state that all buffers have, but for ``data``; types of buffers add more."""
+
+    capacity: int
+    storage: Literal["array", "object"] | None
+    tail: int
+    valid_count: int
+    push_count: Natural
+    sampler: dict[str, Any]
+    remover: dict[str, Any]
+    limiter: dict[str, Any]
+    metadata: dict[str, Any]
+
+
+def check_state(state: Mapping[str, Any], capacity: int) -> None:
+    """Check everything in a state, but its rows, that needs no part.
+
+    Raises:
+        CheckpointVersionError: another version, or a buffer of another capacity.
+        CheckpointCorruptError: a missing entry or one of the wrong type.
+    """
+    version = state.get("version")
+    if version != STATE_VERSION:
+        raise CheckpointVersionError(
+            f"the buffer state has version {version!r}; this dingsdk reads {STATE_VERSION}",
+            found=version,
+            expected=STATE_VERSION,
+        )
+    try:
+        found = msgspec.convert(dict(state), _State)
+    except msgspec.ValidationError as error:
+        raise CheckpointCorruptError(f"the buffer state is wrong: {error}") from error
+    if found.capacity != capacity:
+        raise CheckpointVersionError(
+            f"the state is of a buffer of {found.capacity} rows, this one has {capacity}; use the "
+            "same replay_buffer_size, or load {'data': state['data']} to push its rows",
+            found=found.capacity,
+            expected=capacity,
+        )
+
+
+# Writing -------------------------------------------------------------------------------------
+
+
+def save(path: str | os.PathLike[str], table: Table, segment_rows: int = _SEGMENT_ROWS) -> None:
+    """Write the rows of one moment into a folder, and replace those that it held.
+
+    Other threads may push meanwhile: they wait for the copy of one segment at most, unless they
+    push faster than the disk writes, or rows leave the buffer in another order than they came.
+
+    Args:
+        path: The folder; made with its parents where missing.
+        table: The buffer.
+        segment_rows: The most rows of a segment, a power of two.
+
+    Raises:
+        RunFolderError: the folder cannot be written, or another save to it is under way; the
+            old rows stay.
+        StorageFullError: there is no room for the rows; the old ones stay.
+        SchemaMismatchError: an object, or the state of a part of the buffer, contains something
+            else than containers store; the old rows stay.
+    """
+    with Folder(path) as folder, _alone(folder.path):
+        folder.sweep()
+        _Save(folder, table, segment_rows).run()
+
+
+class _Save:
+    """One save: which segments of the folder still count, and the files written anew."""
+
+    def __init__(self, folder: Folder, table: Table, segment_rows: int) -> None:
+        self._folder = folder
+        self._table = table
+        self._segment_rows = segment_rows
+        self._token = secrets.token_hex(8)
+        self._written: list[str] = []
+        self._syncs: list[Future[None]] = []
+
+    def run(self) -> None:
+        text = b""
+        try:
+            # The disk is waited for while more is written, and for several files at once: for
+            # 80 of 0.6 MB that took 300 ms after the last and one by one, 60 ms after the last,
+            # and 20 ms like this (2 cores, ext4).
+            with ThreadPoolExecutor(_SYNCS, thread_name_prefix="save") as self._pool:
+                manifest = self._write(hold=False)
+                while manifest is None:
+                    # It was cleared meanwhile, or loaded a state.
+                    manifest = self._write(hold=True)
+                for each in self._syncs:
+                    each.result()
+            text = encode_json(_MANIFEST_KIND, msgspec.to_builtins(manifest))
+            self._folder.sync()
+            self._folder.write_atomic(MANIFEST, [text], durable=True)
+        except BaseException:
+            # Writing the manifest can fail after it took the place of the old one.
+            if not text or _manifest_text(self._folder) != text:
+                self._remove(self._written)
+            raise
+        named = {each.name for each in (*manifest.segments, manifest.state)}
+        self._remove([n for n in self._folder.names() if _NAME.fullmatch(n) and n not in named])
+
+    def _write(self, hold: bool) -> _Manifest | None:
+        """Write all rows; return None when they became those of another history meanwhile.
+
+        Args:
+            hold: Whether to keep others from the buffer all the time.
+        """
+        with ExitStack() as lock:
+            now = lock.enter_context(self._table.snapshot())
+            at, lineage = now.first, now.lineage
+            newest = now.rows(max(at, now.last - _PROBED_ROWS), now.last)
+            hold = hold or not now.is_ordered
+            if not hold:
+                lock.close()
+            rows_each, there = self._plan(now, newest)
+            # A thread that pushes a whole buffer meanwhile is faster than the disk.
+            patience = now.last + max(now.last - now.first, rows_each)
+            segments = []
+            while True:
+                if not hold:
+                    now = lock.enter_context(self._table.snapshot())
+                if now.lineage != lineage:
+                    return None
+                start, stop = max(at, now.first), min((at // rows_each + 1) * rows_each, now.last)
+                segment = there.get(at // rows_each)
+                is_there = segment and segment.first <= start and segment.stop == stop
+                rows: Rows = [] if is_there else now.rows(start, stop)
+                is_last = stop == now.last
+                rest = {"state": now.state(), "facts": now.facts()} if is_last else {}
+                hold = hold or start > patience
+                if not hold:
+                    lock.close()
+                if not is_there and len(rows):
+                    segment = self._write_rows(rows, start, start - now.first)
+                if segment and start < stop:
+                    segments.append(segment)
+                if is_last:
+                    break
+                at = max(start, stop)
+        frame, info = encode_frame(_STATE_KIND, rest, max_manifest_bytes=_MAX_TEXT_BYTES)
+        name = self._put("state", frame)
+        return _Manifest(
+            lineage=lineage,
+            made_of=dict(now.made_of),
+            first=now.first,
+            rows=now.last - now.first,
+            rows_each=rows_each,
+            segments=[segment for segment in segments if segment.stop > now.first],
+            state=_File(name, info.size_bytes, info.digest),
+        )
+
+    def _plan(self, now: Snapshot, newest: Rows) -> tuple[int, dict[int, _Segment]]:
+        """Return the rows of a segment, and those in the folder of this history, by number."""
+        rows_each = self._segment_rows
+        if isinstance(newest, list) and not all(isinstance(row, SampleBatch) for row in newest):
+            # Objects may have changed since they were saved.
+            return min(rows_each, _OBJECT_ROWS), {}
+        size = sum(map(_size_of, [newest] if isinstance(newest, SampleBatch) else newest))
+        while rows_each > 1 and rows_each * size > _SEGMENT_BYTES * len(newest):
+            rows_each //= 2
+        try:
+            old = _read_manifest(self._folder)
+        except (CheckpointError, RunFolderError, StorageFullError):
+            return rows_each, {}
+        if old.lineage != now.lineage or not now.is_ordered:
+            return rows_each, {}
+        # Episodes get longer during training, which is no reason to write all of them again.
+        if rows_each <= 4 * old.rows_each <= 16 * rows_each:
+            rows_each = old.rows_each
+        there = [segment for segment in old.segments if self._is_there(segment)]
+        return rows_each, {segment.first // rows_each: segment for segment in there}
+
+    def _is_there(self, segment: _Segment) -> bool:
+        found = self._folder.stat(segment.name)
+        return found is not None and found.st_size == segment.size_bytes
+
+    def _write_rows(self, rows: Rows, first: int, row: int) -> _Segment:
+        """Write rows whose first one has the age ``row``."""
+        try:
+            frame, info = encode_frame(_ROWS_KIND, rows, max_manifest_bytes=_MAX_TEXT_BYTES)
+        except SchemaMismatchError as error:
+            number, _, key = error.key.partition(".")
+            if not number.isdigit():
+                raise
+            row += int(number)
+            raise SchemaMismatchError(
+                f"row {row} cannot be saved: {error}",
+                key=key,
+                row=row,
+                expected=error.expected,
+                found=error.found,
+            ) from error
+        name = self._put(f"rows-{first}", frame)
+        return _Segment(name, info.size_bytes, info.digest, first, len(rows))
+
+    def _put(self, what: str, frame: list[Buffer]) -> str:
+        # The token keeps it apart from the file of the same rows that an older save wrote.
+        name = f"{what}-{self._token}.bin"
+        self._written.append(name)
+        self._folder.write_atomic(name, frame)
+        self._syncs.append(self._pool.submit(self._folder.sync, name))
+        return name
+
+    def _remove(self, names: list[str]) -> None:
+        for name in names:
+            # What stays is removed by the next save; nothing reads it.
+            with contextlib.suppress(RunFolderError, StorageFullError):
+                self._folder.unlink(name)
+
+
+def _size_of(batch: SampleBatch) -> int:
+    return sum(array.nbytes for _, array in leaves(batch.columns))
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Be the only one that saves to a folder; the lock goes with the process."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunFolderError(
+                f"another save to {path} is under way; save again later, or elsewhere",
+                path=str(path),
+            ) from error
+        except OSError:
+            # Some file servers have no locks; then it is up to the user.
+            pass
+        yield
+    finally:
+        close_reader(descriptor)
+
+
+# Reading -------------------------------------------------------------------------------------
+
+
+class SavedRows:
+    """The rows of a folder, all files of which were checked; read with :func:`load`.
+
+    Iterating gives, in pieces, the rows that had not left before their turn, with facts about
+    each.
+
+    Attributes:
+        count: All rows, those that left before their turn included.
+        state: That of the buffer they were in, but for ``data``.
+        made_of: What the state is of: types of the buffer and its parts.
+    """
+
+    def __init__(self, folder: Folder, manifest: _Manifest, at_once_bytes: int) -> None:
+        self._path = folder.path
+        self._manifest = manifest
+        self.count = manifest.rows
+        self.made_of: Mapping[str, str] = manifest.made_of
+        self.state, self._facts = _read_state(folder, manifest)
+        size_bytes = sum(segment.size_bytes for segment in manifest.segments)
+        self._pieces: list[Rows] | None = [] if size_bytes <= at_once_bytes else None
+        for segment in manifest.segments:
+            rows = _read_rows(folder, segment)
+            if self._pieces is not None:
+                self._pieces.append(rows)
+
+    def __iter__(self) -> Iterator[tuple[Rows, Facts]]:
+        kept = self._facts.get(KEPT)
+        start = 0
+        for rows in self.whole():
+            stop = start + len(rows)
+            mine = {key: array[start:stop] for key, array in self._facts.items() if key != KEPT}
+            if kept is not None:
+                index = np.flatnonzero(kept[start:stop])
+                rows = (
+                    rows.take(index) if isinstance(rows, SampleBatch) else [rows[i] for i in index]
+                )
+                mine = {key: array[index] for key, array in mine.items()}
+            start = stop
+            if len(rows):
+                yield rows, mine
+
+    def whole(self) -> Iterator[Rows]:
+        """Read all rows, oldest first, in pieces.
+
+        Raises:
+            CheckpointCorruptError: a file is no longer what it was.
+        """
+        for index, segment in enumerate(self._manifest.segments):
+            skipped = max(self._manifest.first - segment.first, 0)
+            held = self._pieces
+            yield (self._read(segment) if held is None else held[index])[skipped:]
+
+    def _read(self, segment: _Segment) -> Rows:
+        with Folder(self._path, create=False) as folder:
+            return _read_rows(folder, segment)
+
+
+def load(path: str | os.PathLike[str], at_once_bytes: int = _AT_ONCE_BYTES) -> SavedRows:
+    """Read the rows that :func:`save` wrote.
+
+    Args:
+        path: The folder.
+        at_once_bytes: Rows that take more are read twice, now to be checked and then to be used,
+            and are never in memory together.
+
+    Raises:
+        CheckpointMissingError: there are none.
+        CheckpointVersionError: a format that this version does not read.
+        CheckpointCorruptError: a file is missing, altered, or not what the manifest says.
+        RunFolderError: a file cannot be read.
+    """
+    if not Path(path, MANIFEST).exists():
+        raise CheckpointMissingError(
+            f"{path} holds no saved buffer rows (no {MANIFEST}); give a folder that save_data "
+            "wrote",
+            path=str(path),
+        )
+    with Folder(path, create=False) as folder:
+        while True:
+            manifest = _read_manifest(folder)
+            try:
+                return SavedRows(folder, manifest, at_once_bytes)
+            except CheckpointCorruptError:
+                # A save that ends meanwhile removes files of the manifest before it.
+                if _read_manifest(folder) == manifest:
+                    raise
+
+
+def _manifest_text(folder: Folder) -> bytes:
+    """Return the manifest's text, empty where there is none."""
+    with contextlib.suppress(DataMissingError, DataCorruptError):
+        return bytes(folder.read(MANIFEST, _MAX_TEXT_BYTES))
+    return b""
+
+
+def _read_manifest(folder: Folder) -> _Manifest:
+    with _reading(folder.path / MANIFEST):
+        text = folder.read(MANIFEST, _MAX_TEXT_BYTES)
+        return msgspec.convert(decode_json(_MANIFEST_KIND, text, len(text)), _Manifest)
+
+
+def _read_state(folder: Folder, manifest: _Manifest) -> tuple[dict[str, Any], Facts]:
+    with _reading(folder.path / manifest.state.name):
+        rest = _read_frame(folder, _STATE_KIND, manifest.state)
+        contents = msgspec.convert(rest, dict[str, dict[str, Any]])
+        if contents.keys() != {"state", "facts"}:
+            raise ValueError(f"it has {', '.join(contents)}")
+        facts = contents["facts"]
+        if any(np.shape(array)[:1] != (manifest.rows,) for array in facts.values()):
+            raise ValueError("its facts are not those of all rows")
+        return contents["state"], facts
+
+
+def _read_rows(folder: Folder, segment: _Segment) -> Rows:
+    with _reading(folder.path / segment.name):
+        rows = _read_frame(folder, _ROWS_KIND, segment)
+        if not isinstance(rows, (SampleBatch, list)) or len(rows) != segment.rows:
+            raise ValueError(f"it does not hold {segment.rows} rows")
+        return rows
+
+
+def _read_frame(folder: Folder, kind: str, file: _File) -> Any:
+    content = folder.read(file.name, file.size_bytes)
+    return decode_frame(
+        kind,
+        content,
+        file.size_bytes,
+        expected_digest=file.digest,
+        max_manifest_bytes=_MAX_TEXT_BYTES,
+    )
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn what is wrong with a file into errors about saved rows."""
+    try:
+        yield
+    except DataVersionError as error:
+        text = f"{path}: {error}"
+        facts = {"found": error.found, "expected": error.expected}
+        raise CheckpointVersionError(text, path=str(path), **facts) from error
+    except (DataMissingError, ValueError) as error:  # those of msgspec and of wrong names, too
+        text = f"{path} cannot be used: {error}; save the buffer's data again"
+        raise CheckpointCorruptError(text, path=str(path)) from error
