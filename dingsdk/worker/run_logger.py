@@ -163,13 +163,14 @@ class TensorboardLogger:
             writer.close()
 
     def _open(self) -> Any:
+        """Return the writer, opened now if need be; None after the last close."""
         writer = self._writer
-        if writer is None and not self._is_closed:
-            with self._lock:
-                if self._writer is None and not self._is_closed:
-                    self._writer = _open_writer(self.logdir)
-                writer = self._writer
-        return writer
+        if writer is not None:
+            return writer
+        with self._lock:
+            if self._writer is None and not self._is_closed:
+                self._writer = _open_writer(self.logdir)
+            return self._writer
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import pickle
+import re
 import struct
 import tracemalloc
 import weakref
@@ -338,6 +339,26 @@ def test_a_safetensors_file_of_another_writer_is_refused() -> None:
             decode_safetensors("state", safetensors.torch.save(tensors, metadata))
 
 
+def test_a_safetensors_file_whose_offsets_lie_is_refused() -> None:
+    content = bytes(encode_safetensors("state", {"a": torch.ones(2), "b": torch.ones(2)}))
+    for good, bad in ((b"[8,16]", b"[9,16]"), (b"[0,8]", b"[8,8]"), (b'"F32"', b'"F64"')):
+        digest = re.search(b"sha256:[0-9a-f]{64}", content)
+        assert digest is not None
+        blank = b"sha256:" + b"0" * 64
+        forged = content.replace(digest[0], blank).replace(good, bad, 1)
+        assert forged.count(bad) >= 1
+        forged = forged.replace(blank, digest_of((forged,), "sha256").encode())
+        with pytest.raises(DataCorruptError) as caught:
+            decode_safetensors("state", forged)
+        assert caught.value.where == "tensors"
+
+
+def test_numbers_that_safetensors_lacks_are_refused_by_it() -> None:
+    with pytest.raises(SchemaMismatchError) as caught:
+        encode_safetensors("state", {"a": np.zeros(2, np.complex128)})
+    assert caught.value.expected == "what safetensors stores"
+
+
 def test_another_kind_is_refused_by_name() -> None:
     for found in (
         lambda: decode_frame("policy", frame_of(piece())),
@@ -471,8 +492,8 @@ def test_more_schemas_than_are_remembered_work() -> None:
     for width in range(600):
         batch = SampleBatch({"a": np.full((1, width), width)})
         assert decode_batch(frame_of(batch)) == batch
-    for kept in (container._plans, container._layouts):
-        assert 0 < len(kept) <= 512
+        for kept in (container._plans, container._layouts):
+            assert 0 < len(kept) <= 512
 
 
 def test_a_schema_that_takes_much_memory_is_not_remembered() -> None:

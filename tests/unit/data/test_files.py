@@ -455,7 +455,7 @@ def test_a_write_is_made_durable_afterwards(folder: PrivateDir) -> None:
         folder.sync("a")
         folder.sync()
     assert log.calls == [("sync", str(folder.path / "a")), ("sync", str(folder.path))]
-    with pytest.raises(RunFolderError):
+    with pytest.raises(RunFolderError, match=f"cannot write {folder.path / 'absent'}"):
         folder.sync("absent")
 
 

@@ -275,6 +275,7 @@ class TestNewest:
             load_checkpoint(tmp_path)
 
         assert "iteration_2" in caught.value.facts["path"]
+        assert "No other checkpoint" in caught.value.__notes__[0]
 
     @pytest.mark.parametrize("pointer", [None, b"", b"{}", b"\x80\x04."])
     def test_without_a_usable_pointer_is_the_one_of_most_iterations(self, tmp_path, pointer):

@@ -9,6 +9,7 @@ from easydict import EasyDict
 from dingsdk.errors import (
     CheckpointError,
     CheckpointMissingError,
+    ConfigError,
     ConfigTypeError,
     HookError,
     PolicyOutputTypeError,
@@ -339,6 +340,16 @@ class TestLogReduce:
         )
 
         assert learner.train([{}]) == [{"loss": 1.5}]
+
+    def test_learners_of_several_ranks_have_it_unless_it_is_turned_off(
+        self, make_learner, scripted
+    ):
+        policy = scripted(lambda data: {"loss": 1.5})
+
+        with pytest.raises(ConfigError, match="init_process_group"):
+            make_learner(policy, dist_info=(0, 2)).train([{}])
+        alone = make_learner(policy, {"hook": {"log_reduce_after_iter": False}}, dist_info=(0, 2))
+        assert alone.train([{}]) == [{"loss": 1.5}]
 
     def test_two_ranks_on_gloo_log_their_mean(self, tmp_path):
         code = textwrap.dedent(

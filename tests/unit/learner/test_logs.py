@@ -90,6 +90,15 @@ class TestBuildLogger:
         ]
         with pytest.raises(ClosedError):
             writer.add_text("config", "seed: 1", 0)
+        assert len(list((tmp_path / "a_tb_logger").iterdir())) == 1
+
+    def test_private_names_of_the_writer_are_not_reachable(self, tmp_path):
+        logger, writer = build_logger(tmp_path, "a", need_text=False)
+        logger.close()
+
+        assert not hasattr(writer, "_get_file_writer")
+        assert list((tmp_path / "a_tb_logger").iterdir()) == []
+        writer.close()
 
     def test_a_writer_that_is_not_used_starts_no_thread_and_no_file(self, tmp_path):
         before = threading.active_count()
