@@ -57,6 +57,9 @@ def cli_page() -> str:
             command = root.get_command(click.Context(root), key)
             assert command is not None
             blocks.append((f"dingsdk {key}", _help(command, f"dingsdk {key}")))
+            inner = command.commands if isinstance(command, click.Group) else {}
+            for name, each in inner.items():
+                blocks.append((f"dingsdk {key} {name}", _help(each, f"dingsdk {key} {name}")))
     body = "\n\n".join(f"## `{name}`\n\n```text\n{text}\n```" for name, text in blocks)
     codes = (
         "Exit codes: 0 done; 1 failed; 2 a mistake in the command, the config or a file; "

@@ -40,8 +40,7 @@ class RegistryGroup(click.Group):
             from dingsdk.cli.roles import worker_command
 
             command = worker_command(cmd_name)
-        if not any(param.name == "debug" for param in command.params):
-            command.params.append(_debug_option())
+        _add_debug(command)
         return command
 
     def resolve_command(
@@ -84,6 +83,13 @@ class RegistryGroup(click.Group):
 def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
         ctx.find_root().obj["debug"] = True
+
+
+def _add_debug(command: click.Command) -> None:
+    if not any(param.name == "debug" for param in command.params):
+        command.params.append(_debug_option())
+    for inner in command.commands.values() if isinstance(command, click.Group) else ():
+        _add_debug(inner)
 
 
 def _debug_option() -> click.Option:

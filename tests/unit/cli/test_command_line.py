@@ -81,6 +81,27 @@ def test_debug_shows_the_traceback_of_a_mistake(
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "arguments", ["--debug outer probe", "outer --debug probe", "outer probe --debug"]
+)
+def test_commands_of_a_group_have_the_option_debug_too(
+    manager: PluginManager, capsys: pytest.CaptureFixture[str], arguments: str
+) -> None:
+    @click.group("outer")
+    def outer() -> None: ...
+
+    @outer.command("probe")
+    def probe() -> None:
+        raise ConfigError("env.env_id is missing")
+
+    manager.registry("commands").register("outer", outer)
+
+    assert main(["outer", "probe"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert main(arguments.split()) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
 def test_debug_can_be_set_in_the_environment(
     manager: PluginManager, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
