@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -23,15 +25,24 @@ SMALL = (
 WARM = 5
 
 
-def held() -> dict[str, int]:
-    """What this process holds of the machine."""
+def held() -> dict[str, list[str]]:
+    """What this process holds of the machine, by name."""
     process = psutil.Process()
+    listening = [each for each in process.net_connections() if each.status == "LISTEN"]
     return {
-        "threads": threading.active_count(),
-        "descriptors": process.num_fds(),
-        "ports": len([each for each in process.net_connections() if each.status == "LISTEN"]),
-        "children": len(process.children(recursive=True)),
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "descriptors": descriptors(),
+        "ports": sorted(str(each.laddr) for each in listening),
+        "children": sorted(child.name() for child in process.children(recursive=True)),
     }
+
+
+def descriptors() -> list[str]:
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the one of this listing
+            found.append(str(link.readlink()))
+    return sorted(found)
 
 
 @pytest.mark.parametrize(("transport", "cycles"), [("in_memory", 50), ("flask_fs", 50)])
@@ -40,7 +51,7 @@ def test_fifty_clusters_leave_what_the_fifth_left(
 ) -> None:
     sets = (*SMALL, "system.transport.workers=threads")
     cfg = compile_run("cartpole-dqn", "parallel", transport, sets, 0)
-    after: list[dict[str, int]] = []
+    after: list[dict[str, list[str]]] = []
     for cycle in range(cycles):
         run_dir = tmp_path / str(cycle)
         run_dir.mkdir()
@@ -48,7 +59,8 @@ def test_fifty_clusters_leave_what_the_fifth_left(
         after.append(held())
 
     warm, last = after[WARM - 1], after[-1]
-    for what, count in last.items():
-        assert count <= warm[what] + 1, (what, [each[what] for each in after])
+    for what, names in last.items():
+        new = Counter(names) - Counter(warm[what])
+        assert len(names) <= len(warm[what]) + 1, (what, new, [len(each[what]) for each in after])
     left = {path.name for path in (tmp_path / "0").iterdir()}
     assert left == {path.name for path in (tmp_path / str(cycles - 1)).iterdir()}
