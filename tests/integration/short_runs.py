@@ -15,8 +15,8 @@ QUICK = (
     "policy.other.commander.eval_interval=0.2",
     "env.stop_value=1000",
 )
-"""A run that ends by itself after 200 iterations: CartPole never returns more than 500, and on a slow
-machine there are many evaluations, one of which may be lucky."""
+"""A run that ends by itself after 200 iterations. CartPole never returns more than 500; on a slow
+machine there are many evaluations, and one of them may be lucky."""
 
 ENDLESS = (
     "env.collector_env_num=4",

@@ -1,0 +1,454 @@
+"""Tasks wait for workers, are tried again, given up and counted; all on a clock of the test's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from dingsdk.errors import DingError, PoisonTaskError, WorkerLostError
+from dingsdk.worker.comm import LEFT, WorkerInfo
+from dingsdk.worker.coordinator import Role, TaskPhase, TaskState
+from dingsdk.worker.coordinator.experience import Experience, metadata_config
+from dingsdk.worker.coordinator.roles import CollectorRole, LearnerRole
+from dingsdk.worker.coordinator.scheduler_state import (
+    LOSS_WINDOW_S,
+    TASK_TIMEOUT_S,
+    SchedulerState,
+)
+from dingsdk.worker.coordinator.section import CoordinatorSection
+from dingsdk.worker.factory import create_buffer
+
+LEASE_S = 10.0
+RUN_CFG: dict[str, Any] = {"system": {"learner_num": 1, "collector_num": 2}}
+BUFFER = {"type": "naive", "replay_buffer_size": 64, "seed": 1}
+
+
+class Commander:
+    """Hands out what the test queued, and remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[str, list[dict[str, Any]]] = {"learner": [], "collector": []}
+        self.failed: list[tuple[str, str]] = []
+        self.progress: list[dict[str, Any]] = []
+        self.finished: list[dict[str, Any]] = []
+        self.goal_is_reached = False
+
+    def get_learner_task(self) -> dict[str, Any] | None:
+        return self.tasks["learner"].pop(0) if self.tasks["learner"] else None
+
+    def get_collector_task(self) -> dict[str, Any] | None:
+        return self.tasks["collector"].pop(0) if self.tasks["collector"] else None
+
+    def notify_fail_learner_task(self, task: Mapping[str, Any]) -> None:
+        self.failed.append(("learner", task["task_id"]))
+
+    def notify_fail_collector_task(self, task: Mapping[str, Any]) -> None:
+        self.failed.append(("collector", task["task_id"]))
+
+    def update_collector_info(self, task_id: str, info: Mapping[str, Any]) -> None:
+        self.progress.append({"task_id": task_id, **info})
+
+    def judge_collector_finish(self, task_id: str, info: Mapping[str, Any]) -> bool:
+        return bool(info["collector_done"])
+
+    def finish_collector_task(self, task_id: str, info: Mapping[str, Any]) -> bool:
+        self.finished.append({"task_id": task_id, **info})
+        return self.goal_is_reached
+
+    def finish_learner_task(self, task_id: str, info: Mapping[str, Any]) -> str:
+        return str(info["buffer_id"])
+
+
+class Auditor(Role):
+    """A role of the test's, whose tasks always may run."""
+
+    name = "auditor"
+    failures: list[str]
+
+    def create_worker(self, transport: Any, worker_id: str) -> Any:
+        raise NotImplementedError
+
+    def next_task(self, commander: Any) -> dict[str, Any] | None:
+        return {"task_id": "audit"}
+
+    def drive(self, control: Any, state: Any, task: Any) -> None:
+        raise NotImplementedError
+
+    def task_failed(self, commander: Any, task: Mapping[str, Any]) -> None:
+        self.failures = [*getattr(self, "failures", []), task["task_id"]]
+
+
+class Site:
+    """The state under test with one worker of each kind."""
+
+    def __init__(self, **cfg: Any) -> None:
+        self.now = 100.0
+        self.commander = Commander()
+        self.roles: dict[str, Role] = {
+            "learner": LearnerRole({}, RUN_CFG),
+            "collector": CollectorRole({}, RUN_CFG),
+            "auditor": Auditor({}, RUN_CFG),
+        }
+        self.state = SchedulerState(
+            self.roles,
+            self.commander,  # type: ignore[arg-type]
+            CoordinatorSection(lease_s=LEASE_S, **cfg),
+            lambda: self.now,
+        )
+
+    def join(self, worker_id: str, role: str = "collector") -> WorkerInfo:
+        info = WorkerInfo(worker_id, role)
+        self.state.join(info)
+        return info
+
+    def open_buffer(self, buffer_id: str = "b") -> Experience:
+        made = Experience(create_buffer(metadata_config(BUFFER), exp_name="run"))
+        self.state.experiences[buffer_id] = made
+        return made
+
+    def assigned(self, role: str = "collector", **task: Any) -> TaskState:
+        """Return a task that a worker has."""
+        if task:
+            self.commander.tasks[role].append({"task_id": "t", "buffer_id": "b", **task})
+        self.state.produce(role)
+        found = self.state.assign(role)
+        assert found is not None
+        self.state.begin(found)
+        return found
+
+    def lose(self, state: TaskState, reason: str = "silent") -> tuple[DingError | None, bool]:
+        """Lose the task's worker, and have another one there."""
+        assert state.worker is not None
+        self.state.lose(state.worker)
+        cause = WorkerLostError("lost", reason=reason)
+        outcome = self.state.end(state, TaskPhase.LOST, cause)
+        self.join(state.worker.worker_id, state.worker.role)
+        return outcome
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site()
+
+
+def collecting(**cfg: Any) -> dict[str, Any]:
+    return {"collector_cfg": {"eval_flag": False, **cfg}}
+
+
+EVALUATING = collecting(eval_flag=True)
+TRAINING = {"replay_buffer_cfg": BUFFER}
+
+
+# Starting tasks -----------------------------------------------------------------------------
+
+
+def test_task_is_asked_for_only_while_a_worker_is_idle_and_none_waits(site: Site) -> None:
+    site.open_buffer()
+    site.commander.tasks["collector"] += [{"task_id": n, "buffer_id": "b"} for n in "123"]
+    site.state.produce("collector")
+    assert len(site.commander.tasks["collector"]) == 3
+    site.join("c0")
+    site.state.produce("collector")
+    site.state.produce("collector")
+    assert len(site.commander.tasks["collector"]) == 2
+    found = site.state.assign("collector")
+    assert found is not None
+    assert (found.task_id, found.attempt, found.phase) == ("1", 1, TaskPhase.ASSIGNED)
+    assert site.state.running == {"1": found}
+
+
+def test_collector_task_waits_for_the_buffer_of_its_learner(site: Site) -> None:
+    site.join("c0")
+    site.commander.tasks["collector"].append({"task_id": "t", "buffer_id": "b"})
+    site.state.produce("collector")
+    assert site.state.assign("collector") is None
+    site.open_buffer()
+    assert site.state.assign("collector") is not None
+
+
+@pytest.mark.parametrize(
+    ("role", "limit_s"),
+    [("collector", 30.0), ("learner", 600.0), ("auditor", TASK_TIMEOUT_S)],
+)
+def test_task_that_no_worker_takes_in_time_fails(site: Site, role: str, limit_s: float) -> None:
+    info = site.join("w0", role)
+    if role != "auditor":
+        site.commander.tasks[role].append({"task_id": "t", "buffer_id": "b"})
+    site.state.produce(role)
+    site.state.lose(info)
+    site.now += limit_s
+    assert site.state.assign(role) is None
+    assert site.commander.failed == []
+    site.now += 0.1
+    assert site.state.assign(role) is None
+    site.join("w0", role)
+    assert site.state.assign(role) is None
+    failed = getattr(site.roles["auditor"], "failures", [])
+    assert site.commander.failed + [("auditor", each) for each in failed] == [
+        (role, "audit" if role == "auditor" else "t")
+    ]
+
+
+def test_worker_is_idle_again_after_its_task(site: Site) -> None:
+    site.open_buffer()
+    site.join("c0")
+    for phase, error in ((TaskPhase.FINISHED, None), (TaskPhase.FAILED, DingError("no"))):
+        state = site.assigned(**collecting())
+        assert not site.state.pool.has_idle("collector")
+        site.state.end(state, phase, error)
+        assert site.state.pool.has_idle("collector")
+        assert site.state.running == {}
+
+
+# Lost workers -------------------------------------------------------------------------------
+
+
+def test_code_that_raises_ends_the_run(site: Site) -> None:
+    site.open_buffer()
+    site.join("c0")
+    state, error = site.assigned(**collecting()), DingError("raised")
+    assert site.state.end(state, TaskPhase.FAILED, error) == (error, True)
+    assert site.commander.failed == [("collector", "t")]
+
+
+def test_lost_learner_task_goes_on_from_its_checkpoint(site: Site) -> None:
+    site.join("l0", "learner")
+    state = site.assigned("learner", **TRAINING)
+    assert site.lose(state) == (None, False)
+    again = site.assigned("learner")
+    assert again.task["resume"]
+    assert (again.task_id, again.attempt) == ("t", 2)
+    assert again.payload_prefix != state.payload_prefix
+
+
+def test_lost_collector_task_plays_other_episodes_an_evaluation_the_same(site: Site) -> None:
+    site.open_buffer()
+    site.join("c0")
+    seeds = []
+    for cfg in (collecting(seed=5), collecting(seed=5, eval_flag=True), collecting(seed=None)):
+        state = site.assigned(**cfg)
+        site.lose(state)
+        again = site.assigned()
+        seeds.append(again.task["collector_cfg"]["seed"])
+        site.state.end(again, TaskPhase.FINISHED, None)
+    assert seeds[0] not in (5, None)
+    assert seeds[1:] == [5, None]
+
+
+def test_each_attempt_has_a_seed_of_its_own(site: Site) -> None:
+    site.open_buffer()
+    site.join("c0")
+    state = site.assigned(**collecting(seed=5))
+    seeds = {5}
+    for _ in range(10):
+        site.now += LOSS_WINDOW_S
+        site.lose(state)
+        state = site.assigned()
+        seeds.add(state.task["collector_cfg"]["seed"])
+    assert len(seeds) == 11
+
+
+def test_learner_that_is_lost_three_times_ends_the_run(site: Site) -> None:
+    site.join("l0", "learner")
+    state = site.assigned("learner", **TRAINING)
+    for _ in range(2):
+        assert site.lose(state) == (None, False)
+        state = site.assigned("learner")
+    error, is_fatal = site.lose(state)
+    assert isinstance(error, PoisonTaskError)
+    assert is_fatal
+    assert (error.task_id, error.attempts, error.worker_id) == ("t", 3, "l0")
+    assert isinstance(error.__cause__, WorkerLostError)
+    assert site.commander.failed == [("learner", "t")]
+
+
+def test_losses_longer_ago_than_the_window_do_not_count(site: Site) -> None:
+    site.join("l0", "learner")
+    state = site.assigned("learner", **TRAINING)
+    for _ in range(10):
+        site.now += LOSS_WINDOW_S / 2
+        assert site.lose(state) == (None, False)
+        state = site.assigned("learner")
+    error, is_fatal = site.lose(state)
+    assert isinstance(error, PoisonTaskError)
+    assert is_fatal
+
+
+def test_losses_before_progress_do_not_count(site: Site) -> None:
+    site.join("l0", "learner")
+    state = site.assigned("learner", **TRAINING)
+    for iteration in range(100, 1100, 100):
+        site.now += LEASE_S
+        site.state.note_progress(state, iteration)
+        assert site.lose(state) == (None, False)
+        state = site.assigned("learner")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "iterations"),
+    [(LEASE_S, (100, 100, 100)), (LEASE_S, (100, 90, 50)), (LEASE_S - 0.1, (100, 200, 300))],
+)
+def test_no_progress_is_what_others_reached_before_or_what_is_lost_at_once(
+    site: Site, seconds: float, iterations: tuple[int, ...]
+) -> None:
+    site.join("l0", "learner")
+    state = site.assigned("learner", **TRAINING)
+    outcomes = []
+    for iteration in iterations:
+        site.now += seconds
+        site.state.note_progress(state, iteration)
+        outcomes.append(site.lose(state)[1])
+        if not outcomes[-1]:
+            state = site.assigned("learner")
+    # The first one got somewhere, which is no merit of those that were lost after it.
+    assert outcomes == [False, False, True]
+
+
+def test_worker_that_leaves_counts_for_nothing(site: Site) -> None:
+    site.open_buffer()
+    site.join("c0")
+    state = site.assigned(**collecting())
+    for _ in range(20):
+        assert site.lose(state, LEFT) == (None, False)
+        state = site.assigned()
+        assert state.attempt == 1
+
+
+def give_up(site: Site, task_id: str) -> tuple[DingError | None, bool]:
+    """Lose three workers over an evaluation."""
+    outcome: tuple[DingError | None, bool] = (None, False)
+    state = site.assigned(**{**EVALUATING, "task_id": task_id})
+    for attempt in range(3):
+        outcome = site.lose(state)
+        if attempt < 2:
+            state = site.assigned()
+    return outcome
+
+
+def test_evaluations_given_up_in_a_row_end_the_run(site: Site) -> None:
+    site.open_buffer()
+    site.join("c0")
+    outcomes = [give_up(site, str(n)) for n in range(3)]
+    assert [type(error) for error, _ in outcomes] == [PoisonTaskError] * 3
+    assert [is_fatal for _, is_fatal in outcomes] == [False, False, True]
+    assert "evaluator task 2 is given up" in str(outcomes[2][0])
+
+
+def test_evaluation_that_finishes_starts_the_count_again(site: Site) -> None:
+    site.open_buffer()
+    site.join("c0")
+    for round_ in range(3):
+        assert [give_up(site, f"{round_}{n}")[1] for n in range(2)] == [False, False]
+        done = site.assigned(**{**EVALUATING, "task_id": f"{round_}done"})
+        assert site.state.end(done, TaskPhase.FINISHED, None) == (None, False)
+
+
+def test_collector_that_finishes_leaves_the_count_of_evaluations(site: Site) -> None:
+    site.open_buffer()
+    site.join("c0")
+    for n in range(2):
+        give_up(site, str(n))
+        done = site.assigned(**{**collecting(), "task_id": f"done{n}"})
+        site.state.end(done, TaskPhase.FINISHED, None)
+    assert give_up(site, "last")[1]
+
+
+def test_lost_collector_whose_learner_is_done_is_not_tried_again(site: Site) -> None:
+    site.open_buffer()
+    site.join("c0")
+    state = site.assigned(**collecting())
+    del site.state.experiences["b"]
+    assert site.lose(state) == (None, False)
+    assert site.commander.failed == [("collector", "t")]
+    site.open_buffer()
+    assert site.state.assign("collector") is None
+
+
+# Counting -----------------------------------------------------------------------------------
+
+
+def report(steps: int, *, done: bool = False) -> dict[str, Any]:
+    return {"cur_step": steps, "collector_done": done}
+
+
+def test_env_steps_of_lost_attempts_stay_counted_and_are_told_to_the_commander(site: Site) -> None:
+    site.open_buffer()
+    site.join("c0")
+    state = site.assigned(**collecting())
+    assert not site.state.progress(state, report(40))
+    assert not site.state.progress(state, report(30))  # late
+    assert site.state.env_steps == 40
+    site.lose(state)
+    assert site.state.env_steps == 40
+    again = site.assigned()
+    assert site.state.progress(again, report(5, done=True))
+    assert site.commander.progress[-1]["cur_step"] == 45
+    assert not site.state.finish_collector(again, {"step_count": 8})
+    site.state.end(again, TaskPhase.FINISHED, None)
+    assert site.state.env_steps == 48
+    assert site.commander.finished[-1]["step_count"] == 48
+
+
+def test_env_steps_of_evaluations_do_not_count(site: Site) -> None:
+    site.open_buffer()
+    site.join("c0")
+    state = site.assigned(**EVALUATING)
+    assert site.state.is_evaluating
+    site.state.progress(state, report(40))
+    assert site.commander.progress[-1]["cur_step"] == 40
+    site.commander.goal_is_reached = True
+    assert site.state.finish_collector(state, {"step_count": 90})
+    site.state.end(state, TaskPhase.FINISHED, None)
+    assert site.state.env_steps == 0
+    assert site.commander.finished[-1]["step_count"] == 90
+    assert not site.state.is_evaluating
+
+
+def test_report_without_the_flag_does_not_end_a_collector(site: Site) -> None:
+    site.open_buffer()
+    site.join("c0")
+    state = site.assigned(**collecting())
+    assert not site.state.progress(state, {"cur_step": 1})
+
+
+def test_payloads_are_live_while_buffered_waiting_or_of_a_running_task(site: Site) -> None:
+    experience = site.open_buffer()
+    site.join("c0")
+    state = site.assigned(**collecting())
+    experience.push({"data_id": "buffered", "rows": 2, "policy_iter": 0}, 0)
+    state.waiting = frozenset({"waiting"})
+    is_live = site.state.find_live()
+    assert site.state.live_payloads == {"buffered"}
+    assert is_live("buffered")
+    assert is_live("waiting")
+    assert is_live(f"{state.payload_prefix}-anything")
+    assert not is_live("nobodys")
+    site.state.end(state, TaskPhase.FINISHED, None)
+    is_live = site.state.find_live()
+    assert is_live("buffered")
+    assert not is_live(f"{state.payload_prefix}-anything")
+
+
+def test_evicted_samples_of_all_buffers_are_added_up(site: Site) -> None:
+    for name in ("a", "b"):
+        experience = site.open_buffer(name)
+        for n in range(3):
+            meta = {"data_id": f"{name}{n}", "rows": 32, "policy_iter": 0}
+            experience.push(meta, 0)
+    assert site.state.evicted == {"overwritten": 64}
+
+
+def test_finished_learner_gives_its_experience_back_once(site: Site) -> None:
+    experience = site.open_buffer()
+    site.join("l0", "learner")
+    state = site.assigned("learner", **TRAINING)
+    assert site.state.finish_learner(state, {"buffer_id": "b"}) is experience
+    assert site.state.finish_learner(state, {"buffer_id": "b"}) is None
+
+
+def test_state_of_a_task_needs_only_its_id() -> None:
+    state = TaskState("t")
+    assert (state.task_id, state.kind, state.buffer_id, state.is_evaluation) == ("t", "", "", False)
+    assert state.start_time > 0
