@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dingsdk.errors import TooManyTasksError, WorkerLostError
+from dingsdk.errors import ClosedError, TaskFailedError, TooManyTasksError, WorkerLostError
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm import LEFT, CommWorker, Master, TaskFunctions, WorkerInfo
 from dingsdk.worker.comm.slave import POLL_S
@@ -32,9 +32,9 @@ class ScriptedWorker(CommWorker):
 
     role = "collector"
 
-    def __init__(self, tasks: TaskFunctions, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, tasks: TaskFunctions, cfg: Any, *args: Any, **kwargs: Any) -> None:
         self._given = tasks
-        super().__init__({}, *args, **kwargs)
+        super().__init__(cfg, *args, **kwargs)
 
     def _tasks(self) -> TaskFunctions:
         return self._given
@@ -42,6 +42,8 @@ class ScriptedWorker(CommWorker):
 
 class Bench:
     """A master, and one worker whose tasks are the test's functions."""
+
+    lease_s = 10.0
 
     def __init__(self, tmp_path: Path) -> None:
         cfg = {"type": "in_memory", "concurrency": "threads"}
@@ -55,16 +57,19 @@ class Bench:
             on_join=self.joined.append,
             on_renew=self.renewed.append,
             on_lost=lambda info, reason: None,
-            lease_s=10.0,
+            lease_s=self.lease_s,
             max_open_tasks=64,
         )
         self.address = self.master.start()
         self.workers: list[ScriptedWorker] = []
 
     def worker(
-        self, **tasks: Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
+        self,
+        cfg: Mapping[str, Any] | None = None,
+        /,
+        **tasks: Callable[[Mapping[str, Any]], Mapping[str, Any] | None],
     ) -> ScriptedWorker:
-        made = ScriptedWorker(tasks, self.transport, "w0", clock=lambda: self.now)
+        made = ScriptedWorker(tasks, cfg or {}, self.transport, "w0", clock=lambda: self.now)
         made.start(self.address)
         self.workers.append(made)
         return made
@@ -268,3 +273,266 @@ def test_end_of_the_job_wakes_the_task_that_waits_for_it(bench: Bench) -> None:
     bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
     bench.master.ask("w0", {"name": "wait"}, PATIENCE_S)
     assert waited_s[0] < 0.75 * POLL_S  # after that it looks by itself
+
+
+def renews(bench: Bench, worker: CommWorker, after_s: float) -> bool:
+    """Whether the worker renews its lease once so much time has passed."""
+    bench.now += after_s
+    bench.renewed.clear()
+    worker.renew()
+    return bool(bench.renewed)
+
+
+class KeptBusy:
+    """A worker whose serving thread is in a task, so that the test alone renews."""
+
+    def __init__(self, bench: Bench, job: Callable[[CommWorker], None], **cfg: Any) -> None:
+        self.is_busy, self.go_on, self.stop = (threading.Event() for _ in range(3))
+        self._bench = bench
+        self.worker = bench.worker(cfg, start=self._start, wait=self._wait)
+        self._job = job
+        bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
+        self._task = bench.master.new_task("w0", {"name": "wait"}).start()
+        assert self.is_busy.wait(PATIENCE_S)
+
+    def _start(self, task: Mapping[str, Any]) -> None:
+        self.worker.start_job(lambda: self._job(self.worker), self.stop.set, "job")
+
+    def _wait(self, task: Mapping[str, Any]) -> None:
+        self.is_busy.set()
+        self.go_on.wait(PATIENCE_S)
+
+    def end(self) -> None:
+        self.stop.set()
+        self.go_on.set()
+        self._task.join(PATIENCE_S)
+
+
+@pytest.mark.parametrize("timeout_s", [5.0, 120.0])
+def test_job_without_progress_keeps_the_lease_for_its_timeout(
+    bench: Bench, timeout_s: float
+) -> None:
+    over = threading.Event()
+    busy = KeptBusy(bench, lambda worker: until(over)(), progress_timeout_s=timeout_s)
+    assert renews(bench, busy.worker, timeout_s - 0.1)
+    assert not renews(bench, busy.worker, 4.0)
+    busy.worker._moved_at = bench.now  # the job moves on
+    assert renews(bench, busy.worker, 4.0)
+    over.set()
+    busy.end()
+
+
+@pytest.mark.parametrize("how", ["job_wait", "pause"])
+def test_job_that_waits_keeps_the_lease_however_long(bench: Bench, how: str) -> None:
+    def run(worker: CommWorker) -> None:
+        if how == "job_wait":
+            with worker.condition:
+                worker.job_wait(lambda: False)
+        else:
+            worker.pause(PATIENCE_S)
+
+    busy = KeptBusy(bench, run)
+    bench.wait(lambda: busy.worker._waiting == 1)
+    assert renews(bench, busy.worker, 1000.0)
+    assert renews(bench, busy.worker, 1000.0)
+    assert busy.worker.stop_job()
+    busy.end()
+
+
+def test_time_that_a_job_waited_is_no_step_without_progress(bench: Bench) -> None:
+    is_over, may_end = threading.Event(), threading.Event()
+
+    def run(worker: CommWorker) -> None:
+        with worker.condition:
+            worker.job_wait(is_over.is_set)
+        may_end.wait(PATIENCE_S)
+
+    busy = KeptBusy(bench, run)
+    bench.wait(lambda: busy.worker._waiting == 1)
+    assert renews(bench, busy.worker, 1000.0)
+    is_over.set()
+    with busy.worker.condition:
+        busy.worker.condition.notify_all()
+    bench.wait(lambda: busy.worker._waiting == 0)
+    assert renews(bench, busy.worker, 59.0)
+    may_end.set()
+    busy.end()
+
+
+def test_worker_without_a_job_or_with_one_that_ended_keeps_the_lease(bench: Bench) -> None:
+    busy = KeptBusy(bench, lambda worker: None)
+    bench.wait(lambda: busy.worker.job_ended)
+    assert renews(bench, busy.worker, 1000.0)
+    busy.worker.stop_job()
+    assert renews(bench, busy.worker, 1000.0)
+    busy.end()
+
+
+class HastyBench(Bench):
+    lease_s = 0.6
+
+
+@pytest.fixture
+def hasty(tmp_path: Path) -> Iterator[Bench]:
+    made = HastyBench(tmp_path)
+    yield made
+    made.close()
+
+
+class Recorded:
+    """A condition that writes down how long its waits may take."""
+
+    def __init__(self, condition: Any) -> None:
+        self._condition = condition
+        self.timeouts: list[float] = []
+
+    def __enter__(self) -> Any:
+        return self._condition.__enter__()
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._condition.__exit__(*exc_info)
+
+    def wait_for(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
+        self.timeouts.append(timeout_s)
+        found: bool = self._condition.wait_for(predicate, timeout_s)
+        return found
+
+    def notify_all(self) -> None:
+        self._condition.notify_all()
+
+
+def test_waits_are_short_enough_for_three_renewals_of_a_short_lease(
+    hasty: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polls: list[float] = []
+    end_cls = type(hasty.transport.slave_end(hasty.address))
+    next_task = end_cls.next_task
+    monkeypatch.setattr(
+        end_cls,
+        "next_task",
+        lambda end, timeout_s: (polls.append(timeout_s), next_task(end, timeout_s))[1],
+    )
+    waited: list[bool] = []
+
+    def wait(task: Mapping[str, Any]) -> None:
+        with worker.condition:
+            deadline = hasty.now + 5.0
+            timer = threading.Timer(0.3, lambda: setattr(hasty, "now", deadline + 1.0))
+            timer.start()
+            waited.append(worker.task_wait(lambda: False, 5.0))
+        timer.join()
+
+    worker = hasty.worker(wait=wait)
+    recorded = worker.condition = Recorded(worker.condition)  # type: ignore[assignment]
+    hasty.master.ask("w0", {"name": "wait"}, PATIENCE_S)
+    assert waited == [False]
+    assert polls
+    assert max(polls) <= hasty.lease_s / 3
+    assert max(recorded.timeouts) <= hasty.lease_s / 3
+
+
+def test_lease_is_renewed_while_a_task_builds_what_its_job_needs(hasty: Bench) -> None:
+    def build(task: Mapping[str, Any]) -> None:
+        with worker.building():
+            for _ in range(3):
+                hasty.renewed.clear()
+                hasty.now += hasty.lease_s / 3
+                hasty.wait(lambda: bool(hasty.renewed))
+
+    worker = hasty.worker(build=build)
+    hasty.master.ask("w0", {"name": "build"}, PATIENCE_S)
+
+
+def test_error_of_a_job_fails_the_tasks_that_ask_for_it_and_not_the_next_job(
+    bench: Bench,
+) -> None:
+    def fail() -> None:
+        raise ValueError("on purpose")
+
+    jobs = iter([fail, lambda: None])
+
+    def report(task: Mapping[str, Any]) -> Mapping[str, Any]:
+        bench.wait(lambda: worker.job_ended)
+        worker.raise_job_error()
+        return {"fine": True}
+
+    worker = bench.worker(
+        start=lambda task: worker.start_job(next(jobs), lambda: None, "job"),
+        report=report,
+        end=lambda task: {"ended": worker.stop_job()},
+    )
+    for outcome in ("on purpose", None):
+        bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
+        if outcome:
+            with pytest.raises(TaskFailedError, match=outcome):
+                bench.master.ask("w0", {"name": "report"}, PATIENCE_S)
+        else:
+            assert bench.master.ask("w0", {"name": "report"}, PATIENCE_S) == {"fine": True}
+        assert bench.master.ask("w0", {"name": "end"}, PATIENCE_S) == {"ended": True}
+
+
+def test_connection_that_closes_under_a_stopped_job_is_no_error_of_it(bench: Bench) -> None:
+    go_on = threading.Event()
+
+    def run() -> None:
+        go_on.wait(PATIENCE_S)
+        raise ClosedError("closed meanwhile", what="store")
+
+    def end(task: Mapping[str, Any]) -> Mapping[str, Any]:
+        worker.stop_job()
+        worker.raise_job_error()
+        return {"fine": True}
+
+    worker = bench.worker(start=lambda task: worker.start_job(run, go_on.set, "job"), end=end)
+    bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
+    # Set before the job can see it: the job is told first, and finds its flag up.
+    worker.is_stopping = True
+    assert bench.master.ask("w0", {"name": "end"}, PATIENCE_S) == {"fine": True}
+
+
+def test_worker_runs_one_job_at_a_time(bench: Bench) -> None:
+    over = threading.Event()
+    worker = bench.worker(
+        start=lambda task: worker.start_job(until(over), over.set, "the first"),
+    )
+    bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
+    with pytest.raises(TaskFailedError, match="w0 runs the first") as caught:
+        bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
+    assert caught.value.result == {"message": "busy"}
+    assert worker.stop_job()
+    assert worker.stop_job()
+    over.clear()
+    bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
+    over.set()
+
+
+def test_job_that_ignores_the_stop_is_still_the_workers_job(bench: Bench) -> None:
+    over = threading.Event()
+    worker = bench.worker(
+        start=lambda task: worker.start_job(until(over), lambda: None, "stubborn"),
+    )
+    bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
+    assert not worker.stop_job(0.05)
+    assert worker.has_job
+    over.set()
+    assert worker.stop_job()
+    assert not worker.has_job
+
+
+def test_worker_says_what_its_host_offers(bench: Bench) -> None:
+    worker = bench.worker(resource=lambda task: worker.deal_with_resource())
+    found = bench.master.ask("w0", {"name": "resource"}, PATIENCE_S)
+    assert found == bench.joined[0].resource
+    assert found["cpu"] >= 1
+    assert found["gpu"] >= 0
+
+
+def test_worker_is_over_before_it_starts_and_after_it_closes(bench: Bench) -> None:
+    made = ScriptedWorker({}, {}, bench.transport, "w1")
+    assert made.is_over
+    assert made.close()
+    made.start(bench.address)
+    assert not made.is_over
+    assert made.close()
+    assert made.is_over
+    assert made.failure is None

@@ -1,0 +1,352 @@
+"""How the built-in roles drive a task: the messages to its worker, and what is made of answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from dingsdk.config import to_easydict
+from dingsdk.errors import UnknownPluginError, WorkerLostError
+from dingsdk.worker.coordinator import TaskPhase, TaskState, create_role, create_roles
+from dingsdk.worker.coordinator.roles import LAST_ANSWERS, CollectorRole, LearnerRole
+
+RUN_CFG: dict[str, Any] = {"system": {"learner_num": 1, "collector_num": 2}}
+TASK = {"task_id": "t", "buffer_id": "b"}
+
+
+class Buffer:
+    """Has room, or samples, as soon as the test says so."""
+
+    def __init__(self) -> None:
+        self.is_ready = True
+
+    def can_push(self, rows: int) -> bool:
+        return self.is_ready
+
+    def can_sample(self, batch_size: int) -> bool:
+        return self.is_ready
+
+
+class Experience:
+    def __init__(self) -> None:
+        self.buffer = Buffer()
+
+
+class Control:
+    """A coordinator whose worker gives the test's answers; everything is written down."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.condition = threading.Condition(threading.Lock())
+        self.experience: Experience | None = Experience()
+        self.is_ending = False
+        self.held_up_by = ""
+        self.answers = list(answers)
+        self.messages: list[dict[str, Any]] = []
+        self.timeouts: list[str] = []
+        self.calls: list[tuple[Any, ...]] = []
+        self.done_at: set[int] = set()
+        """Reports, or learn infos, that say that the task is done."""
+        self.refusals = 0
+        self.data: list[dict[str, Any] | None] = []
+        self.on_call: Callable[[str], None] = lambda name: None
+
+    def must_end(self, state: TaskState) -> bool:
+        return self.is_ending
+
+    def ask(
+        self, state: TaskState, data: Mapping[str, Any], timeout_key: str = "answer_timeout_s"
+    ) -> Mapping[str, Any]:
+        self.messages.append(dict(data))
+        self.timeouts.append(timeout_key)
+        if data["name"].endswith(("start_task", "close_task")):
+            return {"is": data["name"]}
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        found: Mapping[str, Any] = answer
+        return found
+
+    def experience_of(self, state: TaskState) -> Any:
+        return self.experience
+
+    def _note(self, *call: Any) -> None:
+        self.calls.append(call)
+        self.on_call(call[0])
+
+    def of(self, name: str) -> list[Any]:
+        return [call[1] if len(call) == 2 else call[1:] for call in self.calls if call[0] == name]
+
+    def names(self) -> list[str]:
+        return [message["name"] for message in self.messages]
+
+    def open_experience(self, state: TaskState) -> None:
+        self._note("open")
+
+    def end_batch_leases(self, state: TaskState) -> None:
+        self._note("end_leases")
+
+    def deal_with_task_started(self, state: TaskState) -> None:
+        self._note("started")
+
+    def deal_with_storage(self, state: TaskState, held_up_by: str) -> None:
+        self._note("storage", held_up_by)
+
+    def deal_with_collecting(self) -> None:
+        self._note("collecting")
+
+    def deal_with_collector_send_data(self, state: TaskState, meta: Mapping[str, Any]) -> bool:
+        self._note("data", meta["data_id"], state.waiting)
+        if self.refusals:
+            self.refusals -= 1
+            return False
+        return True
+
+    def deal_with_collector_progress(self, state: TaskState, report: Mapping[str, Any]) -> bool:
+        self._note("progress", report["cur_step"])
+        return report["cur_step"] in self.done_at
+
+    def deal_with_collector_finish_task(self, state: TaskState, finished: Any) -> None:
+        self._note("finish", finished["is"])
+
+    def deal_with_learner_get_data(self, state: TaskState, demand: Any) -> Any:
+        self._note("get_data", demand["batch_size"])
+        return self.data.pop(0)
+
+    def deal_with_learner_send_info(self, state: TaskState, info: Mapping[str, Any]) -> None:
+        self._note("info", info["learner_step"])
+
+    def deal_with_learner_judge_finish(self, state: TaskState, info: Mapping[str, Any]) -> bool:
+        return info["learner_step"] in self.done_at
+
+    def deal_with_learner_finish_task(
+        self, state: TaskState, finished: Mapping[str, Any], *, has_trained_out: bool
+    ) -> None:
+        self._note("finish", finished["is"], has_trained_out)
+
+
+def reports(*found: Mapping[str, Any], **answer: Any) -> dict[str, Any]:
+    return {"reports": list(found), "has_ended": False, **answer}
+
+
+def payload(name: str, step: int) -> dict[str, Any]:
+    return {"data_id": name, "rows": 4, "cur_step": step}
+
+
+def drive_collector(control: Control) -> TaskState:
+    state = TaskState("t", "collector", TASK)
+    CollectorRole({}, RUN_CFG).drive(control, state, TASK)
+    return state
+
+
+def drive_learner(control: Control) -> TaskState:
+    state = TaskState("t", "learner", TASK)
+    LearnerRole({}, RUN_CFG).drive(control, state, TASK)
+    return state
+
+
+# Collectors ---------------------------------------------------------------------------------
+
+
+def test_collector_is_started_asked_for_reports_and_closed() -> None:
+    control = Control(reports(payload("a", 4), {"cur_step": 5}), reports(has_ended=True))
+    state = drive_collector(control)
+
+    asked = ["collector_data_task"] * 2
+    assert control.names() == ["collector_start_task", *asked, "collector_close_task"]
+    assert control.messages[0]["task_info"] == TASK
+    assert control.timeouts[0] == "start_timeout_s"
+    assert set(control.timeouts[1:]) == {"answer_timeout_s"}
+    assert [call[0] for call in control.calls] == [
+        "started", "collecting", "storage", "data", "progress", "progress", "storage", "finish",
+    ]  # fmt: skip
+    assert control.of("finish") == ["collector_close_task"]
+    assert state.phase is TaskPhase.CLOSING
+
+
+def test_payloads_of_an_answer_wait_together() -> None:
+    control = Control(reports(payload("a", 4), payload("b", 8), {"cur_step": 9}, has_ended=True))
+    state = drive_collector(control)
+    both = frozenset({"a", "b"})
+    assert control.of("data") == [("a", both), ("b", both)]
+    assert state.waiting == both
+
+
+def test_collector_that_is_done_may_ship_what_it_holds() -> None:
+    control = Control(*[reports({"cur_step": n}) for n in range(10)])
+    control.done_at = {1}
+    drive_collector(control)
+    assert control.of("progress") == list(range(1 + LAST_ANSWERS))
+
+
+def test_collector_is_closed_at_the_end_of_the_training() -> None:
+    control = Control(reports({"cur_step": 1}), reports({"cur_step": 2}))
+
+    def end(name: str) -> None:
+        control.is_ending = name == "progress"
+
+    control.on_call = end
+    drive_collector(control)
+    assert control.of("progress") == [1]
+    assert control.names()[-1] == "collector_close_task"
+
+
+def test_collector_hears_and_tells_that_the_storage_is_full() -> None:
+    control = Control(reports(held_up_by="disk full"), reports(), reports(has_ended=True))
+    held_up = iter(["", "the policy", ""])
+    control.on_call = lambda name: setattr(
+        control, "held_up_by", next(held_up) if name == "storage" else control.held_up_by
+    )
+    control.held_up_by = "the policy"
+    drive_collector(control)
+    told = [message["is_held_up"] for message in control.messages[1:-1]]
+    assert told == [True, False, True]
+    assert control.of("storage") == ["disk full", "", ""]
+
+
+def test_payload_is_offered_until_the_buffer_takes_it() -> None:
+    control = Control(reports(payload("a", 4), has_ended=True))
+    control.refusals = 3
+    drive_collector(control)
+    assert len(control.of("data")) == 4
+    assert control.of("progress") == [4]
+
+
+def test_payload_waits_for_room_without_spinning() -> None:
+    control = Control(reports(payload("a", 4), has_ended=True))
+    control.refusals = 1
+    assert control.experience is not None
+    buffer = control.experience.buffer
+    buffer.is_ready = False
+    driver = threading.Thread(target=drive_collector, args=(control,))
+    refused = threading.Event()
+    control.on_call = lambda name: refused.set() if name == "data" else None
+    driver.start()
+    assert refused.wait(20.0)
+    with control.condition:
+        buffer.is_ready = True
+        control.condition.notify_all()
+    driver.join(20.0)
+    assert len(control.of("data")) == 2
+
+
+@pytest.mark.parametrize("what", ["ending", "buffer"])
+def test_payload_that_nobody_takes_any_more_holds_nobody_up(what: str) -> None:
+    control = Control(reports(payload("a", 4), has_ended=True))
+    assert control.experience is not None
+    control.experience.buffer.is_ready = False
+    control.refusals = 10**6 if what == "ending" else 1
+
+    def change(name: str) -> None:
+        if name == "data" and what == "ending":
+            control.is_ending = True
+        elif name == "data":
+            control.experience = None
+
+    control.on_call = change
+    drive_collector(control)
+    assert len(control.of("data")) == (1 if what == "ending" else 2)
+    assert control.names()[-1] == "collector_close_task"
+
+
+# Learners -----------------------------------------------------------------------------------
+
+DEMAND = {"batch_size": 8, "batches": 2, "cur_learner_iter": 0}
+
+
+def learned(step: int) -> dict[str, Any]:
+    return {"info": {"learner_step": step}}
+
+
+def test_learner_is_leased_batches_until_it_is_done() -> None:
+    control = Control(DEMAND, learned(1), DEMAND, learned(2))
+    control.data = [{"batches": ["first"]}, {"batches": ["second"]}]
+    control.done_at = {2}
+    state = drive_learner(control)
+
+    assert control.names() == [
+        "learner_start_task",
+        *["learner_get_data_task", "learner_learn_task"] * 2,
+        "learner_close_task",
+    ]
+    learns = [m["data"] for m in control.messages if m["name"] == "learner_learn_task"]
+    assert learns == [{"batches": ["first"]}, {"batches": ["second"]}]
+    assert control.timeouts.count("learn_timeout_s") == 2
+    assert control.timeouts[0] == "start_timeout_s"
+    assert control.of("info") == [1, 2]
+    assert control.of("finish") == [("learner_close_task", True)]
+    assert [call[0] for call in control.calls][:2] == ["open", "started"]
+    assert control.calls[-1] == ("end_leases",)
+    assert state.phase is TaskPhase.CLOSING
+
+
+def test_learner_without_a_demand_is_asked_again_until_it_has_ended() -> None:
+    pending = {"pending": True, "learner_done": False, "held_up_by": "disk full"}
+    control = Control(pending, {**pending, "learner_done": True, "held_up_by": ""})
+    drive_learner(control)
+    assert control.names().count("learner_get_data_task") == 2
+    assert control.of("storage") == ["disk full", ""]
+    assert control.of("finish") == [("learner_close_task", True)]
+
+
+def test_learner_that_is_cut_short_has_not_trained_out() -> None:
+    control = Control(DEMAND, learned(1), DEMAND)
+    control.data = [{"batches": []}]
+
+    def end(name: str) -> None:
+        control.is_ending = name == "info"
+
+    control.on_call = end
+    drive_learner(control)
+    assert control.of("finish") == [("learner_close_task", False)]
+
+
+@pytest.mark.parametrize("what", ["ending", "buffer"])
+def test_learner_that_waits_for_data_in_vain_is_closed(what: str) -> None:
+    control = Control(DEMAND)
+    assert control.experience is not None
+    control.experience.buffer.is_ready = False
+    control.data = [None]
+
+    def change(name: str) -> None:
+        if name == "storage":
+            control.is_ending, control.experience = what == "ending", None
+
+    control.on_call = change
+    drive_learner(control)
+    assert control.of("finish") == [("learner_close_task", False)]
+    assert len(control.of("get_data")) == (0 if what == "ending" else 1)
+
+
+def test_buffer_that_refuses_is_asked_again() -> None:
+    control = Control(DEMAND, learned(1))
+    control.data = [None, None, {"batches": ["at last"]}]
+    control.done_at = {1}
+    drive_learner(control)
+    assert len(control.of("get_data")) == 3
+    assert control.of("info") == [1]
+
+
+def test_leases_of_a_lost_learner_end() -> None:
+    control = Control(WorkerLostError("gone"))
+    with pytest.raises(WorkerLostError):
+        drive_learner(control)
+    assert control.calls[-1] == ("end_leases",)
+    assert control.of("finish") == []
+
+
+# Roles of a run -----------------------------------------------------------------------------
+
+
+def test_run_has_a_learner_collectors_and_what_it_names() -> None:
+    roles = create_roles(RUN_CFG)
+    assert list(roles) == ["learner", "collector"]
+    assert [role.worker_num for role in roles.values()] == [1, 2]
+    assert [role.ends_run for role in roles.values()] == [True, False]
+    assert create_role("collector", RUN_CFG).name == "collector"
+    unknown = to_easydict({"system": {"roles": {"colector": {}}}})
+    with pytest.raises(UnknownPluginError) as caught:
+        create_roles({**unknown, **RUN_CFG, "system": {**RUN_CFG["system"], **unknown["system"]}})
+    assert caught.value.nearest == "collector"
