@@ -83,6 +83,12 @@ class TestRoundTrip:
         assert found["dots.and/slashes"]["a/b"] == 1
         assert found["dots.and/slashes"]["a"]["b"] == 0
 
+    def test_env_steps_are_unknown_unless_given(self, tmp_path):
+        save_checkpoint(tmp_path, "a", {}, iteration=3)
+
+        found = load_checkpoint(tmp_path / "a")
+        assert (found.envstep, found.meta, found.state, found.skipped) == (-1, {}, {}, ())
+
     def test_of_nan(self, tmp_path):
         save_checkpoint(tmp_path, "a", {"best": math.nan}, iteration=0)
 
