@@ -289,10 +289,7 @@ class Folder:
                 if len(content) < found.st_size:  # above 2 GiB, or cut off
                     os.lseek(descriptor, 0, os.SEEK_SET)
                     content = bytes(self._read(name, descriptor, found.st_size))
-                # A file that lost its name meanwhile may have been reused by :meth:`rewrite`.
-                now = self.stat(name)
-                if now is None or now.st_ino != found.st_ino:
-                    raise DataMissingError(f"{self.path / name} went away", data_id=name)
+                self._check_read(name, found)
                 return memoryview(content)
             return memoryview(mmap.mmap(descriptor, found.st_size, access=mmap.ACCESS_READ))
         except OSError as error:
@@ -474,6 +471,9 @@ class Folder:
         self.identity = found.st_dev, found.st_ino
         self._descriptor = _SharedDescriptor(descriptor)
 
+    def _check_read(self, name: str, found: os.stat_result) -> None:
+        """Refuse what was read of a file if it may be that of another."""
+
     def _why_refused_folder(self, found: os.stat_result) -> str:
         return ""
 
@@ -575,6 +575,12 @@ class PrivateDir(Folder):
         finally:
             os.close(descriptor)  # not close_reader: it may be here that a full disk is reported
         return True
+
+    def _check_read(self, name: str, found: os.stat_result) -> None:
+        # A file that lost its name meanwhile may have been reused by :meth:`rewrite`.
+        now = self.stat(name)
+        if now is None or now.st_ino != found.st_ino:
+            raise DataMissingError(f"{self.path / name} went away", data_id=name)
 
     def _why_refused_folder(self, found: os.stat_result) -> str:
         if found.st_uid != os.geteuid():

@@ -278,6 +278,32 @@ def test_a_file_above_the_limit_is_not_read(folder: PrivateDir) -> None:
             use("huge", 1 << 20)
 
 
+@pytest.mark.parametrize("change", ["replaced", "removed"])
+def test_a_file_that_changes_while_it_is_read_is_whole_or_missing(
+    tmp_path: Path, folder: PrivateDir, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """In a private folder it is missing: its old file may be written again by somebody."""
+    real = os.read
+
+    with Folder(tmp_path / "any") as opened:
+        for place in (folder, opened):
+            place.write_atomic("a", [b"old"])
+
+            def changing(descriptor: int, size: int, place: Folder = place) -> bytes:
+                if change == "replaced":
+                    place.write_atomic("a", [b"new"])
+                else:
+                    place.unlink("a")
+                return real(descriptor, size)
+
+            monkeypatch.setattr(os, "read", changing)
+            if place is folder:
+                with pytest.raises(DataMissingError):
+                    place.view("a", 9)
+            else:
+                assert bytes(place.view("a", 9)) == b"old"
+
+
 def test_planted_links_are_replaced_or_removed_never_followed(
     tmp_path: Path, folder: PrivateDir
 ) -> None:
