@@ -280,7 +280,7 @@ def decode_safetensors(kind: str, data: Buffer, *, max_manifest_bytes: int = 16 
         header = msgspec.json.decode(head[8:], type=_SafetensorsHeader)
         core, digest = _split_digest(header.metadata[_METADATA_KEY].encode())
     except (msgspec.MsgspecError, UnicodeError, RecursionError, KeyError) as error:
-        raise DataCorruptError(f"no container: {error!r:.200}", where="header") from error
+        raise DataCorruptError(f"not a container: {error!r:.200}", where="header") from error
     algorithm, _, digits = digest.partition(":")
     blank = f"{algorithm}:{'0' * len(digits)}".encode()
     at = _place_of(digest.encode(), head)
@@ -290,7 +290,7 @@ def decode_safetensors(kind: str, data: Buffer, *, max_manifest_bytes: int = 16 
     try:
         tensors = safetensors.torch.load(bytes(view))
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise DataCorruptError(f"no container: {error}", where="tensors") from error
+        raise DataCorruptError(f"not a container: {error}", where="tensors") from error
     return _join(manifest.tree, None, tensors)
 
 
@@ -506,7 +506,9 @@ def _parse(core: bytes) -> _Manifest:
         # Repeated keys, blanks, other spellings of a number: we never write them.
         is_ours = msgspec.json.encode(manifest)[:-1] == core
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise DataCorruptError(f"no container: its manifest: {error}", where="manifest") from error
+        raise DataCorruptError(
+            f"not a container: its manifest: {error}", where="manifest"
+        ) from error
     if not is_ours:
         _corrupt("its manifest is not spelled as ours are", "manifest")
     return manifest
@@ -516,7 +518,9 @@ def _check_version(manifest: bytes) -> None:
     try:
         found = _version_decoder.decode(manifest).version
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise DataCorruptError(f"no container: its manifest: {error}", where="manifest") from error
+        raise DataCorruptError(
+            f"not a container: its manifest: {error}", where="manifest"
+        ) from error
     if found != VERSION:
         raise DataVersionError(
             f"format version {found!r:.40}; this version of dingsdk reads {VERSION}",
@@ -555,7 +559,7 @@ def _remember(cache: dict[Any, Any], key: Any, value: Any, size_bytes: int) -> N
 
 
 def _corrupt(what: str, where: str) -> NoReturn:
-    raise DataCorruptError(f"no container: {what}", where=where)
+    raise DataCorruptError(f"not a container: {what}", where=where)
 
 
 def _unfit(path: _Path, expected: str, found: str) -> SchemaMismatchError:
@@ -656,7 +660,9 @@ def _join(tree: Any, columns: dict[str, _Column] | None, arrays: Mapping[str, An
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         if isinstance(error, DataCorruptError):
             raise
-        raise DataCorruptError(f"no container: its tree: {error!r:.200}", where="tree") from error
+        raise DataCorruptError(
+            f"not a container: its tree: {error!r:.200}", where="tree"
+        ) from error
     if sorted(joiner.used) != sorted(arrays) or (columns and joiner.used != list(columns)):
         _corrupt("its tree does not name each array once, in order", "tree")
     return value
