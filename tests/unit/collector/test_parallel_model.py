@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dingsdk.data import SampleBatch
 from dingsdk.data.seeding import derive_seed
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.policy.base import CollectMode, EvalMode
@@ -132,6 +133,7 @@ class Wire:
         collector.get_policy_update_info = self._newest
 
     def _keep(self, data_id: str, batch: Any) -> None:
+        assert isinstance(batch, SampleBatch)
         assert data_id not in self.payloads
         self.payloads[data_id] = plain_rows(batch)
 

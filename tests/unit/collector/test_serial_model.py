@@ -166,6 +166,17 @@ def test_a_long_collection_gives_what_the_model_gives(
     run(case, [unrecorded, call, {**call, "wanted": 400}, call, "reset_env", call, call])
 
 
+@pytest.mark.parametrize("n_sample", [None, 6])
+def test_recorded_rounds_move_to_the_front_and_stay_what_they_were(n_sample: int | None) -> None:
+    case = {
+        "script": Script(seed=2, longest=24, fail_rate=0.0), "env_num": 4, "n_sample": n_sample,
+        "unroll_len": 1, "traj_len_inf": False, "on_policy": False, "level_seeds": None,
+        "form": "columns", "manager": "in_process", "print_freq": 0, "deepcopy_obs": False,
+    }  # fmt: skip
+    call = {"drop_extra": False, "shift": 0, "is_random": False, "is_recorded": True, "iters": 1}
+    run(case, [{**call, "wanted": 10 + 7 * (number % 9)} for number in range(60)])
+
+
 def run(case: dict[str, Any], calls: list[Any]) -> None:
     env_num, n_sample = case["env_num"], case["n_sample"]
     traj_len = None

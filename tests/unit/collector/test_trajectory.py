@@ -44,7 +44,9 @@ def test_pool_of_players_stays_a_list_even_for_one() -> None:
 
 def test_transitions_share_the_observation_between_them() -> None:
     obs = [np.full(2, i, np.float32) for i in range(4)]
-    data = [{"obs": obs[i], "next_obs": obs[i + 1], "done": i == 2} for i in range(3)]
+    data = [
+        {"obs": obs[i], "next_obs": obs[i + 1], "done": i == 2, "reward": 0.5 * i} for i in range(3)
+    ]
 
     shared = to_tensor_transitions(data)
     apart = to_tensor_transitions(data, shallow_copy_next_obs=False)
@@ -52,7 +54,8 @@ def test_transitions_share_the_observation_between_them() -> None:
     assert shared[0]["next_obs"] is shared[1]["obs"]
     assert apart[0]["next_obs"] is not apart[1]["obs"]
     assert torch.equal(shared[2]["next_obs"], torch.full((2,), 3.0))
-    assert shared[2]["done"] is True
+    assert shared[2]["done"] is apart[2]["done"] is True
+    assert [type(each["reward"]) for each in (*shared, *apart)] == [float] * 6
     assert isinstance(data[0]["next_obs"], np.ndarray)
 
 

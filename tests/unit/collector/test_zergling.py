@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 import time
@@ -11,7 +12,9 @@ import pytest
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ClosedError, ConfigError, NotSetError, TaskTimeoutError
 from dingsdk.policy import create_policy
+from dingsdk.worker.collector.sample import SampleSerialCollector
 from dingsdk.worker.collector.zergling import ZerglingParallelCollector
+from dingsdk.worker.evaluator.interaction import InteractionSerialEvaluator
 
 POLICY = {
     "type": "dqn",
@@ -408,3 +411,33 @@ def test_close_of_a_running_collector_leaves_the_envs_to_it(make_zergling) -> No
     assert was_closed
     assert not any(was_closed)
     assert collector.env_manager.closed
+
+
+def test_a_policy_is_asked_for_once_an_interval_also_where_there_is_none(make_zergling) -> None:
+    wire = Wire()
+    collector = make_zergling(wire=wire, update_policy_second=0.05)
+    polls: list[float] = []
+
+    def newest(path: str) -> Any:
+        polls.append(time.monotonic())
+        return wire.newest(path) if len(polls) == 1 else None
+
+    collector.get_policy_update_info = newest
+    collector.start()
+
+    assert all(after - before >= 0.05 for before, after in itertools.pairwise(polls))
+    assert len(polls) <= 2 + collector.get_finish_info()["duration"] / 0.05
+
+
+def test_defaults_of_the_sections() -> None:
+    default = ZerglingParallelCollector.default_config()
+    expected = {"print_freq": 5, "compressor": "none"}
+    expected |= {"update_policy_second": 3.0, "policy_timeout_s": 60.0}
+    assert {key: default[key] for key in expected} == expected
+    default = SampleSerialCollector.default_config()
+    expected = {"deepcopy_obs": False, "transform_obs": False, "collect_print_freq": 100}
+    assert {key: default[key] for key in (*expected, "seed")} == {**expected, "seed": None}
+    default = InteractionSerialEvaluator.default_config()
+    expected = {"eval_freq": 1000, "n_episode": None, "stop_value": np.inf, "figure_path": None}
+    expected |= {"render": {"render_freq": -1, "mode": "train_iter"}}
+    assert {key: default[key] for key in expected} == expected
