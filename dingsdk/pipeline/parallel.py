@@ -30,9 +30,9 @@ POLL_S = 0.1
 PACES_S = 5.0
 """Interval at which the paces of workers are written to tensorboard."""
 CLOSE_S = (10.0, 8.0, 5.0)
-INTERRUPTED_CLOSE_S = (3.0, 5.0, 1.0)
-"""How long tasks, then workers, then the transport may take to end; together less than 10 s
-where the user waits for it."""
+INTERRUPTED_CLOSE_S = (2.5, 3.0, 0.5)
+"""How long tasks, then workers, then the transport may take to end; together 6 s where the user
+waits for it."""
 
 
 def parallel_pipeline(context: RunContext) -> RunResult:

@@ -18,6 +18,7 @@ _log = logging.getLogger(__name__)
 
 STALL_LIMIT_S = 60.0
 """How long one job may keep all others of a cooperative transport waiting."""
+POLL_S = 0.1
 
 
 class WorkerGroup(ABC):
@@ -79,12 +80,14 @@ class ThreadWorkers(WorkerGroup):
         for closer in closers:
             closer.start()
         for closer in closers:
-            closer.join(max(0.0, deadline - time.monotonic()))
-        stalled = self._transport.scheduler.stalled_job(timeout_s)
-        if stalled is not None:
-            _log.warning(
-                "this job does not end, and no other could save anything meanwhile: %s", stalled
-            )
+            while closer.is_alive() and time.monotonic() < deadline:
+                # It may have had the time before: its tasks were told to end first.
+                stalled = self._transport.scheduler.stalled_job(timeout_s)
+                if stalled is not None:
+                    text = "this job does not end, and no other could save anything meanwhile: %s"
+                    _log.warning(text, stalled)
+                    return
+                closer.join(POLL_S)
 
 
 class ExternalWorkers(WorkerGroup):

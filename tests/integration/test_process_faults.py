@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import msgspec
 import pytest
 
 from dingsdk.pipeline.context import torch_threads
@@ -31,14 +30,13 @@ from .process_cluster import LEASE_S, PATIENCE_S, ProcessCluster, is_running
 
 PLUGIN = Path(__file__).parent / "crash_plugin"
 DISK_BYTES = 8 << 20
-ORPHAN_GRACE_S = 3.0
-"""Long against the time that a payload waits to be acknowledged while the learner trains."""
 SETS = (
     "env.env_id=crashing:CrashingCartPole-v0",
     "env_manager.type=in_process",
     "system.restarts=50",
     "system.transport.import_names=[crashing]",
     "system.transport.min_free_bytes=65536",
+    "system.coordinator.orphan_grace_s=3",
 )
 
 
@@ -154,15 +152,6 @@ def _leaves_nothing_behind() -> None:
     """The cluster outlives its tests; its own fixture looks after what it leaves."""
 
 
-@pytest.fixture
-def eager_sweeps(cluster: CrashCluster) -> Iterator[None]:
-    care = cluster.coordinator._payload_care
-    usual = care.cfg
-    care.cfg = msgspec.structs.replace(usual, orphan_grace_s=ORPHAN_GRACE_S)
-    yield
-    care.cfg = usual
-
-
 # A collector that is killed ---------------------------------------------------------------------
 @pytest.mark.parametrize("point", ["env-step", "policy-read"])
 def test_collector_killed_at_work_is_replaced(cluster: CrashCluster, point: str) -> None:
@@ -172,7 +161,6 @@ def test_collector_killed_at_work_is_replaced(cluster: CrashCluster, point: str)
     cluster.expect_return(victim, before[victim])
 
 
-@pytest.mark.usefixtures("eager_sweeps")
 def test_collector_killed_in_the_middle_of_a_write_leaves_no_payload(
     cluster: CrashCluster,
 ) -> None:
@@ -186,7 +174,6 @@ def test_collector_killed_in_the_middle_of_a_write_leaves_no_payload(
     cluster.expect(lambda: not torn & cluster.half_written())
 
 
-@pytest.mark.usefixtures("eager_sweeps")
 def test_payload_that_its_collector_did_not_live_to_announce_is_deleted(
     cluster: CrashCluster,
 ) -> None:

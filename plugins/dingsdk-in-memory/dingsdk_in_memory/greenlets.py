@@ -159,7 +159,9 @@ class GreenletScheduler(Scheduler):
             self._is_aborted = True
         self.wake()
         if thread is not None and not self.is_here:
-            thread.join(max(1.0, deadline - time.monotonic()))
+            # A job that has kept all others waiting for so long is not waited for again.
+            is_stalled = self.stalled_job(timeout_s) is not None
+            thread.join(0.0 if is_stalled else max(1.0, deadline - time.monotonic()))
         return late
 
     # For conditions ----------------------------------------------------------------------------
