@@ -330,6 +330,11 @@ def nearest_name(asked: str, known: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
+def listing(names: Iterable[object]) -> str:
+    """Return names as a sorted list for a message."""
+    return ", ".join(sorted(map(str, names))) or "none"
+
+
 def raised_at(error: BaseException) -> str:
     """Return ``" (<file>, line <n>)"`` where the error left the user's code, or ``""``.
 

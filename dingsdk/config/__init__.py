@@ -8,7 +8,6 @@ string, and a key given twice is an error.
 from dingsdk.config.complete import FindClass, complete, config_type, read_section
 from dingsdk.config.configurable import Configurable
 from dingsdk.config.files import EXAMPLES_DIR, apply_set, load_config, save_config
-from dingsdk.config.keys import check_known_keys
 from dingsdk.config.plain import deep_merge_dicts, to_easydict, to_plain
 from dingsdk.config.section import (
     LARGEST_INT,
@@ -46,7 +45,6 @@ __all__ = [
     "Share",
     "Whole",
     "apply_set",
-    "check_known_keys",
     "complete",
     "config_type",
     "deep_merge_dicts",

@@ -16,23 +16,25 @@ ALIASES: Mapping[str, str] = {
 }
 
 
-def rename_aliases(section: Mapping[str, Any], path: str = "") -> Mapping[str, Any]:
-    """Return ``section`` with its aliases renamed: a copy, or itself where it has none.
+def rename_aliases(section: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return a copy of a section with its aliases renamed, in the sections inside it too.
 
     Args:
-        section: One config section; sections inside it are left alone.
+        section: The section.
         path: Its dotted path, for messages.
 
     Raises:
         ConfigError: an alias and the name that it stands for have different values.
     """
-    if ALIASES.keys().isdisjoint(section):
-        return section
-    renamed = {key: value for key, value in section.items() if key not in ALIASES}
-    for alias, name in ALIASES.items():
-        if alias not in section:
-            continue
-        value = section[alias]
+    renamed = {
+        key: rename_aliases(value, f"{path}.{key}" if path else key)
+        if isinstance(value, Mapping)
+        else value
+        for key, value in section.items()
+        if key not in ALIASES
+    }
+    for alias in ALIASES.keys() & section.keys():
+        value, name = section[alias], ALIASES[alias]
         if renamed.setdefault(name, value) != value:
             where = f"{path}.{alias}" if path else alias
             raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
@@ -22,12 +22,12 @@ from dingsdk.config.section import (
     fields_of,
     rebase,
 )
-from dingsdk.errors import ConfigError, ConfigTypeError, UnknownKeyError, nearest_name
+from dingsdk.errors import ConfigError, ConfigTypeError, UnknownKeyError, listing, nearest_name
 
 SectionT = TypeVar("SectionT", bound=Section)
 
-FindClass = Callable[[str, Mapping[str, Any], str], Any]
-"""Returns the class of a kind that a section's ``type`` names: ``find(kind, section, path)``."""
+FindClass = Callable[[str, Any, Sequence[str], str], Any]
+"""Returns the class of a part: ``find(kind, type_key, import_names, path)``."""
 
 
 def complete(
@@ -80,20 +80,18 @@ def config_type(cls: Any, base: type[Section] = PartSection) -> type[Section]:
             a ``default_config()``; with neither of them every key passes unchecked.
         base: What the section of such a class starts from.
     """
-    name = getattr(cls, "__name__", "Part")
+    name = f"{getattr(cls, '__name__', 'Part')}Config"
     declared = getattr(cls, "Config", None)
     if isinstance(declared, type) and issubclass(declared, Section):
-        if issubclass(declared, base):
-            return declared
-        return rebase(declared, base, f"{name}Config")
+        return declared if issubclass(declared, base) else rebase(declared, base, name)
     if callable(getattr(cls, "default_config", None)):
         defaults: Any = cls.default_config()
     else:
         defaults = getattr(cls, "config", None)
     if isinstance(defaults, Mapping):
         plain = {key: value for key, value in defaults.items() if key != "cfg_type"}
-        return derive(base, plain, f"{name}Config")
-    return type(f"{name}Config", (base,), {"is_open": True, "__module__": base.__module__})
+        return derive(base, plain, name)
+    return type(name, (base,), {"is_open": True, "__module__": base.__module__})
 
 
 class _Walk:
@@ -109,29 +107,25 @@ class _Walk:
         self.unknown: list[tuple[str, str, list[str]]] = []
 
     def section(self, section: type[Section], given: Any, path: str) -> dict[str, Any]:
-        if not isinstance(given, Mapping):
-            known = ", ".join(fields_of(section)) or "none"
-            raise _wrong(path, f"a section with the keys {known}", given)
         fields = fields_of(section)
+        given = _mapping(given, path, f"a section with the keys {', '.join(fields) or 'none'}")
         full: dict[str, Any] = {}
         for name, field in fields.items():
             where = f"{path}.{name}" if path else name
-            if name not in given and field.required and field.section is None:
+            if field.section is not None:
+                full[name] = self.section(field.section, given.get(name), where)
+            elif name not in given and field.required:
                 text = documentation_of(section)[name]
                 raise ConfigError(f"{where} is missing: {text}", path=where)
-            if field.part is not None and field.part.many:
+            elif field.part is not None and field.part.many:
                 full[name] = self._parts(field.part, given.get(name), where)
             elif field.part is not None:
                 full[name] = self._part(field.part, given.get(name), field.default, where)
-            elif field.section is not None:
-                asked = given.get(name)
-                full[name] = self.section(field.section, {} if asked is None else asked, where)
             elif name in given:
                 full[name] = _checked(given[name], field, where)
             else:
                 default = field.default
-                is_nest = isinstance(default, dict | list)
-                full[name] = copy_containers(default) if is_nest else default
+                full[name] = copy_containers(default) if type(default) in (dict, list) else default
         for key in given:
             if key in fields:
                 continue
@@ -146,27 +140,21 @@ class _Walk:
         return full
 
     def _parts(self, part: Part, given: Any, path: str) -> dict[str, Any]:
-        if given is None:
-            given = {}
-        if not isinstance(given, Mapping):
-            raise _wrong(path, f"sections of {part.kind} by their type", given)
+        sections = _mapping(given, path, f"sections of {part.kind} by their type")
         return {
             str(key): self._part(part, section, {"type": key}, join_key(path, key))
-            for key, section in given.items()
+            for key, section in sections.items()
         }
 
     def _part(self, part: Part, given: Any, default: Any, path: str) -> dict[str, Any]:
-        if given is None:
-            given = {}
-        if not isinstance(given, Mapping):
-            raise _wrong(path, f"the section of one of the {part.kind}", given)
+        given = _mapping(given, path, f"the section of one of the {part.kind}")
         default = default or {}
         type_key = given.get("type", default.get("type"))
-        names = given.get("import_names", default.get("import_names", []))
         if self._find is None:
             below = default if type_key == default.get("type") else {}
             return deep_merge_dicts(below, {**given, "type": type_key})
-        cls = self._find(part.kind, {"type": type_key, "import_names": names}, path)
+        names = given.get("import_names", default.get("import_names")) or ()
+        cls = self._find(part.kind, type_key, names, path)
         section = config_type(cls, self._bases.get(part.kind, PartSection))
         if type_key != default.get("type"):
             # These belong to another type; what both have is kept.
@@ -177,6 +165,14 @@ class _Walk:
         if check is not None:
             check(full, path)
         return full
+
+
+def _mapping(given: Any, path: str, expected: str) -> Mapping[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise _wrong(path, expected, given)
+    return given
 
 
 def _checked(value: Any, field: Field, path: str) -> Any:
@@ -242,10 +238,6 @@ def _choices(kind: Any) -> list[Any]:
     return [choice for inner in get_args(kind) for choice in _choices(inner)]
 
 
-def _in_words(code: re.Match[str]) -> str:
-    return " or ".join(_WORDS.get(name, name) for name in code[1].split(" | "))
-
-
 _WORDS = {
     "int": "a whole number",
     "float": "a number",
@@ -256,9 +248,14 @@ _WORDS = {
 }
 
 
+def _in_words(code: re.Match[str]) -> str:
+    return " or ".join(_WORDS.get(name, name) for name in code[1].split(" | "))
+
+
 def _wrong(path: str, expected: str, found: Any) -> ConfigTypeError:
     kind = "null" if found is None else type(found).__name__
-    text = f"{found!r:.200}" if not _is_huge(found) else "a number of thousands of digits"
+    is_huge = isinstance(found, int) and found.bit_length() > 10_000
+    text = "a number of thousands of digits" if is_huge else f"{found!r:.200}"
     return ConfigTypeError(
         f"{path or 'config'}: expected {expected}, found {text} ({kind})",
         path=path,
@@ -267,27 +264,15 @@ def _wrong(path: str, expected: str, found: Any) -> ConfigTypeError:
     )
 
 
-def _is_huge(value: Any) -> bool:
-    return isinstance(value, int) and value.bit_length() > 10_000
-
-
-def listing(keys: Iterable[str]) -> str:
-    """Return names as a sorted list for a message."""
-    return ", ".join(sorted(map(str, keys))) or "none"
-
-
 def _unknown_key(
     key: str, path: str, known: list[str], full: Mapping[str, Any], root: str
 ) -> UnknownKeyError:
     where = join_key(path, key)
     nearest = nearest_name(key, known)
     elsewhere = None if nearest else _find_key(key, full, root)
-    if nearest:
-        advice = f"did you mean {nearest!r}? "
-    elif elsewhere:
+    advice = f"did you mean {nearest!r}? " if nearest else ""
+    if elsewhere:
         advice = f"there is {elsewhere}. "
-    else:
-        advice = ""
     return UnknownKeyError(
         f"unknown config key {where}; {advice}Known here: {listing(known)}",
         path=where,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import runpy
 import traceback
 from collections.abc import Callable, Mapping
@@ -13,17 +14,18 @@ from typing import Any
 
 import yaml
 
-from dingsdk.config.dialect import Dumper, Loader
-from dingsdk.config.keys import listing
 from dingsdk.config.plain import (
+    MAX_DEPTH,
+    MAX_DIGITS,
+    MAX_VALUES,
     TOO_DEEP,
+    TOO_LONG,
     check_bounds,
-    check_digits,
     copy_containers,
     plain_value,
     to_plain,
 )
-from dingsdk.errors import ConfigError, ConfigTypeError, RunFolderError, nearest_name
+from dingsdk.errors import ConfigError, ConfigTypeError, RunFolderError, listing, nearest_name
 
 EXAMPLES_DIR = Path(__file__).parents[1] / "examples"
 """Folder of the shipped examples; ``load_config`` finds them by stem."""
@@ -32,6 +34,77 @@ MAX_BYTES = 1 << 20
 """Largest config file that is read."""
 
 _PYTHON_SECTIONS = ("main", "create", "system")
+
+
+class Loader(yaml.SafeLoader):
+    """SafeLoader that refuses duplicate keys and reads numbers as YAML 1.2 does.
+
+    It ends at a line that nests too deep, merges too many keys or holds too long a number,
+    before that costs time or memory. Aliases share what they name; ``check_bounds`` counts it.
+    """
+
+    _depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """As PyYAML, with a limit on the depth."""
+        self._depth += 1
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if self._depth > MAX_DEPTH and isinstance(event, yaml.CollectionStartEvent):
+            mark: Any = event.start_mark
+            raise yaml.composer.ComposerError(None, None, TOO_DEEP, mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def flatten_mapping(self, node: Any) -> None:
+        """As PyYAML, with a limit on the number of merged keys."""
+        super().flatten_mapping(node)
+        if len(node.value) > MAX_VALUES:
+            problem = f"the merges (<<) give more than {MAX_VALUES:,} keys"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+    def construct_yaml_int(self, node: Any) -> Any:
+        """As PyYAML, with a limit on the number of digits."""
+        if len(node.value.lstrip("+-")) > MAX_DIGITS:
+            raise yaml.constructor.ConstructorError(None, None, TOO_LONG, node.start_mark)
+        return super().construct_yaml_int(node)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """As PyYAML, but a key given twice is an error."""
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag.endswith(":merge"):
+                continue
+            if key_node.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key_node.value!r} is given twice", key_node.start_mark
+                )
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+class Dumper(yaml.SafeDumper):
+    """SafeDumper without anchors, that quotes what ``Loader`` would not read as text."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+# YAML 1.1 wants a dot in every float, so that a learning rate of 1e-3 would be text.
+_EXPONENT = re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$|^[-+]?\.?[0-9]+\.?[0-9]*[eE][0-9]+$")
+
+
+def _share_resolvers(cls: Any) -> None:
+    cls.yaml_implicit_resolvers = {
+        first: [(tag, regex) for tag, regex in rules if not tag.endswith(":timestamp")]
+        for first, rules in cls.yaml_implicit_resolvers.items()
+    }
+    cls.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
+
+
+Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
+_share_resolvers(Loader)
+_share_resolvers(Dumper)
 
 
 def load_config(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
@@ -61,7 +134,7 @@ def load_config(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
             raise ValueError(f"a config of {size:,} bytes; at most {MAX_BYTES:,} are read")
         text = path.read_text(encoding="utf-8")
         if suffix == ".json":
-            loaded = json.loads(text, object_pairs_hook=_unique_pairs, parse_int=_whole_number)
+            loaded = json.loads(text, object_pairs_hook=_unique_pairs)
         else:
             loaded = yaml.load(text, Loader)
     except RecursionError as error:
@@ -213,11 +286,6 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:  # a name that is too long
         return False
-
-
-def _whole_number(digits: str) -> int:
-    check_digits(digits)
-    return int(digits)
 
 
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

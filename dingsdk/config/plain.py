@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -19,6 +19,8 @@ MAX_DIGITS = 100
 """What a config may hold at most; real ones have a tenth of each."""
 
 TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
+TOO_LONG = f"an integer of more than {MAX_DIGITS} digits"
+_TOO_LARGE = 10**MAX_DIGITS
 
 
 def deep_merge_dicts(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -27,7 +29,7 @@ def deep_merge_dicts(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None) -
     The inputs are untouched, and the result shares no dict or list with them. ``None``
     counts as ``{}``.
     """
-    merged = {key: copy_containers(value) for key, value in (a or {}).items()}
+    merged: dict[str, Any] = copy_containers(a or {})
     for key, value in (b or {}).items():
         ours = merged.get(key)
         if isinstance(ours, Mapping) and isinstance(value, Mapping):
@@ -75,38 +77,14 @@ def check_bounds(cfg: object) -> None:
                 "other?",
                 path=path,
             )
-        if isinstance(value, int):
-            try:
-                check_digits(value)
-            except ValueError as error:
-                raise ConfigError(f"{path}: {error}", path=path) from error
-        items: Iterable[tuple[object, object]] = ()
-        if isinstance(value, Mapping):
-            items = value.items()
-        elif isinstance(value, list | tuple):
-            items = enumerate(value)
-        else:
+        if isinstance(value, int) and abs(value) >= _TOO_LARGE:
+            raise ConfigError(f"{path}: {TOO_LONG}", path=path)
+        if not isinstance(value, Mapping | list | tuple):
             continue
         if depth > MAX_DEPTH:
             raise ConfigError(f"{path[:60]}...: {TOO_DEEP}; does it hold itself?", path=path)
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
         rest += ((item, join_key(path, key), depth + 1) for key, item in items)
-
-
-def check_digits(number: int | str) -> None:
-    """Refuse an integer of more digits than any config needs.
-
-    Raises:
-        ValueError: it is one, which Python itself could not print.
-    """
-    if isinstance(number, str):
-        is_long = len(number.lstrip("+-")) > MAX_DIGITS
-    else:
-        is_long = abs(number) >= _TOO_LONG
-    if is_long:
-        raise ValueError(f"an integer of more than {MAX_DIGITS} digits")
-
-
-_TOO_LONG = 10**MAX_DIGITS
 
 
 def join_key(path: str, key: object) -> str:

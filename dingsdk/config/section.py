@@ -80,8 +80,7 @@ class Part:
 
 def preset(type_key: str, **options: Any) -> Any:
     """Return the default of a part's field: its type, and options over the part's own defaults."""
-    section = {"type": type_key, **options}
-    return msgspec.field(default_factory=lambda: copy_containers(section))
+    return msgspec.field(default_factory=_copier({"type": type_key, **options}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,25 +110,19 @@ def fields_of(section: type[Section]) -> Mapping[str, Field]:
     found = {}
     for info in msgspec.structs.fields(section):
         marks = get_args(info.type)[1:] if get_origin(info.type) is Annotated else ()
-        default, required = None, False
-        if info.default is not msgspec.NODEFAULT:
-            default = info.default
-        elif info.default_factory is not msgspec.NODEFAULT:
-            default = info.default_factory()
-        else:
-            required = True
-        nested = (
-            info.type if inspect.isclass(info.type) and issubclass(info.type, Section) else None
-        )
+        nested = info.type if _is_section(info.type) else None
+        default = info.default
         if nested is not None:
             default = defaults_of(nested)
+        elif info.default_factory is not msgspec.NODEFAULT:
+            default = info.default_factory()
         found[info.name] = Field(
             name=info.name,
             type=info.type,
             part=next((mark for mark in marks if isinstance(mark, Part)), None),
             section=nested,
-            required=required,
-            default=default,
+            required=info.required,
+            default=None if default is msgspec.NODEFAULT else default,
         )
     return found
 
@@ -170,10 +163,10 @@ def rebase(section: type[Section], base: type[Section], name: str) -> type[Secti
 
 def _extend(base: type[Section], added: Iterable[tuple[str, Any, Any]], name: str) -> type[Section]:
     """Return a subclass of ``base`` with fields of the given names, types and defaults."""
-    fields = []
-    for key, kind, value in added:
-        make = kind if _is_section(kind) else _copier(value)
-        fields.append((key, kind, msgspec.field(default_factory=make)))
+    fields = [
+        (key, kind, msgspec.field(default_factory=kind if _is_section(kind) else _copier(value)))
+        for key, kind, value in added
+    ]
     extended = msgspec.defstruct(
         name, fields, bases=(base,), module=base.__module__, frozen=True, kw_only=True
     )

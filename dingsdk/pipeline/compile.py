@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -12,7 +12,7 @@ from easydict import EasyDict
 
 from dingsdk.config import PartSection, complete, save_config, to_easydict
 from dingsdk.errors import ConfigError, UnknownPluginError
-from dingsdk.pipeline.di_engine import convert_reference_shape, rename_aliases
+from dingsdk.pipeline.di_engine import convert_reference_shape, rename_all_aliases
 from dingsdk.pipeline.sections import SECTION_BASES, RunSection
 from dingsdk.plugins import default_manager
 
@@ -70,7 +70,7 @@ def compile_config(
     """
     if create_cfg is not None:
         cfg = {"main": cfg, "create": create_cfg, "system": system_cfg or {}}
-    user = _without(rename_aliases(convert_reference_shape(cfg)), "cfg_type")
+    user = _without(rename_all_aliases(convert_reference_shape(cfg)), "cfg_type")
     if seed is not None:
         user["seed"] = seed
     given = {
@@ -87,9 +87,11 @@ def compile_config(
 
     found: dict[str, Any] = {}
 
-    def find(kind: str, section: Mapping[str, Any], path: str) -> Any:
+    manager = default_manager()
+
+    def find(kind: str, type_key: Any, import_names: Sequence[str], path: str) -> Any:
         try:
-            cls = own.get((kind, path)) or default_manager().class_of(kind, section, path)
+            cls = own.get((kind, path)) or manager.get(kind, type_key, import_names, path)
         except UnknownPluginError:
             if mode == "parallel" or kind not in _PARALLEL_KINDS:
                 raise

@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dingsdk.config import aliases, deep_merge_dicts
+from dingsdk.config import deep_merge_dicts
+from dingsdk.config.aliases import rename_aliases
 from dingsdk.errors import ConfigError, UnknownEnvError, nearest_name
 
 _log = logging.getLogger(__name__)
@@ -105,39 +106,19 @@ def convert_reference_shape(cfg: Mapping[str, Any]) -> dict[str, Any]:
     return main
 
 
-def rename_aliases(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Rename the documented aliases of ``type`` and ``import_names``; edits and returns ``cfg``.
+def rename_all_aliases(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a config without the documented aliases of ``type`` and ``import_names``.
 
     Raises:
         ConfigError: an alias that contradicts the name it stands for.
     """
     system = cfg.get("system")
-    if isinstance(system, dict):
-        for alias in _COMM_ALIASES:
-            if alias in system:
-                transport = system.setdefault("transport", {})
-                _rename(transport, "type", system.pop(alias), f"system.{alias}")
-    _rename_in(cfg, "")
-    return cfg
-
-
-def _rename_in(section: dict[str, Any], path: str) -> None:
-    renamed = aliases.rename_aliases(section, path)
-    if renamed is not section:
-        section.clear()
-        section.update(renamed)
-    for key, value in section.items():
-        if isinstance(value, dict):
-            _rename_in(value, f"{path}.{key}" if path else key)
-
-
-def _rename(section: dict[str, Any], name: str, value: Any, path: str) -> None:
-    if section.get(name, value) != value:
-        raise ConfigError(
-            f"{path} is {value!r}, but {name} beside it is {section[name]!r}; keep one of them",
-            path=path,
-        )
-    section[name] = value
+    if isinstance(system, Mapping) and not system.keys().isdisjoint(_COMM_ALIASES):
+        kinds = {alias: system[alias] for alias in _COMM_ALIASES if alias in system}
+        rest = {key: value for key, value in system.items() if key not in kinds}
+        transport = rename_aliases({**rest.get("transport", {}), **kinds}, "system.transport")
+        cfg = {**cfg, "system": {**rest, "transport": transport}}
+    return rename_aliases(cfg)
 
 
 def _refuse(path: str, section: dict[str, Any], reasons: Mapping[str, str]) -> None:

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from dingsdk.config import (
     apply_set,
-    check_known_keys,
     deep_merge_dicts,
     load_config,
     save_config,
     to_easydict,
     to_plain,
 )
-from dingsdk.errors import ConfigError, ConfigTypeError, RunFolderError, UnknownKeyError
+from dingsdk.errors import ConfigError, ConfigTypeError, RunFolderError
 
 SCALARS = (
     st.none()
@@ -83,54 +82,6 @@ def test_merge_leaves_its_inputs_alone_and_shares_no_container(
 @given(CONFIGS)
 def test_merge_with_itself_or_with_nothing_is_the_same(cfg: dict[str, Any]) -> None:
     assert deep_merge_dicts(cfg, cfg) == deep_merge_dicts(cfg, {}) == deep_merge_dicts({}, cfg)
-
-
-# known keys
-
-KNOWN = {
-    "seed": 0,
-    "env": {"env_id": "", "kwargs": {}, "stop_value": None},
-    "policy": {"learn": {"batch_size": 64, "learning_rate": 1e-3}, "model": {"encoder": 1}},
-}
-
-
-def test_known_keys_pass_partly_given_and_sections_left_empty() -> None:
-    check_known_keys({}, KNOWN)
-    check_known_keys({"env": {"stop_value": {"any": 1}}, "policy": {"learn": None}}, KNOWN)
-
-
-def test_unknown_key_is_named_with_path_known_and_nearest() -> None:
-    with pytest.raises(UnknownKeyError) as caught:
-        check_known_keys({"policy": {"learn": {"batchsize": 3}}}, KNOWN)
-
-    error = caught.value
-    assert (error.path, error.key) == ("policy.learn.batchsize", "batchsize")
-    assert (error.nearest, error.known) == ("batch_size", ["batch_size", "learning_rate"])
-
-
-def test_key_in_the_wrong_section_is_told_its_place() -> None:
-    with pytest.raises(UnknownKeyError, match=r"policy\.learn\.batch_size") as caught:
-        check_known_keys({"env": {"batch_size": 3}}, KNOWN)
-
-    assert (caught.value.nearest, caught.value.elsewhere) == (None, "policy.learn.batch_size")
-
-
-def test_path_prefixes_what_is_reported_and_open_paths_are_not_checked() -> None:
-    known = KNOWN["env"]
-    assert isinstance(known, dict)
-    check_known_keys({"kwargs": {"any": {"depth": 1}}}, known, "env", ["env.kwargs"])
-
-    with pytest.raises(UnknownKeyError) as caught:
-        check_known_keys({"kwargs": {"any": 1}}, known, "env")
-
-    assert caught.value.path == "env.kwargs.any"
-
-
-def test_plain_value_where_a_section_belongs_is_a_type_error() -> None:
-    with pytest.raises(ConfigTypeError) as caught:
-        check_known_keys({"policy": {"learn": 3}}, KNOWN)
-
-    assert (caught.value.path, caught.value.found) == ("policy.learn", "int")
 
 
 # files

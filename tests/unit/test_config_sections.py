@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -104,10 +104,10 @@ class Open:
 CLASSES = {"fifo": Fifo, "plain": Plain, "open": Open}
 
 
-def find(kind: str, section: Mapping[str, Any], path: str) -> Any:
+def find(kind: str, type_key: str, import_names: Sequence[str], path: str) -> Any:
     assert kind == "removers"
     assert path == "outer.tail"
-    return CLASSES[section["type"]]
+    return CLASSES[type_key]
 
 
 def completed(given: dict[str, Any]) -> dict[str, Any]:
@@ -223,9 +223,9 @@ def test_field_of_many_parts_holds_a_section_for_each_type() -> None:
             default_factory=dict
         )
 
-    def find(kind: str, section: Mapping[str, Any], path: str) -> Any:
-        assert path == f"tails.{section['type']}"
-        return CLASSES[section["type"]]
+    def find(kind: str, type_key: str, import_names: Sequence[str], path: str) -> Any:
+        assert path == f"tails.{type_key}"
+        return CLASSES[type_key]
 
     full = complete(Many, {"tails": {"fifo": {"step": 2}, "plain": None}}, find)
 

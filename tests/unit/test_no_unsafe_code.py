@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dingsdk.config.dialect import Loader
+from dingsdk.config.files import Loader
 
 CHECKOUT = Path(__file__).parents[2]
 MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "marshal", "dill", "joblib", "shelve"}

@@ -84,7 +84,7 @@ class Parts:
 
     def _complete(self, cfg: Mapping[str, Any]) -> dict[str, Any]:
         given = {key: value for key, value in cfg.items() if key != "cfg_type"}
-        return complete(self._section, given, default_manager().class_of)
+        return complete(self._section, given, default_manager().get)
 
     @property
     def chooses_storage(self) -> bool:

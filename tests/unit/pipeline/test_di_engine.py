@@ -9,7 +9,7 @@ import pytest
 
 from dingsdk.errors import ConfigError, UnknownEnvError, UnknownKeyError
 from dingsdk.pipeline.compile import compile_config
-from dingsdk.pipeline.di_engine import convert_reference_shape, find_env_id, rename_aliases
+from dingsdk.pipeline.di_engine import convert_reference_shape, find_env_id, rename_all_aliases
 
 
 def serial_shape() -> dict[str, Any]:
@@ -212,7 +212,7 @@ def test_zoo_name_that_gymnasium_lacks_is_refused() -> None:
 
 
 def test_documented_aliases_are_renamed() -> None:
-    cfg = rename_aliases(
+    cfg = rename_all_aliases(
         {
             "system": {"comm_learner_type": "in_memory", "comm_collector_type": "in_memory"},
             "policy": {
@@ -229,4 +229,4 @@ def test_documented_aliases_are_renamed() -> None:
 
 def test_alias_that_contradicts_the_name_is_refused() -> None:
     with pytest.raises(ConfigError, match="keep one of them"):
-        rename_aliases({"learner": {"type": "base", "learner_type": "other"}})
+        rename_all_aliases({"learner": {"type": "base", "learner_type": "other"}})
