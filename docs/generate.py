@@ -31,7 +31,15 @@ from dingsdk.pipeline.sections import SECTION_BASES, EnvSection, RunSection, Sys
 from dingsdk.plugins import KINDS, default_manager, hookspecs
 from dingsdk.plugins.builtins import BUILTINS
 from dingsdk.plugins.switches import VARIABLES
-from dingsdk.testing import BUFFER_CAPABILITIES, BUFFER_RULES, CAPABILITIES, RULES, Rule
+from dingsdk.testing import (
+    BUFFER_CAPABILITIES,
+    BUFFER_RULES,
+    CAPABILITIES,
+    POLICY_CAPABILITIES,
+    POLICY_RULES,
+    RULES,
+    Rule,
+)
 
 REFERENCE = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by docs/generate.py; change the code's docstrings instead. -->"
@@ -45,6 +53,7 @@ def pages() -> dict[str, str]:
         "config.md": config_page(),
         "errors.md": errors_page(),
         "hooks.md": hooks_page(),
+        "policy-rules.md": policy_rules_page(),
         "transport-rules.md": transport_rules_page(),
     }
 
@@ -181,6 +190,16 @@ def buffer_rules_page() -> str:
         "the buffer](../how-to/extend-the-buffer.md) shows all three."
     )
     return _rules_page("replay buffer", intro, BUFFER_CAPABILITIES, BUFFER_RULES)
+
+
+def policy_rules_page() -> str:
+    """Return the rules of the policy contract."""
+    intro = (
+        "What every policy does, and `dingsdk.testing` checks: `check_policy` all of it, a "
+        "subclass of `PolicyContract` as one test a rule. [Write a "
+        "policy](../how-to/write-a-policy.md) shows both."
+    )
+    return _rules_page("policy", intro, POLICY_CAPABILITIES, POLICY_RULES)
 
 
 def _rules_page(

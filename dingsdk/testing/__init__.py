@@ -3,8 +3,9 @@
 ``check_transport`` runs every rule of the transports and needs no test framework;
 ``TransportContract`` makes a pytest test of each. ``check_buffer`` and ``BufferContract`` do that
 for replay buffers and the storages, samplers, removers and limiters that they are made of;
-``BufferMachine`` compares one with a plain model, through any sequence of calls. The rules are
-listed in ``docs/reference``. ``FaultProxy`` puts a bad network before an endpoint,
+``BufferMachine`` compares one with a plain model, through any sequence of calls.
+``check_policy`` and ``PolicyContract`` are for policies. The rules are listed in
+``docs/reference``. ``FaultProxy`` puts a bad network before an endpoint,
 ``failing_calls`` a bad disk below a storage; ``recorded_writes`` tells what a disk was waited for.
 """
 
@@ -24,12 +25,21 @@ from dingsdk.testing.rules import RULES
 
 if TYPE_CHECKING:
     from dingsdk.testing.buffer_machine import BufferMachine
-    from dingsdk.testing.contract import BufferContract, TransportContract
+    from dingsdk.testing.contract import BufferContract, PolicyContract, TransportContract
+    from dingsdk.testing.policy_rules import (
+        POLICY_CAPABILITIES,
+        POLICY_RULES,
+        PolicyUnderTest,
+        check_policy,
+        check_policy_rule,
+    )
 
 __all__ = [
     "BUFFER_CAPABILITIES",
     "BUFFER_RULES",
     "CAPABILITIES",
+    "POLICY_CAPABILITIES",
+    "POLICY_RULES",
     "RULES",
     "BufferContract",
     "BufferMachine",
@@ -37,6 +47,8 @@ __all__ = [
     "ContractReport",
     "Fault",
     "FaultProxy",
+    "PolicyContract",
+    "PolicyUnderTest",
     "Rule",
     "RuleBroken",
     "RuleResult",
@@ -44,6 +56,8 @@ __all__ = [
     "WriteLog",
     "check_buffer",
     "check_buffer_rule",
+    "check_policy",
+    "check_policy_rule",
     "check_rule",
     "check_transport",
     "failing_calls",
@@ -52,11 +66,22 @@ __all__ = [
 ]
 
 
-# Modules that need pytest or Hypothesis, which the others do without.
+# Modules that need pytest, Hypothesis or torch, which the others do without.
 _LAZY = {
     "BufferContract": "dingsdk.testing.contract",
     "BufferMachine": "dingsdk.testing.buffer_machine",
+    "PolicyContract": "dingsdk.testing.contract",
     "TransportContract": "dingsdk.testing.contract",
+    **dict.fromkeys(
+        (
+            "POLICY_CAPABILITIES",
+            "POLICY_RULES",
+            "PolicyUnderTest",
+            "check_policy",
+            "check_policy_rule",
+        ),
+        "dingsdk.testing.policy_rules",
+    ),
 }
 
 

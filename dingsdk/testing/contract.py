@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from dingsdk.policy.base import Policy
 from dingsdk.testing.buffer_check import check_buffer_rule
 from dingsdk.testing.buffer_rules import BUFFER_CAPABILITIES, BUFFER_RULES
 from dingsdk.testing.check import PATIENCE_S, check_capabilities, check_rule
+from dingsdk.testing.policy_rules import (
+    POLICY_CAPABILITIES,
+    POLICY_RULES,
+    PolicyUnderTest,
+    check_policy_rule,
+)
 from dingsdk.testing.rule import CAPABILITIES, Rule
 from dingsdk.testing.rules import RULES
 from dingsdk.worker.comm import Transport
@@ -96,6 +103,45 @@ class BufferContract(Contract):
         check_buffer_rule(
             rule,
             self.make_buffer,
+            tmp_path,
+            capabilities=self.capabilities,
+            patience_s=self.patience_s,
+        )
+
+
+class PolicyContract(Contract):
+    """Base class of a policy's contract tests.
+
+    Example:
+        >>> class TestMyPolicy(PolicyContract):
+        ...     observation_space = gymnasium.spaces.Box(-1, 1, (4,))
+        ...     action_space = gymnasium.spaces.Discrete(2)
+        ...     def make_policy(self, enable_field, seed):
+        ...         return MyPolicy(CFG, enable_field=enable_field, seed=seed)
+
+    Attributes:
+        observation_space: gymnasium space of one env's observation.
+        action_space: gymnasium space of one env's action.
+        capabilities: Which of ``POLICY_CAPABILITIES`` the policy has. Rules that need another
+            one are no tests.
+        patience_s: How long something that must happen may take.
+    """
+
+    rules = POLICY_RULES
+    known_capabilities = POLICY_CAPABILITIES
+    observation_space: ClassVar[Any]
+    action_space: ClassVar[Any]
+
+    def make_policy(self, enable_field: Sequence[str] | None, seed: int) -> Policy:
+        """Return a fresh policy. Rules may call it more than once."""
+        raise NotImplementedError(
+            f"{type(self).__name__}.make_policy(enable_field, seed) is missing"
+        )
+
+    def test_policy(self, rule: Rule, tmp_path: Path) -> None:
+        check_policy_rule(
+            rule,
+            PolicyUnderTest(self.make_policy, self.observation_space, self.action_space),
             tmp_path,
             capabilities=self.capabilities,
             patience_s=self.patience_s,

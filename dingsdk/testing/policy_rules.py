@@ -1,0 +1,652 @@
+"""The rules of the policies, and the bench that they are checked on."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+
+from dingsdk.data import SampleBatch
+from dingsdk.data.pytree import copy_containers, flatten, map_leaves
+from dingsdk.errors import ConfigError, NonFiniteError, SchemaMismatchError
+from dingsdk.policy.base import FIELDS, CollectMode, CommandMode, EvalMode, LearnMode, Policy
+from dingsdk.testing.bench import RuleBench, expect, expect_equal, raises
+from dingsdk.testing.check import PATIENCE_S, RuleBook
+from dingsdk.testing.report import ContractReport
+from dingsdk.testing.rule import Rule, collect, needs
+
+POLICY_CAPABILITIES: Final[Mapping[str, str]] = {
+    "seeded": (
+        "The seed decides the initial weights and the exploration, and torch's, numpy's and "
+        "Python's own random states are left alone."
+    ),
+    "batched": "The collect mode offers the whole batched form, the eval mode `forward_batch`.",
+    "per_step": "Each transition becomes one train sample.",
+}
+"""What a policy may declare beyond the contract, and what follows."""
+
+MODES: Final[Mapping[str, Any]] = {
+    "learn": LearnMode,
+    "collect": CollectMode,
+    "eval": EvalMode,
+    "command": CommandMode,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyUnderTest:
+    """How to make a policy, and what it acts on.
+
+    Attributes:
+        make: ``make(enable_field, seed)`` returns a fresh policy.
+        observation_space: gymnasium space of one env's observation.
+        action_space: gymnasium space of one env's action.
+    """
+
+    make: Callable[[Sequence[str] | None, int], Policy]
+    observation_space: Any
+    action_space: Any
+
+
+class Timestep(NamedTuple):
+    """What an env manager gives for one step."""
+
+    obs: Any
+    reward: Any
+    done: bool
+    info: dict[str, Any]
+
+
+class StepColumns(NamedTuple):
+    """What an env manager gives for one step of several envs."""
+
+    obs: Any
+    final_obs: Any
+    reward: Any
+    terminated: Any
+    truncated: Any
+
+
+class PolicyBench(RuleBench[PolicyUnderTest]):
+    """The bench of a policy: fresh policies, observations of its space, and pieces to train on."""
+
+    def _close(self, error: BaseException | None) -> None:
+        """Policies hold nothing that is to be closed."""
+
+    def __init__(
+        self,
+        make: PolicyUnderTest,
+        folder: Path,
+        capabilities: Collection[str],
+        patience_s: float,
+    ) -> None:
+        super().__init__(make, folder, capabilities, patience_s)
+        make.observation_space.seed(0)
+
+    def policy(self, enable_field: Sequence[str] | None = None, seed: int = 0) -> Any:
+        """Return a fresh policy."""
+        return self._make.make(enable_field, seed)
+
+    def observations(self, count: int) -> list[Any]:
+        """Return observations of the space, finite ones."""
+        space = self._make.observation_space
+        return [map_leaves(_finite, space.sample()) for _ in range(count)]
+
+    def by_env(self, count: int = 3) -> dict[int, Any]:
+        """Return observations by env id; the ids are neither 0-based nor dense."""
+        return {2 * env + 1: obs for env, obs in enumerate(self.observations(count))}
+
+    def expect_action(self, action: Any, what: str) -> None:
+        """Expect an action of the action space."""
+        found = np.asarray(_as_arrays(action))
+        space = self._make.action_space
+        expect(
+            found.shape == space.shape and space.contains(found.astype(space.dtype)),
+            f"{what} is {found!r}, no action of {space}",
+        )
+
+    def setting(self, policy: Policy, envstep: int = 100) -> dict[str, Any]:
+        """Return keyword arguments for the collect mode, from the command mode."""
+        return dict(policy.command_mode.get_setting_collect({"envstep": envstep}))
+
+    def piece(self, policy: Policy, length: int = 6, *, ends: bool = True) -> list[dict[str, Any]]:
+        """Act for some steps of one env; return the transitions in the dict form."""
+        mode, made = policy.collect_mode, []
+        obs = self.observations(length + 1)
+        for step in range(length):
+            done = ends and step == length - 1
+            output = mode.forward({5: obs[step]}, **self.setting(policy))[5]
+            info = {"terminated": done, "eval_episode_return": 1.0} if done else {}
+            timestep = Timestep(obs[step + 1], np.float32(0.5 + step), done, info)
+            made.append(mode.process_transition(obs[step], output, timestep))
+        return made
+
+    def samples(self, policy: Policy, pieces: int = 3) -> list[Any]:
+        """Return train samples in the dict form."""
+        found: list[Any] = []
+        for _ in range(pieces):
+            found += policy.collect_mode.get_train_sample(self.piece(policy))
+        return found
+
+    def train(self, policy: Policy, samples: Any) -> list[dict[str, Any]]:
+        """Train once; return what is logged, a dict an iteration."""
+        logs = policy.learn_mode.forward(samples)
+        return list(logs) if isinstance(logs, list) else [logs]
+
+    def greedy(self, policy: Policy, obs: Mapping[int, Any]) -> list[Any]:
+        """Return the actions of the eval mode."""
+        return [_as_arrays(each["action"]).tolist() for each in _ordered(policy, obs)]
+
+
+def _ordered(policy: Policy, obs: Mapping[int, Any]) -> list[Any]:
+    found = policy.eval_mode.forward(obs)
+    return [found[env_id] for env_id in obs]
+
+
+def rule_01_modes_are_the_contracts_tuples(bench: PolicyBench) -> None:
+    """Each mode has every field of its kind, all of them callable; batched ones may be None."""
+    policy = bench.policy()
+    for field, kind in MODES.items():
+        mode = getattr(policy, f"{field}_mode")
+        optional = set(kind._field_defaults)
+        for name in kind._fields:
+            value = getattr(mode, name, None)
+            expect(
+                callable(value) or (name in optional and value is None),
+                f"{field}_mode.{name} is {value!r}, nothing to call",
+            )
+
+
+def rule_02_only_modes_that_were_asked_for_are_served(bench: PolicyBench) -> None:
+    """A mode that ``enable_field`` leaves out raises ConfigError; so does an unknown name."""
+    for field in FIELDS:
+        policy = bench.policy([field])
+        getattr(policy, f"{field}_mode")
+        for other in set(FIELDS) - {field}:
+            with raises(f"{other}_mode of a policy made for {field}", ConfigError):
+                getattr(policy, f"{other}_mode")
+    with raises("enable_field=['nothing']", ConfigError):
+        bench.policy(["nothing"])
+
+
+def rule_03_each_env_gets_an_action_of_the_space(bench: PolicyBench) -> None:
+    """``forward`` answers just the envs that it was asked about, with actions of the space.
+
+    Holds for collecting with the settings that the command mode gives, and for evaluating.
+    """
+    policy, obs = bench.policy(), bench.by_env()
+    for what, answers in {
+        "collect_mode.forward": policy.collect_mode.forward(obs, **bench.setting(policy)),
+        "eval_mode.forward": policy.eval_mode.forward(obs),
+    }.items():
+        expect_equal(sorted(answers), sorted(obs), f"envs in the answer of {what}")
+        for env_id, answer in answers.items():
+            bench.expect_action(answer["action"], f"{what} for env {env_id}")
+
+
+def rule_04_no_env_gets_no_answer(bench: PolicyBench) -> None:
+    """Asked about no env at all, both modes answer ``{}``."""
+    policy = bench.policy()
+    expect_equal(dict(policy.collect_mode.forward({}, **bench.setting(policy))), {}, "the answer")
+    expect_equal(dict(policy.eval_mode.forward({})), {}, "the answer of the eval mode")
+
+
+def rule_05_what_is_given_is_not_written_to(bench: PolicyBench) -> None:
+    """Acting, recording, making samples and training write into nothing that they are given."""
+    policy = bench.policy()
+    obs = bench.by_env()
+    before = _copied(obs)
+    policy.collect_mode.forward(obs, **bench.setting(policy))
+    policy.eval_mode.forward(obs)
+    _expect_same(obs, before, "observations after acting")
+    piece = bench.piece(policy)
+    before = _copied(piece)
+    samples = policy.collect_mode.get_train_sample(list(piece))
+    _expect_same(piece, before, "transitions after get_train_sample")
+    before = _copied(samples)
+    bench.train(policy, samples)
+    _expect_same(samples, before, "samples after training")
+
+
+def rule_06_evaluating_is_repeatable_and_changes_nothing(bench: PolicyBench) -> None:
+    """The eval mode gives equal answers to equal observations, and leaves weights as they are.
+
+    Episodes that begin anew (``reset``) begin alike.
+    """
+    policy, obs = bench.policy(), bench.by_env()
+    weights = _copied(policy.learn_mode.state_dict())
+    first = bench.greedy(policy, obs)
+    policy.eval_mode.reset()
+    expect_equal(bench.greedy(policy, obs), first, "actions of a second evaluation")
+    _expect_same(policy.learn_mode.state_dict(), weights, "the state after evaluating")
+
+
+@needs("seeded")
+def rule_07_evaluations_leave_the_exploration_alone(bench: PolicyBench) -> None:
+    """What the collect mode answers does not depend on evaluations between its calls."""
+    obs = bench.by_env()
+    answers = []
+    for evaluates in (False, True):
+        policy = bench.policy()
+        setting, found = bench.setting(policy), []
+        for _ in range(6):
+            found.append(_actions(policy.collect_mode.forward(obs, **setting)))
+            if evaluates:
+                policy.eval_mode.forward(obs)
+        answers.append(found)
+    expect_equal(answers[1], answers[0], "actions with evaluations between them")
+
+
+@needs("seeded")
+def rule_08_seed_decides_weights_and_exploration(bench: PolicyBench) -> None:
+    """The same seed gives the same weights and actions, another seed other weights."""
+    obs = bench.by_env(8)
+    same, again, other = (bench.policy(seed=seed) for seed in (7, 7, 8))
+    weights = [_copied(each.learn_mode.state_dict()["model"]) for each in (same, again, other)]
+    _expect_same(weights[1], weights[0], "weights of the same seed")
+    expect(not _is_same(weights[2], weights[0]), "another seed gives the same weights")
+    first, second = (
+        [_actions(each.collect_mode.forward(obs, **bench.setting(each))) for _ in range(4)]
+        for each in (same, again)
+    )
+    expect_equal(second, first, "actions of the same seed")
+
+
+@needs("seeded")
+def rule_09_global_random_states_are_left_alone(bench: PolicyBench) -> None:
+    """Making a policy, acting and training change no random state of the process."""
+    before = _random_states()
+    policy = bench.policy()
+    bench.train(policy, bench.samples(policy))
+    policy.eval_mode.forward(bench.by_env())
+    for name, state in _random_states().items():
+        expect(_is_same(state, before[name]), f"the global random state of {name} has moved")
+
+
+def rule_10_observations_that_are_not_finite_are_noticed(bench: PolicyBench) -> None:
+    """NaN in an observation raises NonFiniteError, or shows as NaN in the answer.
+
+    Collectors refuse such answers; an action that looks valid would hide it.
+    """
+    policy = bench.policy()
+    leaves = flatten(bench.observations(1)[0])
+    if not any(np.asarray(leaf).dtype.kind == "f" for _, leaf in leaves):
+        return  # such a space has no NaN
+    acting: dict[str, Callable[[Any], Any]] = {
+        "collect_mode": lambda obs: policy.collect_mode.forward(obs, **bench.setting(policy)),
+        "eval_mode": policy.eval_mode.forward,
+    }
+    for name, act in acting.items():
+        obs = {1: bench.observations(1)[0], 3: map_leaves(_spoilt, bench.observations(1)[0])}
+        try:
+            answer = act(obs)[3]
+        except NonFiniteError:
+            continue
+        found = [np.asarray(leaf) for _, leaf in flatten(_as_arrays(answer))]
+        shown = any(not np.isfinite(leaf).all() for leaf in found)
+        expect(shown, f"{name}.forward answered an observation of NaN with {answer}")
+
+
+def rule_11_reset_takes_all_envs_or_some(bench: PolicyBench) -> None:
+    """``reset()`` and ``reset([ids])`` may be called at any time, also for unknown envs.
+
+    Forgetting one env leaves the answers for the others as they are.
+    """
+    obs = bench.by_env()
+    kept, reset = bench.policy(), bench.policy()
+    reset.learn_mode.load_state_dict(_copied(kept.learn_mode.state_dict()))
+    for mode in ("collect_mode", "eval_mode", "learn_mode"):
+        getattr(reset, mode).reset()
+        getattr(reset, mode).reset([1, 99])
+    for policy in (kept, reset):
+        policy.eval_mode.forward(obs)
+    reset.eval_mode.reset([next(iter(obs))])
+    others = dict(list(obs.items())[1:])
+    expect_equal(
+        bench.greedy(reset, others), bench.greedy(kept, others), "actions of envs that go on"
+    )
+
+
+def rule_12_transitions_hold_what_collectors_read(bench: PolicyBench) -> None:
+    """``process_transition`` gives a dict with ``obs``, ``action``, ``reward`` and ``done``."""
+    policy = bench.policy()
+    for row, ends in ((0, False), (-1, True)):
+        transition = bench.piece(policy)[row]
+        missing = {"obs", "action", "reward", "done"} - set(transition)
+        expect(not missing, f"process_transition leaves out {sorted(missing)}")
+        expect_equal(bool(transition["done"]), ends, "done of a transition")
+
+
+def rule_13_pieces_of_any_length_become_samples(bench: PolicyBench) -> None:
+    """Pieces that end with their episode and pieces that are cut both become samples.
+
+    No transitions become no samples. What is made of one piece does not depend on others.
+    """
+    policy = bench.policy()
+    make = policy.collect_mode.get_train_sample
+    expect_equal(list(make([])), [], "samples of no transitions")
+    for ends in (False, True):
+        expect(len(make(bench.piece(policy, ends=ends))) > 0, "a piece of 6 became no sample")
+    piece = bench.piece(policy)
+    alone = [_as_arrays(row) for row in make(list(piece))]
+    make(bench.piece(policy))
+    _expect_same([_as_arrays(row) for row in make(list(piece))], alone, "samples made again")
+
+
+@needs("per_step")
+def rule_14_each_transition_becomes_a_sample(bench: PolicyBench) -> None:
+    """A piece of n transitions becomes n samples, in their order, with their actions."""
+    policy = bench.policy()
+    for length in (1, 6):
+        piece = bench.piece(policy, length)
+        samples = policy.collect_mode.get_train_sample(list(piece))
+        _expect_same(
+            [_as_arrays(row["action"]) for row in samples],
+            [_as_arrays(row["action"]) for row in piece],
+            "actions of the samples",
+        )
+
+
+def rule_15_learning_logs_finite_numbers(bench: PolicyBench) -> None:
+    """Training on own samples returns a dict, or a list of dicts, of finite numbers.
+
+    What ``monitor_vars`` names is among them; ``priority`` is one number a sample.
+    """
+    policy = bench.policy()
+    samples = bench.samples(policy)
+    logs = bench.train(policy, samples)
+    expect(len(logs) > 0, "learn_mode.forward returned no log at all")
+    for log in logs:
+        missing = set(policy.learn_mode.monitor_vars()) - set(log)
+        expect(not missing, f"monitor_vars names {sorted(missing)}, which training does not return")
+        for name, value in log.items():
+            if name == "priority":
+                expect_equal(len(value), len(samples), "priorities")
+            elif not name.startswith("["):
+                expect(math.isfinite(float(value)), f"training returned {name} {value!r}")
+
+
+def rule_16_learning_changes_the_weights_of_all_modes(bench: PolicyBench) -> None:
+    """Training changes the model, and the acting modes of the policy have the same weights."""
+    policy = bench.policy()
+    before = _copied(policy.learn_mode.state_dict()["model"])
+    for _ in range(3):
+        bench.train(policy, bench.samples(policy))
+    after = _copied(policy.learn_mode.state_dict()["model"])
+    expect(not _is_same(after, before), "three updates changed no weight")
+    for name in ("collect_mode", "eval_mode"):
+        _expect_same(
+            getattr(policy, name).state_dict()["model"], after, f"weights of {name} after training"
+        )
+
+
+def rule_17_samples_that_cannot_be_trained_on_are_refused(bench: PolicyBench) -> None:
+    """A batch that lacks what is trained on raises SchemaMismatchError and changes no weight."""
+    policy = bench.policy()
+    before = _copied(policy.learn_mode.state_dict())
+    with raises("training on a foreign column alone", SchemaMismatchError):
+        policy.learn_mode.forward(SampleBatch({"foreign": np.zeros(4, np.float32)}))
+    _expect_same(policy.learn_mode.state_dict(), before, "the state after a refused batch")
+
+
+def rule_18_state_holds_plain_data(bench: PolicyBench) -> None:
+    """The state is a nest of dicts of tensors, arrays, numbers and text, with ``model`` in it."""
+    policy = bench.policy()
+    bench.train(policy, bench.samples(policy))
+    for name in ("learn_mode", "collect_mode", "eval_mode"):
+        state = getattr(policy, name).state_dict()
+        expect("model" in state, f"the state of {name} has no 'model'; it has {sorted(state)}")
+        for path, leaf in flatten(state):
+            plain = isinstance(leaf, torch.Tensor | np.ndarray | bool | int | float | str)
+            expect(
+                plain or leaf is None,
+                f"{name}.state_dict() holds a {type(leaf).__name__} at {'.'.join(map(str, path))}",
+            )
+
+
+def rule_19_state_goes_on_where_it_was_taken(bench: PolicyBench) -> None:
+    """A policy of another seed that loads a state acts and trains as the one that it is of."""
+    first, second = bench.policy(seed=1), bench.policy(seed=2)
+    samples = bench.samples(first)
+    per_iteration = policy_is_deterministic(bench)
+    bench.train(first, samples)
+    second.learn_mode.load_state_dict(_copied(first.learn_mode.state_dict()))
+    obs = bench.by_env(8)
+    expect_equal(bench.greedy(second, obs), bench.greedy(first, obs), "actions after loading")
+    if per_iteration:
+        bench.train(first, samples)
+        bench.train(second, samples)
+        _expect_same(
+            second.learn_mode.state_dict(),
+            _copied(first.learn_mode.state_dict()),
+            "the state after training on",
+        )
+
+
+def policy_is_deterministic(bench: PolicyBench) -> bool:
+    """Whether training draws no random numbers: two seeds train alike from one state."""
+    one, other = bench.policy(seed=1), bench.policy(seed=2)
+    samples = bench.samples(one)
+    other.learn_mode.load_state_dict(_copied(one.learn_mode.state_dict()))
+    bench.train(one, samples)
+    bench.train(other, samples)
+    return _is_same(
+        _copied(other.learn_mode.state_dict()["model"]),
+        _copied(one.learn_mode.state_dict()["model"]),
+    )
+
+
+def rule_20_published_weights_are_enough_to_act(bench: PolicyBench) -> None:
+    """The acting modes load ``{"model": arrays, "iter": version}``; the arrays may be read-only."""
+    first, second = bench.policy(seed=1), bench.policy(["collect", "eval"], seed=2)
+    bench.train(first, bench.samples(first))
+    model = map_leaves(_read_only, first.learn_mode.state_dict()["model"])
+    obs = bench.by_env(8)
+    second.eval_mode.load_state_dict({"model": model, "iter": 3})
+    expect_equal(bench.greedy(second, obs), bench.greedy(first, obs), "actions after loading")
+    second.collect_mode.load_state_dict({"model": model, "iter": 4})
+
+
+def rule_21_state_that_does_not_fit_changes_nothing(bench: PolicyBench) -> None:
+    """A state without ``model``, or of another shape, raises SchemaMismatchError; all stays."""
+    policy = bench.policy()
+    bench.train(policy, bench.samples(policy))
+    before = _copied(policy.learn_mode.state_dict())
+    other = _copied(bench.policy(seed=9).learn_mode.state_dict())
+    name = sorted(other["model"])[-1]
+    misshapen = {**other, "model": {**other["model"], name: np.zeros((3, 1, 7), np.float32)}}
+    lacking = {**other, "model": {k: v for k, v in other["model"].items() if k != name}}
+    for what, wrong in {
+        "no model": {key: value for key, value in other.items() if key != "model"},
+        f"{name} of another shape": misshapen,
+        f"no {name}": lacking,
+    }.items():
+        with raises(f"loading a state with {what}", SchemaMismatchError):
+            policy.learn_mode.load_state_dict(wrong)
+        _expect_same(policy.learn_mode.state_dict(), before, f"the state after one with {what}")
+
+
+def rule_22_workers_find_the_attributes_that_they_read(bench: PolicyBench) -> None:
+    """``get_attribute`` knows what workers read; an unknown name raises NotImplementedError."""
+    policy = bench.policy()
+    for mode, names in {
+        policy.collect_mode: ("cfg", "n_sample", "n_episode", "unroll_len", "on_policy"),
+        policy.learn_mode: ("cfg", "batch_size", "on_policy", "device"),
+        policy.eval_mode: ("cfg",),
+    }.items():
+        for name in names:
+            mode.get_attribute(name)
+        with raises("get_attribute('no_such_attribute')", NotImplementedError):
+            mode.get_attribute("no_such_attribute")
+    expect(isinstance(policy.learn_mode.info(), str), "learn_mode.info() is no text")
+
+
+def rule_23_settings_fit_the_collect_mode(bench: PolicyBench) -> None:
+    """What ``get_setting_collect`` gives at any progress is what ``forward`` takes."""
+    policy, obs = bench.policy(), bench.by_env()
+    for envstep in (0, 1, 10**7):
+        setting = policy.command_mode.get_setting_collect({"envstep": envstep, "learner_step": 3})
+        policy.collect_mode.forward(obs, **setting)
+    for ask in (policy.command_mode.get_setting_learn, policy.command_mode.get_setting_eval):
+        expect(isinstance(ask({"envstep": 3}), dict), "a setting is no dict")
+
+
+@needs("batched")
+def rule_24_batched_actions_are_those_of_the_dict_form(bench: PolicyBench) -> None:
+    """``forward_batch`` gives numpy columns, one row an env, and the actions of ``forward``."""
+    policy, obs = bench.policy(), bench.by_env(4)
+    found = policy.eval_mode.forward_batch(_stacked(list(obs.values())), list(obs))
+    _expect_same(
+        [np.asarray(row).tolist() for row in found["action"]],
+        bench.greedy(policy, obs),
+        "batched actions",
+    )
+    setting = bench.setting(policy)
+    columns = policy.collect_mode.forward_batch(_stacked(list(obs.values())), list(obs), **setting)
+    for path, column in flatten(columns):
+        name = ".".join(map(str, path))
+        expect(isinstance(column, np.ndarray), f"column {name} is a {type(column).__name__}")
+        expect_equal(len(column), len(obs), f"rows of column {name}")
+    for row, env_id in enumerate(obs):
+        bench.expect_action(columns["action"][row], f"the batched action of env {env_id}")
+
+
+@needs("batched")
+def rule_25_batched_samples_are_those_of_the_dict_form(bench: PolicyBench) -> None:
+    """Pieces laid end to end give the samples that each gives alone in the dict form."""
+    policy = bench.policy()
+    mode = policy.collect_mode
+    pieces = [bench.piece(policy, 4), bench.piece(policy, 3, ends=False)]
+    alone = [_as_arrays(row) for piece in pieces for row in mode.get_train_sample(list(piece))]
+    rows = [row for piece in pieces for row in piece]
+    ends = np.cumsum([len(piece) for piece in pieces])
+    together = mode.make_samples(SampleBatch.from_rows(rows).columns, ends)
+    _expect_same([_as_arrays(dict(row)) for row in together], alone, "batched samples")
+
+
+@needs("batched")
+def rule_26_batched_transitions_know_how_episodes_end(bench: PolicyBench) -> None:
+    """``make_transitions`` records ``final_obs`` as what came next, and what ended."""
+    policy = bench.policy()
+    obs, after = (_stacked(bench.observations(3)) for _ in range(2))
+    output = policy.collect_mode.forward_batch(obs, [0, 1, 2], **bench.setting(policy))
+    step = StepColumns(
+        obs=_stacked(bench.observations(3)),
+        final_obs=after,
+        reward=np.arange(3, dtype=np.float32),
+        terminated=np.array([False, True, False]),
+        truncated=np.array([False, False, True]),
+    )
+    made = policy.collect_mode.make_transitions(obs, output, step)
+    expect_equal(np.asarray(made["reward"]).tolist(), [0.0, 1.0, 2.0], "rewards")
+    expect_equal(np.asarray(made["done"]).tolist(), [False, True, True], "done")
+    if "next_obs" in made:
+        _expect_same(_copied(made["next_obs"]), after, "what came next")
+
+
+POLICY_RULES: Final[tuple[Rule, ...]] = collect([sys.modules[__name__]])
+"""Every rule of the policies, by number."""
+
+_BOOK = RuleBook(POLICY_RULES, POLICY_CAPABILITIES, PolicyBench)
+check_policy_rule = _BOOK.check_rule
+
+
+def check_policy(
+    make: Callable[[Sequence[str] | None, int], Policy],
+    observation_space: Any,
+    action_space: Any,
+    *,
+    capabilities: Collection[str] = (),
+    patience_s: float = PATIENCE_S,
+) -> ContractReport:
+    """Hold a policy to every rule of the contract.
+
+    Args:
+        make: ``make(enable_field, seed)`` returns a fresh policy, e.g.
+            ``lambda fields, seed: MyPolicy(CFG, enable_field=fields, seed=seed)``.
+        observation_space: gymnasium space of one env's observation.
+        action_space: gymnasium space of one env's action.
+        capabilities: Which of ``POLICY_CAPABILITIES`` the policy has; rules that need another
+            one do not apply.
+        patience_s: How long something that must happen may take.
+
+    Returns:
+        The results, where no rule is broken.
+
+    Raises:
+        ContractError: some are; ``report`` has all results, ``broken`` the numbers.
+        ValueError: an unknown capability.
+    """
+    tested = PolicyUnderTest(make, observation_space, action_space)
+    return _BOOK.check(tested, capabilities, patience_s)
+
+
+def _finite(leaf: Any) -> Any:
+    array = np.asarray(leaf)
+    if array.dtype.kind != "f":
+        return leaf
+    return np.clip(array, -10, 10).astype(array.dtype)
+
+
+def _spoilt(leaf: Any) -> Any:
+    array = np.array(leaf)
+    if array.dtype.kind == "f":
+        array[...] = np.nan
+    return array
+
+
+def _read_only(leaf: Any) -> Any:
+    array = np.array(_as_arrays(leaf))
+    array.flags.writeable = False
+    return array
+
+
+def _as_arrays(tree: Any) -> Any:
+    return map_leaves(
+        lambda leaf: leaf.detach().cpu().numpy() if isinstance(leaf, torch.Tensor) else leaf, tree
+    )
+
+
+def _copied(tree: Any) -> Any:
+    def copy(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return leaf.detach().clone()
+        return leaf.copy() if isinstance(leaf, np.ndarray | np.generic) else leaf
+
+    return map_leaves(copy, copy_containers(tree))
+
+
+def _is_same(left: Any, right: Any) -> bool:
+    ours, theirs = flatten(_as_arrays(left)), flatten(_as_arrays(right))
+    return [path for path, _ in ours] == [path for path, _ in theirs] and all(
+        np.array_equal(np.asarray(a), np.asarray(b), equal_nan=np.asarray(a).dtype.kind == "f")
+        for (_, a), (_, b) in zip(ours, theirs, strict=True)
+    )
+
+
+def _expect_same(found: Any, expected: Any, what: str) -> None:
+    expect(_is_same(found, expected), f"{what} differ: found {found!r:.300}, not {expected!r:.300}")
+
+
+def _actions(answers: Mapping[int, Any]) -> list[Any]:
+    return [_as_arrays(answers[env_id]["action"]).tolist() for env_id in sorted(answers)]
+
+
+def _stacked(rows: Sequence[Any]) -> Any:
+    return SampleBatch.from_rows([{"obs": row} for row in rows]).columns["obs"]
+
+
+def _random_states() -> dict[str, Any]:
+    kind, keys, *rest = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "numpy": [str(kind), keys, *rest],
+        "random": repr(random.getstate()),
+    }

@@ -1,0 +1,229 @@
+"""Every policy keeps the contract; so does one written by hand, without the base class."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import nn
+
+from dingsdk.errors import ConfigError, NonFiniteError, SchemaMismatchError
+from dingsdk.policy import (
+    BasePolicy,
+    CollectMode,
+    CommandMode,
+    DQNPolicy,
+    EvalMode,
+    LearnMode,
+    Policy,
+    PolicySection,
+    PPOPolicy,
+    Stateful,
+)
+from dingsdk.testing import PolicyContract, check_policy
+
+MODEL = {"obs_shape": 4, "action_shape": 3, "encoder_hidden_size_list": [16]}
+BATCHED = frozenset({"seeded", "batched", "per_step"})
+
+
+class Discrete(PolicyContract):
+    observation_space: ClassVar = spaces.Box(-1, 1, (4,), np.float32)
+    action_space: ClassVar = spaces.Discrete(3)
+    capabilities: ClassVar[Collection[str]] = BATCHED
+    cfg: ClassVar[Mapping[str, Any]] = {}
+
+
+class TestDQN(Discrete):
+    def make_policy(self, enable_field: Sequence[str] | None, seed: int) -> Policy:
+        return DQNPolicy({"model": MODEL, **self.cfg}, enable_field=enable_field, seed=seed)
+
+
+class TestPrioritizedDuelingDQN(TestDQN):
+    cfg: ClassVar = {"priority": True, "nstep": 3, "model": {**MODEL, "dueling": True}}
+
+
+class TestPPO(Discrete):
+    def make_policy(self, enable_field: Sequence[str] | None, seed: int) -> Policy:
+        return PPOPolicy({"model": MODEL}, enable_field=enable_field, seed=seed)
+
+
+class Regression(BasePolicy):
+    """The least that a policy on the base class is: acts on a dict, steers by a number."""
+
+    class Config(PolicySection, frozen=True, kw_only=True):
+        type: str = "regression"
+
+    def build(self) -> None:
+        self.net = nn.Linear(3, 1)
+
+    def act(
+        self,
+        obs: Any,
+        env_ids: Sequence[int] | None = None,
+        *,
+        explore: bool,
+        **setting: Any,
+    ) -> dict[str, NDArray[Any]]:
+        inputs = torch.cat([self.tensor(obs["pos"]), self.tensor(obs["speed"])], 1)
+        with torch.no_grad():
+            action = self.net(inputs).numpy()
+        self.check_finite(action, obs, env_ids)
+        if explore:
+            action = action + self.rng.normal(size=action.shape).astype(np.float32)
+        return {"action": action.clip(-1, 1)}
+
+    def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
+        inputs = torch.cat([batch["obs"]["pos"], batch["obs"]["speed"]], 1)
+        loss = (self.net(inputs) - batch["reward"].float().unsqueeze(1)).square().mean()
+        for weight, gradient in zip(
+            self.net.parameters(),
+            torch.autograd.grad(loss, list(self.net.parameters())),
+            strict=True,
+        ):
+            weight.data -= 0.01 * gradient
+        return {"total_loss": float(loss.detach())}
+
+    def state(self) -> Mapping[str, Stateful]:
+        return {"model": self.net}
+
+
+class TestOwnPolicyOnTheBaseClass(PolicyContract):
+    observation_space: ClassVar = spaces.Dict(
+        {
+            "pos": spaces.Box(-1, 1, (2,), np.float32),
+            "speed": spaces.Box(-1, 1, (1,), np.float32),
+        }
+    )
+    action_space: ClassVar = spaces.Box(-1, 1, (1,), np.float32)
+    capabilities: ClassVar[Collection[str]] = BATCHED
+
+    def make_policy(self, enable_field: Sequence[str] | None, seed: int) -> Policy:
+        return Regression({}, enable_field=enable_field, seed=seed)
+
+
+class Foreign:
+    """A policy as users of DI-engine write it: modes with just the fields of the contract."""
+
+    def __init__(self, enable_field: Sequence[str] | None, seed: int) -> None:
+        self.fields = set(enable_field or ("learn", "collect", "eval", "command"))
+        if unknown := self.fields - {"learn", "collect", "eval", "command"}:
+            raise ConfigError(f"unknown modes {unknown}", path="policy")
+        self.rng = np.random.default_rng(seed)
+        self.weights = self.rng.normal(size=(4, 3)).astype(np.float32)
+
+    def __getattr__(self, name: str) -> Any:
+        field, _, kind = name.partition("_")
+        if kind != "mode":
+            raise AttributeError(name)
+        if field not in self.fields:
+            raise ConfigError(f"no {field} mode", path="policy")
+        return getattr(self, f"_{field}")
+
+    def _values(self, obs: Any) -> NDArray[np.float32]:
+        values = np.stack([np.asarray(each) for each in obs.values()]) @ self.weights
+        if not np.isfinite(values).all():
+            raise NonFiniteError("an observation is not finite", key="action")
+        return values
+
+    def _eval_forward(self, obs: Any) -> dict[int, Any]:
+        if not obs:
+            return {}
+        actions = self._values(obs).argmax(1)
+        return {env: {"action": action} for env, action in zip(obs, actions, strict=True)}
+
+    def _collect_forward(self, obs: Any, eps: float = 0.5) -> dict[int, Any]:
+        answers = self._eval_forward(obs)
+        for answer in answers.values():
+            if self.rng.random() < eps:
+                answer["action"] = self.rng.integers(3)
+        return answers
+
+    def _learn_forward(self, data: Any, **_: Any) -> dict[str, Any]:
+        rows = list(data)
+        if not all("reward" in row for row in rows):
+            raise SchemaMismatchError("no reward", key="reward", expected="reward", found=None)
+        for row in rows:
+            step = 0.01 * float(row["reward"]) * np.asarray(row["obs"], np.float32)
+            self.weights[:, int(row["action"])] += step
+        return {"total_loss": float(np.abs(self.weights).sum())}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        found = np.asarray(state.get("model", {}).get("weights", ()))
+        if found.shape != self.weights.shape:
+            raise SchemaMismatchError("no weights that fit", key="model", expected=0, found=0)
+        self.weights = np.array(found, np.float32)
+
+    def _attribute(self, name: str) -> Any:
+        known = {"cfg": {}, "n_sample": 8, "n_episode": None, "unroll_len": 1, "on_policy": False}
+        known |= {"batch_size": 4, "device": "cpu"}
+        if name not in known:
+            raise NotImplementedError(name)
+        return known[name]
+
+    @property
+    def _shared(self) -> dict[str, Any]:
+        return {
+            "reset": lambda ids=None: None,
+            "get_attribute": self._attribute,
+            "set_attribute": lambda name, value: None,
+            "state_dict": lambda: {"model": {"weights": self.weights.copy()}},
+            "load_state_dict": self._load,
+        }
+
+    @property
+    def _learn(self) -> LearnMode:
+        return LearnMode(
+            forward=self._learn_forward,
+            info=lambda: "foreign",
+            monitor_vars=lambda: ["total_loss"],
+            **self._shared,
+        )
+
+    @property
+    def _collect(self) -> CollectMode:
+        return CollectMode(
+            forward=self._collect_forward,
+            process_transition=lambda obs, output, timestep: {
+                "obs": obs,
+                "action": output["action"],
+                "reward": timestep.reward,
+                "done": timestep.done,
+            },
+            get_train_sample=lambda transitions: list(transitions),
+            **self._shared,
+        )
+
+    @property
+    def _eval(self) -> EvalMode:
+        return EvalMode(forward=self._eval_forward, **self._shared)
+
+    @property
+    def _command(self) -> CommandMode:
+        return CommandMode(
+            get_setting_learn=lambda info: {},
+            get_setting_collect=lambda info: {"eps": 0.5},
+            get_setting_eval=lambda info: {},
+        )
+
+
+class TestPolicyWrittenByHand(Discrete):
+    capabilities: ClassVar[Collection[str]] = frozenset({"seeded", "per_step"})
+
+    def make_policy(self, enable_field: Sequence[str] | None, seed: int) -> Policy:
+        return Foreign(enable_field, seed)  # type: ignore[return-value]
+
+
+def test_check_policy_reports_on_every_rule() -> None:
+    report = check_policy(
+        lambda fields, seed: DQNPolicy({"model": MODEL}, enable_field=fields, seed=seed),
+        Discrete.observation_space,
+        Discrete.action_space,
+        capabilities=BATCHED,
+    )
+
+    assert [result.applies for result in report.results] == [True] * 26
+    assert report.broken == ()

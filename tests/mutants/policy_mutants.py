@@ -1,0 +1,256 @@
+"""DQN, each time with one defect, for the rules of the policies."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+
+from dingsdk.data import SampleBatch
+from dingsdk.policy import BasePolicy, CollectMode, CommandMode, DQNPolicy, EvalMode, LearnMode
+
+CFG = {"model": {"obs_shape": 4, "action_shape": 3, "encoder_hidden_size_list": [8]}}
+
+
+class Mutant(DQNPolicy):
+    """The policy as it is; mutants override one of its methods."""
+
+    breaks: ClassVar[int] = 0
+    also: ClassVar[frozenset[int]] = frozenset()
+
+    def __init__(self, enable_field: Sequence[str] | None, seed: int | None) -> None:
+        super().__init__(CFG, enable_field=enable_field, seed=seed)
+
+
+MUTANTS: list[type[Mutant]] = []
+_Made = TypeVar("_Made", bound=type[Mutant])
+
+
+def mutant(breaks: int, *also: int) -> Callable[[_Made], _Made]:
+    """Say which rule a mutant breaks, and which others its defect cannot but break as well."""
+
+    def mark(made: _Made) -> _Made:
+        made.breaks, made.also = breaks, frozenset(also)
+        MUTANTS.append(made)
+        return made
+
+    return mark
+
+
+@mutant(1, 15)
+class HasNoInfo(Mutant):
+    @property
+    def learn_mode(self) -> LearnMode:
+        return super().learn_mode._replace(monitor_vars=None)  # type: ignore[arg-type]
+
+
+@mutant(2)
+class ServesEveryMode(Mutant):
+    def _check_serves(self, field: str) -> None:
+        return
+
+
+@mutant(3, 23)
+class ActsOutsideTheSpace(Mutant):
+    def act(self, obs: Any, env_ids: Any = None, *, explore: bool, **setting: Any) -> Any:
+        found = super().act(obs, env_ids, explore=explore, **setting)
+        return found if explore else {"action": found["action"] + 3}
+
+
+@mutant(4)
+class FailsWithoutEnvs(Mutant):
+    def _act_by_env(self, obs: Any, *, explore: bool, **setting: Any) -> Any:
+        if not obs:
+            raise ValueError("need at least one array to stack")
+        return super()._act_by_env(obs, explore=explore, **setting)
+
+
+@mutant(5, 6, 19, 20, 24)
+class ScalesObservationsInPlace(Mutant):
+    def _act_by_env(self, obs: Any, *, explore: bool, **setting: Any) -> Any:
+        for each in obs.values():
+            each *= np.float32(0.5)
+        return super()._act_by_env(obs, explore=explore, **setting)
+
+
+@mutant(6, 7, 11, 19, 20, 24)
+class ExploresInEvaluations(Mutant):
+    def act(self, obs: Any, env_ids: Any = None, *, explore: bool, **setting: Any) -> Any:
+        return super().act(obs, env_ids, explore=True, **{"eps": 0.9, **setting})
+
+
+@mutant(7)
+class EvaluatingDrawsFromTheExploration(Mutant):
+    def act(self, obs: Any, env_ids: Any = None, *, explore: bool, **setting: Any) -> Any:
+        if not explore:
+            self.rng.random()
+        return super().act(obs, env_ids, explore=explore, **setting)
+
+
+@mutant(8, 7)
+class IgnoresItsSeed(Mutant):
+    def __init__(self, enable_field: Sequence[str] | None, seed: int | None) -> None:
+        super().__init__(enable_field, None)
+
+
+@mutant(9)
+class DrawsFromTheProcess(Mutant):
+    def build(self) -> None:
+        random.random()
+        super().build()
+
+
+@mutant(10)
+class TakesNaNForLow(Mutant):
+    def check_finite(self, values: Any, obs: Any, env_ids: Any = None) -> None:
+        return
+
+
+@mutant(11)
+class ResetsKnownEnvsOnly(Mutant):
+    def reset(self, env_ids: Sequence[int] | None = None) -> None:
+        if env_ids is not None and 99 in env_ids:
+            raise KeyError(99)
+
+
+@mutant(12)
+class NamesTheEndInItsOwnWay(Mutant):
+    def _transition(self, obs: Any, output: Any, timestep: Any) -> dict[str, Any]:
+        found = super()._transition(obs, output, timestep)
+        return {"is_last" if key == "done" else key: value for key, value in found.items()}
+
+    def _sample_rows(self, piece: Any) -> list[Any]:
+        return super()._sample_rows(
+            [{"done" if key == "is_last" else key: row[key] for key in row} for row in piece]
+        )
+
+    def samples(self, columns: dict[str, Any], ends: Any) -> SampleBatch:
+        columns = {"done" if key == "is_last" else key: columns[key] for key in columns}
+        return super().samples(columns, ends)
+
+
+@mutant(13, 25)
+class DropsPiecesThatWereCut(Mutant):
+    def _sample_rows(self, piece: Any) -> list[Any]:
+        return super()._sample_rows(piece if piece and piece[-1]["done"] else [])
+
+
+@mutant(14, 25)
+class DropsTheLastTransition(Mutant):
+    def _sample_rows(self, piece: Any) -> list[Any]:
+        return super()._sample_rows(piece)[: max(1, len(piece) - 1)]
+
+
+@mutant(15)
+class LogsNaN(Mutant):
+    def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {**super().learn(batch), "entropy": float("nan")}
+
+
+@mutant(16, 20)
+class CollectsWithItsFirstWeights(Mutant):
+    def build(self) -> None:
+        super().build()
+        self._first = {name: value.clone() for name, value in self._network.state_dict().items()}
+
+    def _model_state(self) -> dict[str, Any]:
+        return {"model": self._first}
+
+
+@mutant(17)
+class TrainsOnWhateverComes(Mutant):
+    def _train(self, data: Any, **options: Any) -> Any:
+        if "reward" in data[0]:
+            return super()._train(data, **options)
+        return dict.fromkeys(self.monitored, 0.0)
+
+
+@mutant(18)
+class SavesObjects(Mutant):
+    def _state_dict(self) -> dict[str, Any]:
+        return {**super()._state_dict(), "sizes": {8}}
+
+    def _load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super()._load_state_dict({key: state[key] for key in state if key != "sizes"})
+
+
+@mutant(19)
+class ForgetsItsTarget(Mutant):
+    def _load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super()._load_state_dict(
+            {key: value for key, value in state.items() if key != "target_model"}
+        )
+
+
+@mutant(20)
+class LoadsCollectedWeightsAlone(Mutant):
+    @property
+    def eval_mode(self) -> EvalMode:
+        return super().eval_mode._replace(load_state_dict=lambda state: None)
+
+
+@mutant(21)
+class LoadsHalfOfAState(Mutant):
+    def _load_state_dict(self, state: Mapping[str, Any]) -> None:
+        with torch.no_grad():
+            for name, value in state.get("model", {}).items():
+                own = self._network.state_dict()[name]
+                if tuple(own.shape) == tuple(value.shape):
+                    own.copy_(torch.as_tensor(value))
+        super()._load_state_dict(state)
+
+
+@mutant(22)
+class HidesItsBatchSize(Mutant):
+    def _get_attribute(self, key: str) -> Any:
+        if key == "batch_size":
+            raise NotImplementedError(key)
+        return super()._get_attribute(key)
+
+
+@mutant(23)
+class ForgetsExplorationLate(Mutant):
+    @property
+    def command_mode(self) -> CommandMode:
+        return super().command_mode._replace(
+            get_setting_collect=lambda info: {"eps": None if info["envstep"] > 1000 else 0.5}
+        )
+
+    def act(self, obs: Any, env_ids: Any = None, *, explore: bool, **setting: Any) -> Any:
+        if explore and setting["eps"] is None:
+            raise TypeError("eps is None")
+        return super().act(obs, env_ids, explore=explore, **setting)
+
+
+@mutant(24)
+class BatchesInReverse(Mutant):
+    @property
+    def eval_mode(self) -> EvalMode:
+        mode = super().eval_mode
+        forward = mode.forward_batch
+        assert forward is not None
+        return mode._replace(
+            forward_batch=lambda obs, env_ids: {"action": 2 - forward(obs, env_ids)["action"]}
+        )
+
+
+@mutant(25)
+class RewardsLeakAcrossPieces(Mutant):
+    def samples(self, columns: dict[str, Any], ends: Any) -> SampleBatch:
+        made = super().samples(columns, ends)
+        if len(ends) > 1:
+            made.columns["reward"] = np.asarray(made.columns["reward"]) + np.float32(1)
+        return made
+
+
+@mutant(26)
+class ForgetsTruncation(Mutant):
+    @property
+    def collect_mode(self) -> CollectMode:
+        def make(obs: Any, output: Any, step: Any) -> dict[str, Any]:
+            return {**BasePolicy.transitions(self, obs, output, step), "done": step.terminated}
+
+        return super().collect_mode._replace(make_transitions=make)
