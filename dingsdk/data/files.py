@@ -18,10 +18,9 @@ import re
 import secrets
 import stat
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Literal, NoReturn, Self, TypeVar
 
 from dingsdk.errors import (
     ClosedError,
@@ -34,6 +33,7 @@ from dingsdk.errors import (
 )
 
 Buffer = bytes | bytearray | memoryview
+_T = TypeVar("_T")
 
 _ADVICE = {
     errno.ENOSPC: "free some disk space",
@@ -62,6 +62,7 @@ _TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}")
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY
 # Without O_NONBLOCK the open of a FIFO would wait for a writer.
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_OVERWRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _BUFFERS_A_CALL = 512  # below IOV_MAX, 1024 on Linux
 
 
@@ -106,41 +107,26 @@ def folder_error(action: str, path: Path, error: OSError) -> RunFolderError:
     return RunFolderError(f"cannot {action} {path}: {reason}; {advice}", path=str(path))
 
 
-def atomic_write_bytes(path: str | os.PathLike[str], data: Buffer, durable: bool = False) -> None:
-    """Write a file so that readers see the old content or the new, never a part.
+def atomic_write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Write ``value`` as indented JSON, so that readers see the old content or the new.
 
-    The data goes to a new file of the same folder (readable by the owner only), which then
-    takes the name. A symbolic link at ``path`` is replaced, never followed.
-
-    Args:
-        path: The file; its folder must exist.
-        data: The whole content.
-        durable: Whether to wait until the disk has it (survives a power cut).
+    The folder must exist. A symbolic link at ``path`` is replaced, never followed.
 
     Raises:
         RunFolderError: the file cannot be written; whatever was there is untouched and
             nothing is left behind.
+        TypeError, ValueError: the value has no JSON form (NaN and infinities have none).
     """
     target = Path(path)
+    text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
     try:
         folder = os.open(target.parent, _OPEN_FOLDER)
         try:
-            _replace(folder, target.name, (data,), durable)
+            _replace(folder, target.name, (text.encode(),), durable=False)
         finally:
             os.close(folder)
     except OSError as error:
         raise folder_error("write", target, error) from error
-
-
-def atomic_write_json(path: str | os.PathLike[str], value: Any, durable: bool = False) -> None:
-    """Write ``value`` as indented JSON, the way of :func:`atomic_write_bytes`.
-
-    Raises:
-        RunFolderError: the file cannot be written.
-        TypeError, ValueError: the value has no JSON form (NaN and infinities have none).
-    """
-    text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    atomic_write_bytes(path, text.encode(), durable=durable)
 
 
 class Folder:
@@ -155,7 +141,6 @@ class Folder:
 
     Attributes:
         path: Where it was when it was opened.
-        identity: Device and number of the folder, another one for one made anew.
 
     Raises:
         RunFolderError: it cannot be opened or created; ``path``.
@@ -180,7 +165,7 @@ class Folder:
         check_id(name, "folder")
         opened = type(self).__new__(type(self))
         opened.path = self.path / name
-        with self._descriptor as folder:
+        with self._using("open", name) as folder:
             opened._open(name, folder, create)
         return opened
 
@@ -198,11 +183,8 @@ class Folder:
             RunFolderError: another reason, such as a folder of that name.
         """
         self._check_name(name)
-        with self._descriptor as folder:
-            try:
-                _replace(folder, name, buffers, durable)
-            except OSError as error:
-                raise self._error("write", name, error) from error
+        with self._using("write", name) as folder:
+            _replace(folder, name, buffers, durable)
 
     def sync(self, name: str | None = None) -> None:
         """Wait until the disk has a file's content, or the folder's names.
@@ -212,60 +194,26 @@ class Folder:
         """
         if name is not None:
             self._check_name(name)
-        with self._descriptor as folder:
+        with self._using("write", name or "") as folder:
+            if name is None:
+                os.fsync(folder)
+                return
+            descriptor = os.open(name, _OPEN_FILE, dir_fd=folder)
             try:
-                if name is None:
-                    os.fsync(folder)
-                    return
-                descriptor = os.open(name, _OPEN_FILE, dir_fd=folder)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    close_reader(descriptor)
-            except OSError as error:
-                raise self._error("write", name or "", error) from error
-
-    def open_checked(self, name: str, max_bytes: int) -> tuple[int, os.stat_result]:
-        """Open a file for reading; the caller closes the descriptor.
-
-        Raises:
-            DataMissingError: there is no such file.
-            DataCorruptError: it is no regular file, or too large.
-            StorageFullError, RunFolderError: as above.
-        """
-        self._check_name(name)
-        with self._descriptor as folder:
-            try:
-                descriptor = os.open(name, _OPEN_FILE, dir_fd=folder)
-            except OSError as error:
-                raise self._error("read", name, error) from error
-        try:
-            found = os.fstat(descriptor)
-            if why := self._why_refused(found):
-                self._refuse(name, why)
-            if found.st_size > max_bytes:
-                self._refuse(name, f"{found.st_size} bytes; at most {max_bytes} are read")
-        except OSError as error:
-            close_reader(descriptor)
-            raise self._error("read", name, error) from error
-        except BaseException:
-            close_reader(descriptor)
-            raise
-        return descriptor, found
+                os.fsync(descriptor)
+            finally:
+                close_reader(descriptor)
 
     def read(self, name: str, max_bytes: int) -> bytearray:
         """Return a file's content.
 
         Raises:
-            as :meth:`open_checked`; no more than ``max_bytes`` are read.
+            DataMissingError: there is no such file.
+            DataCorruptError: it is no regular file, or has more than ``max_bytes``.
+            StorageFullError, RunFolderError: as :meth:`write_atomic`.
         """
-        descriptor, found = self.open_checked(name, max_bytes)
-        try:
+        with self._reading(name, max_bytes) as (descriptor, found):
             return self._read(name, descriptor, found.st_size)
-        except OSError as error:
-            raise self._error("read", name, error) from error
-        finally:
-            close_reader(descriptor)
 
     def view(self, name: str, max_bytes: int, map_above: int = 64 << 10) -> memoryview:
         """Return a file's content, read-only: a copy if small, else a map.
@@ -279,36 +227,27 @@ class Folder:
             map_above: Size in bytes from which on a map costs less than a copy.
 
         Raises:
-            as :meth:`open_checked`.
+            as :meth:`read`.
         """
-        descriptor, found = self.open_checked(name, max_bytes)
-        try:
-            if found.st_size <= map_above:
-                # bytes: numpy looks through a read-only view of a bytearray.
-                content = os.read(descriptor, found.st_size)
-                if len(content) < found.st_size:  # above 2 GiB, or cut off
-                    os.lseek(descriptor, 0, os.SEEK_SET)
-                    content = bytes(self._read(name, descriptor, found.st_size))
-                self._check_read(name, found)
-                return memoryview(content)
-            return memoryview(mmap.mmap(descriptor, found.st_size, access=mmap.ACCESS_READ))
-        except OSError as error:
-            raise self._error("read", name, error) from error
-        except ValueError as error:  # from mmap: cut off since
-            raise DataCorruptError(f"{self.path / name}: {error}", where=name) from error
-        finally:
-            close_reader(descriptor)
+        with self._reading(name, max_bytes) as (descriptor, found):
+            if found.st_size > map_above:
+                try:
+                    return memoryview(mmap.mmap(descriptor, found.st_size, access=mmap.ACCESS_READ))
+                except ValueError as error:  # cut off since
+                    raise DataCorruptError(f"{self.path / name}: {error}", where=name) from error
+            # bytes: numpy looks through a read-only view of a bytearray.
+            content = os.read(descriptor, found.st_size)
+            if len(content) < found.st_size:  # above 2 GiB, or cut off
+                os.lseek(descriptor, 0, os.SEEK_SET)
+                content = bytes(self._read(name, descriptor, found.st_size))
+            self._check_read(name, found)
+            return memoryview(content)
 
     def stat(self, name: str) -> os.stat_result | None:
         """Return what stands under the name (links not followed), None where nothing does."""
         self._check_name(name)
-        with self._descriptor as folder:
-            try:
-                return os.stat(name, dir_fd=folder, follow_symlinks=False)
-            except OSError as error:
-                if error.errno in _GONE:
-                    return None
-                raise self._error("look at", name, error) from error
+        with self._using("look at", name) as folder:
+            return _unless_gone(os.stat, name, dir_fd=folder, follow_symlinks=False) or None
 
     def unlink(self, name: str) -> bool:
         """Remove a file or link; return whether there was one.
@@ -318,27 +257,16 @@ class Folder:
         """
         if not _TEMPORARY.fullmatch(name):
             self._check_name(name)
-        with self._descriptor as folder:
-            try:
-                os.unlink(name, dir_fd=folder)
-            except OSError as error:
-                if error.errno in _GONE:
-                    return False
-                raise self._error("remove", name, error) from error
-        return True
+        with self._using("remove", name) as folder:
+            return _unless_gone(os.unlink, name, dir_fd=folder) is not False
 
     def move(self, name: str, target: Folder, new_name: str) -> bool:
         """Move a file (or what else stands there) to another folder; False if it is gone."""
         self._check_name(name)
         target._check_name(new_name)
-        with self._descriptor as source, target._descriptor as folder:
-            try:
-                os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=folder)
-            except OSError as error:
-                if error.errno in _GONE:
-                    return False
-                raise self._error("move", name, error) from error
-        return True
+        with self._using("move", name) as source, target._descriptor as folder:
+            moved = _unless_gone(os.rename, name, new_name, src_dir_fd=source, dst_dir_fd=folder)
+            return moved is not False
 
     def names(self) -> list[str]:
         """Return the names in the folder, sorted, temporary files included.
@@ -346,11 +274,8 @@ class Folder:
         Left out are other names that begin with a dot, and in a private folder all that we do
         not give.
         """
-        with self._descriptor as folder:
-            try:
-                found = os.listdir(folder)  # noqa: PTH208 - a descriptor
-            except OSError as error:
-                raise self._error("list", "", error) from error
+        with self._using("list") as folder:
+            found = os.listdir(folder)  # noqa: PTH208 - a descriptor
         return sorted(n for n in found if self._names.fullmatch(n) or _TEMPORARY.fullmatch(n))
 
     def sweep(self) -> int:
@@ -365,8 +290,7 @@ class Folder:
         with self._descriptor as folder:
             try:
                 # For writing, as some file servers lock no others.
-                flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-                descriptor = os.open(name, flags, dir_fd=folder)
+                descriptor = os.open(name, _OVERWRITE, dir_fd=folder)
             except OSError:
                 return False
             try:
@@ -376,19 +300,6 @@ class Folder:
                 return False
             finally:
                 close_reader(descriptor)
-        return True
-
-    def remove_sub(self, name: str) -> bool:
-        """Remove an empty folder in this one; return whether it is gone."""
-        check_id(name, "folder")
-        with self._descriptor as folder:
-            try:
-                os.rmdir(name, dir_fd=folder)
-            except OSError as error:
-                if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
-                    return False
-                if error.errno not in _GONE:
-                    raise self._error("remove", name, error) from error
         return True
 
     def remove_tree(self, name: str) -> bool:
@@ -401,24 +312,28 @@ class Folder:
             RunFolderError: something cannot be removed.
         """
         try:
-            with self.sub(name, create=False) as folder:
-                for entry in folder.names():
-                    found = None if _TEMPORARY.fullmatch(entry) else folder.stat(entry)
+            with self.sub(name, create=False) as inner:
+                for entry in inner.names():
+                    found = None if _TEMPORARY.fullmatch(entry) else inner.stat(entry)
                     if found is not None and stat.S_ISDIR(found.st_mode):
-                        folder.remove_tree(entry)
+                        inner.remove_tree(entry)
                     else:
-                        folder.unlink(entry)
+                        inner.unlink(entry)
         except DataMissingError:
             return True
-        return self.remove_sub(name)
+        with self._using("remove", name) as folder:
+            try:
+                _unless_gone(os.rmdir, name, dir_fd=folder)
+            except OSError as error:
+                if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+                    raise
+                return False
+        return True
 
     def free_bytes(self) -> int:
         """Return how much more we may write on this disk."""
-        with self._descriptor as folder:
-            try:
-                disk = os.fstatvfs(folder)
-            except OSError as error:
-                raise self._error("look at", "", error) from error
+        with self._using("look at") as folder:
+            disk = os.fstatvfs(folder)
         return disk.f_bavail * disk.f_frsize
 
     def close(self) -> None:
@@ -428,12 +343,7 @@ class Folder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -445,6 +355,7 @@ class Folder:
 
     def _open(self, name: str, parent: int | None, create: bool) -> None:
         flags = self._open_flags if parent is None else _OPEN_FOLDER | os.O_NOFOLLOW
+        descriptor = -1
         try:
             try:
                 descriptor = os.open(name, flags, dir_fd=parent)
@@ -454,22 +365,36 @@ class Folder:
                 with contextlib.suppress(FileExistsError):  # another process was quicker
                     os.mkdir(name, 0o700, dir_fd=parent)
                 descriptor = os.open(name, flags, dir_fd=parent)
+            why = self._why_refused_folder(os.fstat(descriptor))
         except OSError as error:
+            if descriptor >= 0:
+                close_reader(descriptor)
             if error.errno in _GONE and parent is not None and not create:
                 raise DataMissingError(f"no folder {self.path}", data_id=name) from error
-            raise _typed("open", self.path, error) from error
-        why = ""
-        try:
-            found = os.fstat(descriptor)
-            why = self._why_refused_folder(found)
-        except OSError as error:
-            close_reader(descriptor)
             raise _typed("open", self.path, error) from error
         if why:
             close_reader(descriptor)
             raise RunFolderError(f"{self.path} is refused: {why}", path=str(self.path), reason=why)
-        self.identity = found.st_dev, found.st_ino
         self._descriptor = _SharedDescriptor(descriptor)
+
+    def _using(self, action: str, name: str = "") -> _Use:
+        return _Use(self, action, name)
+
+    @contextlib.contextmanager
+    def _reading(self, name: str, max_bytes: int) -> Iterator[tuple[int, os.stat_result]]:
+        self._check_name(name)
+        with self._using("read", name) as folder:
+            descriptor = os.open(name, _OPEN_FILE, dir_fd=folder)
+            try:
+                found = os.fstat(descriptor)
+                why = self._why_refused(found)
+                if not why and found.st_size > max_bytes:
+                    why = f"{found.st_size} bytes; at most {max_bytes} are read"
+                if why:
+                    self._refuse(name, why)
+                yield descriptor, found
+            finally:
+                close_reader(descriptor)
 
     def _check_read(self, name: str, found: os.stat_result) -> None:
         """Refuse what was read of a file if it may be that of another."""
@@ -537,29 +462,23 @@ class PrivateDir(Folder):
         self._check_name(name)
         pool._check_name(pooled)
         temporary = f".tmp-{secrets.token_hex(8)}"
-        with self._descriptor as folder, pool._descriptor as source:
-            try:
-                os.rename(pooled, temporary, src_dir_fd=source, dst_dir_fd=folder)
-            except OSError as error:
-                if error.errno in _GONE:
-                    return False
-                raise self._error("write", name, error) from error
+        with self._using("write", name) as folder, pool._descriptor as source:
+            ids = {"src_dir_fd": source, "dst_dir_fd": folder}
+            if _unless_gone(os.rename, pooled, temporary, **ids) is False:
+                return False
             is_done = False
             try:
                 if self._overwrite(folder, temporary, buffers):
                     os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
                     is_done = True
-            except OSError as error:
-                raise self._error("write", name, error) from error
             finally:
                 if not is_done:
                     _unlink_quietly(folder, temporary)
         return is_done
 
     def _overwrite(self, folder: int, name: str, buffers: Sequence[Buffer]) -> bool:
-        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            descriptor = os.open(name, flags, dir_fd=folder)
+            descriptor = os.open(name, _OVERWRITE, dir_fd=folder)
         except OSError as error:
             if error.errno in _NOT_A_FILE:
                 return False
@@ -632,6 +551,33 @@ class _SharedDescriptor:
             self._is_closed = True
         if is_last:
             close_reader(self._number)
+
+
+class _Use:
+    """One use of a folder's descriptor; gives its OSErrors their types."""
+
+    __slots__ = ("_action", "_folder", "_name")
+
+    def __init__(self, folder: Folder, action: str, name: str) -> None:
+        self._folder, self._action, self._name = folder, action, name
+
+    def __enter__(self) -> int:
+        return self._folder._descriptor.__enter__()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._folder._descriptor.__exit__()
+        if isinstance(error, OSError) and not isinstance(error, DingError):
+            raise self._folder._error(self._action, self._name, error) from error
+
+
+def _unless_gone(call: Callable[..., _T], *args: Any, **options: Any) -> _T | Literal[False]:
+    """Return what a call returns; False where its file is gone."""
+    try:
+        return call(*args, **options)
+    except OSError as error:
+        if error.errno in _GONE:
+            return False
+        raise
 
 
 def _replace(folder: int, name: str, chunks: Sequence[Buffer], durable: bool) -> None:
