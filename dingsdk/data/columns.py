@@ -19,6 +19,14 @@ NUMERIC_KINDS = "biufc"
 """numpy dtype kinds that a column may have: what has a fixed size and no Python objects."""
 
 
+def mismatch(
+    what: str, key: Any, expected: Any, found: Any, hint: str = "", **facts: Any
+) -> SchemaMismatchError:
+    """Return the error that says ``what: expected .., found ..; hint``."""
+    text = f"{what}: expected {expected}, found {found}" + (f"; {hint}" if hint else "")
+    return SchemaMismatchError(text, key=key, expected=expected, found=found, **facts)
+
+
 def join_key(prefix: str, key: str) -> str:
     """Return the dotted name of a nested column."""
     return f"{prefix}.{key}" if prefix else key
@@ -38,76 +46,48 @@ def torch_to_numpy(value: Any) -> Any:
     try:
         return value.detach().cpu().numpy()
     except (TypeError, RuntimeError) as error:
-        raise SchemaMismatchError(
-            f"a tensor of dtype {value.dtype} has no numpy form ({error}); convert it first",
-            key=None,
-            expected="a dtype that numpy has",
-            found=str(value.dtype),
-        ) from error
-
-
-def as_column(key: str, value: Any) -> NDArray[Any]:
-    """Return ``value`` as a numeric array of at least one dimension, without a copy if it is one.
-
-    Args:
-        key: The column's dotted name, for the error.
-        value: An array, a CPU tensor, or a sequence of numbers (floats become float32).
-
-    Raises:
-        SchemaMismatchError: the value is no numeric array, or has no leading dimension.
-    """
-    value = torch_to_numpy(value)
-    if isinstance(value, np.ndarray):
-        array = value
-    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        array = stack_values(key, value) if len(value) else np.empty(0, np.float32)
-    else:
-        raise _not_numeric(key, type(value).__name__)
-    if array.dtype.kind not in NUMERIC_KINDS:
-        raise _not_numeric(key, f"dtype {array.dtype}")
-    if array.ndim == 0:
-        raise SchemaMismatchError(
-            f"column {key!r} is a scalar; it needs a leading batch dimension",
-            key=key,
-            expected="[batch, ...]",
-            found="[]",
-        )
-    return array
+        found = str(value.dtype)
+        raise mismatch("a tensor", None, "a dtype that numpy has", found, str(error)) from error
 
 
 def as_columns(columns: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a checked copy of the (nested) mapping whose leaves are arrays.
 
+    Arrays and CPU tensors are taken as they are; sequences of numbers become arrays, their
+    floats float32.
+
     Raises:
-        SchemaMismatchError: there is no column, a name is no str, or a leaf no numeric array.
+        SchemaMismatchError: there is no column, a name is no str, or a leaf is no numeric array
+            of at least one dimension.
     """
+    what = f"column {prefix!r}" if prefix else "the batch"
     if not isinstance(columns, Mapping):
-        raise SchemaMismatchError(
-            f"columns come as a mapping of names to arrays, not as {type(columns).__name__}",
-            key=prefix,
-            expected="mapping",
-            found=type(columns).__name__,
-        )
+        raise mismatch(what, prefix, "a mapping of names to arrays", type(columns).__name__)
     if not columns:
-        where = f"column {prefix!r}" if prefix else "the batch"
-        raise SchemaMismatchError(
-            f"{where} has no columns; give at least one", key=prefix, expected="columns", found="{}"
-        )
+        raise mismatch(what, prefix, "at least one column", "{}")
     checked: dict[str, Any] = {}
     for key, value in columns.items():
         if not isinstance(key, str):
-            raise SchemaMismatchError(
-                f"column names are str, found {key!r} ({type(key).__name__})",
-                key=key,
-                expected="str",
-                found=type(key).__name__,
-            )
+            raise mismatch(f"column {key!r}", key, "a name of type str", type(key).__name__)
         name = join_key(prefix, key)
-        if isinstance(value, Mapping):
-            checked[key] = as_columns(value, name)
-        else:
-            checked[key] = as_column(name, value)
+        is_nested = isinstance(value, Mapping)
+        checked[key] = as_columns(value, name) if is_nested else _as_column(name, value)
     return checked
+
+
+def _as_column(key: str, value: Any) -> NDArray[Any]:
+    value = torch_to_numpy(value)
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        value = stack_values(key, value) if len(value) else np.empty(0, np.float32)
+    is_array = isinstance(value, np.ndarray)
+    if not is_array or value.dtype.kind not in NUMERIC_KINDS:
+        found = f"dtype {value.dtype}" if is_array else type(value).__name__
+        hint = "other objects go as a list"
+        raise mismatch(f"column {key!r}", key, "a numeric array", found, hint)
+    if value.ndim == 0:
+        raise mismatch(f"column {key!r}", key, "[batch, ...]", "[]")
+    column: NDArray[Any] = value
+    return column
 
 
 def leaves(columns: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, NDArray[Any]]]:
@@ -123,23 +103,18 @@ def common_length(columns: Mapping[str, Any]) -> int:
     """Return the leading dimension that all columns share.
 
     Raises:
-        SchemaMismatchError: they differ; names each column with its shape.
+        SchemaMismatchError: they differ; ``shapes`` has each column's shape.
     """
     length = -1
-    for _, array in leaves(columns):
+    for key, array in leaves(columns):
         if length < 0:
             length = array.shape[0]
         elif array.shape[0] != length:
             shapes = {name: tuple(column.shape) for name, column in leaves(columns)}
-            odd = next(name for name, shape in shapes.items() if shape[0] != length)
             listing = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-            raise SchemaMismatchError(
-                f"columns differ in their batch dimension: {listing}",
-                key=odd,
-                expected=length,
-                found=shapes[odd][0],
-                shapes=shapes,
-            )
+            hint = f"the columns are {listing}"
+            what = f"batch dimension of column {key!r}"
+            raise mismatch(what, key, length, array.shape[0], hint, shapes=shapes)
     return length
 
 
@@ -169,32 +144,24 @@ def rows_to_columns(rows: Sequence[Mapping[str, Any]], prefix: str = "") -> dict
     Raises:
         SchemaMismatchError: names the key, the row, what was expected and what was found.
     """
-    first = rows[0]
-    if not isinstance(first, Mapping):
-        raise _row_mismatch(prefix, 0, "dict", type(first).__name__)
-    names = first.keys()
+    names = rows[0].keys() if isinstance(rows[0], Mapping) else ()
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise _row_mismatch(prefix, index, "dict", type(row).__name__)
         if row.keys() != names:
             odd = sorted(map(str, set(names) ^ set(row)))[0]
-            raise _row_mismatch(
-                join_key(prefix, odd), index, sorted(map(str, names)), sorted(map(str, row))
-            )
+            expected, found = sorted(map(str, names)), sorted(map(str, row))
+            raise _row_mismatch(join_key(prefix, odd), index, expected, found)
     if not names:
-        raise SchemaMismatchError(
-            "rows without keys make no columns", key=prefix, expected="keys", found="{}", row=0
-        )
+        raise _row_mismatch(prefix, 0, "keys", "{}")
     columns: dict[str, Any] = {}
     for key in names:
         if not isinstance(key, str):
             raise _row_mismatch(prefix, 0, "keys of type str", repr(key))
         values = [row[key] for row in rows]
         name = join_key(prefix, key)
-        if isinstance(values[0], Mapping):
-            columns[key] = rows_to_columns(values, name)
-        else:
-            columns[key] = stack_values(name, values)
+        is_nested = isinstance(values[0], Mapping)
+        columns[key] = rows_to_columns(values, name) if is_nested else stack_values(name, values)
     return columns
 
 
@@ -225,12 +192,12 @@ def _stack(key: str, values: Sequence[Any]) -> NDArray[Any]:
     for index, array in enumerate(arrays):
         if array.shape != shape:
             raise _row_mismatch(key, index, list(shape), list(array.shape))
-    dtypes = {array.dtype for array in arrays}
-    if len(dtypes) == 1:
+    dtypes = [array.dtype for array in arrays]
+    if len(set(dtypes)) == 1:
         return np.stack(arrays)
     if shape:
-        index = next(i for i, array in enumerate(arrays) if array.dtype != arrays[0].dtype)
-        raise _row_mismatch(key, index, str(arrays[0].dtype), str(arrays[index].dtype))
+        index, odd = next((i, dtype) for i, dtype in enumerate(dtypes) if dtype != dtypes[0])
+        raise _row_mismatch(key, index, str(dtypes[0]), str(odd))
     # Scalars of mixed number types (0 and 0.5, a python and a numpy float) are everyday
     # rewards: widen them, to float32 where any is a float that python or numpy made wide.
     return _narrow(np.array([array.item() for array in arrays]))
@@ -238,16 +205,17 @@ def _stack(key: str, values: Sequence[Any]) -> NDArray[Any]:
 
 def _row_value(key: str, index: int, value: Any) -> NDArray[Any]:
     value = torch_to_numpy(value)
-    if isinstance(value, np.ndarray):
-        array: NDArray[Any] = value
-    elif isinstance(value, float):  # includes numpy.float64 scalars
-        array = np.asarray(value, dtype=np.float32)
-    elif isinstance(value, (bool, int, np.generic)):
-        array = np.asarray(value)
+    if isinstance(value, float):  # includes numpy.float64 scalars
+        value = np.asarray(value, dtype=np.float32)
     elif isinstance(value, (list, tuple)):
-        array = _narrow(_array_of(key, value))
-    else:
+        try:
+            value = _narrow(np.asarray(value))
+        except (ValueError, TypeError) as error:
+            found = type(value).__name__
+            raise mismatch(f"column {key!r}", key, "a regular array", found, str(error)) from error
+    elif not isinstance(value, (np.ndarray, bool, int, np.generic)):
         raise _row_mismatch(key, index, "a number or an array", type(value).__name__)
+    array: NDArray[Any] = np.asarray(value)
     if array.dtype.kind not in NUMERIC_KINDS:
         raise _row_mismatch(key, index, "a numeric dtype", str(array.dtype))
     return array
@@ -261,18 +229,6 @@ def _int_column(key: str, values: Sequence[int]) -> NDArray[np.int64]:
         raise _row_mismatch(key, wide, "an integer of 64 bits", "a wider one") from error
 
 
-def _array_of(key: str, value: Sequence[Any]) -> NDArray[Any]:
-    try:
-        return np.asarray(value)
-    except (ValueError, TypeError) as error:
-        raise SchemaMismatchError(
-            f"column {key!r} is no regular array: {error}",
-            key=key,
-            expected="a regular array",
-            found=type(value).__name__,
-        ) from error
-
-
 def _fits_float32(value: Any) -> bool:
     wide = np.abs(np.asarray(value, dtype=np.float64))
     return not bool((np.isfinite(wide) & (wide > np.finfo(np.float32).max)).any())
@@ -282,21 +238,7 @@ def _narrow(array: NDArray[Any]) -> NDArray[Any]:
     return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
-def _not_numeric(key: str, found: str) -> SchemaMismatchError:
-    return SchemaMismatchError(
-        f"column {key!r} needs a numeric array, found {found}; other objects go as a list",
-        key=key,
-        expected="a numeric array",
-        found=found,
-    )
-
-
 def _row_mismatch(key: str, row: int, expected: Any, found: Any) -> SchemaMismatchError:
     what = f"key {key!r} of row {row}" if key else f"row {row}"
-    return SchemaMismatchError(
-        f"{what}: expected {expected}, found {found}; all rows need the same keys and shapes",
-        key=key,
-        row=row,
-        expected=expected,
-        found=found,
-    )
+    hint = "all rows need the same keys and shapes"
+    return mismatch(what, key, expected, found, hint, row=row)

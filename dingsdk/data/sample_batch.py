@@ -19,6 +19,7 @@ from dingsdk.data.columns import (
     join_key,
     leaves,
     map_columns,
+    mismatch,
     rows_to_columns,
     torch_to_numpy,
 )
@@ -97,9 +98,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
         if isinstance(rows, SampleBatch):
             return rows.copy()
         if not rows:
-            raise SchemaMismatchError(
-                "no rows to make a batch of", key="", expected=">= 1 row", found=0
-            )
+            raise mismatch("a batch", "", ">= 1 row", 0)
         return cls.trusted(rows_to_columns(rows), len(rows))
 
     @classmethod
@@ -111,7 +110,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
                 facts ``key``, ``row`` (which batch), ``expected``, ``found``.
         """
         if not batches:
-            raise SchemaMismatchError("no batches to join", key="", expected=">= 1 batch", found=0)
+            raise mismatch("batches to join", "", ">= 1 batch", 0)
         columns = _concat([batch.columns for batch in batches], "")
         return cls.trusted(columns, sum(batch._length for batch in batches))
 
@@ -149,9 +148,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
             )
         position = index.__index__()
         if not -self._length <= position < self._length:
-            raise BatchIndexError(
-                f"row {position} of a batch of {self._length}", index=position, length=self._length
-            )
+            raise self._outside(position)
         return Row(self.columns, position % self._length)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -170,22 +167,17 @@ class SampleBatch(Sequence[dict[str, Any]]):
         if wanted.size == 0:
             wanted = wanted.astype(np.int64)
         if wanted.ndim != 1 or wanted.dtype.kind not in "iu":
-            raise SchemaMismatchError(
-                f"take needs int[n] indices, found {wanted.dtype}{list(wanted.shape)}",
-                key="indices",
-                expected="int[n]",
-                found=f"{wanted.dtype}{list(wanted.shape)}",
-            )
+            raise mismatch("take", "indices", "int[n]", f"{wanted.dtype}{list(wanted.shape)}")
         try:
             columns = map_columns(lambda array: take_rows(array, wanted), self.columns)
         except IndexError as error:
             outside = wanted[(wanted < -self._length) | (wanted >= self._length)]
-            raise BatchIndexError(
-                f"row {int(outside[0])} of a batch of {self._length}",
-                index=int(outside[0]),
-                length=self._length,
-            ) from error
+            raise self._outside(int(outside[0])) from error
         return self.trusted(columns, len(wanted))
+
+    def _outside(self, row: int) -> BatchIndexError:
+        text = f"row {row} of a batch of {self._length}"
+        return BatchIndexError(text, index=row, length=self._length)
 
     def tensors(self) -> dict[str, Any]:
         """Return the columns as torch tensors, the same objects at every call.
@@ -285,19 +277,14 @@ class Row(dict[str, Any]):
             name = join_key(self._prefix, key)
             column = self._columns.get(key)
             if column is None:
-                raise SchemaMismatchError(
-                    f"a row takes no new key {name!r}: the batch has no such column; "
-                    "use SampleBatch.with_columns",
-                    key=name,
-                    expected=sorted(self._columns),
-                    found=name,
-                )
-            if isinstance(column, dict):
-                if not isinstance(value, Mapping):
-                    raise _misfit(name, "a dict", type(value).__name__)
+                hint = "the batch has no such column; use SampleBatch.with_columns"
+                raise mismatch("keys of a row", name, sorted(self._columns), name, hint)
+            if not isinstance(column, dict):
+                _check_value(name, column, value)
+            elif isinstance(value, Mapping):
                 super().__getitem__(key)._check(value)
             else:
-                _check_value(name, column, value)
+                raise _misfit(name, "a dict", type(value).__name__)
 
     def _write(self, new: Mapping[str, Any]) -> None:
         for key, value in new.items():
@@ -318,28 +305,13 @@ class Row(dict[str, Any]):
         self.update(other)
         return self
 
-    def __delitem__(self, key: str) -> NoReturn:
-        self._refuse_removal(key)
-
-    def pop(self, key: str, *default: Any) -> NoReturn:
-        """Refused: a row cannot lose a column."""
-        self._refuse_removal(key)
-
-    def popitem(self) -> NoReturn:
-        """Refused: a row cannot lose a column."""
-        self._refuse_removal("the last key")
-
-    def clear(self) -> NoReturn:
-        """Refused: a row cannot lose its columns."""
-        self._refuse_removal("all keys")
-
-    def _refuse_removal(self, key: str) -> NoReturn:
-        raise SchemaMismatchError(
-            f"a row of a batch cannot lose {key!r}; take dict(row) and change that",
-            key=key,
-            expected=sorted(self._columns),
-            found=key,
+    def _refuse_removal(self, *keys: Any) -> NoReturn:
+        hint = "a row of a batch cannot lose a column: take dict(row) and change that"
+        raise mismatch(
+            "keys of a row", keys[0] if keys else "", sorted(self._columns), "fewer", hint
         )
+
+    __delitem__ = pop = popitem = clear = _refuse_removal
 
     def copy(self) -> dict[str, Any]:
         """Return a plain dict; arrays in it are still views of the batch."""
@@ -419,28 +391,18 @@ def collate(batch: SampleBatch | Sequence[Any]) -> Any:
     if isinstance(batch, SampleBatch):
         return batch.tensors()
     if len(batch) == 0:
-        raise SchemaMismatchError(
-            "an empty list has nothing to collate", key="", expected=">= 1 element", found=0
-        )
+        raise mismatch("a list to collate", "", ">= 1 element", 0)
     if isinstance(batch[0], SampleBatch):
-        raise SchemaMismatchError(
-            "a list of SampleBatch has no single collation: join them with SampleBatch.concat, "
-            "or collate each",
-            key="",
-            expected="a SampleBatch or a list of dicts",
-            found="list of SampleBatch",
-        )
+        hint = "join them with SampleBatch.concat, or collate each"
+        expected = "a SampleBatch or a list of dicts"
+        raise mismatch("collate", "", expected, "a list of SampleBatch", hint)
     from torch.utils.data import default_collate
 
     try:
         return default_collate(list(batch))
     except (RuntimeError, TypeError, KeyError) as error:
-        raise SchemaMismatchError(
-            f"the elements of the batch do not stack: {error}",
-            key="",
-            expected="elements of equal keys and shapes",
-            found=type(batch[0]).__name__,
-        ) from error
+        expected, found = "elements of equal keys and shapes", type(batch[0]).__name__
+        raise mismatch("a list to collate", "", expected, found, str(error)) from error
 
 
 def _to_tensors(columns: dict[str, Any], is_plain: bool = False) -> dict[str, Any]:
@@ -486,10 +448,8 @@ def _concat(parts: list[dict[str, Any]], prefix: str) -> dict[str, Any]:
         for index, other in enumerate(columns):
             if _form(other) != _form(column):
                 raise _batch_mismatch(name, index, _form(column), _form(other))
-        if isinstance(column, dict):
-            joined[key] = _concat(columns, name)
-        else:
-            joined[key] = np.concatenate(columns)
+        is_nested = isinstance(column, dict)
+        joined[key] = _concat(columns, name) if is_nested else np.concatenate(columns)
     return joined
 
 
@@ -498,14 +458,8 @@ def _form(column: Any) -> str:
 
 
 def _batch_mismatch(key: str, index: int, expected: Any, found: Any) -> SchemaMismatchError:
-    return SchemaMismatchError(
-        f"column {key!r} of batch {index}: expected {expected}, found {found}; "
-        "batches are joined only if their columns are alike",
-        key=key,
-        row=index,
-        expected=expected,
-        found=found,
-    )
+    what, hint = f"column {key!r} of batch {index}", "only batches of like columns are joined"
+    return mismatch(what, key, expected, found, hint, row=index)
 
 
 def _check_value(name: str, column: NDArray[Any], value: Any) -> None:
@@ -516,29 +470,22 @@ def _check_value(name: str, column: NDArray[Any], value: Any) -> None:
             key=name,
         )
     value = torch_to_numpy(value)
+    shape = f"shape {list(column.shape[1:])}"
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:
-        raise _misfit(name, f"shape {list(column.shape[1:])}", str(error)) from error
+        raise _misfit(name, shape, str(error)) from error
     if array.dtype.kind not in NUMERIC_KINDS:
         raise _misfit(name, f"dtype {column.dtype}", f"{type(value).__name__} {value!r:.80}")
     if array.shape != column.shape[1:]:
-        raise _misfit(name, f"shape {list(column.shape[1:])}", f"shape {list(array.shape)}")
-    if np.can_cast(array.dtype, column.dtype, casting="same_kind"):
-        if array.dtype.kind in "iu" and column.dtype.kind in "iu" and not _fits(array, column):
+        raise _misfit(name, shape, f"shape {list(array.shape)}")
+    if array.dtype.kind in "iu" and column.dtype.kind in "iu":
+        limits = np.iinfo(column.dtype)
+        if array.size and not limits.min <= int(array.min()) <= int(array.max()) <= limits.max:
             raise _misfit(name, f"a number of {column.dtype}", f"{value!r:.80}")
-    elif not (array.dtype.kind in "iu" and column.dtype.kind in "iu" and _fits(array, column)):
+    elif not np.can_cast(array.dtype, column.dtype, casting="same_kind"):
         raise _misfit(name, f"dtype {column.dtype}", f"dtype {array.dtype}")
 
 
-def _fits(array: NDArray[Any], column: NDArray[Any]) -> bool:
-    if array.size == 0:
-        return True
-    limits = np.iinfo(column.dtype)
-    return bool(int(array.min()) >= limits.min and int(array.max()) <= limits.max)
-
-
 def _misfit(name: str, expected: str, found: str) -> SchemaMismatchError:
-    return SchemaMismatchError(
-        f"column {name!r} takes {expected}, found {found}", key=name, expected=expected, found=found
-    )
+    return mismatch(f"column {name!r}", name, expected, found)
