@@ -41,14 +41,14 @@ import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from dingsdk.data.columns import is_tensor
+from dingsdk.data.columns import as_columns, common_length, is_tensor, mismatch
 from dingsdk.data.files import Buffer
 from dingsdk.data.sample_batch import SampleBatch
 from dingsdk.errors import ConfigError, DataCorruptError, DataVersionError, SchemaMismatchError
@@ -63,6 +63,8 @@ MAX_DIMENSIONS = 16
 MAX_DEPTH = 32
 
 _ALIGNMENT = 64
+_MAX_HEADER_BYTES = 32 << 20
+"""Of a safetensors file; half of it may be our manifest."""
 _FIXED = struct.Struct("<8sI")
 _BEFORE_DIGEST, _AFTER_DIGEST = b',"digest":"', b'"}'
 _JOINED_BYTES = 64 << 10
@@ -179,18 +181,18 @@ def decode_frame(
     view = memoryview(buffer).cast("B")
     size = len(view)
     if size > max_bytes:
-        _corrupt(f"{size} bytes; at most {max_bytes} are read", "size")
+        raise _corrupt(f"{size} bytes; at most {max_bytes} are read", "size")
     if size < _FIXED.size:
-        _corrupt(f"{size} bytes are no whole frame", "size")
+        raise _corrupt(f"{size} bytes are no whole frame", "size")
     magic, length = _FIXED.unpack_from(view)
     if magic != MAGIC:
-        _corrupt("it does not begin like one", "magic")
+        raise _corrupt("it does not begin like one", "magic")
     end = _FIXED.size + length
     if length > max_manifest_bytes or end > size:
-        _corrupt(f"a manifest of {length} bytes in {size}", "manifest length")
+        raise _corrupt(f"a manifest of {length} bytes in {size}", "manifest length")
     core, digest = _split_digest(bytes(view[_FIXED.size : end]))
     if expected_digest is not None and digest != expected_digest:
-        _corrupt(f"digest {digest}; expected {expected_digest}", "digest")
+        raise _corrupt(f"digest {digest}; expected {expected_digest}", "digest")
     if verify:
         _check_digest((view[: _FIXED.size + len(core)], view[end:]), digest)
     layout = _layouts.get(core)
@@ -200,7 +202,7 @@ def decode_frame(
     _check_kind(layout.kind, kind)
     start = _aligned(end)
     if start + layout.size_bytes != size:
-        _corrupt(f"{size} bytes; its manifest makes it {start + layout.size_bytes}", "size")
+        raise _corrupt(f"{size} bytes; its manifest makes it {start + layout.size_bytes}", "size")
     arrays = [
         np.ndarray(shape, dtype, view, start + offset) for shape, dtype, offset in layout.arrays
     ]
@@ -227,13 +229,11 @@ def decode_batch(
     view = memoryview(buffer).toreadonly()
     batch = decode_frame("payload", view, max_bytes, expected_digest=expected_digest, verify=verify)
     if not isinstance(batch, SampleBatch):
-        _corrupt("its value is no batch", "tree")
+        raise _corrupt("its value is no batch", "tree")
     return batch
 
 
-def encode_safetensors(
-    kind: str, value: Any, *, algorithm: str = "sha256", max_manifest_bytes: int = 16 << 20
-) -> bytearray:
+def encode_safetensors(kind: str, value: Any) -> bytearray:
     """Return a safetensors file whose metadata holds the manifest.
 
     Raises:
@@ -250,19 +250,19 @@ def encode_safetensors(
         name: _as_tensor(array.astype(array.dtype.newbyteorder("<"), "C"), column.dtype)
         for (name, column), array in zip(splitter.columns.items(), splitter.arrays, strict=True)
     }
-    blank = f"{algorithm}:{'0' * _digest_digits(algorithm)}".encode()
-    core = _encode_core(_Manifest(VERSION, kind, tree, {}), max_manifest_bytes)
+    blank = f"sha256:{'0' * _digest_digits('sha256')}".encode()
+    core = _encode_core(_Manifest(VERSION, kind, tree, {}), _MAX_HEADER_BYTES // 2)
     text = b"".join((core, _BEFORE_DIGEST, blank, _AFTER_DIGEST)).decode()
     try:
         content = bytearray(safetensors.torch.save(tensors, {_METADATA_KEY: text}))
     except (safetensors.SafetensorError, ValueError, KeyError) as error:
         raise _unfit((), "what safetensors stores", str(error)) from error
     at = _place_of(blank, content[: 8 + int.from_bytes(content[:8], "little")])
-    content[at : at + len(blank)] = digest_of((content,), algorithm).encode()
+    content[at : at + len(blank)] = digest_of((content,), "sha256").encode()
     return content
 
 
-def decode_safetensors(kind: str, data: Buffer, *, max_manifest_bytes: int = 16 << 20) -> Any:
+def decode_safetensors(kind: str, data: Buffer) -> Any:
     """Return the value of a file that :func:`encode_safetensors` wrote; it is the caller's own.
 
     Raises:
@@ -273,14 +273,14 @@ def decode_safetensors(kind: str, data: Buffer, *, max_manifest_bytes: int = 16 
 
     view = memoryview(data)
     end = 8 + int.from_bytes(view[:8], "little")
-    if not 8 < end <= min(len(view), 2 * max_manifest_bytes):
-        _corrupt(f"a header of {end - 8} bytes in {len(view)}", "header length")
+    if not 8 < end <= min(len(view), _MAX_HEADER_BYTES):
+        raise _corrupt(f"a header of {end - 8} bytes in {len(view)}", "header length")
     head = bytes(view[:end])
     try:
         header = msgspec.json.decode(head[8:], type=_SafetensorsHeader)
         core, digest = _split_digest(header.metadata[_METADATA_KEY].encode())
     except (msgspec.MsgspecError, UnicodeError, RecursionError, KeyError) as error:
-        raise DataCorruptError(f"not a container: {error!r:.200}", where="header") from error
+        raise _corrupt(f"{error!r:.200}", "header") from error
     algorithm, _, digits = digest.partition(":")
     blank = f"{algorithm}:{'0' * len(digits)}".encode()
     at = _place_of(digest.encode(), head)
@@ -290,11 +290,11 @@ def decode_safetensors(kind: str, data: Buffer, *, max_manifest_bytes: int = 16 
     try:
         tensors = safetensors.torch.load(bytes(view))
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise DataCorruptError(f"not a container: {error}", where="tensors") from error
+        raise _corrupt(f"{error}", "tensors") from error
     return _join(manifest.tree, None, tensors)
 
 
-def encode_json(kind: str, value: Any, *, algorithm: str = DEFAULT_ALGORITHM) -> bytes:
+def encode_json(kind: str, value: Any) -> bytes:
     """Return a value without arrays as a line of JSON.
 
     Raises:
@@ -305,7 +305,7 @@ def encode_json(kind: str, value: Any, *, algorithm: str = DEFAULT_ALGORITHM) ->
     if splitter.arrays:
         raise _unfit(tuple(splitter.columns)[:1], "no array", "one")
     core = _encode_core(_Manifest(VERSION, kind, tree, {}))
-    digest = digest_of((core,), algorithm)
+    digest = digest_of((core,))
     return b"".join((core, _BEFORE_DIGEST, digest.encode(), _AFTER_DIGEST, b"\n"))
 
 
@@ -316,7 +316,7 @@ def decode_json(kind: str, data: Buffer, max_bytes: int = 64 << 10) -> Any:
         DataCorruptError, DataVersionError: as :func:`decode_frame`.
     """
     if len(data) > max_bytes:
-        _corrupt(f"{len(data)} bytes; at most {max_bytes} are read", "size")
+        raise _corrupt(f"{len(data)} bytes; at most {max_bytes} are read", "size")
     text = bytes(data)
     try:
         core, digest = _split_digest(text.removesuffix(b"\n"))
@@ -345,7 +345,7 @@ def digest_of(parts: Iterable[Any], algorithm: str = DEFAULT_ALGORITHM) -> str:
 def _check_digest(parts: Iterable[Any], digest: str) -> None:
     # Every version of the format has this rule: what fails it is damaged, not of another version.
     if digest_of(parts, digest.partition(":")[0]) != digest:
-        _corrupt("its content does not have its digest", "digest")
+        raise _corrupt("its content does not have its digest", "digest")
 
 
 def _digest_digits(algorithm: str) -> int:
@@ -361,14 +361,14 @@ def _split_digest(manifest: bytes) -> tuple[bytes, str]:
     core, found, rest = manifest.rpartition(_BEFORE_DIGEST)
     digest = rest.removesuffix(_AFTER_DIGEST).decode("latin-1")
     if not found or not rest.endswith(_AFTER_DIGEST) or not _DIGEST.fullmatch(digest):
-        _corrupt("its manifest has no digest that is known here", "manifest")
+        raise _corrupt("its manifest has no digest that is known here", "manifest")
     return core, digest
 
 
 def _place_of(digest: bytes, head: bytes | bytearray) -> int:
     """Return where the digest stands in a safetensors header, which must hold it once."""
     if head.count(digest) != 1:
-        _corrupt("its header does not hold its digest once", "digest")
+        raise _corrupt("its header does not hold its digest once", "digest")
     return head.index(digest)
 
 
@@ -481,9 +481,9 @@ def _parse_layout(core: bytes) -> _Layout:
     for name, column in manifest.columns.items():
         dtype, shape = _DTYPES.get(column.dtype), column.shape
         if dtype is None:
-            _corrupt(f"dtype {column.dtype!r:.40}", name)
+            raise _corrupt(f"dtype {column.dtype!r:.40}", name)
         if not _is_fit(shape, dtype.itemsize):
-            _corrupt(f"shape {list(shape)!s:.200}", name)
+            raise _corrupt(f"shape {list(shape)!s:.200}", name)
         start = _aligned(end)
         arrays.append((shape, dtype, start))
         end = start + _size_of(column)
@@ -506,11 +506,9 @@ def _parse(core: bytes) -> _Manifest:
         # Repeated keys, blanks, other spellings of a number: we never write them.
         is_ours = msgspec.json.encode(manifest)[:-1] == core
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise DataCorruptError(
-            f"not a container: its manifest: {error}", where="manifest"
-        ) from error
+        raise _corrupt(f"its manifest: {error}", "manifest") from error
     if not is_ours:
-        _corrupt("its manifest is not spelled as ours are", "manifest")
+        raise _corrupt("its manifest is not spelled as ours are", "manifest")
     return manifest
 
 
@@ -518,9 +516,7 @@ def _check_version(manifest: bytes) -> None:
     try:
         found = _version_decoder.decode(manifest).version
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise DataCorruptError(
-            f"not a container: its manifest: {error}", where="manifest"
-        ) from error
+        raise _corrupt(f"its manifest: {error}", "manifest") from error
     if found != VERSION:
         raise DataVersionError(
             f"format version {found!r:.40}; this version of dingsdk reads {VERSION}",
@@ -532,7 +528,7 @@ def _check_version(manifest: bytes) -> None:
 
 def _check_kind(found: str, kind: str) -> None:
     if found != kind:
-        _corrupt(f"its kind is {found!r:.40}, not {kind!r}", "kind")
+        raise _corrupt(f"its kind is {found!r:.40}, not {kind!r}", "kind")
 
 
 def _is_fit(shape: tuple[int, ...], itemsize: int) -> bool:
@@ -558,18 +554,13 @@ def _remember(cache: dict[Any, Any], key: Any, value: Any, size_bytes: int) -> N
     cache[key] = value
 
 
-def _corrupt(what: str, where: str) -> NoReturn:
-    raise DataCorruptError(f"not a container: {what}", where=where)
+def _corrupt(what: str, where: str) -> DataCorruptError:
+    return DataCorruptError(f"not a container: {what}", where=where)
 
 
 def _unfit(path: _Path, expected: str, found: str) -> SchemaMismatchError:
     key = ".".join(path)
-    return SchemaMismatchError(
-        f"{key or 'the value'!r:.80} cannot be written: expected {expected}, found {found:.200}",
-        key=key,
-        expected=expected,
-        found=found,
-    )
+    return mismatch(f"{key or 'the value'!r:.80} cannot be written", key, expected, found[:200])
 
 
 class _Splitter:
@@ -603,7 +594,9 @@ class _Splitter:
         if is_tensor(node):
             return {"$tensor": self._add(*_array_of(node, path), path)}
         if isinstance(node, SampleBatch):
-            _check_columns(node.columns, len(node), path)
+            rows = common_length(as_columns(node.columns, ".".join(path)))
+            if rows != len(node):
+                raise _unfit(path, f"{len(node)} rows", f"{rows}")
             return {"$batch": self._mapping(node.columns, path)}
         raise _unfit(path, "numbers, text, arrays, tensors or nests of them", type(node).__name__)
 
@@ -634,18 +627,6 @@ class _Splitter:
         return name
 
 
-def _check_columns(columns: Mapping[str, Any], rows: int, path: _Path) -> None:
-    if not columns:
-        raise _unfit(path, "columns", "none")
-    for name, column in columns.items():
-        if not isinstance(name, str):
-            raise _unfit((*path, repr(name)), "names that are text", type(name).__name__)
-        if isinstance(column, dict):
-            _check_columns(column, rows, (*path, name))
-        elif column.ndim == 0 or len(column) != rows:
-            raise _unfit((*path, name), f"{rows} rows", f"shape {list(column.shape)}")
-
-
 def _join(tree: Any, columns: dict[str, _Column] | None, arrays: Mapping[str, Any]) -> Any:
     """Put a value together again.
 
@@ -660,11 +641,9 @@ def _join(tree: Any, columns: dict[str, _Column] | None, arrays: Mapping[str, An
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         if isinstance(error, DataCorruptError):
             raise
-        raise DataCorruptError(
-            f"not a container: its tree: {error!r:.200}", where="tree"
-        ) from error
+        raise _corrupt(f"its tree: {error!r:.200}", "tree") from error
     if sorted(joiner.used) != sorted(arrays) or (columns and joiner.used != list(columns)):
-        _corrupt("its tree does not name each array once, in order", "tree")
+        raise _corrupt("its tree does not name each array once, in order", "tree")
     return value
 
 

@@ -13,7 +13,6 @@ lists. The sender refuses anything else, and names its path in the message.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import math
 from collections.abc import Mapping
@@ -38,6 +37,10 @@ _DTYPES = {
     )
 }
 _SPECIAL_FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+
+_Place = tuple[Any, Any] | None
+"""Path of a value: (path of its container, key or index); None is the message itself.
+It is made into text only for an error, as that costs more than the encoding."""
 
 
 def encode_message(message: Any) -> bytes:
@@ -75,23 +78,15 @@ def decode_message(data: bytes | bytearray | memoryview, max_bytes: int = 1 << 2
         )
     try:
         text = bytes(data).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ProtocolError(f"the message is not UTF-8: {error.reason}", where="$") from error
-    try:
         message = _DECODER.decode(text)
+    except ProtocolError:
+        raise
     except (ValueError, RecursionError) as error:
-        if isinstance(error, ProtocolError):
-            raise
         raise ProtocolError(f"the message is not JSON: {error}", where="$") from error
     # Both checks walk the message, and hardly any message can fail them.
     if text.count("[") + text.count("{") > MAX_DEPTH or "\\u" in text:
         _check_tree(message)
     return message
-
-
-_Place = tuple[Any, Any] | None
-"""Path of a value: (path of its container, key or index); None is the message itself.
-It is made into text only for an error, as that costs more than the encoding."""
 
 
 def _plain(value: Any, place: _Place, depth: int) -> Any:
@@ -101,7 +96,7 @@ def _plain(value: Any, place: _Place, depth: int) -> Any:
     if kind is int:
         return _checked_int(value, place)
     if kind is float:
-        return value if math.isfinite(value) else {"$float": _float_name(value)}
+        return value if math.isfinite(value) else {"$float": str(value)}
     if isinstance(value, Mapping):
         _check_depth(depth, place)
         return {
@@ -114,22 +109,13 @@ def _plain(value: Any, place: _Place, depth: int) -> Any:
     if isinstance(value, np.ndarray) and value.ndim > 0:
         _check_depth(depth + 2, place)
         return _plain_array(value, place)
-    return _plain_scalar(value, place, depth)
-
-
-def _plain_scalar(value: Any, place: _Place, depth: int) -> Any:
     if isinstance(value, str):
         return str.__str__(value)
-    if isinstance(value, int):
-        return _checked_int(int(value), place)
-    number = value.dtype.kind if isinstance(value, (np.ndarray, np.generic)) else ""
-    if number == "b":
-        return bool(value)
-    if number and number in "iu":
-        return int(value)
-    if number == "f" or isinstance(value, float):
-        return _plain(float(value), place, depth)
-    return _refuse(f"{type(value).__name__} cannot be sent in a message", _text(place))
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf":
+        return _plain(value.item() if value.dtype.kind != "f" else float(value), place, depth)
+    if isinstance(value, (int, float)):
+        return _plain(int(value) if isinstance(value, int) else float(value), place, depth)
+    return _refuse(f"{kind.__name__} cannot be sent in a message", _text(place))
 
 
 def _text(place: _Place) -> str:
@@ -160,18 +146,11 @@ def _check_depth(depth: int, place: _Place) -> None:
         _refuse(f"more than {MAX_DEPTH} nested lists and dicts", _text(place))
 
 
-def _float_name(value: float) -> str:
-    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-
-
 def _plain_array(array: np.ndarray[Any, Any], place: _Place) -> dict[str, Any]:
     dtype = array.dtype.newbyteorder("<")
-    if dtype.str not in _DTYPES:
-        _refuse(f"an array of dtype {array.dtype} cannot be sent in a message", _text(place))
-    if array.ndim > MAX_DIMENSIONS:
-        _refuse(
-            f"an array of {array.ndim} dimensions; at most {MAX_DIMENSIONS} are sent", _text(place)
-        )
+    if dtype.str not in _DTYPES or array.ndim > MAX_DIMENSIONS:
+        what = f"an array of dtype {array.dtype} and {array.ndim} dimensions"
+        _refuse(f"{what} cannot be sent in a message", _text(place))
     raw = np.ascontiguousarray(array, dtype=dtype).tobytes()
     data = base64.b64encode(raw).decode("ascii")
     return {"$array": {"dtype": dtype.str, "shape": list(array.shape), "data": data}}
@@ -187,7 +166,9 @@ def _object(pairs: list[tuple[str, Any]]) -> Any:
         if key == "$array":
             return _array(value)
         if key == "$float":
-            return _special_float(value)
+            if not isinstance(value, str) or value not in _SPECIAL_FLOATS:
+                _refuse(f"a special float is one of {sorted(_SPECIAL_FLOATS)}", "$.$float")
+            return _SPECIAL_FLOATS[value]
     for key in obj:
         if key.startswith("$"):
             _refuse(f"the tag {key!r} is unknown or not alone", "$")
@@ -203,43 +184,31 @@ def _array(spec: Any) -> np.ndarray[Any, Any]:
         _refuse(f"an array of dtype {name!r:.40}; known are {', '.join(_DTYPES)}", "$.$array.dtype")
     if not isinstance(shape, list) or not 0 < len(shape) <= MAX_DIMENSIONS:
         _refuse(f"a shape is a list of 1 to {MAX_DIMENSIONS} lengths", "$.$array.shape")
+    if any(type(length) is not int or length < 0 for length in shape):
+        _refuse("a shape holds whole numbers >= 0", "$.$array.shape")
     if not isinstance(data, str):
         _refuse("array data is a base64 string", "$.$array.data")
-    size = dtype.itemsize
-    extent = dtype.itemsize
-    for length in shape:
-        if type(length) is not int or length < 0:
-            _refuse("a shape holds whole numbers >= 0", "$.$array.shape")
-        size *= length
-        extent *= max(length, 1)
+    size = math.prod(shape) * dtype.itemsize
     # An empty array still needs dimensions that numpy can hold; others are held to their data.
+    extent = math.prod(max(length, 1) for length in shape) * dtype.itemsize
     if extent >= 2**62 or len(data) != 4 * ((size + 2) // 3):
         _refuse(f"{len(data)} base64 characters for an array of {size} bytes", "$.$array.data")
     try:
         raw = base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError) as error:
+    except ValueError as error:
         raise ProtocolError(f"array data: {error}", where="$.$array.data") from error
     if len(raw) != size:
         _refuse(f"{len(raw)} bytes for an array of {size}", "$.$array.data")
-    # Over a bytearray the array is writable.
-    array = np.frombuffer(bytearray(raw), dtype=dtype).reshape(shape)
     if dtype.kind == "b" and raw.strip(b"\x00\x01"):
         _refuse("a bool that is neither 0 nor 1", "$.$array.data")
-    return array
-
-
-def _special_float(name: Any) -> float:
-    if not isinstance(name, str) or name not in _SPECIAL_FLOATS:
-        _refuse(f"a special float is one of {sorted(_SPECIAL_FLOATS)}", "$.$float")
-    return _SPECIAL_FLOATS[name]
+    # Over a bytearray the array is writable.
+    return np.frombuffer(bytearray(raw), dtype=dtype).reshape(shape)
 
 
 def _int(digits: str) -> int:
-    if len(digits) <= _INT_DIGITS:
-        value = int(digits)
-        if _INT_MIN <= value <= _INT_MAX:
-            return value
-    return _refuse("an integer of more than 64 bits", "$")
+    if len(digits) > _INT_DIGITS:
+        _refuse("an integer of more than 64 bits", "$")
+    return _checked_int(int(digits), None)
 
 
 def _float(digits: str) -> float:
@@ -258,21 +227,15 @@ def _check_tree(message: Any) -> None:
     while pending:
         value, depth = pending.pop()
         if isinstance(value, str):
-            _check_text(value)
+            try:
+                value.encode("utf-8")
+            except UnicodeEncodeError as error:
+                text = "a string with half of a surrogate pair"
+                raise ProtocolError(text, where="$") from error
         elif isinstance(value, (dict, list)):
             _check_depth(depth, None)
-            if isinstance(value, dict):
-                for key in value:
-                    _check_text(key)
-            items = value.values() if isinstance(value, dict) else value
+            items = (*value, *value.values()) if isinstance(value, dict) else value
             pending.extend((item, depth + 1) for item in items)
-
-
-def _check_text(text: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ProtocolError("a string with half of a surrogate pair", where="$") from error
 
 
 def _refuse(what: str, where: str) -> NoReturn:

@@ -279,12 +279,9 @@ def test_every_truncation_and_every_flipped_byte_is_refused() -> None:
             decode_batch(flipped)
 
 
-@pytest.mark.parametrize("algorithm", ["xxh3-128", "sha256"])
-def test_every_truncation_and_every_flipped_byte_of_a_safetensors_file_is_refused(
-    algorithm: str,
-) -> None:
+def test_every_truncation_and_every_flipped_byte_of_a_safetensors_file_is_refused() -> None:
     value = {"w": torch.ones(3), "text": "x"}
-    content = bytes(encode_safetensors("state", value, algorithm=algorithm))
+    content = bytes(encode_safetensors("state", value))
     for size in range(len(content)):
         with pytest.raises(DataCorruptError):
             decode_safetensors("state", content[:size])
@@ -388,16 +385,20 @@ def test_a_frame_above_the_limit_is_refused() -> None:
     assert caught.value.where == "size"
 
 
-def test_a_manifest_above_the_limit_is_refused_by_writers_and_readers() -> None:
+def test_a_manifest_above_the_limit_is_refused_by_writers_and_readers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     value = ["x" * 1000]
-    for encode in (encode_frame, encode_safetensors):
-        with pytest.raises(SchemaMismatchError, match="manifest"):
-            encode("state", value, max_manifest_bytes=1000)  # type: ignore[operator]
+    with pytest.raises(SchemaMismatchError, match="manifest"):
+        encode_frame("state", value, max_manifest_bytes=1000)
     frame, content = frame_of(value, "state"), bytes(encode_safetensors("state", value))
+    monkeypatch.setattr(container, "_MAX_HEADER_BYTES", 1000)
+    with pytest.raises(SchemaMismatchError, match="manifest"):
+        encode_safetensors("state", value)
     with pytest.raises(DataCorruptError, match="manifest"):
         decode_frame("state", frame, max_manifest_bytes=1000)
     with pytest.raises(DataCorruptError, match="header"):
-        decode_safetensors("state", content, max_manifest_bytes=500)
+        decode_safetensors("state", content)
     line = encode_json("state", value)
     assert decode_json("state", line, len(line)) == value
     with pytest.raises(DataCorruptError, match="at most"):
@@ -504,9 +505,8 @@ def test_a_schema_that_takes_much_memory_is_not_remembered() -> None:
 
 
 def test_an_unknown_digest_is_refused() -> None:
-    for encode in (encode_frame, encode_safetensors, encode_json):
-        with pytest.raises(ConfigError, match="xxh3-128"):
-            encode("payload", [1], algorithm="crc32")  # type: ignore[operator]
+    with pytest.raises(ConfigError, match="xxh3-128"):
+        encode_frame("payload", [1], algorithm="crc32")
 
 
 def test_what_was_read_is_freed_without_a_collection() -> None:
