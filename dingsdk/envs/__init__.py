@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dingsdk.envs.base import EnvManager as EnvManager
     from dingsdk.envs.base import StepColumns as StepColumns
     from dingsdk.envs.base import Timestep as Timestep
+    from dingsdk.envs.base_vector import BaseVectorEnvManager as BaseVectorEnvManager
     from dingsdk.envs.in_process import InProcessEnvManager as InProcessEnvManager
     from dingsdk.envs.make import EnvFn as EnvFn
     from dingsdk.envs.make import create_env_manager as create_env_manager

@@ -8,19 +8,22 @@ form or the other between two resets, not both.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
-from dingsdk.config import Configurable
-
-Obs = Any
-"""An observation column: an array ``[n, ...]``, or a (nested) dict of them."""
+from dingsdk.config import Configurable, NotNegative, PartSection, Whole
+from dingsdk.envs.guard import ABNORMAL
+from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
+from dingsdk.errors import ClosedError, ConfigError, EnvError, PolicyOutputError
 
 _NO_EPISODE_INFO: Mapping[int, Mapping[str, Any]] = MappingProxyType({})
 
@@ -97,8 +100,47 @@ class EnvManager(Configurable, ABC):
     """N environments of one kind, stepped together; not safe for concurrent callers.
 
     A class registered under ``env_managers`` is built as ``cls(cfg, env_fns)``, where ``cfg``
-    is its whole config (its defaults with the user's values merged in).
+    is its whole config (its defaults with the user's values merged in). Seeds, spaces and
+    counts of episodes and failures are kept here; a subclass makes the envs (``_open``),
+    resets and steps them. To wrap a gymnasium vector env, see ``VectorEnvs``.
+
+    Source: the env managers of DI-engine. Different here: ``max_retry`` counts failures in a
+    row (2, not 1), a failed env is rebuilt by default, and a failed step is never repeated,
+    since an env that raised may have moved; its episode is dropped instead.
     """
+
+    class Config(PartSection, frozen=True, kw_only=True):
+        """Section ``env_manager``.
+
+        Attributes:
+            episode_num: Episodes per env before it is DONE.
+            auto_reset: Whether an env starts its next episode by itself.
+            max_retry: Failures in a row that are forgiven.
+            retry_type: ``renew`` builds a failed env anew, ``reset`` only resets it.
+            retry_waiting_time: Seconds to wait before that.
+        """
+
+        episode_num: Annotated[float, Meta(ge=1)] = math.inf
+        auto_reset: bool = True
+        max_retry: Whole = 2
+        retry_type: Literal["renew", "reset"] = "renew"
+        retry_waiting_time: NotNegative = 0.0
+
+    def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Callable[[], Any]]) -> None:
+        self.section = self.read(cfg, "env_manager")
+        if not env_fns:
+            raise ConfigError("an env manager needs at least 1 env", path="env", found=0)
+        self._env_fns = list(env_fns)
+        self._env_num = len(self._env_fns)
+        self._closed = True
+        self._seeds: list[int | None] = [None] * self._env_num
+        self._unapplied = np.zeros(self._env_num, dtype=np.bool_)
+        self._dynamic_seed = True
+        self._failure_count = 0
+        self._episodes = np.zeros(self._env_num, dtype=np.int64)
+        # True where an env takes no actions: DONE, or waiting for a reset by the caller.
+        self._parked = np.zeros(self._env_num, dtype=np.bool_)
+        self._returns = np.zeros(self._env_num, dtype=np.float64)
 
     def __enter__(self) -> Self:
         return self
@@ -106,19 +148,86 @@ class EnvManager(Configurable, ABC):
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    @property
+    def env_num(self) -> int:
+        """The number of envs."""
+        return self._env_num
+
+    @property
+    def episode_num(self) -> float:
+        """Episodes per env before it is DONE; inf for no limit."""
+        limit: float = self.section.episode_num
+        return limit
+
+    @property
+    def closed(self) -> bool:
+        """Whether the manager is closed or was never launched."""
+        return self._closed
+
+    @property
+    def done(self) -> bool:
+        """True once every env finished ``episode_num`` episodes."""
+        return bool((self._parked & (self._episodes >= self.episode_num)).all())
+
+    @property
+    def failure_count(self) -> int:
+        """Env failures (each one dropped episode) since launch.
+
+        Failures of one env are in a row while it completes no episode between them; by
+        default the third in a row raises EnvError (``max_retry`` of them are forgiven).
+        """
+        return self._failure_count
+
+    @property
+    def observation_space(self) -> Any:
+        """The gymnasium space of one env's observation."""
+        return self._spaces[0].space
+
+    @property
+    def action_space(self) -> Any:
+        """The gymnasium space of one env's action."""
+        return self._spaces[1].space
+
+    @property
     @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """Which optional guarantees this manager gives."""
+
     def launch(self, reset_param: Mapping[int, Any] | None = None) -> None:
         """Create the envs, zero the episode counters and reset all. Requires a closed manager."""
+        if not self._closed:
+            raise EnvError("launch() needs a closed env manager; call close() first", env_id=None)
+        self._failure_count = 0
+        self._episodes[:] = 0
+        # New envs know no seed yet, also those of a manager that was seeded and closed.
+        self._unapplied[:] = [seed is not None for seed in self._seeds]
+        self._check_ids(reset_param or {})
+        try:
+            self._open()
+            self._closed = False
+            self._reset_envs(range(self._env_num), reset_param or {})
+        except BaseException:
+            self.close()
+            raise
 
-    @abstractmethod
+    def close(self) -> None:
+        """Close every env; idempotent."""
+        self._closed = True
+        self._discard()
+
     def reset(self, reset_param: Mapping[int, Any] | None = None) -> None:
         """Reset all envs, or only those named by ``{env_id: None | kwargs}``.
 
         The kwargs go to the env's own ``reset`` and are remembered for its later resets;
         None keeps what is remembered. Episode counters are untouched.
         """
+        self._check_open()
+        if reset_param is None:
+            self._reset_envs(range(self._env_num), {})
+        elif reset_param:
+            self._check_ids(reset_param)
+            self._reset_envs(sorted(reset_param), reset_param)
 
-    @abstractmethod
     def seed(
         self, seed: int | Sequence[int] | Mapping[int, int], dynamic_seed: bool | None = None
     ) -> None:
@@ -135,54 +244,27 @@ class EnvManager(Configurable, ABC):
         the seed ``derive_seed(seed, "rebuild", k)``: it repeats neither its own episodes nor
         those of another env. With ``dynamic_seed=False`` it starts from the seed again.
         """
+        if isinstance(seed, int | np.integer):
+            seed = [int(seed) + env_id for env_id in range(self._env_num)]
+        if not isinstance(seed, Mapping):
+            if len(seed) != self._env_num:
+                raise ConfigError(
+                    f"{self._env_num} envs need {self._env_num} seeds, found {len(seed)}",
+                    path="seed",
+                    expected=self._env_num,
+                    found=len(seed),
+                )
+            seed = dict(enumerate(seed))
+        self._check_ids(seed)
+        for env_id, one in seed.items():
+            self._seeds[env_id] = int(one)
+            self._unapplied[env_id] = True
+        if dynamic_seed is not None:
+            self._dynamic_seed = dynamic_seed
 
-    @abstractmethod
-    def close(self) -> None:
-        """Close every env; idempotent."""
-
-    @property
-    @abstractmethod
-    def env_num(self) -> int:
-        """The number of envs."""
-
-    @property
-    @abstractmethod
-    def episode_num(self) -> float:
-        """Episodes per env before it is DONE; inf for no limit."""
-
-    @property
-    @abstractmethod
-    def closed(self) -> bool:
-        """Whether the manager is closed or was never launched."""
-
-    @property
-    @abstractmethod
-    def done(self) -> bool:
-        """True once every env finished ``episode_num`` episodes."""
-
-    @property
-    @abstractmethod
-    def capabilities(self) -> Capabilities:
-        """Which optional guarantees this manager gives."""
-
-    @property
-    @abstractmethod
-    def observation_space(self) -> Any:
-        """The gymnasium space of one env's observation."""
-
-    @property
-    @abstractmethod
-    def action_space(self) -> Any:
-        """The gymnasium space of one env's action."""
-
-    @property
-    @abstractmethod
-    def failure_count(self) -> int:
-        """Env failures (each one dropped episode) since launch.
-
-        Failures of one env are in a row while it completes no episode between them; by
-        default the third in a row raises EnvError (``max_retry`` of them are forgiven).
-        """
+    def random_action(self) -> dict[int, Any]:
+        """Return ``{env_id: a random valid action}`` for the envs that wait for one."""
+        return {env_id: self.action_space.sample() for env_id in self.ready_obs}
 
     @property
     @abstractmethod
@@ -212,3 +294,65 @@ class EnvManager(Configurable, ABC):
                 envs are untouched.
             EnvError: an env failed for the third time in a row; its error is the cause.
         """
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Make the envs and set ``_spaces``; ``_discard`` undoes it, also half-way."""
+
+    @abstractmethod
+    def _discard(self) -> None:
+        """Close the envs that there are."""
+
+    @abstractmethod
+    def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
+        """Reset ``env_ids``; ``kwargs`` holds what the caller gave for some of them."""
+
+    @cached_property
+    def _spaces(self) -> tuple[ObservationSchema, ActionChecker]:
+        # Before the launch only a probe can tell.
+        probe = self._env_fns[0]()
+        probe.close()
+        return ObservationSchema(probe.observation_space), ActionChecker(probe.action_space)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(
+                "the env manager is closed; launch() it first", what=type(self).__name__
+            )
+
+    def _check_ids(self, env_ids: Iterable[int]) -> None:
+        known = range(self._env_num)
+        unknown = [env_id for env_id in env_ids if env_id not in known]
+        if unknown:
+            raise PolicyOutputError(
+                f"there are envs 0 to {self._env_num - 1}, asked for {unknown}",
+                key="env_id",
+                expected=list(known),
+                found=unknown,
+            )
+
+    def _new_seeds(self, env_ids: Sequence[int]) -> list[int | None]:
+        """Return the seeds to apply in a reset of ``env_ids``; each is handed out once."""
+        seeds = [self._seeds[env_id] if self._unapplied[env_id] else None for env_id in env_ids]
+        self._unapplied[list(env_ids)] = False
+        return seeds
+
+    def _count_episodes(self, env_ids: Sequence[int] | NDArray[np.int64]) -> None:
+        """Count a finished episode for each, and park those that start no other."""
+        self._episodes[env_ids] += 1
+        if not self.section.auto_reset:
+            self._parked[env_ids] = True
+        elif not math.isinf(self.episode_num):
+            self._parked[env_ids] = self._episodes[env_ids] >= self.episode_num
+
+    def _timestep(self, env_id: int, obs: Any, reward: float, info: dict[str, Any]) -> Timestep:
+        """Return one env's step in dict form, and add its reward to the episode's return.
+
+        ``info`` holds ``terminated`` and ``truncated``, it is the caller's to change.
+        """
+        done = info["terminated"] or info["truncated"]
+        self._returns[env_id] = 0.0 if info.get(ABNORMAL) else self._returns[env_id] + reward
+        if done:
+            info.setdefault("eval_episode_return", float(self._returns[env_id]))
+            self._returns[env_id] = 0.0
+        return Timestep(obs, reward, done, info)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -15,7 +15,7 @@ from dingsdk.envs.spaces import ObservationSchema
 from dingsdk.errors import EnvError, SchemaMismatchError
 
 if TYPE_CHECKING:
-    from dingsdk.envs.managed import ManagedEnvs
+    from dingsdk.envs.base import EnvManager
 
 ABNORMAL = "abnormal"
 """Info key, True: the env failed in this step and stands at the start of a new episode."""
@@ -23,15 +23,11 @@ ERROR = "error"
 """Info key of an abnormal step: the error in one line."""
 FAILURES = "env_failures"
 """Info key, int: failures in this call of ``step`` or ``reset``; absent if there were none."""
-
 EPISODE_INFO = "episode_info"
 """Info key of an episode's last step: statistics of the env's own, a dict."""
 
 _FAULTS = (Exception, SystemExit)
 """What counts as a failure of the env. An env that calls sys.exit() ends itself, not the run."""
-
-_STEP_PARTS = "obs, reward, terminated, truncated, info"
-_RESET_PARTS = "obs, info"
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +46,7 @@ class GuardedEnv(gym.Env[Any, Any]):
         section: The manager's section; it says what to do after a failure.
     """
 
-    def __init__(self, env_fn: Callable[[], Any], env_id: int, section: ManagedEnvs.Config) -> None:
+    def __init__(self, env_fn: Callable[[], Any], env_id: int, section: EnvManager.Config) -> None:
         self._env_fn = env_fn
         self._env_id = env_id
         self._section = section
@@ -84,11 +80,7 @@ class GuardedEnv(gym.Env[Any, Any]):
             kwargs["options"] = options
         if kwargs:
             self._reset_kwargs = kwargs
-        failures_before = self._failures
-        obs, info = self._reset(seed)
-        if self._failures > failures_before:
-            info[FAILURES] = self._failures - failures_before
-        return obs, info
+        return self._reset(seed, self._failures)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Step the env; where it fails, restart it and return an abnormal step.
@@ -97,19 +89,18 @@ class GuardedEnv(gym.Env[Any, Any]):
             EnvError: too many failures in a row; the env's last error is the cause.
         """
         try:
-            answer = self.env.step(action)
-            try:
-                obs, reward, terminated, truncated, info = answer
-            except (TypeError, ValueError) as error:
-                raise _wrong_answer("step", answer, _STEP_PARTS) from error
+            obs, reward, terminated, truncated, info = _checked(
+                "step", self.env.step(action), "obs, reward, terminated, truncated, info"
+            )
             obs = self._schema.conform(obs)
             reward = _plain_reward(reward)
-            if not isinstance(info, dict):
-                raise _mismatch("info", "a dict", type(info).__name__)
             if info.get(ABNORMAL):
                 raise EnvError(f"env {self._env_id} reported an abnormal step", env_id=self._env_id)
         except _FAULTS as error:
-            return self._restart(error)
+            before = self._failures
+            obs, info = self._reset(self._recover(error), before)
+            info |= {ABNORMAL: True, ERROR: f"{type(error).__name__}: {error}"}
+            return obs, 0.0, False, False, info
         if terminated or truncated:
             self._failures_in_row = 0
         return obs, reward, bool(terminated), bool(truncated), info
@@ -124,28 +115,19 @@ class GuardedEnv(gym.Env[Any, Any]):
     def unwrapped(self) -> Any:
         return self.env.unwrapped
 
-    def _reset(self, seed: int | None) -> tuple[Any, dict[str, Any]]:
+    def _reset(self, seed: int | None, failures_before: int) -> tuple[Any, dict[str, Any]]:
         while True:
             try:
-                answer = self.env.reset(seed=seed, **self._reset_kwargs)
-                try:
-                    obs, info = answer
-                except (TypeError, ValueError) as error:
-                    raise _wrong_answer("reset", answer, _RESET_PARTS) from error
-                obs = self._schema.conform(obs)
-                if not isinstance(info, dict):
-                    raise _mismatch("info", "a dict", type(info).__name__)
-                return obs, dict(info)
+                obs, info = _checked(
+                    "reset", self.env.reset(seed=seed, **self._reset_kwargs), "obs, info"
+                )
+                obs, info = self._schema.conform(obs), dict(info)
             except _FAULTS as error:
                 seed = self._recover(error)
-
-    def _restart(self, error: BaseException) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        failures_before = self._failures
-        obs, info = self._reset(self._recover(error))
-        info[ABNORMAL] = True
-        info[ERROR] = f"{type(error).__name__}: {error}"
-        info[FAILURES] = self._failures - failures_before
-        return obs, 0.0, False, False, info
+            else:
+                if self._failures > failures_before:
+                    info[FAILURES] = self._failures - failures_before
+                return obs, info
 
     def _recover(self, error: BaseException) -> int | None:
         """Count the failure and get a working env; return the seed of its next reset."""
@@ -217,15 +199,21 @@ def _plain_reward(reward: Any) -> float:
     return plain
 
 
-def _wrong_answer(method: str, answer: Any, parts: str) -> SchemaMismatchError:
-    found = f"{len(answer)} values" if isinstance(answer, tuple) else type(answer).__name__
-    advice = "; an env of the old gym API needs a wrapper" if isinstance(answer, tuple) else ""
-    return SchemaMismatchError(
-        f"the env's {method}() returned {found}, gymnasium's API has ({parts}){advice}",
-        key=method,
-        expected=parts,
-        found=found,
-    )
+def _checked(method: str, answer: Any, parts: str) -> Sequence[Any]:
+    """Return what the env's ``method`` returned, which must be these ``parts``."""
+    if not isinstance(answer, tuple | list) or len(answer) != parts.count(",") + 1:
+        found, advice = type(answer).__name__, ""
+        if isinstance(answer, tuple | list):
+            found, advice = f"{len(answer)} values", "; an env of the old gym API needs a wrapper"
+        raise SchemaMismatchError(
+            f"the env's {method}() returned {found}, gymnasium's API has ({parts}){advice}",
+            key=method,
+            expected=parts,
+            found=found,
+        )
+    if not isinstance(answer[-1], dict):
+        raise _mismatch("info", "a dict", type(answer[-1]).__name__)
+    return answer
 
 
 def _mismatch(key: str, expected: str, found: str) -> SchemaMismatchError:

@@ -9,18 +9,18 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.envs.base import Capabilities, Obs, StepColumns, Timestep
+from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep
 from dingsdk.envs.guard import ABNORMAL, EPISODE_INFO, FAILURES, GuardedEnv, close_quietly
-from dingsdk.envs.managed import ManagedEnvs
+from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
 from dingsdk.errors import ConfigError, PolicyOutputError
 
 
-class InProcessEnvManager(ManagedEnvs):
+class InProcessEnvManager(EnvManager):
     """Types ``in_process`` and ``base``: a loop over single envs; it supports everything.
 
     Each env has its own seed, is reset on its own and can be stepped on its own. Envs may
     have any observation space in the dict form; the batched form needs columns. For the
-    config keys see ManagedEnvs.
+    config keys see EnvManager.
     """
 
     def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Any]) -> None:
@@ -31,12 +31,6 @@ class InProcessEnvManager(ManagedEnvs):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities()
-
-    def close(self) -> None:
-        envs, self._envs = self._envs, []
-        self._closed = True
-        for env in envs:
-            close_quietly(env)
 
     @property
     def ready_obs(self) -> dict[int, Any]:
@@ -59,54 +53,44 @@ class InProcessEnvManager(ManagedEnvs):
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
         self._check_open()
-        self._check_ids(actions)
         self._check_running(list(actions))
-        checker = self._learn_spaces()[1]
+        checker = self._spaces[1]
         checked = {env_id: checker.single(action) for env_id, action in actions.items()}
-        return {env_id: self._step_one(env_id, action) for env_id, action in checked.items()}
+        timesteps = {}
+        for env_id, action in checked.items():
+            obs, reward, terminated, truncated, info = self._step_one(env_id, action)
+            info = {**info, "terminated": terminated, "truncated": truncated}
+            timesteps[env_id] = self._timestep(env_id, obs, reward, info)
+        return timesteps
 
     def current_obs(self) -> Obs:
         self._check_open()
-        return self._learn_spaces()[0].stack(self._obs)
+        return self._spaces[0].stack(self._obs)
 
     def step_batch(
         self, actions: NDArray[Any], env_ids: NDArray[np.int64] | None = None
     ) -> StepColumns:
         self._check_open()
-        schema, checker = self._learn_spaces()
-        if env_ids is None:
-            ids = list(range(self._env_num))
-        else:
-            self._check_ids(env_ids)
-            ids = [int(env_id) for env_id in env_ids]
+        schema, checker = self._spaces
+        ids = list(range(self._env_num)) if env_ids is None else env_ids.tolist()
+        if env_ids is not None:
             self._check_running(ids)
         count = len(ids)
         actions = checker.batch(actions, count)
         schema.require_columns()
         reward = np.zeros(count, dtype=np.float32)
-        terminated = np.zeros(count, dtype=np.bool_)
-        truncated = np.zeros(count, dtype=np.bool_)
-        valid = np.ones(count, dtype=np.bool_)
-        abnormal = np.zeros(count, dtype=np.bool_)
-        last_obs: list[Any] = []
+        terminated, truncated, abnormal = np.zeros((3, count), dtype=np.bool_)
+        valid = ~self._parked[ids]
+        last_obs = [self._obs[env_id] for env_id in ids]
         episode_info: dict[int, Mapping[str, Any]] = {}
-        for row, env_id in enumerate(ids):
-            if self._parked[env_id]:
-                valid[row] = False
-                last_obs.append(self._obs[env_id])
-                continue
-            obs, reward[row], terminated[row], truncated[row], info = self._envs[env_id].step(
-                actions[row]
+        for row in np.flatnonzero(valid).tolist():
+            last_obs[row], reward[row], terminated[row], truncated[row], info = self._step_one(
+                ids[row], actions[row]
             )
-            last_obs.append(obs)
-            self._obs[env_id] = obs
             if info.get(ABNORMAL):
-                self._failure_count += info[FAILURES]
                 valid[row], abnormal[row] = False, True
-            elif terminated[row] or truncated[row]:
-                if info.get(EPISODE_INFO):
-                    episode_info[row] = info[EPISODE_INFO]
-                self._end_episode(env_id)
+            elif (terminated[row] or truncated[row]) and info.get(EPISODE_INFO):
+                episode_info[row] = info[EPISODE_INFO]
         final_obs = schema.stack(last_obs)
         is_any_ended = terminated.any() or truncated.any()
         return StepColumns(
@@ -137,42 +121,40 @@ class InProcessEnvManager(ManagedEnvs):
 
     def _open(self) -> None:
         for env_id, env_fn in enumerate(self._env_fns):
-            self._envs.append(GuardedEnv(env_fn, env_id, self._cfg))
-        self._set_spaces(self._envs[0].observation_space, self._envs[0].action_space)
+            self._envs.append(GuardedEnv(env_fn, env_id, self.section))
+        self._spaces = (
+            ObservationSchema(self._envs[0].observation_space),
+            ActionChecker(self._envs[0].action_space),
+        )
+
+    def _discard(self) -> None:
+        while self._envs:
+            close_quietly(self._envs.pop())
 
     def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
         for env_id, seed in zip(env_ids, self._new_seeds(env_ids), strict=True):
             self._reset_one(env_id, {"seed": seed, **(kwargs.get(env_id) or {})})
-            self._parked[env_id] = False
+            self._returns[env_id], self._parked[env_id] = 0.0, False
 
     def _reset_one(self, env_id: int, kwargs: Mapping[str, Any]) -> None:
         env = self._envs[env_id]
         env.keep_seed = not self._dynamic_seed
         self._obs[env_id], info = env.reset(**kwargs)
         self._failure_count += info.get(FAILURES, 0)
-        self._returns[env_id] = 0.0
 
-    def _step_one(self, env_id: int, action: Any) -> Timestep:
-        obs, reward, terminated, truncated, info = self._envs[env_id].step(action)
-        info = {**info, "terminated": terminated, "truncated": truncated}
+    def _step_one(self, env_id: int, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Step an env, and reset it where its episode ends; return what the step gave."""
+        step = obs, _, terminated, truncated, info = self._envs[env_id].step(action)
         self._obs[env_id] = obs
-        done = terminated or truncated
-        if info.get(ABNORMAL):
-            self._failure_count += info[FAILURES]
-            self._returns[env_id] = 0.0
-        else:
-            self._returns[env_id] += reward
-        if done:
-            info.setdefault("eval_episode_return", float(self._returns[env_id]))
-            self._end_episode(env_id)
-        return Timestep(obs, reward, done, info)
-
-    def _end_episode(self, env_id: int) -> None:
-        self._count_episodes([env_id])
-        if not self._parked[env_id]:
-            self._reset_one(env_id, {})
+        self._failure_count += info.get(FAILURES, 0)
+        if terminated or truncated:
+            self._count_episodes([env_id])
+            if not self._parked[env_id]:
+                self._reset_one(env_id, {})
+        return step
 
     def _check_running(self, env_ids: Sequence[int]) -> None:
+        self._check_ids(env_ids)
         stopped = [env_id for env_id in env_ids if self._parked[env_id]]
         if stopped or len(set(env_ids)) < len(env_ids):
             running = np.flatnonzero(~self._parked).tolist()

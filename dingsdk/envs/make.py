@@ -7,19 +7,30 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
+import msgspec
 
-from dingsdk.config import to_plain
+from dingsdk.config import Section, read_section, to_plain
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs.base import EnvManager
-from dingsdk.errors import (
-    ConfigError,
-    ConfigTypeError,
-    EnvError,
-    UnknownEnvError,
-    nearest_name,
-    raised_at,
-)
+from dingsdk.errors import ConfigError, EnvError, UnknownEnvError, nearest_name, raised_at
 from dingsdk.plugins import default_manager
+
+
+class _EnvKeys(Section, frozen=True, kw_only=True):
+    """What EnvFn reads of the section ``env``.
+
+    Attributes:
+        env_id: A gymnasium id, as in ``env: {env_id: CartPole-v1}``.
+    """
+
+    env_id: str
+    kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
+    wrappers: list[str | dict[str, Any]] = msgspec.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for entry in self.wrappers:
+            if not isinstance(entry, str) and not isinstance(entry.get("type"), str):
+                raise ValueError(f"wrappers hold {entry!r}, which has no type")
 
 
 class EnvFn:
@@ -37,19 +48,13 @@ class EnvFn:
     """
 
     def __init__(self, env_cfg: Mapping[str, Any]) -> None:
-        env_id = env_cfg.get("env_id")
-        if not isinstance(env_id, str) or not env_id:
-            raise ConfigTypeError(
-                f"env.env_id: a gymnasium env id is needed, found {env_id!r}",
-                path="env.env_id",
-                expected="text",
-                found=env_id,
-            )
-        self.env_id = env_id
-        self.kwargs: dict[str, Any] = to_plain(_section(env_cfg, "kwargs"))
+        given = {key: env_cfg[key] for key in _EnvKeys.__struct_fields__ if env_cfg.get(key)}
+        section = read_section(_EnvKeys, given, "env")
+        self.env_id = section.env_id
+        self.kwargs: dict[str, Any] = to_plain(section.kwargs)
         self.wrappers: list[dict[str, Any]] = [
-            _wrapper_section(entry, index)
-            for index, entry in enumerate(env_cfg.get("wrappers") or ())
+            {"type": entry} if isinstance(entry, str) else to_plain(entry)
+            for entry in section.wrappers
         ]
 
     def __call__(self) -> gym.Env[Any, Any]:
@@ -93,17 +98,11 @@ class EnvFn:
         return f"EnvFn({self.env_id!r}, kwargs={self.kwargs}, wrappers={self.wrappers})"
 
     def _make(self, maker: Callable[..., Any], **kwargs: Any) -> Any:
-        spec = self.spec
         try:
-            return maker(spec, **kwargs)
+            return maker(self.spec, **kwargs)
         except (gym.error.Error, ImportError) as error:
             # gymnasium's text names the package to install where one is missing.
-            raise UnknownEnvError(
-                f"env.env_id: {self.env_id!r} is known but cannot be made: {error}",
-                path="env.env_id",
-                env_id=self.env_id,
-                nearest=None,
-            ) from error
+            raise _unknown(self.env_id, f"is known but cannot be made: {error}") from error
         except Exception as error:
             if isinstance(error, TypeError) and self.kwargs:
                 raise ConfigError(
@@ -126,38 +125,35 @@ def find_spec(env_id: str) -> Any:
         UnknownEnvError: no such id or module; facts ``env_id`` and ``nearest``.
     """
     module, _, name = env_id.rpartition(":")
-    if module:
-        try:
+    try:
+        if module:
             importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            raise UnknownEnvError(
-                f"env.env_id: {env_id!r} names the module {module!r}, which cannot be imported: "
-                f"{error}; install it, put its folder on PYTHONPATH, or correct the name",
-                path="env.env_id",
-                env_id=env_id,
-                nearest=None,
-            ) from error
-        except (Exception, SystemExit) as error:
-            raise UnknownEnvError(
-                f"env.env_id: {env_id!r} names the module {module!r}, whose import raised "
-                f"{type(error).__name__}: {error}{raised_at(error)}",
-                path="env.env_id",
-                env_id=env_id,
-                nearest=None,
-            ) from error
+    except (Exception, SystemExit) as error:
+        why = f"whose import raised {type(error).__name__}: {error}{raised_at(error)}"
+        if isinstance(error, ModuleNotFoundError):
+            why = (
+                f"which cannot be imported: {error}; install it, put its folder on PYTHONPATH, "
+                "or correct the name"
+            )
+        raise _unknown(env_id, f"names the module {module!r}, {why}") from error
     try:
         return gym.spec(name)
     except gym.error.Error as error:
         nearest = nearest_name(name, gym.registry)
         # gymnasium suggests a name too, but knows only those of the same namespace.
         hint = f"did you mean {nearest!r}?" if nearest else f"{error}"
-        raise UnknownEnvError(
-            f"env.env_id: gymnasium has no env {name!r}; {hint} An env of your own is named "
-            "'module:EnvId', where importing the module registers it",
-            path="env.env_id",
-            env_id=env_id,
-            nearest=nearest,
+        raise _unknown(
+            env_id,
+            f"is not known to gymnasium; {hint} An env of your own is named 'module:EnvId', "
+            "where importing the module registers it",
+            nearest,
         ) from error
+
+
+def _unknown(env_id: str, why: str, nearest: str | None = None) -> UnknownEnvError:
+    return UnknownEnvError(
+        f"env.env_id: {env_id!r} {why}", path="env.env_id", env_id=env_id, nearest=nearest
+    )
 
 
 def make_env_fns(env_cfg: Mapping[str, Any], n: int) -> list[EnvFn]:
@@ -205,32 +201,6 @@ def seed_envs(manager: EnvManager, seed: int, role: str) -> None:
         manager.seed([derive_seed(seed, role, "env", index) for index in range(manager.env_num)])
     else:
         manager.seed(derive_seed(seed, role, "env"))
-
-
-def _section(cfg: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    section = cfg.get(key) or {}
-    if not isinstance(section, Mapping):
-        raise ConfigTypeError(
-            f"env.{key}: expected a section, found {section!r}",
-            path=f"env.{key}",
-            expected="section",
-            found=type(section).__name__,
-        )
-    return section
-
-
-def _wrapper_section(entry: Any, index: int) -> dict[str, Any]:
-    path = f"env.wrappers[{index}]"
-    if isinstance(entry, str):
-        return {"type": entry}
-    if isinstance(entry, Mapping) and isinstance(entry.get("type"), str):
-        return to_plain(entry)
-    raise ConfigTypeError(
-        f"{path}: expected a type key or a section with a type, found {entry!r}",
-        path=path,
-        expected="text or section",
-        found=type(entry).__name__,
-    )
 
 
 def _wrap(env: Any, section: Mapping[str, Any], path: str) -> Any:

@@ -11,8 +11,10 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.envs.base import Obs
 from dingsdk.errors import ConfigError, NonFiniteError, PolicyOutputError, SchemaMismatchError
+
+Obs = Any
+"""An observation column: an array ``[n, ...]``, or a (nested) dict of them."""
 
 _ARRAY_SPACES = (
     gym.spaces.Box,
@@ -34,6 +36,9 @@ class ObservationSchema:
     Args:
         space: The space of one env's observation.
         key: Dotted name of this part of the observation, for errors.
+
+    Attributes:
+        dtype: Of an array space; object for others.
     """
 
     def __init__(self, space: Any, key: str = "obs") -> None:
@@ -42,7 +47,7 @@ class ObservationSchema:
         self._children: dict[str, ObservationSchema] | None = None
         self._is_array = isinstance(space, _ARRAY_SPACES)
         self._shape: tuple[int, ...] = ()
-        self._dtype = np.dtype(object)
+        self.dtype = np.dtype(object)
         if isinstance(space, gym.spaces.Dict):
             self._children = {
                 str(name): ObservationSchema(child, f"{key}.{name}")
@@ -50,8 +55,8 @@ class ObservationSchema:
             }
         elif self._is_array:
             self._shape = tuple(space.shape)
-            self._dtype = np.dtype(space.dtype)
-        self._is_float = self._dtype.kind == "f"
+            self.dtype = np.dtype(space.dtype)
+        self._is_float = self.dtype.kind == "f"
 
     def conform(self, obs: Any) -> Any:
         """Return a copy of one observation in the space's dtype, checked.
@@ -65,7 +70,7 @@ class ObservationSchema:
         if not self._is_array:
             return obs
         try:
-            array = np.array(obs, dtype=self._dtype)
+            array = np.array(obs, dtype=self.dtype)
         except (TypeError, ValueError) as error:
             raise self._mismatch(f"{type(obs).__name__} ({error})") from error
         if array.shape != self._shape:
@@ -86,7 +91,7 @@ class ObservationSchema:
                 for name, child in self._children.items()
             }
         self.require_columns()
-        column = np.empty((len(rows), *self._shape), dtype=self._dtype)
+        column = np.empty((len(rows), *self._shape), dtype=self.dtype)
         for index, row in enumerate(rows):
             column[index] = row
         return column
@@ -98,9 +103,8 @@ class ObservationSchema:
                 name: child.replace(columns[name], rows, [value[name] for value in values])
                 for name, child in self._children.items()
             }
-        column = np.array(columns, dtype=self._dtype)
-        for row, value in zip(rows, values, strict=True):
-            column[row] = value
+        column = np.array(columns, dtype=self.dtype)
+        column[list(rows)] = values
         return column
 
     def row(self, columns: Obs, index: int) -> Any:
@@ -121,7 +125,7 @@ class ObservationSchema:
                 child.check_columns(columns[name], count)
             return
         if columns.shape != (count, *self._shape):
-            expected = f"{self._dtype}{[count, *self._shape]}"
+            expected = f"{self.dtype}{[count, *self._shape]}"
             raise self._mismatch(f"{columns.dtype}{list(columns.shape)}", expected)
         if self._is_float and has_nan(columns):
             bad = np.flatnonzero(np.isnan(columns.reshape(count, -1)).any(axis=1))
@@ -129,16 +133,11 @@ class ObservationSchema:
                 f"{columns.dtype}{list(columns.shape)} with NaN in rows {bad.tolist()}"
             )
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of an array space; object for others."""
-        return self._dtype
-
     def own(self, columns: Obs) -> Obs:
         """Return a copy of ``columns`` that nobody else holds."""
         if self._children is not None:
             return {name: child.own(columns[name]) for name, child in self._children.items()}
-        return np.array(columns, dtype=self._dtype)
+        return np.array(columns, dtype=self.dtype)
 
     def require_columns(self) -> None:
         """Raise ConfigError where the space cannot stand in columns."""
@@ -161,7 +160,7 @@ class ObservationSchema:
             raise self._mismatch(f"a dict with {sorted(obs)}", f"a dict with {sorted(expected)}")
 
     def _mismatch(self, found: str, expected: str | None = None) -> SchemaMismatchError:
-        expected = expected or f"{self._dtype}{list(self._shape)}"
+        expected = expected or f"{self.dtype}{list(self._shape)}"
         return SchemaMismatchError(
             f"the env returned {self.key}: {found}, its observation space says {expected}; "
             "correct the env or its observation_space",

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
-from dingsdk.envs.base import EnvManager, Obs, StepColumns
+from dingsdk.envs.base import EnvManager, StepColumns
+from dingsdk.envs.spaces import Obs
 from dingsdk.errors import SchemaMismatchError
 from dingsdk.worker.collector.policy_output import RandomActions, check_columns
 from dingsdk.worker.collector.rollout import ActingMode, Rollout

@@ -15,7 +15,6 @@ import pytest
 
 from dingsdk.envs import EnvManager, create_env_manager, make_env_fns
 from dingsdk.envs.guard import GuardedEnv
-from dingsdk.envs.managed import ManagedEnvs
 from dingsdk.errors import EnvError, SchemaMismatchError
 
 RAISE, NAN, WRONG_SHAPE, NAN_REWARD, REPORT = 1, 2, 3, 4, 5
@@ -143,7 +142,7 @@ class Answering:
 @pytest.mark.parametrize("reward", [2, np.float64(2), np.array(2.0), np.array([2.0])])
 def test_reward_of_any_numeric_form_is_taken(reward: Any) -> None:
     env = GuardedEnv(
-        lambda: Answering((Answering.obs, reward, True, False, {})), 0, ManagedEnvs.Config()
+        lambda: Answering((Answering.obs, reward, True, False, {})), 0, EnvManager.Config()
     )
     env.reset()
     assert env.step(0)[1] == 2.0
@@ -162,7 +161,7 @@ def test_reward_of_any_numeric_form_is_taken(reward: Any) -> None:
     ],
 )
 def test_answer_of_the_wrong_form_is_named(answers: dict[str, Any], key: str, text: str) -> None:
-    env = GuardedEnv(lambda: Answering(**answers), 0, ManagedEnvs.Config(max_retry=0))
+    env = GuardedEnv(lambda: Answering(**answers), 0, EnvManager.Config(max_retry=0))
 
     def play() -> None:
         env.reset()
@@ -176,7 +175,7 @@ def test_answer_of_the_wrong_form_is_named(answers: dict[str, Any], key: str, te
 
 
 def test_env_that_exits_fails_as_one_that_raises() -> None:
-    env = GuardedEnv(lambda: Answering(SystemExit(3)), 0, ManagedEnvs.Config())
+    env = GuardedEnv(lambda: Answering(SystemExit(3)), 0, EnvManager.Config())
     env.reset()
     assert env.step(0)[4]["error"] == "SystemExit: 3"
     env.step(0)

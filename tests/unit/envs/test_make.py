@@ -131,17 +131,21 @@ def test_kwargs_that_the_env_does_not_take_are_a_config_error(mode: str) -> None
 
 
 @pytest.mark.parametrize(
-    "env_cfg",
+    ("env_cfg", "path", "error"),
     [
-        {},
-        {"env_id": 3},
-        {"env_id": "CartPole-v1", "kwargs": [1]},
-        {"env_id": "CartPole-v1", "wrappers": [{"limit": 3}]},
+        ({}, "env.env_id", ConfigError),
+        ({"env_id": 3}, "env.env_id", ConfigTypeError),
+        ({"env_id": "CartPole-v1", "kwargs": [1]}, "env.kwargs", ConfigTypeError),
+        ({"env_id": "CartPole-v1", "wrappers": [3]}, "env.wrappers[0]", ConfigTypeError),
+        ({"env_id": "CartPole-v1", "wrappers": [{"limit": 3}]}, "env.wrappers", ConfigError),
     ],
 )
-def test_section_of_the_wrong_form_is_refused(env_cfg: dict[str, Any]) -> None:
-    with pytest.raises(ConfigTypeError):
+def test_section_of_the_wrong_form_is_refused(
+    env_cfg: dict[str, Any], path: str, error: type[ConfigError]
+) -> None:
+    with pytest.raises(error) as caught:
         make_env_fns(env_cfg, 1)
+    assert caught.value.path == path
 
 
 @pytest.fixture

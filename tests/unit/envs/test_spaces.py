@@ -8,8 +8,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from dingsdk.envs.base_vector import final_row, info_row
 from dingsdk.envs.spaces import ActionChecker, ObservationSchema, has_nan, is_fresh
-from dingsdk.envs.vectorization import final_row, info_row
 from dingsdk.errors import ConfigError, NonFiniteError, PolicyOutputError, SchemaMismatchError
 
 BOX = gym.spaces.Box(np.array([-1, 2], np.float32), np.array([1, 3], np.float32))

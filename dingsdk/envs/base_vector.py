@@ -1,0 +1,433 @@
+"""The base of env managers that drive a gymnasium vector env."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep
+from dingsdk.envs.guard import (
+    ABNORMAL,
+    EPISODE_INFO,
+    ERROR,
+    FAILURES,
+    close_quietly,
+    env_error,
+    restart_seed,
+)
+from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema, is_fresh
+from dingsdk.errors import ConfigError, EnvError, PolicyOutputError
+
+_FLOAT32 = np.dtype(np.float32)
+_BOOL = np.dtype(np.bool_)
+_UNUSUAL = frozenset((ABNORMAL, FAILURES, EPISODE_INFO))
+
+_log = logging.getLogger(__name__)
+
+
+class BaseVectorEnvManager(EnvManager):
+    """Drives any ``gymnasium.vector.VectorEnv``: a subclass writes ``make_vector_env``.
+
+    All envs move in one call, in columns, in whatever autoreset mode the vector env has. They
+    share one random stream and are reset together. When the vector env fails, all envs are
+    rebuilt and all rows of that step are abnormal. An env that takes no actions (DONE, or
+    waiting for the caller's reset) gets a placeholder action, and its rows are not valid.
+
+    Example:
+        >>> class SixDice(BaseVectorEnvManager):
+        ...     def make_vector_env(self):
+        ...         return gymnasium.make_vec("Dice-v0", num_envs=self.env_num, dice=6)
+    """
+
+    _per_env = False
+    """Whether every env is a ``GuardedEnv``, which is seeded, reset and rebuilt alone."""
+
+    def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Any]) -> None:
+        super().__init__(cfg, env_fns)
+        self._vec: Any = None
+        self._autoreset = AutoresetMode.NEXT_STEP
+        self._obs: Obs = None
+        # True where the next step is spent on a reset (NEXT_STEP only); None for nowhere.
+        self._resetting: NDArray[np.bool_] | None = None
+        # Whether an env may have to stop after an episode.
+        self._may_park = not self.section.auto_reset or not math.isinf(self.episode_num)
+        # No step was made since all envs were reset.
+        self._is_fresh = False
+        self._reset_kwargs: dict[int, Mapping[str, Any]] = {}
+        self._failures_in_row = self._rebuilds = 0
+        # Infos of the last step, and where the infos of the ended episodes are.
+        self._infos: Mapping[str, Any] = {}
+        self._final_infos: Mapping[str, Any] = {}
+
+    @abstractmethod
+    def make_vector_env(self) -> Any:
+        """Make a ``gymnasium.vector.VectorEnv`` of ``env_num`` envs; its own to close."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            per_env_seed=self._per_env,
+            per_env_reset=self._per_env,
+            partial_step=False,
+            reset_takes_step=self._autoreset is AutoresetMode.NEXT_STEP,
+        )
+
+    def launch(self, reset_param: Mapping[int, Any] | None = None) -> None:
+        if self._closed:
+            self._reset_kwargs.clear()
+            self._failures_in_row = self._rebuilds = 0
+        super().launch(reset_param)
+
+    def seed(
+        self, seed: int | Sequence[int] | Mapping[int, int], dynamic_seed: bool | None = None
+    ) -> None:
+        if not self._per_env and not isinstance(seed, int | np.integer):
+            raise ConfigError(
+                "a native vector env has one random stream and takes one seed; set "
+                "env_manager.vectorization_mode to sync for a seed for each env",
+                path="env_manager.vectorization_mode",
+                found=seed,
+            )
+        super().seed(seed, dynamic_seed)
+        self._rebuilds = 0
+
+    def current_obs(self) -> Obs:
+        self._check_open()
+        return self._obs
+
+    def step_batch(
+        self, actions: NDArray[Any], env_ids: NDArray[np.int64] | None = None
+    ) -> StepColumns:
+        if self._closed:
+            self._check_open()
+        schema, checker = self._spaces
+        if env_ids is not None and env_ids.tolist() != list(range(self._env_num)):
+            raise self._wrong_envs(range(self._env_num), env_ids.tolist())
+        actions = checker.batch(actions, self._env_num)
+        try:
+            obs, reward, terminated, truncated, infos = self._vec.step(actions)
+            if not is_fresh(obs, schema.dtype):
+                obs = schema.own(obs)
+            if not is_fresh(reward, _FLOAT32):
+                reward = np.array(reward, dtype=_FLOAT32)
+            if not is_fresh(terminated, _BOOL):
+                terminated = np.array(terminated, dtype=_BOOL)
+            if not is_fresh(truncated, _BOOL):
+                truncated = np.array(truncated, dtype=_BOOL)
+            schema.check_columns(obs, self._env_num)
+            self._infos = infos
+            self._is_fresh = False
+            valid = None
+            if self._resetting is not None:
+                valid = ~self._resetting
+                reward[self._resetting] = 0
+                terminated &= valid
+                truncated &= valid
+                self._resetting = None
+            # Looking for a byte costs a fraction of any() on arrays this small.
+            has_ended = b"\x01" in terminated.tobytes() or b"\x01" in truncated.tobytes()
+            if has_ended:
+                self._failures_in_row = 0
+                self._final_infos = infos
+                if self._autoreset is AutoresetMode.NEXT_STEP:
+                    self._resetting = terminated | truncated
+            self._obs = obs
+            step = StepColumns(obs, obs, reward, terminated, truncated, valid)
+            if (
+                self._may_park
+                or (has_ended and self._resetting is None)
+                or (infos and not _UNUSUAL.isdisjoint(infos))
+            ):
+                return self._settle(step, infos)
+        except Exception as error:
+            return self._restart(error)
+        return step
+
+    @property
+    def ready_obs(self) -> dict[int, Any]:
+        self._check_open()
+        schema = self._spaces[0]
+        return {row: schema.row(self._obs, row) for row in self._ready()}
+
+    def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
+        """Step the envs; all that are ready must be named.
+
+        An env whose reset takes a step (``capabilities.reset_takes_step``) is not ready for
+        one round; when none is left, the round is spent here.
+        """
+        self._check_open()
+        schema, checker = self._spaces
+        ready = self._ready()
+        if sorted(actions) != ready:
+            raise self._wrong_envs(ready, sorted(actions))
+        batch = checker.filler(self._env_num)
+        for row, action in actions.items():
+            batch[row] = checker.single(action)
+        columns = self.step_batch(batch)
+        timesteps = {}
+        for row in ready:
+            terminated, truncated = bool(columns.terminated[row]), bool(columns.truncated[row])
+            info = info_row(self._final_infos if terminated or truncated else self._infos, row)
+            info.update(terminated=terminated, truncated=truncated)
+            timesteps[row] = self._timestep(
+                row, schema.row(columns.final_obs, row), float(columns.reward[row]), info
+            )
+        if not self._ready() and self._resetting is not None:
+            self.step_batch(checker.filler(self._env_num))
+        return timesteps
+
+    def _open(self) -> None:
+        vec = self._vec = self.make_vector_env()
+        self._autoreset = AutoresetMode(vec.metadata.get("autoreset_mode", self._autoreset))
+        self._spaces = (
+            ObservationSchema(vec.single_observation_space),
+            ActionChecker(vec.single_action_space),
+        )
+        self._spaces[0].require_columns()
+
+    def _discard(self) -> None:
+        vec, self._vec = self._vec, None
+        if vec is not None:
+            close_quietly(vec)
+
+    def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
+        given = {env_id: kwargs[env_id] for env_id in env_ids if kwargs.get(env_id)}
+        is_all = len(env_ids) == self._env_num
+        if not self._per_env and (given or not is_all):
+            if self._is_fresh and not given:
+                return  # a restart after a failure has done it
+            raise ConfigError(
+                f"a native vector env resets all envs together and without arguments, asked for "
+                f"{dict(kwargs)}; set env_manager.vectorization_mode to sync",
+                path="env_manager.vectorization_mode",
+                found=sorted(env_ids),
+            )
+        for env_id, one in given.items():
+            if unknown := sorted(set(one) - {"seed", "options"}):
+                raise ConfigError(
+                    f"gymnasium's vector envs reset with seed and options only, found {unknown} "
+                    f"for env {env_id}; use env_manager.type in_process",
+                    path="env_manager.type",
+                    found=unknown,
+                )
+        self._reset_kwargs.update(given)
+        new_seeds = dict(zip(env_ids, self._new_seeds(env_ids), strict=True))
+        seeds = [new_seeds.get(env_id) for env_id in range(self._env_num)]
+        try:
+            self._reset_vec(env_ids, seeds, given)
+        except Exception as error:
+            self._recover(error)
+        rows = list(env_ids)
+        self._parked[rows] = False
+        self._returns[rows] = 0.0
+        if self._resetting is not None:
+            self._resetting[rows] = False
+        self._is_fresh = is_all
+
+    def _reset_vec(
+        self,
+        env_ids: Sequence[int],
+        seeds: Sequence[int | None],
+        kwargs: Mapping[int, Mapping[str, Any]],
+    ) -> None:
+        """Reset rows of the vector env, those in ``kwargs`` with arguments of their own."""
+        if not self._per_env:
+            keep = None if self._dynamic_seed else self._seeds[0]
+            self._reset_rows(None, seeds[0] if seeds[0] is not None else keep)
+            return
+        self._vec.set_attr("keep_seed", not self._dynamic_seed)
+        # A vector env that was never reset needs all rows once before it can do some.
+        rows = None if len(env_ids) == self._env_num else self._mask(env_ids)
+        self._reset_rows(rows, list(seeds))
+        for env_id, given in kwargs.items():
+            own: list[int | None] = [None] * self._env_num
+            own[env_id] = given.get("seed", seeds[env_id])
+            self._reset_rows(self._mask([env_id]), own, given.get("options") or {})
+
+    def _reset_rows(
+        self, rows: NDArray[np.bool_] | None, seed: Any, options: Mapping[str, Any] | None = None
+    ) -> None:
+        kwargs = {} if rows is None else {"options": {**(options or {}), "reset_mask": rows}}
+        obs, infos = self._vec.reset(seed=seed, **kwargs)
+        schema = self._spaces[0]
+        self._obs = schema.own(obs)
+        schema.check_columns(self._obs, self._env_num)
+        self._count_failures(infos)
+
+    def _recover(self, error: Exception) -> None:
+        """Count a failure of the whole vector env, build a new one and reset it.
+
+        Raises:
+            EnvError: too many failures in a row, of the whole or of one guarded env.
+        """
+        while True:
+            if isinstance(error, EnvError) and self._per_env:
+                raise _guarded_error(error)
+            self._failure_count += self._env_num
+            self._failures_in_row += 1
+            self._discard()
+            if self._failures_in_row > self.section.max_retry:
+                self._closed = True
+                raise env_error(error, None, self._failures_in_row) from error
+            _log.warning(
+                "the vector env failed (%d of at most %d in a row); all episodes are dropped: "
+                "%s: %s",
+                self._failures_in_row,
+                self.section.max_retry,
+                type(error).__name__,
+                error,
+            )
+            time.sleep(self.section.retry_waiting_time)
+            self._rebuilds += 1
+            try:
+                self._open()
+                keep = not self._dynamic_seed
+                # Not the name that a guarded env takes for a rebuild of its own.
+                seeds = [
+                    restart_seed(seed, self._rebuilds, keep, "rebuild_all") for seed in self._seeds
+                ]
+                self._reset_vec(range(self._env_num), seeds, self._reset_kwargs)
+            except Exception as again:
+                error = again
+            else:
+                self._resetting = None
+                self._returns[:] = 0.0
+                self._is_fresh = True
+                return
+
+    def _mask(self, env_ids: Sequence[int]) -> NDArray[np.bool_]:
+        mask = np.zeros(self._env_num, dtype=np.bool_)
+        mask[list(env_ids)] = True
+        return mask
+
+    def _count_failures(self, infos: Mapping[str, Any]) -> None:
+        if FAILURES in infos:
+            self._failure_count += int(np.sum(infos[FAILURES]))
+
+    def _settle(self, step: StepColumns, infos: Mapping[str, Any]) -> StepColumns:
+        """Finish a step in which an env ended, failed or took no action."""
+        obs, final_obs, reward, terminated, truncated, not_resetting, *_ = step
+        self._count_failures(infos)
+        valid = ~self._parked if not_resetting is None else ~self._parked & not_resetting
+        abnormal = np.asarray(infos.get(ABNORMAL, False), dtype=np.bool_) & valid
+        valid &= ~abnormal
+        ended = terminated | truncated
+        if ended.any() and self._autoreset is AutoresetMode.SAME_STEP:
+            final_obs = self._final_obs(obs, ended, infos)
+            self._final_infos = infos.get("final_info", infos)
+        elif ended.any() and self._autoreset is AutoresetMode.DISABLED:
+            keep = self._seeds[0] if not self._per_env and not self._dynamic_seed else None
+            self._reset_rows(ended, [keep] * self._env_num if self._per_env else keep)
+            obs = self._obs
+        rows = np.flatnonzero(ended & valid)
+        if rows.size:
+            self._count_episodes(rows)
+        is_all_valid = valid.all()
+        if not is_all_valid:
+            reward[~valid] = 0
+            terminated &= valid
+            truncated &= valid
+        return StepColumns(
+            obs,
+            final_obs,
+            reward,
+            terminated,
+            truncated,
+            valid=None if is_all_valid else valid,
+            abnormal=abnormal if abnormal.any() else None,
+            episode_info=self._episode_info(rows),
+        )
+
+    def _restart(self, error: Exception) -> StepColumns:
+        """Answer a failed step: all envs begin a new episode."""
+        self._recover(error)
+        count = self._env_num
+        text = f"{type(error).__name__}: {error}"
+        self._infos = {ERROR: [text] * count, ABNORMAL: [True] * count}
+        none = np.zeros(count, dtype=np.bool_)
+        return StepColumns(
+            self._obs,
+            self._obs,
+            np.zeros(count, dtype=np.float32),
+            none,
+            none.copy(),
+            valid=none.copy(),
+            abnormal=~self._parked,
+        )
+
+    def _final_obs(self, obs: Obs, ended: NDArray[np.bool_], infos: Mapping[str, Any]) -> Obs:
+        schema = self._spaces[0]
+        rows = np.flatnonzero(ended).tolist()
+        values = [schema.conform(final_row(infos["final_obs"], row)) for row in rows]
+        return schema.replace(obs, rows, values)
+
+    def _episode_info(self, rows: NDArray[np.int64]) -> Mapping[int, Mapping[str, Any]]:
+        if EPISODE_INFO not in self._final_infos:
+            return {}
+        infos = {row: info_row(self._final_infos, row) for row in rows.tolist()}
+        return {row: info[EPISODE_INFO] for row, info in infos.items() if info.get(EPISODE_INFO)}
+
+    def _ready(self) -> list[int]:
+        waiting = self._parked if self._resetting is None else self._parked | self._resetting
+        ready: list[int] = np.flatnonzero(~waiting).tolist()
+        return ready
+
+    @staticmethod
+    def _wrong_envs(expected: Sequence[int], found: Sequence[int]) -> PolicyOutputError:
+        return PolicyOutputError(
+            f"a vector env steps all its envs together: actions are needed for {list(expected)}, "
+            f"found {found}; env_manager.type in_process can step some alone",
+            key="env_id",
+            expected=list(expected),
+            found=found,
+        )
+
+
+def info_row(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
+    """Return the info of env ``row``, scalars as Python numbers.
+
+    Args:
+        infos: ``{key: values}``, where ``infos["_" + key]`` tells which envs gave the key;
+            nested dicts likewise.
+        row: The env.
+    """
+    own: dict[str, Any] = {}
+    for key, value in infos.items():
+        if key.startswith("_") and key[1:] in infos:
+            continue
+        mask = infos.get(f"_{key}")
+        if mask is not None and not mask[row]:
+            continue
+        if isinstance(value, Mapping):
+            own[key] = info_row(value, row)
+        elif isinstance(value, np.ndarray | list | tuple) and len(value) > row:
+            item = value[row]
+            own[key] = item.item() if isinstance(item, np.generic) else item
+        else:
+            own[key] = value
+    return own
+
+
+def final_row(final_obs: Any, row: int) -> Any:
+    """Return the last observation of env ``row``'s episode out of ``infos["final_obs"]``."""
+    if isinstance(final_obs, Mapping):
+        return {key: final_row(value, row) for key, value in final_obs.items()}
+    return final_obs[row]
+
+
+def _guarded_error(error: EnvError) -> EnvError:
+    # gymnasium re-raises a child's error as type(error)(error), which hides the facts and
+    # has lost the cause.
+    inner = error.args[0]
+    if not isinstance(inner, EnvError):
+        return error
+    inner.add_note(f"In the child process:\n{inner.facts.get('traceback', '')}")
+    return inner

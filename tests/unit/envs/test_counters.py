@@ -1,0 +1,184 @@
+"""Returns, failure counters and rewards of rows that are no transitions, after odd events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+from dingsdk.envs import BaseVectorEnvManager, EnvManager, create_env_manager, make_env_fns
+from dingsdk.errors import EnvError
+
+RAISE = 1
+IN_PROCESS = {"type": "in_process"}
+SYNC = [
+    {"type": "vector", "vectorization_mode": "sync", "autoreset_mode": mode}
+    for mode in ("next_step", "same_step", "disabled")
+]
+NATIVE = {"type": "vector", "vectorization_mode": "native"}
+MANAGERS = [
+    *((cfg, "Counter") for cfg in (IN_PROCESS, *SYNC)),
+    *((NATIVE, name) for name in ("Native", "NativeSameStep", "NativeDisabled")),
+]
+every_manager = pytest.mark.parametrize(("cfg", "env"), MANAGERS)
+
+
+def make(cfg: dict[str, Any], env: str, n: int = 2) -> EnvManager:
+    return create_env_manager(cfg, make_env_fns({"env_id": f"Tiny/{env}-v0"}, n))
+
+
+def relaunch(manager: EnvManager) -> None:
+    manager.close()
+    manager.launch()
+
+
+def restart(manager: EnvManager) -> None:
+    manager.step(dict.fromkeys(manager.ready_obs, RAISE))
+
+
+def reset_the_first(manager: EnvManager) -> None:
+    manager.reset({0: None} if manager.capabilities.per_env_reset else None)
+
+
+def play(manager: EnvManager, action: int = 0) -> Any:
+    return manager.step(dict.fromkeys(manager.ready_obs, action))
+
+
+@pytest.mark.parametrize(
+    "event", [lambda manager: manager.reset(), reset_the_first, restart, relaunch]
+)
+@every_manager
+def test_return_counts_from_the_last_start(
+    cfg: dict[str, Any], env: str, event: Callable[[EnvManager], None]
+) -> None:
+    with make(cfg, env) as manager:
+        manager.launch()
+        play(manager)
+        event(manager)
+        found = {}
+        while 0 not in found:
+            for env_id, timestep in play(manager).items():
+                if timestep.done:
+                    found[env_id] = timestep.info["eval_episode_return"]
+        assert found[0] == (6.0 if env == "Counter" else 3.0)
+
+
+@every_manager
+def test_return_of_one_env_is_kept_while_another_begins_anew(cfg: dict[str, Any], env: str) -> None:
+    with make(cfg, env) as manager:
+        manager.launch()
+        if not manager.capabilities.per_env_reset:
+            return
+        play(manager)
+        manager.reset({0: None})
+        play(manager)
+        assert play(manager)[1].info["eval_episode_return"] == 6.0
+
+
+@every_manager
+def test_reseeding_starts_the_count_of_rebuilds_again(cfg: dict[str, Any], env: str) -> None:
+    with make(cfg, env, n=1) as manager:
+        manager.launch()
+        runs = []
+        for _ in range(2):
+            manager.seed(5)
+            manager.reset()
+            starts = [manager.current_obs().tolist()]
+            for _ in range(2):
+                manager.step_batch(np.array([RAISE]))
+                starts.append(manager.current_obs().tolist())
+            runs.append(starts)
+            while not manager.step_batch(np.array([0])).terminated[0]:
+                pass
+        assert runs[0] == runs[1]
+        assert runs[0][1] != runs[0][2]
+
+
+@every_manager
+def test_reseeding_forgives_no_failure_in_a_row(cfg: dict[str, Any], env: str) -> None:
+    with make(cfg, env, n=1) as manager:
+        manager.launch()
+        for _ in range(2):
+            manager.step_batch(np.array([RAISE]))
+        manager.seed(5)
+        manager.reset()
+        assert manager.failure_count == 2
+        with pytest.raises(EnvError, match="failed 3 times"):
+            manager.step_batch(np.array([RAISE]))
+
+
+@every_manager
+def test_launch_forgives_all_failures(cfg: dict[str, Any], env: str) -> None:
+    with make(cfg, env, n=1) as manager:
+        manager.launch()
+        for _ in range(2):
+            manager.step_batch(np.array([RAISE]))
+        relaunch(manager)
+        assert manager.failure_count == 0
+        for _ in range(2):
+            assert manager.step_batch(np.array([RAISE])).abnormal is not None
+        assert manager.failure_count == 2
+
+
+class Careless(gym.vector.VectorEnv[Any, Any, Any]):
+    """Rewards 7 or NaN in the steps it spends on resets, and ends every episode at once."""
+
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    single_observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    single_action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, num_envs: int, reward: float) -> None:
+        self.num_envs, self.reward = num_envs, reward
+
+    def reset(self, **_: Any) -> Any:
+        self.is_over = False
+        return np.zeros((self.num_envs, 2), np.float32), {}
+
+    def step(self, actions: Any) -> Any:
+        reward = np.full(self.num_envs, self.reward if self.is_over else 1.0)
+        self.is_over = not self.is_over
+        ended = np.full(self.num_envs, True)
+        return np.zeros((self.num_envs, 2), np.float32), reward, ended, ended.copy(), {}
+
+
+class CarelessManager(BaseVectorEnvManager):
+    class Config(BaseVectorEnvManager.Config, frozen=True, kw_only=True):
+        rewards_nan: bool = False
+
+    def make_vector_env(self) -> Any:
+        return Careless(self.env_num, np.nan if self.section.rewards_nan else 7.0)
+
+
+@pytest.mark.parametrize(
+    "cfg", [{}, {"rewards_nan": True}, {"rewards_nan": True, "episode_num": 1}]
+)
+def test_rows_that_are_no_transitions_have_no_reward_and_no_end(cfg: dict[str, Any]) -> None:
+    with CarelessManager(cfg, [gym.Env] * 2) as manager:
+        manager.launch()
+        assert manager.step_batch(np.zeros(2, int)).reward.tolist() == [1.0, 1.0]
+        columns = manager.step_batch(np.zeros(2, int))
+        assert columns.valid.tolist() == [False, False]  # type: ignore[union-attr]
+        assert columns.reward.tolist() == [0.0, 0.0]
+        assert not (columns.terminated | columns.truncated).any()
+
+
+def test_any_vector_env_is_a_manager_in_a_few_lines() -> None:
+    class Native(BaseVectorEnvManager):
+        def make_vector_env(self) -> Any:
+            return gym.make_vec(
+                "Tiny/NativeSameStep-v0", self.env_num, vectorization_mode="vector_entry_point"
+            )
+
+    with Native({"episode_num": 2}, make_env_fns({"env_id": "Tiny/Counter-v0"}, 3)) as manager:
+        manager.seed(3)
+        manager.launch()
+        lengths: dict[int, list[float]] = {0: [], 1: [], 2: []}
+        while not manager.done:
+            for env_id, timestep in play(manager).items():
+                if timestep.done:
+                    lengths[env_id].append(timestep.info["eval_episode_return"])
+    assert lengths == {0: [3.0] * 2, 1: [6.0] * 2, 2: [10.0] * 2}
