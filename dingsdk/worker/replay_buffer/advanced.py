@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
@@ -345,9 +345,9 @@ class AdvancedReplayBuffer(Table):
     def _extra_state(self) -> dict[str, Any]:
         return {"beta": self._beta}
 
-    def _check_extra_state(
+    def _load_extra_state(
         self, state: Mapping[str, Any], sampler: Sampler, metadata: NoMetadata
-    ) -> Callable[[], None]:
+    ) -> None:
         beta = state.get("beta")
         if not (isinstance(beta, float) and 0 <= beta <= 1):
             raise CheckpointCorruptError(f"beta is {beta!r}; expected a number in [0, 1]")
@@ -356,8 +356,4 @@ class AdvancedReplayBuffer(Table):
         sampler = cast(PrioritySampler, sampler)
         if sampler.drawable != len(living) or not np.all(sampler.priorities(living) > 0):
             raise CheckpointCorruptError("the priorities and the rows of the state do not match")
-
-        def apply() -> None:
-            self._beta = beta
-
-        return apply
+        self._beta = beta

@@ -213,18 +213,13 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
     def _extra_state(self) -> dict[str, Any]:
         return {"envstep": self._envstep}
 
-    def _check_extra_state(
+    def _load_extra_state(
         self, state: Mapping[str, Any], sampler: Sampler, metadata: NoMetadata
-    ) -> Callable[[], None]:
+    ) -> None:
         envstep = state.get("envstep")
         if type(envstep) is not int or envstep < 0:
             raise CheckpointCorruptError(f"envstep is {envstep!r}; expected a number >= 0")
-        size = self._size_at(envstep)
-
-        def apply() -> None:
-            self._envstep, self._size = envstep, size
-
-        return apply
+        self._envstep, self._size = envstep, self._size_at(envstep)
 
 
 def _schedule(setting: Any, path: str = "set_buffer_size") -> Schedule:
@@ -327,11 +322,7 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
         if sample_range is not None:
             raise NotImplementedError("a sequence buffer takes no sample_range")
         batch = checked_size(batch)
-        length = (
-            self._cfg.sequence_length
-            if sequence is None
-            else checked_size(sequence, "a sequence", 1)
-        )
+        length = self._sequence_length(sequence)
         if batch == 0:
             return self._empty_sample()
         size = batch * length
@@ -339,11 +330,7 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
 
     def count_starts(self, sequence: int | None = None) -> int:
         """Return how many sequences of that length could be drawn; looks at every row."""
-        length = (
-            self._cfg.sequence_length
-            if sequence is None
-            else checked_size(sequence, "a sequence", 1)
-        )
+        length = self._sequence_length(sequence)
         with self._lock:
             self._check_open()
             starts: int = self._sampler.count_starts(length)  # type: ignore[attr-defined]

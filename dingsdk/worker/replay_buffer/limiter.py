@@ -56,9 +56,9 @@ class Limiter(Configurable, ABC):
         self.samples = 0
         self.size = 0
 
-    @abstractmethod
     def can_insert(self, n: int) -> bool:
-        """Whether ``n`` rows may be pushed now, all at once."""
+        """Whether ``n`` rows may be pushed now, all at once; yes, if not overridden."""
+        return True
 
     @abstractmethod
     def can_sample(self, n: int) -> bool:
@@ -135,9 +135,6 @@ class MinSizeLimiter(Limiter):
     def __init__(self, cfg: Mapping[str, Any], seed: int | None = None) -> None:
         super().__init__(cfg, seed)
         self.min_size = self.read(cfg, "limiter").min_size
-
-    def can_insert(self, n: int) -> bool:
-        return True
 
     def can_sample(self, n: int) -> bool:
         return self.size >= self.min_size

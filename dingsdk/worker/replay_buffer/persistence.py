@@ -151,7 +151,9 @@ class Snapshot:
         """
         table = self._table
         where = table._remover.oldest_first()
-        facts = {**table._sampler.facts(where), **table._metadata.facts(where)}
+        facts = table._sampler.facts(where)
+        if table._metadata.keeps_facts:
+            facts = {**facts, "use": table._metadata.uses(where)}
         living = table._metadata.living(where)
         if isinstance(living, np.ndarray) and len(living) < len(where):
             facts[KEPT] = np.isin(where, living)

@@ -248,9 +248,6 @@ class RowMetadata(NoMetadata):
         self._facts[here, _ID] += next_id - self.next_id
         self.next_id = next_id
 
-    def facts(self, where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        return {"use": self.uses(where)}
-
     def state_dict(self, positions: int) -> dict[str, Any]:
         columns = self._facts[:positions].T
         facts = {key: columns[index].copy() for index, key in enumerate(_KEYS)}

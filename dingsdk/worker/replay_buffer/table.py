@@ -10,7 +10,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
-from types import TracebackType
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
@@ -30,6 +29,7 @@ from dingsdk.errors import (
 from dingsdk.worker.replay_buffer import persistence
 from dingsdk.worker.replay_buffer.config import BufferSection, Parts
 from dingsdk.worker.replay_buffer.interface import BufferStats, IBuffer, RowListener
+from dingsdk.worker.replay_buffer.limiter import Limiter
 from dingsdk.worker.replay_buffer.metrics import SampledStats, SampleMonitor, ThroughputMonitor
 from dingsdk.worker.replay_buffer.remover import Remover
 from dingsdk.worker.replay_buffer.sampler import Sampler
@@ -91,14 +91,13 @@ class Table(IBuffer):
         self._listeners: tuple[RowListener, ...] = ()
         self._departures: list[tuple[Rows, str]] = []
         self._is_durable = False
-        self._throughput = ThroughputMonitor(
-            instance_name, self._cfg.periodic_thruput_seconds, tb_logger
-        )
+        seconds = self._cfg.periodic_thruput_seconds
+        self._throughput = ThroughputMonitor(instance_name, seconds, tb_logger)
         self._sample_monitor = self._new_sample_monitor(tb_logger)
         self._report_due = False
         self._metadata = self._new_metadata()
         self._remover = self._parts.remover()
-        self._limiter = self._parts.limiter()
+        self._use_limiter(self._parts.limiter())
         self._use_sampler(self._parts.sampler(self.sampler_family))
         self._parts.check_order(self.needs_fifo, self._remover, f"type {self._cfg.type}")
         self._use_storage(None if self._parts.chooses_storage else self._new_storage())
@@ -133,13 +132,14 @@ class Table(IBuffer):
             storage.keep_marks()
         return storage
 
-    def _storage_of_first(self, rows: Rows) -> Storage:
-        return self._new_storage("array" if self._suits_arrays(rows) else "object")
-
     def _use_storage(self, storage: Storage | None) -> None:
         self._storage = storage
         self._is_durable = storage is not None and storage.is_durable
         self._find_followers()
+
+    def _use_limiter(self, limiter: Limiter) -> None:
+        self._limiter = limiter
+        self._limits_inserts = type(limiter).can_insert is not Limiter.can_insert
 
     def _use_sampler(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -157,7 +157,6 @@ class Table(IBuffer):
             or self._is_durable
         )
 
-    # Facts --------------------------------------------------------------------------------
     @property
     def replay_buffer_size(self) -> int:
         """The capacity in rows."""
@@ -217,8 +216,8 @@ class Table(IBuffer):
             ConfigError: the capacity is below the batch size or the limiter's ``min_size``, or
                 the limiter lets pushes and samples of these sizes block each other.
         """
-        floors = ((batch_size, "the batch size"), (self._limiter.min_size, "limiter.min_size"))
-        for needed, what in floors:
+        least = {"the batch size": batch_size, "limiter.min_size": self._limiter.min_size}
+        for what, needed in least.items():
             if self._capacity < needed:
                 raise ConfigError(
                     f"replay_buffer_size is {self._capacity}, less than {what} {needed}: nothing "
@@ -243,10 +242,9 @@ class Table(IBuffer):
             self._check_open()
             limiter.load_state_dict(self._limiter.state_dict())
             limiter.size = self._count
-            self._limiter = limiter
+            self._use_limiter(limiter)
             self._changed.notify_all()
 
-    # Pushing ------------------------------------------------------------------------------
     def push(self, data: Any, cur_collector_envstep: int, timeout_s: float | None = None) -> None:
         """Add rows; a full buffer overwrites those that the remover chooses (the oldest).
 
@@ -279,7 +277,7 @@ class Table(IBuffer):
                 self._check_open()
             if n == 0:
                 return
-            if not self._limiter.can_insert(n):
+            if self._limits_inserts and not self._limiter.can_insert(n):
                 self._wait_to_insert(n, timeout_s)
             self._insert(rows, n)
             if self._waiting:
@@ -293,17 +291,18 @@ class Table(IBuffer):
     def _insert(self, rows: Any, n: int) -> None:
         """Store ``n`` rows (a dict is one), or raise and change nothing."""
         # Prepare: may raise, changes nothing.
-        given, facts, storage = rows, None, self._storage
-        is_row = type(rows) is dict
+        given, facts, accepted = rows, None, None
         if self._is_followed:
-            rows, facts = self._prepare([rows] if is_row else rows)
-            rows = rows[0] if is_row else rows
+            rows, facts = self._prepare(rows)
+        storage = self._storage
         if storage is None:
-            storage = self._storage_of_first([rows] if is_row else rows)
-        if is_row and storage.takes_row(rows):
-            accepted = None
-        else:
-            accepted = storage.accept([rows] if is_row else rows)
+            first = [rows] if type(rows) is dict else rows
+            storage = self._new_storage("array" if self._suits_arrays(first) else "object")
+        if type(rows) is not dict:
+            accepted = storage.accept(rows)
+        elif not storage.takes_row(rows):
+            rows = [rows]
+            accepted = storage.accept(rows)
         if storage is not self._storage:
             self._use_storage(storage)
         if n > self._capacity:
@@ -325,18 +324,19 @@ class Table(IBuffer):
         count = self._count + n
         self._count = count if count < self._capacity else self._capacity
         if self._is_followed:
-            self._follow(where, [rows] if is_row else rows, facts)
+            self._follow(where, [rows] if type(rows) is dict else rows, facts)
         self._limiter.on_insert(n)
         self._limiter.size = self._count
 
-    def _prepare(self, rows: Rows) -> tuple[Rows, Any]:
+    def _prepare(self, rows: Any) -> tuple[Any, Any]:
         """Have metadata, sampler and listeners check rows; return what to store, and facts."""
-        rows, facts = self._metadata.prepare(rows)
+        is_row = type(rows) is dict
+        rows, facts = self._metadata.prepare([rows] if is_row else rows)
         if self._sampler_checks:
             self._sampler.check(rows)
         for listener in self._listeners:
             listener.check(rows)
-        return rows, facts
+        return rows[0] if is_row else rows, facts
 
     def _follow(self, where: Where, rows: Rows, facts: Any) -> None:
         """Update metadata, sampler, listeners and disk after rows were stored."""
@@ -351,10 +351,8 @@ class Table(IBuffer):
         if self._is_durable:
             self._storage.commit(self._committed_state())  # type: ignore[union-attr]
 
-    @staticmethod
-    def _suits_arrays(rows: Rows) -> bool:
-        """Whether ``auto`` means columns for these first rows."""
-        return suits_arrays(rows)
+    _suits_arrays = staticmethod(suits_arrays)
+    """Whether ``auto`` means columns for these first rows."""
 
     def _note_departure(self, where: Where, reason: str) -> None:
         """Copy rows that are about to leave, for the listeners."""
@@ -398,7 +396,6 @@ class Table(IBuffer):
             if len(rows):
                 self._insert(rows, len(rows))
 
-    # Sampling -----------------------------------------------------------------------------
     @abstractmethod
     def sample(self, *args: Any, **kwargs: Any) -> SampleBatch | list[Any] | None:
         """Return rows as the caller's own copies; a kind of buffer says which."""
@@ -407,11 +404,7 @@ class Table(IBuffer):
         """Ignore priorities; a buffer with another sampler uses them."""
 
     def _serve(
-        self,
-        size: int,
-        timeout_s: float | None,
-        draw: Callable[..., Rows | None],
-        *args: Any,
+        self, size: int, timeout_s: float | None, draw: Callable[..., Rows | None], *args: Any
     ) -> Rows | None:
         """Draw in one critical section, once that is possible.
 
@@ -468,7 +461,6 @@ class Table(IBuffer):
             self._check_open()
         return []
 
-    # Waiting ------------------------------------------------------------------------------
     def _wait_until(self, is_ready: Callable[[], bool], timeout_s: float | None) -> bool:
         """Wait until ready or the time is over; the lock is held, but not while it waits.
 
@@ -514,7 +506,6 @@ class Table(IBuffer):
             departures = self._take_departures()
         self._tell(departures)
 
-    # Listeners ----------------------------------------------------------------------------
     def add_listener(self, listener: RowListener) -> None:
         """Call a listener for the rows that are here, and for all that come and leave later."""
         with self._lock:
@@ -562,7 +553,6 @@ class Table(IBuffer):
                     # The rows have left; failing the call that removed them undoes nothing.
                     _log.exception("%s: a remove listener failed", self.instance_name)
 
-    # Clearing and closing -----------------------------------------------------------------
     def clear(self) -> None:
         """Drop all rows, and the schema that the first of them set.
 
@@ -618,15 +608,9 @@ class Table(IBuffer):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
-    # Persistence --------------------------------------------------------------------------
     @contextmanager
     def snapshot(self) -> Iterator[persistence.Snapshot]:
         """Hold the buffer's lock, and return what reads the buffer as it is meanwhile.
@@ -826,10 +810,10 @@ class Table(IBuffer):
                 sampler.on_restore(where, rows)
                 for listener in self._listeners:
                     listener.check(rows)
-        use_extra_state = self._check_extra_state(state, sampler, metadata)
         with self._change():
             if as_pushed and self._count:
                 return False
+            self._load_extra_state(state, sampler, metadata)
             pushed_before = self.push_count
             self._empty()
             if self._is_durable:
@@ -840,9 +824,9 @@ class Table(IBuffer):
                     self._storage.put(where, self._storage.accept(rows))
             else:
                 self._use_storage(storage)
-            self._remover, self._limiter, self._metadata = remover, limiter, metadata
+            self._remover, self._metadata = remover, metadata
+            self._use_limiter(limiter)
             self._use_sampler(sampler)
-            use_extra_state()
             # The rows of the state count as pushed here, so that totals add up. Why those that
             # left early did so is not in the state.
             self._pushed += count
@@ -897,10 +881,10 @@ class Table(IBuffer):
         """Return what the state of this kind of buffer needs besides that of the parts."""
         return {}
 
-    def _check_extra_state(
+    def _load_extra_state(
         self, state: Mapping[str, Any], sampler: Sampler, metadata: NoMetadata
-    ) -> Callable[[], None]:
-        """Check the extra state; return a function that restores it.
+    ) -> None:
+        """Restore the extra state, or raise and change nothing.
 
         Args:
             state: The whole state.
@@ -908,9 +892,8 @@ class Table(IBuffer):
             metadata: The new metadata, its state loaded.
 
         Raises:
-            CheckpointCorruptError, CheckpointVersionError: nothing has changed.
+            CheckpointCorruptError, CheckpointVersionError: it is wrong, or contradicts the parts.
         """
-        return lambda: None
 
 
 class NoMetadata:
@@ -918,11 +901,11 @@ class NoMetadata:
 
     Attributes:
         next_id: The id of the next row, where rows have ids.
+        rows_leave_early: Whether rows may leave before they are overwritten.
     """
 
     keeps_facts: ClassVar[bool] = False
     rows_leave_early = False
-    """Whether rows may leave before they are overwritten."""
     next_id = 0
 
     def count(self, held: int) -> int:
@@ -948,11 +931,9 @@ class NoMetadata:
         """Forget rows at positions, none of which has left before."""
 
     def used_up(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return those positions whose rows were sampled often enough, oldest row first.
+        """Return those positions, perhaps given twice, whose rows were sampled often enough.
 
-        Args:
-            where: Positions of rows, some perhaps more than once.
-            uses: int64[n].
+        The oldest row comes first. ``uses``, int64[n], says how often each was sampled.
         """
         return where[:0]
 
@@ -965,10 +946,6 @@ class NoMetadata:
 
     def renumber(self, next_id: int) -> None:
         """Shift all ids, so that the next is ``next_id``."""
-
-    def facts(self, where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """Return what is saved about rows, as arrays of one value a row."""
-        return {}
 
     def clear(self) -> None:
         """Forget all rows."""
@@ -1002,31 +979,21 @@ def checked_size(size: Any, what: str = "a sample size", least: int = 0) -> int:
     """
     if type(size) is int and size >= least:
         return size
-    if isinstance(size, (bool, np.bool_)) or not isinstance(size, (int, np.integer)):
-        raise ConfigTypeError(
-            f"{what} is an integer >= {least}, found {size!r}",
-            path="size",
-            expected="int",
-            found=type(size).__name__,
-        )
-    if size < least:
-        raise ConfigError(f"{what} is an integer >= {least}, found {size}", path="size")
-    return int(size)
+    is_integer = isinstance(size, int | np.integer) and not isinstance(size, bool)
+    if is_integer and size >= least:
+        return int(size)
+    text = f"{what} is an integer >= {least}, found {size!r}"
+    if is_integer:
+        raise ConfigError(text, path="size")
+    raise ConfigTypeError(text, path="size", expected="int", found=type(size).__name__)
 
 
 def check_range(sample_range: Any) -> None:
-    """Refuse a ``sample_range`` that is neither None nor a slice.
-
-    Raises:
-        ConfigTypeError: it is something else.
-    """
+    """Refuse a ``sample_range`` that is neither None nor a slice, with ConfigTypeError."""
     if sample_range is not None and not isinstance(sample_range, slice):
-        raise ConfigTypeError(
-            f"sample_range must be a slice over ages, found {sample_range!r}",
-            path="sample_range",
-            expected="slice",
-            found=type(sample_range).__name__,
-        )
+        text = f"sample_range must be a slice over ages, found {sample_range!r}"
+        found = type(sample_range).__name__
+        raise ConfigTypeError(text, path="sample_range", expected="slice", found=found)
 
 
 def _described(remover: Remover, metadata: NoMetadata) -> dict[str, Any]:

@@ -96,9 +96,13 @@ class ArrayStorage(Storage):
 
     def accept(self, rows: SampleBatch | Sequence[Any]) -> dict[str, Any]:
         """Check rows and return their columns; see :meth:`Storage.accept`."""
-        is_batch = type(rows) is SampleBatch or isinstance(rows, SampleBatch)
-        columns = rows.columns if is_batch else SampleBatch.from_rows(rows).columns  # type: ignore[union-attr]
         schema = self._schema
+        if type(rows) is SampleBatch:
+            columns = rows.columns
+            if schema is not None and self._following is None and schema.fits(columns):
+                return columns
+        is_batch = isinstance(rows, SampleBatch)
+        columns = rows.columns if is_batch else SampleBatch.from_rows(rows).columns  # type: ignore[union-attr]
         if schema is None:
             if self._declared is not None:
                 columns = convert(self._declared, columns, "", strict=is_batch)
