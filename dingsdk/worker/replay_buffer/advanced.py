@@ -20,7 +20,8 @@ from dingsdk.worker.replay_buffer.metrics import SampleMonitor
 from dingsdk.worker.replay_buffer.row_metadata import (
     NO_ROW,
     RowMetadata,
-    read_numbers,
+    read_ids,
+    read_priorities,
 )
 from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.sampler.priority import LEAST_PRIORITY, PrioritySampler
@@ -242,9 +243,9 @@ class AdvancedReplayBuffer(Table):
         given = info.get("priority")
         if given is None:
             return
-        priorities = cast(RowMetadata, self._metadata).read_priorities(given)
-        ids = read_numbers(info, "replay_unique_id", len(priorities))
-        where = read_numbers(info, "replay_buffer_idx", len(priorities))
+        priorities = read_priorities(given)
+        ids = read_ids(info, "replay_unique_id", len(priorities))
+        where = read_ids(info, "replay_buffer_idx", len(priorities))
         with self._lock:
             if self._closed:
                 self._check_open()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import math
 from collections.abc import Mapping, Sequence
@@ -83,7 +82,6 @@ class RowMetadata(NoMetadata):
         self.next_id = 0
         self.live = 0
 
-    # Rows that come and leave ----------------------------------------------------------------
     def prepare(self, rows: Rows) -> tuple[Rows, RowFacts]:
         """Return the rows without the keys that sampling adds, and what came with them.
 
@@ -94,24 +92,16 @@ class RowMetadata(NoMetadata):
             SchemaMismatchError: a row is no dict, or has no other keys.
             InvalidPriorityError: a priority is no finite number >= 0.
         """
-        return (
-            self._facts_of_columns(rows) if isinstance(rows, SampleBatch) else _facts_of_dicts(rows)
-        )
-
-    def _facts_of_columns(self, rows: SampleBatch) -> tuple[SampleBatch, RowFacts]:
+        if not isinstance(rows, SampleBatch):
+            return _facts_of_dicts(rows)
         columns = rows.columns
         priority = columns.get("priority")
-        priorities = None if priority is None else self.read_priorities(priority)
+        priorities = None if priority is None else read_priorities(priority)
         iters = columns.get("collect_iter", columns.get("policy_iter"))
         if iters is None:
             iters = _UNKNOWN
         elif isinstance(iters, dict) or iters.dtype.kind not in "iu" or iters.size < len(rows):
-            raise SchemaMismatchError(
-                "the column of collect_iter holds no integers",
-                key="collect_iter",
-                expected="int",
-                found=str(getattr(iters, "dtype", "dict")),
-            )
+            raise _wrong_iter("the column of collect_iter", None, iters)
         else:
             if iters.ndim > 1:
                 iters = iters.reshape(len(rows), -1).min(axis=1)
@@ -122,21 +112,6 @@ class RowMetadata(NoMetadata):
                 raise _empty_row(0)
             rows = SampleBatch.trusted(columns, len(rows))
         return rows, RowFacts(priorities, iters)
-
-    def read_priorities(self, values: Any) -> NDArray[np.float64]:
-        """Return priorities as float64[n].
-
-        Args:
-            values: A sequence, an array or a tensor of n numbers >= 0.
-
-        Raises:
-            InvalidPriorityError: it is something else, or one is negative, infinite or NaN.
-        """
-        priorities = _plain(_numbers("priority", values, "fiu"), np.float64)
-        invalid = _first_invalid(priorities)
-        if invalid >= 0:
-            raise _invalid("priority", priorities[invalid], invalid)
-        return priorities
 
     def insert(self, where: Where, facts: RowFacts) -> None:
         first = self.next_id
@@ -179,7 +154,6 @@ class RowMetadata(NoMetadata):
     def count(self, held: int) -> int:
         return self.live
 
-    # Sampling --------------------------------------------------------------------------------
     def serve(self, where: NDArray[np.int64], learner_iter: int) -> NDArray[np.int64]:
         """Count one use of each sampled row, and return what is known of it.
 
@@ -198,12 +172,6 @@ class RowMetadata(NoMetadata):
         return self._queue.take(math.floor(learner_iter - self._max_staleness))
 
     def used_up(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return those positions whose rows were sampled too often, oldest row first.
-
-        Args:
-            where: Positions of rows, some perhaps more than once.
-            uses: int64[n].
-        """
         used_up = np.unique(where[uses >= self._max_use])
         return used_up[np.argsort(self._facts[used_up, _ID])]
 
@@ -227,23 +195,19 @@ class RowMetadata(NoMetadata):
         n = _match_ids(self._facts, where, ids, priorities, added, places, values)
         return places[:n], values[:n]
 
-    # Uses and state --------------------------------------------------------------------------
     def ids(self, where: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the ids of the rows at positions, ``NO_ROW`` where there is none."""
         ids: NDArray[np.int64] = self._facts[where, _ID]
         return ids
 
     def uses(self, where: Where) -> NDArray[np.int64]:
-        """Return how often the rows at positions were sampled."""
         uses: NDArray[np.int64] = self._facts[where, _USE]
         return uses
 
     def set_uses(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> None:
-        """Set how often the rows at positions were sampled."""
         self._facts[where, _USE] = uses
 
     def renumber(self, next_id: int) -> None:
-        """Shift all ids, so that the next is ``next_id``."""
         here = self._facts[:, _ID] != NO_ROW
         self._facts[here, _ID] += next_id - self.next_id
         self.next_id = next_id
@@ -343,11 +307,10 @@ class _StalenessQueue:
             self._size += len(chosen)
 
 
-# Reading what comes with rows and updates ---------------------------------------------------
-
-
 def _facts_of_dicts(rows: Sequence[Any]) -> tuple[list[Any], RowFacts]:
     stored: list[Any] = []
+    priorities = np.full(len(rows), math.nan)
+    iters = np.full(len(rows), UNKNOWN_ITER)
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise SchemaMismatchError(
@@ -358,18 +321,19 @@ def _facts_of_dicts(rows: Sequence[Any]) -> tuple[list[Any], RowFacts]:
                 expected="dict",
                 found=type(row).__name__,
             )
+        priority, collect_iter = row.get("priority"), row.get("collect_iter")
+        if priority is not None:
+            priorities[index] = _pushed_priority(priority, index)
+        if collect_iter is None:
+            collect_iter = row.get("policy_iter")
+        if collect_iter is not None:
+            iters[index] = _pushed_iter(collect_iter, index)
         if not _ADDED.isdisjoint(row):
             row = {key: value for key, value in row.items() if key not in _ADDED}
         if not row:
             raise _empty_row(index)
         stored.append(row)
-    priorities = _pushed_priorities([row.get("priority") for row in rows])
-    iters = [_pushed_iter(row, index) for index, row in enumerate(rows)]
-    known = any(value is not None for value in iters)
-    if not known:
-        return stored, RowFacts(priorities, _UNKNOWN)
-    each = [UNKNOWN_ITER if value is None else value for value in iters]
-    return stored, RowFacts(priorities, np.array(each, np.int64))
+    return stored, RowFacts(None if np.isnan(priorities).all() else priorities, iters)
 
 
 def _empty_row(index: int) -> SchemaMismatchError:
@@ -382,100 +346,92 @@ def _empty_row(index: int) -> SchemaMismatchError:
     )
 
 
-def _pushed_priorities(values: Sequence[Any]) -> NDArray[np.float64] | None:
-    """Return priorities of rows, NaN for None; None where no row has one."""
-    given = [index for index, value in enumerate(values) if value is not None]
-    if not given:
-        return None
-    priorities = np.full(len(values), math.nan)
-    for index in given:
-        priorities[index] = _number(values[index], index)
-    return priorities
+def _pushed_priority(value: Any, index: int) -> float:
+    if type(value) is not float:
+        array = np.asarray(torch_to_numpy(value))
+        value = array[()] if array.ndim == 0 and array.dtype.kind in "fiu" else value
+    if not isinstance(value, float | np.number) or not 0 <= value < math.inf:
+        raise _invalid("priority", value, index)
+    return float(value)
 
 
-def _pushed_iter(row: Mapping[str, Any], index: int) -> int | None:
-    """Return the learner iteration of the policy that collected a row, None if unknown."""
-    value = row.get("collect_iter")
-    if value is None:
-        value = row.get("policy_iter")
-    if value is None or type(value) is int:
+def _pushed_iter(value: Any, index: int) -> int:
+    """Return the learner iteration of the policy that collected a row."""
+    if type(value) is int:
         return value
     try:
         array = np.asarray(torch_to_numpy(value))
     except (TypeError, ValueError):
         array = np.empty(0)
     if array.dtype.kind not in "iu" or array.size == 0:
-        raise SchemaMismatchError(
-            f"collect_iter of row {index} is {value!r:.80}; it is an integer or several",
-            key="collect_iter",
-            row=index,
-            expected="int",
-            found=type(value).__name__,
-        )
+        raise _wrong_iter(f"collect_iter of row {index}", index, value)
     # A sequence is as old as its oldest step.
     return int(array.min())
 
 
-def _number(value: Any, index: int) -> float:
-    found = torch_to_numpy(value)
-    if isinstance(found, np.ndarray) and found.ndim == 0:
-        found = found[()]
-    number = math.nan
-    if isinstance(found, (int, float, np.integer, np.floating)) and not isinstance(found, bool):
-        with contextlib.suppress(OverflowError):
-            number = float(found)
-    if not 0 <= number < math.inf:
-        raise _invalid("priority", value, index)
-    return number
+def _wrong_iter(what: str, row: int | None, found: Any) -> SchemaMismatchError:
+    return SchemaMismatchError(
+        f"{what} is {found!r:.80}; it is an integer or several",
+        key="collect_iter",
+        row=row,
+        expected="int",
+        found=type(found).__name__,
+    )
 
 
-def read_numbers(info: Mapping[str, Any], key: str, n: int) -> NDArray[np.int64]:
+def read_priorities(values: Any) -> NDArray[np.float64]:
+    """Return priorities, a sequence, an array or a tensor of n numbers, as float64[n].
+
+    Raises:
+        InvalidPriorityError: it is something else, or one is negative, infinite or NaN.
+    """
+    priorities = _read_numbers("priority", values, "fiu", np.float64)
+    invalid = _first_invalid(priorities)
+    if invalid >= 0:
+        raise _invalid("priority", priorities[invalid], invalid)
+    return priorities
+
+
+def read_ids(info: Mapping[str, Any], key: str, n: int) -> NDArray[np.int64]:
     """Return the ids or positions of an update as int64[n].
 
     Raises:
         InvalidPriorityError: they are missing, no integers, or not ``n``.
     """
-    array = _numbers(key, info.get(key), "iu")
-    if len(array) != n:
+    ids = _read_numbers(key, info.get(key), "iu", np.int64)
+    if len(ids) != n:
         raise InvalidPriorityError(
-            f"an update of {n} priorities has {len(array)} of {key!r}; each priority needs one",
+            f"an update of {n} priorities has {len(ids)} of {key!r}; each priority needs one",
             key=key,
-            found=len(array),
+            found=len(ids),
             expected=n,
         )
-    return _plain(array, np.int64)
+    return ids
 
 
-def _numbers(key: str, values: Any, kinds: str) -> NDArray[Any]:
-    if not isinstance(values, (np.ndarray, list)):
-        values = torch_to_numpy(values)
-    if isinstance(values, np.ndarray):
-        array = values
-    elif isinstance(values, (list, tuple)):
+def _read_numbers(key: str, values: Any, kinds: str, dtype: Any) -> NDArray[Any]:
+    """Return a list, an array or a tensor of numbers as an array that compiled code takes."""
+    array = values if isinstance(values, list | tuple) else torch_to_numpy(values)
+    if not isinstance(array, np.ndarray):
+        items = array if isinstance(array, list | tuple) else None
         # numpy takes True among numbers for 1.
-        types = list(map(type, values))
+        types = list(map(type, items or ()))
         if bool in types:
             raise _invalid(key, "a bool", types.index(bool))
         try:
-            array = np.asarray(values) if values else np.empty(0, np.int64)
+            array = np.asarray(items, None if items else dtype)
         except (TypeError, ValueError) as error:
             raise InvalidPriorityError(
                 f"{key} of an update makes no array of numbers: {error}", key=key, found="list"
             ) from error
-    else:
-        array = np.empty((0, 0))
     if array.ndim != 1 or array.dtype.kind not in kinds:
         what = "numbers" if "f" in kinds else "integers"
-        found = f"{array.dtype}{list(array.shape)}" if array.ndim == 1 or array.size else values
+        found = f"{array.dtype}{list(array.shape)}" if array.ndim else f"{values!r:.80}"
         raise InvalidPriorityError(
-            f"{key} of an update is a list, array or tensor of {what}, found {found!r:.80}",
+            f"{key} of an update is a list, array or tensor of {what}, found {found}",
             key=key,
-            found=str(found)[:80],
+            found=found,
         )
-    return array
-
-
-def _plain(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
     # Compiled code takes no frozen arrays, even to read.
     plain = np.ascontiguousarray(array, dtype)
     return plain if plain.flags.writeable else plain.copy()
@@ -488,9 +444,6 @@ def _invalid(key: str, value: Any, index: int) -> InvalidPriorityError:
         found=f"{value!r:.80}",
         index=index,
     )
-
-
-# Compiled loops -----------------------------------------------------------------------------
 
 
 @compiled("int64(float64[::1])")

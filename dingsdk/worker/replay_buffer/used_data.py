@@ -15,14 +15,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
 from dingsdk.data import SampleBatch
-from dingsdk.data.files import check_id
-from dingsdk.errors import DataMissingError, SchemaMismatchError
+from dingsdk.data.files import Folder, check_id
+from dingsdk.errors import (
+    DataMissingError,
+    RunFolderError,
+    SchemaMismatchError,
+    StorageFullError,
+)
 from dingsdk.worker.replay_buffer.interface import RowListener
 from dingsdk.worker.replay_buffer.storage import Rows
 
@@ -72,7 +76,6 @@ class UsedData(RowListener):
         self._retry_at_s = 0.0
         self._deleted = self._missing = 0
 
-    # Following the rows of a buffer ---------------------------------------------------------
     def check(self, rows: Rows) -> None:
         """Refuse rows that could not be tracked.
 
@@ -92,16 +95,13 @@ class UsedData(RowListener):
     def on_remove(self, rows: Rows, reason: str) -> None:
         """Delete the files that only these rows named; those of used up rows a little later."""
         counts = _count(rows)
-        lease = earlier = None
+        earlier = None
         if reason == "used_up":
-            lease = Lease(self, counts)
-        with self._lock:
-            if lease is not None:
+            with self._lock:
                 self._leases.update(counts)
                 earlier = self._used_up.get(threading.get_ident())
-                self._used_up[threading.get_ident()] = lease
-            unused = [data_id for data_id in counts if self._drop(self._rows, data_id, counts)]
-        self._delete(unused)
+                self._used_up[threading.get_ident()] = Lease(self, counts)
+        self._subtract(self._rows, counts)
         if earlier is not None:
             earlier.release()
 
@@ -109,11 +109,11 @@ class UsedData(RowListener):
         """Delete the files of used up rows, and try again what could not be deleted."""
         with self._lock:
             leases, self._used_up = list(self._used_up.values()), {}
+            self._retry_at_s = self._clock()
         for lease in leases:
             lease.release()
-        self._delete((), retry=True)
+        self._delete(())
 
-    # Reading files ----------------------------------------------------------------------------
     def lease(self, ids: Iterable[str | int]) -> Lease:
         """Keep the files of tracked or leased ids until the lease is released.
 
@@ -122,7 +122,7 @@ class UsedData(RowListener):
                 nothing is leased. Fact ``data_id``.
             ProtocolError: an id that is no file name.
         """
-        counts = Counter(_checked(data_id) for data_id in ids)
+        counts = Counter(check_id(str(data_id), _KEY) for data_id in ids)
         with self._lock:
             for data_id in counts:
                 if data_id not in self._rows and data_id not in self._leases:
@@ -133,11 +133,6 @@ class UsedData(RowListener):
                     )
             self._leases.update(counts)
         return Lease(self, counts)
-
-    def _release(self, counts: Counter[str]) -> None:
-        with self._lock:
-            unused = [data_id for data_id in counts if self._drop(self._leases, data_id, counts)]
-        self._delete(unused)
 
     def stats(self) -> UsedDataStats:
         """Return consistent totals."""
@@ -150,67 +145,48 @@ class UsedData(RowListener):
                 pending=len(self._undeleted),
             )
 
-    # Deleting -------------------------------------------------------------------------------
-    def _drop(self, table: Counter[str], data_id: str, counts: Counter[str]) -> bool:
-        """Subtract the count of an id; return whether its file is not needed any more."""
-        if data_id not in table:
-            return False
-        left = table[data_id] - counts[data_id]
-        if left > 0:
-            table[data_id] = left
-            return False
-        del table[data_id]
-        return data_id not in self._rows and data_id not in self._leases
+    def _subtract(self, users: Counter[str], counts: Counter[str]) -> None:
+        """Take users from ids, and delete the files that have no other."""
+        with self._lock:
+            known = [data_id for data_id in counts if data_id in users]
+            users.subtract({data_id: counts[data_id] for data_id in known})
+            for data_id in known:
+                if users[data_id] <= 0:
+                    del users[data_id]
+            unused = [each for each in known if not self._is_needed(each)]
+        self._delete(unused)
 
-    def _delete(self, unused: Iterable[str], retry: bool = False) -> None:
+    def _is_needed(self, data_id: str) -> bool:
+        return data_id in self._rows or data_id in self._leases
+
+    def _delete(self, unused: Iterable[str]) -> None:
         with self._lock:
             chosen = set(unused)
-            if self._undeleted and (retry or self._clock() >= self._retry_at_s):
+            if self._clock() >= self._retry_at_s:
                 chosen |= self._undeleted
                 self._undeleted.clear()
         if not chosen:
             return
-        deleted, missing, failed = self._unlink(chosen)
+        found = 0
+        failed: dict[str, Exception] = {}
+        try:
+            with Folder(self.root, create=False) as folder:
+                for data_id in chosen:
+                    try:
+                        found += folder.unlink(data_id)
+                    except (RunFolderError, StorageFullError) as error:
+                        failed[data_id] = error
+        except (RunFolderError, StorageFullError) as error:
+            failed = dict.fromkeys(chosen, error)
         with self._lock:
-            self._deleted += deleted
-            self._missing += missing
+            self._deleted += found
+            self._missing += len(chosen) - found - len(failed)
             # Rows with these ids may have been pushed again meanwhile.
-            failed = {i for i in failed if i not in self._rows and i not in self._leases}
-            self._undeleted |= failed
+            self._undeleted.update(each for each in failed if not self._is_needed(each))
             if failed:
                 self._retry_at_s = self._clock() + _RETRY_S
-
-    def _unlink(self, ids: Iterable[str]) -> tuple[int, int, set[str]]:
-        deleted = missing = 0
-        failed: dict[str, OSError] = {}
-        try:
-            folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError as no_folder:
-            failed = dict.fromkeys(ids, no_folder)
-        else:
-            try:
-                for data_id in ids:
-                    # An id is one name, so this removes an entry of the folder, a symbolic link
-                    # itself and not what it points to.
-                    try:
-                        os.unlink(data_id, dir_fd=folder)
-                        deleted += 1
-                    except FileNotFoundError:
-                        missing += 1
-                    except OSError as error:
-                        failed[data_id] = error
-            finally:
-                os.close(folder)
-        if failed:
-            data_id, reason = next(iter(failed.items()))
-            _log.warning(
-                "%d files of used data in %s cannot be deleted yet, %s for one: %s",
-                len(failed),
-                self.root,
-                data_id,
-                reason.strerror,
-            )
-        return deleted, missing, set(failed)
+                one = next(iter(failed.values()))
+                _log.warning("%d files of used data stay for now: %s", len(failed), one)
 
 
 class Lease:
@@ -218,25 +194,18 @@ class Lease:
 
     def __init__(self, used: UsedData, counts: Counter[str]) -> None:
         self._used = used
-        self._counts: Counter[str] | None = counts
-        self._lock = threading.Lock()
+        self._counts = counts
 
     def release(self) -> None:
         """Delete those of the files that nothing else needs; idempotent."""
-        with self._lock:
-            counts, self._counts = self._counts, None
-        if counts is not None:
-            self._used._release(counts)
+        with self._used._lock:
+            counts, self._counts = self._counts, Counter()
+        self._used._subtract(self._used._leases, counts)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
 
@@ -249,20 +218,16 @@ def _count(rows: Rows) -> Counter[str]:
         raise _no_id(0, "no such column of integers [rows]")
     ids, counts = np.unique(column, return_counts=True)
     pairs = zip(ids.tolist(), counts.tolist(), strict=True)
-    return Counter({_checked(data_id): count for data_id, count in pairs})
+    return Counter({check_id(str(data_id), _KEY): count for data_id, count in pairs})
 
 
 def _id_of(row: Any, index: int) -> str:
     if not isinstance(row, Mapping) or _KEY not in row:
         raise _no_id(index, "none")
     data_id = row[_KEY]
-    if isinstance(data_id, (bool, np.bool_)) or not isinstance(data_id, (str, int, np.integer)):
+    if isinstance(data_id, bool) or not isinstance(data_id, str | int | np.integer):
         raise _no_id(index, type(data_id).__name__)
-    return _checked(data_id)
-
-
-def _checked(data_id: Any) -> str:
-    return check_id(data_id if isinstance(data_id, str) else str(data_id), _KEY)
+    return check_id(str(data_id), _KEY)
 
 
 def _no_id(row: int, found: str) -> SchemaMismatchError:
