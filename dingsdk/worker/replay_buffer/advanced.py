@@ -285,8 +285,6 @@ class AdvancedReplayBuffer(Table):
         """
         size = checked_size(size)
         check_range(sample_range)
-        if size == 0:
-            return self._empty_sample()
         return self._serve(size, timeout_s, self._draw, size, cur_learner_iter, sample_range)
 
     def _draw(

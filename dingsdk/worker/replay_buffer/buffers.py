@@ -78,8 +78,6 @@ class NaiveReplayBuffer(Table):
         """
         size = checked_size(size)
         check_range(sample_range)
-        if size == 0:
-            return self._empty_sample()
         return self._serve(size, timeout_s, self._draw, size, sample_range, replace)
 
     def _draw(self, size: int, sample_range: slice | None, replace: bool) -> Rows | None:
@@ -323,8 +321,6 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
             raise NotImplementedError("a sequence buffer takes no sample_range")
         batch = checked_size(batch)
         length = self._sequence_length(sequence)
-        if batch == 0:
-            return self._empty_sample()
         size = batch * length
         return self._serve(size, timeout_s, self._draw_sequences, batch, length, replace)
 

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from dingsdk.worker.replay_buffer.remover import Remover
 from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where, suits_arrays
 
+_Found = TypeVar("_Found")
 _log = logging.getLogger(__name__)
 
 _REASONS = ("cleared", "stale", "used_up")
@@ -382,12 +383,15 @@ class Table(IBuffer):
             self._remove(used_up, "used_up")
 
     def _wait_to_insert(self, n: int, timeout_s: float | None) -> None:
-        if not self._wait_until(lambda: self._limiter.can_insert(n), timeout_s):
+        waited_s = timeout_s or 0.0
+        if timeout_s is None or not self._wait_for(
+            lambda: self._limiter.can_insert(n) or None, timeout_s
+        ):
             raise BufferFullError(
                 f"{self.instance_name}: its limiter does not admit {n} more rows before "
-                f"more were sampled (waited {timeout_s or 0:g} s); push again later",
+                f"more were sampled (waited {waited_s:g} s); push again later",
                 rows=n,
-                waited_s=timeout_s or 0.0,
+                waited_s=waited_s,
             )
 
     def _push_unlimited(self, rows: Rows) -> None:
@@ -409,7 +413,7 @@ class Table(IBuffer):
         """Draw in one critical section, once that is possible.
 
         Args:
-            size: Rows to draw, >= 1.
+            size: Rows to draw; no rows are drawn from any open buffer.
             timeout_s: Seconds to wait until it is possible; None: not at all.
             draw: Returns the batch, or None where there are too few rows; it may remove some.
                 Called when the limiter admits the sample.
@@ -418,9 +422,15 @@ class Table(IBuffer):
         with self._lock:
             if self._closed:
                 self._check_open()
+            if size == 0:
+                return []
             batch = draw(*args) if self._limiter.can_sample(size) else None
             if batch is None and timeout_s is not None:
-                batch = self._wait_to_draw(size, timeout_s, draw, *args)
+
+                def attempt() -> Rows | None:
+                    return draw(*args) if self._limiter.can_sample(size) else None
+
+                batch = self._wait_for(attempt, timeout_s)
             if batch is not None:
                 self._limiter.on_sample(size)
                 self._sampled += size
@@ -438,55 +448,31 @@ class Table(IBuffer):
             self._throughput.report(self.stats())
         return batch
 
-    def _wait_to_draw(
-        self, size: int, timeout_s: float, draw: Callable[..., Rows | None], *args: Any
-    ) -> Rows | None:
-        batch: Rows | None = None
-
-        def has_drawn() -> bool:
-            nonlocal batch
-            batch = draw(*args) if self._limiter.can_sample(size) else None
-            return batch is not None
-
-        self._wait_until(has_drawn, timeout_s)
-        return batch
-
     def _record_sample(self, facts: Mapping[str, NDArray[Any]], size: int) -> None:
         """Record statistics of a sample; called when the monitor's ``skip`` came to 0."""
         self._report_due = self._sample_monitor.record(facts, self._pushed, self._sampled + size)
 
-    def _empty_sample(self) -> list[Any]:
-        """Return the sample of size 0, which every open buffer can serve."""
-        with self._lock:
-            self._check_open()
-        return []
-
-    def _wait_until(self, is_ready: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Wait until ready or the time is over; the lock is held, but not while it waits.
+    def _wait_for(self, attempt: Callable[[], _Found], timeout_s: float) -> _Found | None:
+        """Try until there is a result or the time is over; the lock is held, except to wait.
 
         Args:
-            is_ready: Called under the lock; what it raises ends the wait.
-            timeout_s: Seconds; None: do not wait.
-
-        Returns:
-            Whether it was ready.
+            attempt: Called under the lock; what it raises ends the wait.
+            timeout_s: Seconds.
         """
-        if timeout_s is None:
-            return False
         deadline = monotonic() + timeout_s
         # Asking the limiter may have changed what it admits to others: let them look again.
         self._changed.notify_all()
         self._waiting += 1
         try:
-            while not is_ready():
+            while (found := attempt()) is None:
                 rest_s = deadline - monotonic()
                 if rest_s <= 0:
-                    return False
+                    return None
                 # Time alone may change the answer of a limiter.
                 soon_s = self._limiter.retry_after_s()
                 self._changed.wait(rest_s if soon_s is None else min(rest_s, max(soon_s, 0.001)))
                 self._check_open()
-            return True
+            return found
         finally:
             self._waiting -= 1
 
@@ -769,21 +755,16 @@ class Table(IBuffer):
         pieces: Callable[[], Iterable[Rows]],
         as_pushed: bool = False,
     ) -> bool:
-        """Restore a state, or raise and change nothing.
+        """Restore a checked state, or raise and change nothing.
 
         Args:
-            state: The state, checked by itself; its ``data`` is not used.
+            state: The state; its ``data`` is not used.
             count: How many rows it has.
             pieces: Returns them, oldest first; may be called again.
             as_pushed: Whether the rows count as pushed now, and only an empty buffer takes them.
 
         Returns:
             Whether it was done: another thread may have pushed meanwhile.
-
-        Raises:
-            CheckpointVersionError: a part is another one.
-            CheckpointCorruptError: a part of the state is wrong, or contradicts another.
-            SchemaMismatchError, ConfigError: the storage does not accept the rows.
         """
         # New parts are made first, so that a wrong state changes nothing.
         remover, limiter = self._parts.remover(), self._parts.limiter()
@@ -802,7 +783,9 @@ class Table(IBuffer):
                 raise CheckpointCorruptError(
                     f"{key} is {state.get(key)!r}, but the parts of the state give {value!r}"
                 )
-        storage = None if self._is_durable else self._storage_for(state["storage"])
+        storage, kind = None, state["storage"]
+        if not (self._is_durable or (self._parts.chooses_storage and kind is None)):
+            storage = self._new_storage(kind if self._parts.chooses_storage else None)
         if storage is not None or self._sampler_listens or self._listeners:
             for where, rows in _placed(remover, pieces()):
                 if storage is not None:
@@ -844,17 +827,10 @@ class Table(IBuffer):
                 self._storage.commit(self._committed_state())  # type: ignore[union-attr]
         return True
 
-    def _storage_for(self, kind: str | None) -> Storage | None:
-        """Return a new storage for the rows of a state; None to leave it to the first push."""
-        if not self._parts.chooses_storage:
-            return self._new_storage()
-        return None if kind is None else self._new_storage(kind)
-
     def _recover(self) -> None:
         """Take over the rows that an earlier process left in a durable storage."""
         storage = self._storage
-        recovered = storage.recovered() if storage is not None else None
-        if storage is None or recovered is None:
+        if storage is None or (recovered := storage.recovered()) is None:
             return
         self._remover.load_state_dict(recovered)
         metadata, count = self._metadata, self._remover.count
@@ -878,7 +854,7 @@ class Table(IBuffer):
             self._remove(where[marks == _LEFT], "used_up")  # or stale: the reason is not stored
 
     def _extra_state(self) -> dict[str, Any]:
-        """Return what the state of this kind of buffer needs besides that of the parts."""
+        """Return what the state of this kind of buffer has besides that of the parts."""
         return {}
 
     def _load_extra_state(

@@ -270,9 +270,13 @@ def test_rows_that_are_pushed_meanwhile_stay(tmp_path: Path) -> None:
     class Busy(NaiveReplayBuffer):
         """Has somebody push while a state is made ready."""
 
-        def _storage_for(self, kind: str | None) -> Any:
-            self.push(row(99), 0)
-            return super()._storage_for(kind)
+        has_pushed = False
+
+        def _new_storage(self, kind: str | None = None) -> Any:
+            if not self.has_pushed:
+                self.has_pushed = True
+                self.push(row(99), 0)
+            return super()._new_storage(kind)
 
     filled().save_data(str(tmp_path))
     new = Busy({"replay_buffer_size": 9})
