@@ -13,7 +13,6 @@ from dingsdk.worker.replay_buffer.sampler.priority import (
     PrioritySampler,
     ProportionalSampler,
     RankSampler,
-    TreeSampler,
 )
 
 KINDS = [ProportionalSampler, RankSampler]
@@ -21,10 +20,10 @@ KINDS = [ProportionalSampler, RankSampler]
 
 def sampler_of(
     priorities: NDArray[np.float64] | list[float],
-    kind: type[TreeSampler] = ProportionalSampler,
+    kind: type[PrioritySampler] = ProportionalSampler,
     seed: int = 0,
     **cfg: Any,
-) -> TreeSampler:
+) -> PrioritySampler:
     sampler = kind({**kind.default_config(), **cfg}, len(priorities), seed)
     sampler.assign(np.arange(len(priorities)), np.array(priorities, np.float64))
     return sampler
@@ -74,7 +73,7 @@ def test_each_share_of_the_weight_is_drawn_once() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_withdrawn_rows_are_not_drawn_until_assigned_again(kind: type[TreeSampler]) -> None:
+def test_withdrawn_rows_are_not_drawn_until_assigned_again(kind: type[PrioritySampler]) -> None:
     sampler = sampler_of(np.ones(10), kind)
     sampler.on_remove(slice(2, 8))
     sampler.on_remove(np.array([0, 0, 3]))
@@ -85,7 +84,7 @@ def test_withdrawn_rows_are_not_drawn_until_assigned_again(kind: type[TreeSample
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_draws_among_some_positions_keep_to_them(kind: type[TreeSampler]) -> None:
+def test_draws_among_some_positions_keep_to_them(kind: type[PrioritySampler]) -> None:
     sampler = sampler_of(np.arange(1.0, 21.0), kind, alpha=1.0)
     sampler.on_remove(np.array([12, 14]))
     among = np.array([14, 3, 12, 17, 0])
@@ -98,7 +97,7 @@ def test_draws_among_some_positions_keep_to_them(kind: type[TreeSampler]) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_with_nothing_to_draw_the_draw_is_empty(kind: type[TreeSampler]) -> None:
+def test_with_nothing_to_draw_the_draw_is_empty(kind: type[PrioritySampler]) -> None:
     sampler = sampler_of(np.ones(4), kind)
     sampler.clear()
     assert sampler.drawable == 0
@@ -189,7 +188,7 @@ def test_new_rows_have_the_rank_that_they_would_have_had() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_loaded_state_draws_the_same(kind: type[TreeSampler]) -> None:
+def test_a_loaded_state_draws_the_same(kind: type[PrioritySampler]) -> None:
     rng = np.random.default_rng(0)
     old, new = sampler_of(rng.random(300) + 0.1, kind), sampler_of(np.ones(300), kind, seed=5)
     old.draw(10)
@@ -227,7 +226,7 @@ def test_a_loaded_state_draws_the_same(kind: type[TreeSampler]) -> None:
     ],
 )
 def test_a_wrong_state_changes_nothing(
-    kind: type[TreeSampler], change: dict[str, Any], error: type[Exception]
+    kind: type[PrioritySampler], change: dict[str, Any], error: type[Exception]
 ) -> None:
     sampler, twin = sampler_of([1.0, 2.0], kind), sampler_of([1.0, 2.0], kind)
     wrong = {**sampler.state_dict(), **change}

@@ -1,10 +1,115 @@
-"""Samplers: which rows of a buffer a batch is made of."""
+"""Samplers: which rows of a buffer a batch is made of.
 
-from dingsdk.worker.replay_buffer.sampler.contract import (
-    RowSampler,
-    Sampler,
-    load_rng_state,
-    rng_state,
-)
+Three families, by what they draw: a :class:`RowSampler` draws single rows that are all alike, a
+``PrioritySampler`` (module ``priority``) single rows by their priority, a ``SequenceSampler``
+(module ``sequence``) runs of consecutive rows. Each kind of buffer needs one of them.
+"""
 
-__all__ = ["RowSampler", "Sampler", "load_rng_state", "rng_state"]
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.config import Configurable, PartSection, Section
+from dingsdk.errors import CheckpointCorruptError
+from dingsdk.worker.replay_buffer.storage import Rows, Where
+
+__all__ = ["RowSampler", "Sampler"]
+
+
+class Sampler(Configurable, ABC):
+    """What all samplers share; called under the buffer's lock.
+
+    Args:
+        cfg: The ``sampler`` section of the buffer's config.
+        capacity: Positions of the storage, >= 1.
+        seed: Of the random stream, >= 0; None takes one from the operating system.
+    """
+
+    Config: ClassVar[type[Section]] = PartSection
+
+    def __init__(self, cfg: Mapping[str, Any], capacity: int, seed: int | None = None) -> None:
+        self.capacity = capacity
+        self._rng = np.random.Generator(np.random.PCG64(seed))
+
+    def check(self, rows: Rows) -> None:
+        """Refuse rows that this sampler could not serve, before anything is stored.
+
+        Raises:
+            SchemaMismatchError: names the key.
+        """
+
+    def on_insert(
+        self, where: Where, rows: Rows, priorities: NDArray[np.float64] | None = None
+    ) -> None:
+        """Called after rows were stored.
+
+        Args:
+            where: Their positions, oldest first; the rows that were there have left.
+            rows: The rows as they were pushed; not to be kept.
+            priorities: float64[n] of a buffer with priorities, NaN for a row that came without;
+                None where all did.
+        """
+
+    def on_restore(self, where: Where, rows: Rows) -> None:
+        """Called instead of :meth:`on_insert` for the rows of a state, after it was loaded.
+
+        Overridden by samplers whose state holds what they know of rows.
+        """
+        self.on_insert(where, rows)
+
+    def on_remove(self, where: Where) -> None:
+        """Called when rows at positions leave and no other takes their place."""
+
+    def facts(self, where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """Return what is saved about rows at positions, as arrays of one value a row."""
+        return {}
+
+    def clear(self) -> None:
+        """Forget all rows."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the random state, and what :meth:`on_restore` cannot build from rows.
+
+        Plain numbers, text and arrays.
+        """
+        state = self._rng.bit_generator.state
+        # The generator's words have 128 bits, more than messages and checkpoints can hold.
+        return {**state, **{key: hex(word) for key, word in state["state"].items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore such a state; changes nothing when it is wrong.
+
+        Raises:
+            CheckpointCorruptError: it is no state of this sampler.
+        """
+        bits = np.random.PCG64(0)
+        try:
+            words = {key: int(state[key], 16) for key in ("state", "inc")}
+            bits.state = cast(Any, {**state, "state": words})
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise CheckpointCorruptError(f"the random state is wrong: {error}") from error
+        self._rng = np.random.Generator(bits)
+
+
+class RowSampler(Sampler):
+    """Draws single rows that are all alike."""
+
+    @abstractmethod
+    def draw(self, population: int, size: int, replace: bool = False) -> NDArray[np.int64]:
+        """Draw ``size`` of the ranks ``0..population-1``.
+
+        A rank tells nothing about the age of a row.
+
+        Args:
+            population: Rows to draw from, >= 1.
+            size: Ranks to draw, >= 1, and at most ``population`` unless ``replace``.
+            replace: Whether a rank may come more than once.
+
+        Returns:
+            int64[size], in any order.
+        """

@@ -11,12 +11,10 @@ from numpy.typing import NDArray
 
 from dingsdk.config import PartSection, Positive, Share
 from dingsdk.errors import CheckpointCorruptError, CheckpointVersionError
-from dingsdk.worker.replay_buffer.sampler import Sampler, load_rng_state, rng_state
+from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.sampler.sum_tree import SumTree, weigh
 from dingsdk.worker.replay_buffer.storage import Rows, Where
 
-FIRST_PRIORITY = 1.0
-"""The largest priority before any was assigned."""
 LEAST_PRIORITY = 1e-5
 """Added to every updated priority, and the least that a pushed one counts.
 
@@ -27,88 +25,16 @@ _LEAST_WEIGHT = 1e-280
 
 
 class PrioritySampler(Sampler):
-    """Draws rows, each with the probability that its priority gives it.
+    """Draws rows, each with the probability that its priority gives it; a subclass weighs them.
 
     Words: a position is *drawable* while it holds a row; its *weight* is what its priority counts
     for, its *probability* the weight over the sum of all weights.
+
+    Attributes:
+        alpha: Exponent of the priorities.
+        max_priority: The largest priority assigned since the last :meth:`clear`; 1.0 before any.
+            New rows of unknown priority get it, so that each is drawn soon.
     """
-
-    def on_insert(
-        self, where: Where, rows: Rows, priorities: NDArray[np.float64] | None = None
-    ) -> None:
-        """Assign priorities to new rows; a row that came without one gets the largest so far."""
-        if priorities is None:
-            self.assign(where, self.max_priority)
-        else:
-            known = np.where(np.isnan(priorities), self.max_priority, priorities)
-            self.assign(where, np.maximum(known, LEAST_PRIORITY))
-
-    def on_restore(self, where: Where, rows: Rows) -> None:
-        """Do nothing: the state has the priorities."""
-
-    @abstractmethod
-    def on_remove(self, where: Where) -> None:
-        """Make positions undrawable, those that are already included."""
-
-    @property
-    @abstractmethod
-    def drawable(self) -> int:
-        """How many positions can be drawn."""
-
-    @property
-    @abstractmethod
-    def max_priority(self) -> float:
-        """The largest priority assigned since the last :meth:`clear`; 1.0 before any.
-
-        New rows of unknown priority get it, so that each is drawn soon.
-        """
-
-    @abstractmethod
-    def assign(self, where: Where, priorities: NDArray[np.float64] | float) -> None:
-        """Make positions drawable, or give those that are another priority.
-
-        Args:
-            where: Positions; of equal ones the last counts.
-            priorities: float64[n], finite and > 0, or one for all.
-        """
-
-    @abstractmethod
-    def draw(self, size: int, among: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """Draw positions, one from each of ``size`` equal shares of the probability.
-
-        Args:
-            size: >= 1.
-            among: int64[m], distinct positions to draw from, in the order in which their shares
-                lie; None: all.
-
-        Returns:
-            int64[size], repeats possible, ascending if ``among`` is (or is None). Empty where
-            there is nothing drawable.
-        """
-
-    @abstractmethod
-    def importance(self, where: NDArray[np.int64], beta: float) -> NDArray[np.float32]:
-        """Return the importance weights of drawable positions.
-
-        Args:
-            where: int64[n].
-            beta: In [0, 1], how much of the bias of the draws they correct.
-
-        Returns:
-            float32[n] in (0, 1]: ``(N * probability) ** -beta`` over the largest that any
-            drawable position would have, so all are 1 while the weights are equal.
-        """
-
-    @abstractmethod
-    def priorities(self, where: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the priorities last assigned to positions: float64[n]."""
-
-    def facts(self, where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        return {"priority": self.priorities(where)}
-
-
-class TreeSampler(PrioritySampler):
-    """Base of samplers that keep weights in a sum tree; a subclass assigns them."""
 
     class Config(PartSection, frozen=True, kw_only=True):
         """Section ``sampler`` of the types that draw by priority.
@@ -123,22 +49,53 @@ class TreeSampler(PrioritySampler):
         super().__init__(cfg, capacity, seed)
         self._cfg = self.read(cfg, "sampler")
         self.alpha: float = 0.6 if self._cfg.alpha is None else self._cfg.alpha
+        self.max_priority = 1.0
         self._tree = SumTree(capacity)
         self._priorities = np.zeros(capacity, np.float64)
-        self._largest = FIRST_PRIORITY
+
+    @abstractmethod
+    def assign(self, where: Where, priorities: NDArray[np.float64] | float) -> None:
+        """Make positions drawable, or give those that are another priority.
+
+        Args:
+            where: Positions; of equal ones the last counts.
+            priorities: float64[n], finite and > 0, or one for all.
+        """
+
+    def on_insert(
+        self, where: Where, rows: Rows, priorities: NDArray[np.float64] | None = None
+    ) -> None:
+        """Assign priorities to new rows; a row that came without one gets the largest so far."""
+        if priorities is None:
+            self.assign(where, self.max_priority)
+        else:
+            known = np.where(np.isnan(priorities), self.max_priority, priorities)
+            self.assign(where, np.maximum(known, LEAST_PRIORITY))
+
+    def on_restore(self, where: Where, rows: Rows) -> None:
+        """Do nothing: the state has the priorities."""
+
+    def on_remove(self, where: Where) -> None:
+        """Make positions undrawable, those that are already included."""
+        self._tree.fill(where, 0.0)
 
     @property
     def drawable(self) -> int:
+        """How many positions can be drawn."""
         return self._tree.live
 
-    @property
-    def max_priority(self) -> float:
-        return self._largest
-
-    def on_remove(self, where: Where) -> None:
-        self._tree.fill(where, 0.0)
-
     def draw(self, size: int, among: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Draw positions, one from each of ``size`` equal shares of the probability.
+
+        Args:
+            size: >= 1.
+            among: int64[m], distinct positions to draw from, in the order in which their shares
+                lie; None: all.
+
+        Returns:
+            int64[size], repeats possible, ascending if ``among`` is (or is None). Empty where
+            there is nothing drawable.
+        """
         if among is not None:
             return self._draw_among(size, among)
         if not self._tree.live:
@@ -158,24 +115,38 @@ class TreeSampler(PrioritySampler):
         return drawn
 
     def importance(self, where: NDArray[np.int64], beta: float) -> NDArray[np.float32]:
+        """Return the importance weights of drawable positions.
+
+        Args:
+            where: int64[n].
+            beta: In [0, 1], how much of the bias of the draws they correct.
+
+        Returns:
+            float32[n] in (0, 1]: ``(N * probability) ** -beta`` over the largest that any
+            drawable position would have, so all are 1 while the weights are equal.
+        """
         # The largest weight is that of the least probability, and N cancels out.
         return self._tree.importance(where, beta)
 
     def priorities(self, where: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the priorities last assigned to positions: float64[n]."""
         return self._priorities.take(where)
+
+    def facts(self, where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        return {"priority": self.priorities(where)}
 
     def clear(self) -> None:
         self._tree.clear()
-        self._largest = FIRST_PRIORITY
+        self.max_priority = 1.0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the random state, the priorities and the weights that they had."""
         weights = self._tree.weights
         used = int(np.flatnonzero(weights).max(initial=-1)) + 1
         return {
-            **rng_state(self._rng),
+            **super().state_dict(),
             "alpha": self.alpha,
-            "max_priority": self._largest,
+            "max_priority": self.max_priority,
             "priorities": self._priorities[:used].copy(),
             "weights": weights[:used].copy(),
         }
@@ -187,7 +158,6 @@ class TreeSampler(PrioritySampler):
             CheckpointVersionError: it was written with another ``alpha``.
             CheckpointCorruptError: it is none of this sampler's. Nothing changed in either case.
         """
-        rng = load_rng_state(state)
         if state.get("alpha") != self.alpha:
             raise CheckpointVersionError(
                 f"the sampler's state was written with alpha {state.get('alpha')!r}, this one has "
@@ -198,14 +168,13 @@ class TreeSampler(PrioritySampler):
         largest = state.get("max_priority")
         if not (type(largest) is float and 0 < largest < np.inf):
             raise CheckpointCorruptError(f"max_priority is {largest!r}; expected a number > 0")
-        priorities = self._checked(state, "priorities")
-        weights = self._checked(state, "weights")
+        priorities, weights = self._checked(state, "priorities"), self._checked(state, "weights")
         if len(weights) != len(priorities) or np.any(priorities[weights > 0] <= 0):
             raise CheckpointCorruptError("the sampler's priorities and weights do not match")
         if np.any(weights > self._tree.largest_weight):
             raise CheckpointCorruptError("the sampler's weights are too large")
-        self._rng = rng
-        self._largest = largest
+        super().load_state_dict(state)
+        self.max_priority = largest
         self._priorities[:] = 0.0
         self._priorities[: len(priorities)] = priorities
         self._tree.replace(weights)
@@ -225,7 +194,7 @@ class TreeSampler(PrioritySampler):
         return values
 
 
-class ProportionalSampler(TreeSampler):
+class ProportionalSampler(PrioritySampler):
     """Draws rows in proportion to ``priority ** alpha`` (type ``proportional``).
 
     Source: Schaul et al. 2016, "Prioritized Experience Replay", equation 1, with one draw from
@@ -236,24 +205,21 @@ class ProportionalSampler(TreeSampler):
     config: ClassVar[dict[str, Any]] = {"type": "proportional"}
 
     def assign(self, where: Where, priorities: NDArray[np.float64] | float) -> None:
-        most = self._tree.largest_weight
+        least, most = _LEAST_WEIGHT, self._tree.largest_weight
         if not isinstance(priorities, np.ndarray):
-            weight = min(max(priorities**self.alpha, _LEAST_WEIGHT), most)
             self._priorities[where] = priorities
-            self._largest = max(self._largest, priorities)
-            self._tree.fill(where, weight)
+            self.max_priority = max(self.max_priority, priorities)
+            self._tree.fill(where, min(max(priorities**self.alpha, least), most))
             return
         if isinstance(where, slice):
             where = np.arange(where.start, where.stop, dtype=np.int64)
         weights = np.empty(len(priorities), np.float64)
-        largest = weigh(
-            self._priorities, where, priorities, self.alpha, _LEAST_WEIGHT, most, weights
-        )
-        self._largest = max(self._largest, largest)
+        largest = weigh(self._priorities, where, priorities, self.alpha, least, most, weights)
+        self.max_priority = max(self.max_priority, largest)
         self._tree.assign(where, weights)
 
 
-class RankSampler(TreeSampler):
+class RankSampler(PrioritySampler):
     """Draws rows in proportion to ``(1 / rank) ** alpha`` (type ``rank``).
 
     The largest priority has rank 1; how much larger it is does not matter. Sorting all rows is
@@ -266,7 +232,7 @@ class RankSampler(TreeSampler):
     that of the last sort, not that of a heap.
     """
 
-    class Config(TreeSampler.Config, frozen=True, kw_only=True):
+    class Config(PrioritySampler.Config, frozen=True, kw_only=True):
         """Section ``sampler`` of type ``rank``.
 
         Attributes:
@@ -276,12 +242,9 @@ class RankSampler(TreeSampler):
         type: str = "rank"
         sort_after: Positive = 1.0
 
-    def __init__(self, cfg: Mapping[str, Any], capacity: int, seed: int | None = None) -> None:
-        super().__init__(cfg, capacity, seed)
-        self._sort_after: float = self._cfg.sort_after
-        self._sorted = np.empty(0, np.float64)  # ascending, as of the last sort
-        self._new = 0  # rows made drawable since
-        self._assigned = 0  # priorities assigned since
+    _new = 0  # rows made drawable since the last sort
+    _assigned = 0  # priorities assigned since
+    _sorted: NDArray[np.float64] = np.empty(0, np.float64)  # ascending, as of then
 
     def on_insert(
         self, where: Where, rows: Rows, priorities: NDArray[np.float64] | None = None
@@ -294,7 +257,7 @@ class RankSampler(TreeSampler):
         if isinstance(where, slice):
             where = np.arange(where.start, where.stop, dtype=np.int64)
         self._priorities[where] = priorities
-        self._largest = max(self._largest, float(np.max(priorities)))
+        self.max_priority = max(self.max_priority, float(np.max(priorities)))
         self._assigned += len(where)
         new = np.unique(where[self._tree.weights[where] == 0.0])
         if len(new):
@@ -304,7 +267,7 @@ class RankSampler(TreeSampler):
             self._new += len(new)
 
     def draw(self, size: int, among: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        if self._assigned >= self._sort_after * self.drawable > 0:
+        if self._assigned >= self._cfg.sort_after * self.drawable > 0:
             self._sort()
         return super().draw(size, among)
 
@@ -325,18 +288,13 @@ class RankSampler(TreeSampler):
         self._new = self._assigned = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            **super().state_dict(),
-            "sorted": self._sorted.copy(),
-            "new": self._new,
-            "assigned": self._assigned,
-        }
+        counts = {"new": self._new, "assigned": self._assigned}
+        return {**super().state_dict(), "sorted": self._sorted.copy(), **counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         ordered = self._checked(state, "sorted").copy()
-        counts = state.get("new"), state.get("assigned")
+        new, assigned = counts = state.get("new", -1), state.get("assigned", -1)
         if np.any(np.diff(ordered) < 0) or not all(type(n) is int and n >= 0 for n in counts):
             raise CheckpointCorruptError("the sampler's order of priorities is wrong")
         super().load_state_dict(state)
-        self._sorted = ordered
-        self._new, self._assigned = counts  # type: ignore[assignment]
+        self._sorted, self._new, self._assigned = ordered, new, assigned

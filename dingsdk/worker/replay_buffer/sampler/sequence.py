@@ -83,7 +83,6 @@ class SequenceSampler(Sampler):
         self._has_end: bool | None = None
         self._listed: tuple[int, NDArray[np.int64]] | None = None
 
-    # Rows that come and leave ---------------------------------------------------------------
     def check(self, rows: Rows) -> None:
         ends = _column(rows, self._end)
         if self._has_end is not None and self._has_end != (ends is not None):
@@ -158,10 +157,9 @@ class SequenceSampler(Sampler):
         self._next_since = int(since[-1])
         return since[:-1]
 
-    # Drawing ------------------------------------------------------------------------------
     def count_starts(self, length: int) -> int:
         """Return how many sequences of ``length`` rows could be drawn; looks at every row."""
-        return len(self._all_starts(length))
+        return len(self._all_starts(length)) if self._count else 0
 
     def draw(self, size: int, length: int) -> Windows | None:
         """Draw sequences, each valid start alike; one may come more than once.
@@ -175,7 +173,7 @@ class SequenceSampler(Sampler):
         """
         if self._count == 0:
             return None
-        starts = self._accepted(size, length)
+        starts = self._draw_starts(size, length)
         if starts is None:
             valid = self._all_starts(length)
             if len(valid) == 0:
@@ -183,27 +181,23 @@ class SequenceSampler(Sampler):
             starts = valid[(self._rng.random(size) * len(valid)).astype(np.int64)]
         if self.pad:
             return self._padded(starts[:, None] + np.arange(-self.burn_in, length), starts)
-        where = np.empty((size, self._reach(length)), np.int64)
+        where = np.empty((size, self._rows_needed(length)), np.int64)
         _follow(starts, self._first, self.capacity, where)
         return Windows(where, None)
 
-    def _reach(self, length: int) -> int:
-        """Return how many rows from its start a sequence needs."""
-        return length if self.pad else self.burn_in + length
+    def _rows_needed(self, length: int) -> int:
+        """Return how many rows a sequence needs from its start on; below 1: any start is valid."""
+        return 0 if self.pad else self.burn_in + length
 
-    def _accepted(self, size: int, length: int) -> NDArray[np.int64] | None:
+    def _draw_starts(self, size: int, length: int) -> NDArray[np.int64] | None:
         """Draw rows and keep those that lead to a valid start; None where too few do."""
         # Every row between a valid start and the next one leads to that start, so a stride costs
         # few draws; the rows after a padded start may belong to no other.
-        leading = 1 if self.pad else min(self.stride, self._reach(length))
-        span = -1 if self.pad else self._reach(length) - 1
+        leading = max(1, min(self.stride, self._rows_needed(length)))
         starts = np.empty(size, dtype=np.int64)
-        first, count = self._first, self._count
         found, wanted = 0, size + size // 4 + 4
         for _ in range(_ROUNDS):
-            uniforms = self._rng.random(wanted)
-            rest = starts[found:]
-            found += _accept(self._since, first, count, self.stride, leading, span, uniforms, rest)
+            found += self._accept(length, leading, self._rng.random(wanted), starts[found:])
             if found == size:
                 return starts
             wanted *= 4
@@ -212,23 +206,18 @@ class SequenceSampler(Sampler):
     def _all_starts(self, length: int) -> NDArray[np.int64]:
         """Return the ages of all valid starts; cached until rows come or leave."""
         if self._listed is None or self._listed[0] != length:
-            ages = np.arange(self._count, dtype=np.int64)
-            if self.stride > 1:
-                ages = ages[self._since_of(ages) % self.stride == 0]
-            self._listed = length, ages[self._is_whole(ages, length)]
+            starts = np.empty(self._count, np.int64)
+            # One draw of each row.
+            found = self._accept(length, 1, (np.arange(self._count) + 0.5) / self._count, starts)
+            self._listed = length, starts[:found]
         return self._listed[1]
 
-    def _is_whole(self, starts: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
-        """Return which sequences lie inside one trajectory and the buffer."""
-        if self.pad:
-            return np.ones(len(starts), dtype=np.bool_)
-        span = self._reach(length) - 1
-        last = starts + span
-        inside = last < self._count
-        np.minimum(last, self._count - 1, out=last)
-        # Steps count up by one within a trajectory, and start again at 0 in the next.
-        whole: NDArray[np.bool_] = (self._since_of(last) - self._since_of(starts)) == span
-        return whole & inside
+    def _accept(
+        self, length: int, leading: int, uniforms: NDArray[np.float64], starts: NDArray[np.int64]
+    ) -> int:
+        span = self._rows_needed(length) - 1
+        first, count = self._first, self._count
+        return _accept(self._since, first, count, self.stride, leading, span, uniforms, starts)
 
     def _padded(self, ages: NDArray[np.int64], starts: NDArray[np.int64]) -> Windows:
         held = np.clip(ages, 0, self._count - 1)
@@ -260,10 +249,9 @@ def _column(rows: Rows, name: str) -> NDArray[Any] | None:
         flat: NDArray[Any] = column.reshape(-1)
         return flat
     values = [row.get(name) if isinstance(row, Mapping) else None for row in rows]
-    missing = sum(value is None for value in values)
-    if missing == len(values):
-        return None
-    if missing:
+    if missing := sum(value is None for value in values):
+        if missing == len(values):
+            return None
         raise _not_one_value(name, f"none in {missing} of {len(values)} rows")
     arrays = [np.asarray(torch_to_numpy(value)) for value in values]
     if any(array.size != 1 for array in arrays):
@@ -291,20 +279,10 @@ def _accept(
     uniforms: NDArray[np.float64],
     starts: NDArray[np.int64],
 ) -> int:
-    """Convert draws of rows to valid starts, and drop those that lead to none.
+    """Write the ages of valid starts to which draws of rows lead; return how many there are.
 
-    Args:
-        since: int32[capacity], steps since the start of the trajectory, by position in the ring.
-        first: Position of the oldest row.
-        count: Number of rows, >= 1.
-        stride: Steps between two starts.
-        leading: Rows from a start on that lead to it.
-        span: Steps from the first to the last row of a sequence; below 0: every start is valid.
-        uniforms: float64[n] in [0, 1), the draws.
-        starts: int64[m], set to the ages of starts, as many as fit.
-
-    Returns:
-        How many were set.
+    A start is drawn by the ``leading`` rows from it on. ``span`` are the steps from the first to
+    the last row of a sequence; below 0 every start is valid.
     """
     capacity = since.shape[0]
     found = 0

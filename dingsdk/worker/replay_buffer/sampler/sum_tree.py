@@ -36,12 +36,13 @@ class SumTree:
     least weight above 0 below each inner node. A change recomputes the nodes above it from
     their children, so sums carry no drift however many changes there were.
 
-    Not safe for concurrent use; the calls run without the interpreter lock.
+    Not safe for concurrent use.
 
     Args:
         size: Number of leaves, >= 1; any number.
 
     Attributes:
+        live: How many leaves have a weight above 0.
         largest_weight: What a leaf may weigh so that the sum of all stays finite.
     """
 
@@ -59,7 +60,7 @@ class SumTree:
         self._lows = _aligned(self._first, math.inf)
         self._nodes = np.empty(0, np.int64)
         self._rest = np.empty(0, np.float64)
-        self._live = 0
+        self.live = 0
 
     @property
     def total(self) -> float:
@@ -70,11 +71,6 @@ class SumTree:
     def lowest(self) -> float:
         """The least weight above 0; infinity where there is none."""
         return float(self._lows[0])
-
-    @property
-    def live(self) -> int:
-        """How many leaves have a weight above 0."""
-        return self._live
 
     @property
     def weights(self) -> NDArray[np.float64]:
@@ -93,14 +89,13 @@ class SumTree:
         n = len(where)
         if n > len(self._nodes):
             self._nodes = np.empty(n, np.int64)
-        self._live += _assign(self._sums, self._lows, self._starts, where, weights, self._nodes)
+        self.live += _assign(self._sums, self._lows, self._starts, where, weights, self._nodes)
 
     def fill(self, where: Where, weight: float) -> None:
         """Set leaves to one weight."""
         if isinstance(where, slice):
-            self._live += _fill(
-                self._sums, self._lows, self._starts, where.start, where.stop, weight
-            )
+            tree = self._sums, self._lows, self._starts
+            self.live += _fill(*tree, where.start, where.stop, weight)
         else:
             self.assign(where, np.full(len(where), weight))
 
@@ -109,13 +104,13 @@ class SumTree:
         self._sums[self._first :] = 0.0
         self._sums[self._first : self._first + len(weights)] = weights
         _fill(self._sums, self._lows, self._starts, 0, self.size, -1.0)
-        self._live = int(np.count_nonzero(weights))
+        self.live = int(np.count_nonzero(weights))
 
     def clear(self) -> None:
         """Set all leaves to 0."""
         self._sums.fill(0.0)
         self._lows.fill(math.inf)
-        self._live = 0
+        self.live = 0
 
     def draw(self, uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
         """Draw leaves by their weights, one from each of ``n`` equal shares of the total.
@@ -151,17 +146,10 @@ def _aligned(size: int, value: float) -> NDArray[np.float64]:
 
 @compiled("float64(float64[::1], int64[::1], float64[::1], int64[::1], float64[::1])")
 def _draw(sums: Floats, starts: Ints, uniforms: Floats, leaves: Ints, rest: Floats) -> float:
-    """Draw one leaf from each of ``n`` equal shares of the total, which must be above 0.
+    """Write a leaf for each uniform to ``leaves``; ``rest`` is scratch of the same length.
 
-    Args:
-        sums: All levels, root first.
-        starts: int64[levels + 1], where each level begins, and the end.
-        uniforms: float64[n] in [0, 1), where in its share each draw falls.
-        leaves: int64[n], receives the leaves, ascending; none of them is 0.
-        rest: float64[n], scratch.
-
-    Returns:
-        A number of no meaning: it keeps the loads that fetch a level ahead from being left out.
+    The number returned means nothing: it keeps the loads that fetch a level ahead from being
+    left out.
     """
     n = uniforms.shape[0]
     last = starts.shape[0] - 2
@@ -255,16 +243,9 @@ def _renew(sums: Floats, lows: Floats, node: int, child: int, are_leaves: bool) 
 def _assign(
     sums: Floats, lows: Floats, starts: Ints, leaves: Ints, weights: Floats, nodes: Ints
 ) -> int:
-    """Set leaves, the last of equal ones counting, and recompute what lies above them.
+    """Set leaves and recompute what lies above them; ``nodes`` is int64[n], scratch.
 
-    Args:
-        sums, lows, starts: The tree.
-        leaves: int64[n].
-        weights: float64[n], finite, >= 0.
-        nodes: int64[n], scratch.
-
-    Returns:
-        By how many there are more leaves above 0 than before.
+    Returns by how many more leaves are above 0 than before.
     """
     n = leaves.shape[0]
     last = starts.shape[0] - 2
