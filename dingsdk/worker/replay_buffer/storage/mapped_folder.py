@@ -1,7 +1,7 @@
 """A folder of files of rows that one process uses at a time, and finds again after a crash.
 
 ``lock`` is held while the folder is in use; ``header.json``, written last, says what the files
-are; ``cursor`` holds the last two records of what is in them. A record is a store to memory
+are; ``cursor.bin`` holds the last two records of what is in them. A record is a store to memory
 that outlives the process: a process that is killed at any point leaves either record whole.
 (What a power cut leaves of files that were never synced is not promised.) ``spare.bin`` is disk
 space held back.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import mmap
 import os
 import stat
@@ -19,28 +20,32 @@ import struct
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from dingsdk.data import PrivateDir, decode_message, encode_message
+from dingsdk.data import PrivateDir
+from dingsdk.data.container import decode_json, encode_json
 from dingsdk.data.files import close_reader, folder_error
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointVersionError,
     DataCorruptError,
     DataMissingError,
+    DataVersionError,
     DingError,
-    ProtocolError,
     RunFolderError,
     StorageFullError,
 )
 
-FORMAT = "dingsdk-mapped-rows"
-VERSION = 1
+How = Literal["create", "open", "extend"]
+"""How to map a file: a new one of zeros, in place of that of an unfinished creation; that of an
+earlier process; one in use that becomes longer, whose earlier maps stay valid."""
+
+_KIND = "mapped-rows"
 _HEADER = "header.json"
 _HEADER_MAX_BYTES = 1 << 20
 _CURSOR, _LOCK, _SPARE = "cursor.bin", "lock", "spare.bin"
@@ -64,7 +69,7 @@ class MappedFolder:
         self.path = path
         self._folder = PrivateDir(path)
         try:
-            lock = _open(path / _LOCK, os.O_RDWR | os.O_CREAT)
+            lock = _open(path / _LOCK, os.O_CREAT)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -81,40 +86,66 @@ class MappedFolder:
         self._cursor: NDArray[np.uint8] | None = None
         self._number = 0
         self._spare_bytes = 0
-        self._slot_files: list[SlotFile] = []
+        self._slot_files: dict[str, SlotFile] = {}
 
     @staticmethod
     def is_taken(path: Path) -> bool:
         """Whether the folder holds rows."""
         return (path / _HEADER).exists()
 
-    # Arrays -----------------------------------------------------------------------------------
-    def create(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Map a new, sparse file of zeros, in place of one of an unfinished creation."""
-        self._folder.unlink(name)
-        return self._map(name, shape, dtype, os.O_CREAT | os.O_EXCL)
-
-    def extend(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Map a file anew that becomes longer; earlier maps stay valid."""
-        return self._map(name, shape, dtype, 0)
-
-    def open(
-        self, name: str, rows: int, tail: tuple[int, ...], dtype: np.dtype[Any]
+    def map(
+        self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], how: How
     ) -> NDArray[Any]:
-        """Map rows of a file of an earlier process.
+        """Map a sparse file as an array.
 
         Raises:
-            CheckpointCorruptError: there is none, it is a link, or it has fewer.
+            CheckpointCorruptError: there is none to open, it is a link, or it is shorter.
+            StorageFullError: the system has no room for it.
         """
-        self._check_file(name, rows * int(np.prod(tail, dtype=np.int64)) * dtype.itemsize)
-        return self._map(name, (rows, *tail), dtype, 0)
+        size = math.prod(shape) * dtype.itemsize
+        descriptor = self._open(name, size, how)
+        try:
+            if os.fstat(descriptor).st_size < size:
+                os.ftruncate(descriptor, size)
+            if size == 0:
+                return np.zeros(shape, dtype)
+            mapped = mmap.mmap(descriptor, size)
+        except OSError as error:
+            raise self.error("map", name, error) from error
+        finally:
+            os.close(descriptor)
+        if len(shape) > 1:
+            # Rows are drawn from all over: reading ahead would fetch what nobody asked for.
+            mapped.madvise(mmap.MADV_RANDOM)
+        return np.frombuffer(mapped, dtype).reshape(shape)
 
-    def _check_file(self, name: str, size_bytes: int) -> None:
-        found = self._folder.stat(name)
-        if found is None or not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-            raise self.corrupt(f"{name} is missing, or no plain file")
-        if found.st_size < size_bytes:
-            raise self.corrupt(f"{name} is cut off")
+    def slots(self, name: str, size_bytes: int, how: How) -> SlotFile:
+        """Return a sparse file that is read and written in pieces.
+
+        Raises:
+            as :meth:`map`.
+        """
+        file = self._slot_files.get(name)
+        if file is None:
+            descriptor = self._open(name, size_bytes, how)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+            file = self._slot_files[name] = SlotFile(self, name, descriptor)
+        file.resize(size_bytes)
+        return file
+
+    def _open(self, name: str, size_bytes: int, how: How) -> int:
+        if how == "create":
+            self._folder.unlink(name)
+        elif how == "open":
+            found = self._folder.stat(name)
+            if found is None or not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+                raise self.corrupt(f"{name} is missing, or no plain file")
+            if found.st_size < size_bytes:
+                raise self.corrupt(f"{name} is cut off")
+        try:
+            return _open(self.path / name, os.O_CREAT | os.O_EXCL if how == "create" else 0)
+        except OSError as error:
+            raise self.error("open", name, error) from error
 
     def discard(self, name: str) -> None:
         """Delete a file, if it is there."""
@@ -135,7 +166,10 @@ class MappedFolder:
             StorageFullError: they do not fit.
         """
         files = {name: size for name, size in sizes.items() if size}
-        missing = sum(max(0, size - self._disk_bytes(name)) for name, size in files.items())
+        missing = 0
+        for name, size in files.items():
+            found = self._folder.stat(name)
+            missing += max(0, size - (found.st_blocks * 512 if found else 0))
         disk = os.statvfs(self.path)
         # Asked first, as ext4 keeps what it could get of a reservation that fails. Some systems
         # without a limit tell that they have nothing at all.
@@ -143,42 +177,7 @@ class MappedFolder:
             full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             raise self.error("reserve", next(iter(files)), full)
         for name, size in files.items():
-            descriptor = self._open(name, 0)
-            try:
-                os.posix_fallocate(descriptor, 0, size)
-            except OSError as error:
-                raise self.error("reserve", name, error) from error
-            finally:
-                os.close(descriptor)
-
-    def _disk_bytes(self, name: str) -> int:
-        found = self._folder.stat(name)
-        return 0 if found is None else found.st_blocks * 512
-
-    # Slots ------------------------------------------------------------------------------------
-    def slots(self, name: str, size_bytes: int, opens: bool) -> SlotFile:
-        """Make a new, sparse file to be read and written in pieces, or open an earlier one.
-
-        One that is open already becomes longer.
-
-        Raises:
-            CheckpointCorruptError: there is none to open, it is a link, or it is shorter.
-            StorageFullError: files cannot be so long here.
-        """
-        for file in self._slot_files:
-            if file.path.name == name:
-                file.resize(size_bytes)
-                return file
-        if opens:
-            self._check_file(name, size_bytes)
-        else:
-            self._folder.unlink(name)
-        descriptor = self._open(name, 0 if opens else os.O_CREAT | os.O_EXCL)
-        file = SlotFile(self, name, descriptor)
-        self._slot_files.append(file)
-        file.resize(size_bytes)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        return file
+            self._allocate(name, size)
 
     def hold_spare(self, size_bytes: int) -> None:
         """Hold back so much disk space, or more, for writes that find no other.
@@ -190,52 +189,29 @@ class MappedFolder:
             return
         if not self._spare_bytes:
             self._folder.unlink(_SPARE)  # that of a process that was killed
-        descriptor = self._open(_SPARE, os.O_CREAT)
         try:
-            os.posix_fallocate(descriptor, 0, size_bytes)
-        except OSError as error:
-            os.ftruncate(descriptor, self._spare_bytes)
-            raise self.error("reserve", _SPARE, error) from error
-        finally:
-            os.close(descriptor)
+            self._allocate(_SPARE, size_bytes)
+        except DingError:
+            with contextlib.suppress(OSError):
+                os.truncate(self.path / _SPARE, self._spare_bytes)
+            raise
         self._spare_bytes = size_bytes
+
+    def _allocate(self, name: str, size_bytes: int) -> None:
+        try:
+            descriptor = _open(self.path / name, os.O_CREAT)
+            try:
+                os.posix_fallocate(descriptor, 0, size_bytes)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise self.error("reserve", name, error) from error
 
     def release_spare(self) -> None:
         """Let writes have the space that was held back."""
         if self._spare_bytes:
             self._folder.unlink(_SPARE)
             self._spare_bytes = 0
-
-    def _close_slots(self) -> None:
-        for file in self._slot_files:
-            file.close()
-        self._slot_files = []
-
-    def _map(
-        self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], flags: int
-    ) -> NDArray[Any]:
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        descriptor = self._open(name, flags)
-        try:
-            if os.fstat(descriptor).st_size < size:
-                os.ftruncate(descriptor, size)
-            if size == 0:
-                return np.zeros(shape, dtype)
-            mapped = mmap.mmap(descriptor, size)
-        except OSError as error:
-            raise self.error("map", name, error) from error
-        finally:
-            os.close(descriptor)
-        if len(shape) > 1:
-            # Rows are drawn from all over: reading ahead would fetch what nobody asked for.
-            mapped.madvise(mmap.MADV_RANDOM)
-        return np.frombuffer(mapped, dtype).reshape(shape)
-
-    def _open(self, name: str, flags: int) -> int:
-        try:
-            return _open(self.path / name, os.O_RDWR | flags)
-        except OSError as error:
-            raise self.error("open", name, error) from error
 
     def error(self, action: str, name: str, error: OSError) -> DingError:
         """Return the typed form of a failed file operation."""
@@ -246,15 +222,13 @@ class MappedFolder:
             return StorageFullError(text, path=str(path), reason=reason)
         return folder_error(action, path, error)
 
-    # Header -----------------------------------------------------------------------------------
     def write_header(self, facts: dict[str, Any]) -> None:
         """Begin the folder's cursor, and say what its files are; from now on it holds rows."""
-        self._cursor = self.create(_CURSOR, (2 * _RECORD_BYTES,), np.dtype(np.uint8))
+        self._cursor = self.map(_CURSOR, (2 * _RECORD_BYTES,), np.dtype(np.uint8), "create")
         self.reserve({_CURSOR: 2 * _RECORD_BYTES})
         self._number = 0
         self.write_record({"tail": 0, "valid_count": 0, "shift": 0})
-        header = {"format": FORMAT, "version": VERSION, **facts}
-        self._folder.write_atomic(_HEADER, [encode_message(header)])
+        self._folder.write_atomic(_HEADER, [encode_json(_KIND, facts)])
 
     def read_header(self) -> dict[str, Any] | None:
         """Return the facts of :meth:`write_header`, None where there is no header.
@@ -265,20 +239,14 @@ class MappedFolder:
         """
         try:
             text = self._folder.read(_HEADER, _HEADER_MAX_BYTES)
-            header = decode_message(text, _HEADER_MAX_BYTES)
+            return msgspec.convert(decode_json(_KIND, text, _HEADER_MAX_BYTES), dict[str, Any])
         except DataMissingError:
             return None
-        except (DataCorruptError, ProtocolError) as error:
+        except DataVersionError as error:
+            facts = {"found": error.found, "expected": error.expected}
+            raise CheckpointVersionError(f"{self.path} has {error}", **facts) from error
+        except (DataCorruptError, msgspec.ValidationError) as error:
             raise self.corrupt(f"its header is damaged ({error})") from error
-        if not isinstance(header, dict) or header.get("format") != FORMAT:
-            raise self.corrupt(f"its header is not of format {FORMAT}")
-        if header.get("version") != VERSION:
-            raise CheckpointVersionError(
-                f"{self.path} has version {header.get('version')!r}; this dingsdk reads {VERSION}",
-                found=header.get("version"),
-                expected=VERSION,
-            )
-        return header
 
     def erase(self) -> None:
         """Delete header and files; without its header the folder is empty at any point."""
@@ -289,7 +257,6 @@ class MappedFolder:
                 self._folder.unlink(name)
         self._cursor = None
 
-    # Cursor -----------------------------------------------------------------------------------
     def write_record(self, state: dict[str, int]) -> None:
         """Replace the older of the two records."""
         text = msgspec.json.encode(state)
@@ -306,19 +273,19 @@ class MappedFolder:
         Raises:
             CheckpointCorruptError: neither is.
         """
-        self._cursor = self.open(_CURSOR, 2 * _RECORD_BYTES, (), np.dtype(np.uint8))
+        self._cursor = self.map(_CURSOR, (2 * _RECORD_BYTES,), np.dtype(np.uint8), "open")
         newest: tuple[int, Any] = 0, None
         for start in (0, _RECORD_BYTES):
             record = self._cursor[start : start + _RECORD_BYTES].tobytes()
             checksum, number, length = _PREFIX.unpack_from(record)
             rest = record[8 : _PREFIX.size + length]
             if number > newest[0] and xxhash.xxh3_64_intdigest(rest) == checksum:
-                with contextlib.suppress(msgspec.DecodeError):
-                    newest = number, msgspec.json.decode(record[_PREFIX.size :][:length])
+                with contextlib.suppress(msgspec.MsgspecError):
+                    newest = number, msgspec.json.decode(rest[12:], type=dict[str, int])
         self._number, state = newest
-        if not isinstance(state, dict) or not all(type(v) is int for v in state.values()):
+        if state is None:
             raise self.corrupt("neither record of its cursor is whole")
-        return state
+        return dict(state)
 
     def corrupt(self, why: str) -> CheckpointCorruptError:
         """Return the error for a folder that cannot be reopened."""
@@ -327,6 +294,10 @@ class MappedFolder:
             "storage.path",
             path=str(self.path),
         )
+
+    def _close_slots(self) -> None:
+        while self._slot_files:
+            self._slot_files.popitem()[1].close()
 
     def close(self) -> None:
         """Let others use the folder; idempotent."""
@@ -391,4 +362,4 @@ class SlotFile:
 
 
 def _open(path: Path, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    return os.open(path, flags | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
 from msgspec import Meta
@@ -28,7 +30,7 @@ from dingsdk.worker.replay_buffer.storage.compression import (
     slot_bytes,
 )
 from dingsdk.worker.replay_buffer.storage.contract import Where
-from dingsdk.worker.replay_buffer.storage.mapped_folder import MappedFolder
+from dingsdk.worker.replay_buffer.storage.mapped_folder import How, MappedFolder
 from dingsdk.worker.replay_buffer.storage.schema import row_bytes
 
 _MARKS = "marks.bin"
@@ -74,8 +76,7 @@ class MemmapStorage(ArrayStorage):
         self._path = Path(self._cfg.path)
         self._reopen: bool = self._cfg.reopen
         self._folder: MappedFolder | None = None
-        # How to map the next file.
-        self._mapping: Literal["create", "open", "extend"] = "create"
+        self._how: How = "create"
         self._keeps_marks = False
         self._made_with: dict[str, Any] = {
             "capacity": capacity,
@@ -104,7 +105,6 @@ class MemmapStorage(ArrayStorage):
         # After a push to a full ring was cut off, row 0 is at this position of the files.
         self._shift = 0
 
-    # Writing ----------------------------------------------------------------------------------
     def accept(self, rows: SampleBatch | Sequence[Any]) -> dict[str, Any]:
         columns = super().accept(rows)
         self._reserve_files(len(rows))
@@ -122,12 +122,14 @@ class MemmapStorage(ArrayStorage):
         self._reserve_files(rows)
 
     def put(self, where: Where, rows: dict[str, Any]) -> None:
-        start, stop = (where.start, where.stop) if isinstance(where, slice) else _bounds(where)
+        if isinstance(where, slice):
+            start, stop, n = where.start, where.stop, where.stop - where.start
+        else:
+            start, stop, n = int(where.min()), int(where.max()) + 1, len(where)
         self._n_used = max(self._n_used, stop)
         state = self._state
         if state is not None and start < state["valid_count"]:
             # From here until the push is complete, these rows are neither the old nor the new ones.
-            n = where.stop - where.start if isinstance(where, slice) else len(where)
             self._record({**state, "cut": n})
         physical = self._physical(where)
         super().put(physical, rows)
@@ -163,7 +165,6 @@ class MemmapStorage(ArrayStorage):
             where = np.arange(where.start, where.stop)
         return (where + self._shift) % self.capacity if self._shift else where
 
-    # Files ------------------------------------------------------------------------------------
     def _allocate(self, rows: dict[str, Any], n: int) -> None:
         if self._folder is None:
             self._refuse_taken()
@@ -172,7 +173,7 @@ class MemmapStorage(ArrayStorage):
             self._folder.erase()
             super()._allocate(rows, n)
             if self._keeps_marks:
-                self._marks = self._new_marks("create")
+                self._map_marks("create")
             self._reserve_files(n)
             if self._following is not None:
                 self._reserve(min(n, self.capacity))
@@ -190,51 +191,59 @@ class MemmapStorage(ArrayStorage):
             raise
 
     def _new_column(self, array: NDArray[Any]) -> NDArray[Any]:
-        # A PackedColumn is used as an array too.
-        column: NDArray[Any] = self._column(array.shape[1:], np.dtype(array.dtype.str))
-        return column
+        return self._map_column(array.shape[1:], np.dtype(array.dtype.str))
 
-    def _column(self, tail: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """Make the next column, or open it."""
-        assert self._folder is not None
+    def _map_column(self, tail: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         number = f"{len(self._plain_bytes):04d}"
-        size = int(np.prod(tail, dtype=np.int64)) * dtype.itemsize
+        size = math.prod(tail) * dtype.itemsize
         if self._codec is None or not self.least_packed_bytes <= size <= _MOST_PACKED_BYTES:
-            return self._mapped(f"column-{number}.bin", tail, dtype)
-        lengths = self._mapped(f"lengths-{number}.bin", (), np.dtype(np.int32))
+            return self._map(f"column-{number}.bin", tail, dtype)
+        lengths = self._map(f"lengths-{number}.bin", (), np.dtype(np.int32))
         slot = slot_bytes(size)
-        name = f"column-{number}.bin"
-        file = self._folder.slots(name, self.capacity * slot, self._mapping == "open")
+        folder = cast(MappedFolder, self._folder)
+        file = folder.slots(f"column-{number}.bin", self.capacity * slot, self._how)
         self._packed_bytes += slot
-        return PackedColumn(tail, dtype, self._codec, lengths, file)
+        # It is used as an array.
+        return cast("NDArray[Any]", PackedColumn(tail, dtype, self._codec, lengths, file))
 
-    def _mapped(self, name: str, tail: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        assert self._folder is not None
-        if self._mapping == "open":
-            array = self._folder.open(name, self.capacity, tail, dtype)
-        else:
-            make = getattr(self._folder, self._mapping)
-            array = make(name, (self.capacity, *tail), dtype)
+    def _map(self, name: str, tail: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        folder = cast(MappedFolder, self._folder)
+        array = folder.map(name, (self.capacity, *tail), dtype, self._how)
         self._plain_bytes[name] = row_bytes(array)
         return array
+
+    def _map_marks(self, how: How) -> None:
+        with self._mapping(how):
+            self._marks = self._map(_MARKS, (), np.dtype(np.int64))
+
+    @contextmanager
+    def _mapping(self, how: How) -> Iterator[None]:
+        """Map files like this meanwhile."""
+        before, self._how = self._how, how
+        try:
+            yield
+        finally:
+            self._how = before
 
     def _new_array(
         self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], old: NDArray[Any] | None
     ) -> NDArray[Any]:
-        assert self._folder is not None
-        file = self._file_of(name)
-        if self._mapping == "open":
-            return self._folder.open(file, shape[0], shape[1:], dtype)
-        grow = self._folder.create if old is None else self._folder.extend
-        array = grow(file, shape, dtype)
-        self._folder.reserve({file: array.nbytes})
+        folder, file = cast(MappedFolder, self._folder), self._file_of(name)
+        if self._how == "open":
+            return folder.map(file, shape, dtype, "open")
+        array = folder.map(file, shape, dtype, "create" if old is None else "extend")
+        folder.reserve({file: array.nbytes})
         return array
 
     def _file_of(self, name: str) -> str:
         if name == "links":
             return "links.bin"
-        leaves = [".".join(path) for path, _ in flatten(self._columns[self._next_of or ""])]
-        return f"own-{leaves.index(name.removeprefix('own.')):04d}.bin"
+        names = [key for key, _ in self._observed()]
+        return f"own-{names.index(name.removeprefix('own.')):04d}.bin"
+
+    def _observed(self) -> list[tuple[str, NDArray[Any]]]:
+        pairs = flatten(self._columns[self._next_of or ""])
+        return [(".".join(map(str, path)), array) for path, array in pairs]
 
     def hold_episodes(self, capacity: int) -> None:
         """Called before anything else by an owner that keeps so many episodes of any length.
@@ -251,7 +260,7 @@ class MemmapStorage(ArrayStorage):
         if self._keeps_marks:
             try:
                 # Last, because reopening the folder reads the capacity from its length.
-                self._marks = self._new_marks("extend")
+                self._map_marks("extend")
             except BaseException:
                 self.capacity = before
                 raise
@@ -259,49 +268,35 @@ class MemmapStorage(ArrayStorage):
     def _longer_columns(self) -> dict[str, Any]:
         before = self._plain_bytes, self._packed_bytes
         self._plain_bytes, self._packed_bytes = {}, 0
-        self._mapping = "extend"
         try:
-            return map_columns(self._new_column, self._columns)
+            with self._mapping("extend"):
+                return map_columns(self._new_column, self._columns)
         except BaseException:
             self._plain_bytes, self._packed_bytes = before
             raise
-        finally:
-            self._mapping = "create"
-
-    def _new_marks(self, mapping: Literal["create", "open", "extend"]) -> NDArray[np.int64]:
-        before, self._mapping = self._mapping, mapping
-        try:
-            return self._mapped(_MARKS, (), np.dtype(np.int64))
-        finally:
-            self._mapping = before
 
     def _reserve_files(self, rows: int) -> None:
         needed = min(self._n_used + rows, self.capacity)
         if needed > self._n_reserved:
             self._reserve_rows(needed)
-        self._reserve_packed(rows)
+        if self._packed_bytes:
+            # Rows may not shrink, and the file system needs some for its own records of them.
+            size = min(rows, self.capacity) * self._packed_bytes
+            folder = cast(MappedFolder, self._folder)
+            folder.hold_spare(size + size // 64 + _SPARE_BYTES)
 
     def _reserve_rows(self, rows: int) -> None:
+        def reserve(count: int) -> None:
+            folder = cast(MappedFolder, self._folder)
+            folder.reserve({name: count * size for name, size in self._plain_bytes.items()})
+            self._n_reserved = count
+
         a_row = max(1, sum(self._plain_bytes.values()))
-        ahead = min(self.capacity, rows + _STEP_BYTES // a_row)
         try:
-            self._reserve_each(ahead)
+            reserve(min(self.capacity, rows + _STEP_BYTES // a_row))
         except StorageFullError:
             # The rest of the disk may be enough for this push.
-            self._reserve_each(rows)
-            ahead = rows
-        self._n_reserved = ahead
-
-    def _reserve_each(self, rows: int) -> None:
-        assert self._folder is not None
-        self._folder.reserve({name: rows * size for name, size in self._plain_bytes.items()})
-
-    def _reserve_packed(self, rows: int) -> None:
-        """Have space for rows that do not shrink, and for the file system's own records of it."""
-        if self._packed_bytes:
-            assert self._folder is not None
-            size = min(rows, self.capacity) * self._packed_bytes
-            self._folder.hold_spare(size + size // 64 + _SPARE_BYTES)
+            reserve(rows)
 
     def _refuse_taken(self) -> None:
         if MappedFolder.is_taken(self._path):
@@ -311,7 +306,6 @@ class MemmapStorage(ArrayStorage):
                 path="storage.path",
             )
 
-    # Life -------------------------------------------------------------------------------------
     def recovered(self) -> dict[str, int] | None:
         if not (self._reopen and MappedFolder.is_taken(self._path)):
             return None
@@ -342,17 +336,21 @@ class MemmapStorage(ArrayStorage):
             if not self.capacity:
                 raise folder.corrupt(f"{_MARKS} is missing")
         capacity = self.capacity
-        self._mapping = "open"
         try:
-            self._open_columns(header["columns"])
-            self._open_marks(folder)
-            self._mapping = "create"
+            with self._mapping("open"):
+                self._open_columns(header["columns"])
+                if not self._keeps_marks:
+                    # New rows would match stale entries.
+                    folder.discard(_MARKS)
+                else:
+                    # A folder of a buffer that kept none has no such file.
+                    self._map_marks("open" if folder.size_bytes(_MARKS) else "create")
             live: NDArray[np.bool_] = np.zeros(capacity, np.bool_)
             if holds_episodes:
-                first, end = state.get("first", 0), state.get("next", 0)
                 marks = cast("NDArray[np.int64]", self._marks)
-                marks[marks >= end] = 0  # of a push that was cut off, as the next has its numbers
-                live = marks >= max(first, 1)
+                # Of a push that was cut off: the next one has its numbers.
+                marks[marks >= state.get("next", 0)] = 0
+                live = marks >= max(state.get("first", 0), 1)
             else:
                 live[(np.arange(count) + self._shift) % capacity] = True
             if self._following is not None:
@@ -361,13 +359,9 @@ class MemmapStorage(ArrayStorage):
             raise
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise folder.corrupt(f"its header or links are wrong ({error!r})") from error
-        finally:
-            self._mapping = "create"
-        if self._shift:
-            self._n_used = capacity
-        else:
-            self._n_used = int(np.flatnonzero(live).max(initial=-1)) + 1
-        self._reserve_rows(self._n_used)
+        used = capacity if self._shift else int(np.flatnonzero(live).max(initial=-1)) + 1
+        self._n_used = used
+        self._reserve_rows(used)
         self.commit(state)
         return dict(state) if live.any() else None
 
@@ -384,14 +378,6 @@ class MemmapStorage(ArrayStorage):
             state["valid_count"] = state["tail"] = count = count - lost
         return count
 
-    def _open_marks(self, folder: MappedFolder) -> None:
-        if not self._keeps_marks:
-            # New rows would match stale entries.
-            folder.discard(_MARKS)
-        else:
-            # A folder of a buffer that kept none has no such file.
-            self._marks = self._new_marks("open" if folder.size_bytes(_MARKS) else "create")
-
     def _open_columns(self, entries: list[dict[str, Any]]) -> None:
         columns: dict[str, Any] = {}
         form: dict[str, Any] = {}
@@ -402,23 +388,21 @@ class MemmapStorage(ArrayStorage):
                 raise ValueError(f"column {path!r:.80}")
             _insert(form, path, np.empty((0, *shape), dtype))
             if path[0] != absent:
-                _insert(columns, path, self._column(shape, dtype))
+                _insert(columns, path, self._map_column(shape, dtype))
         self._use(columns, form)
 
     def _open_own(self, folder: MappedFolder) -> dict[str, NDArray[Any]]:
-        leaves = [
-            (".".join(path), array) for path, array in flatten(self._columns[self._next_of or ""])
-        ]
+        files = {name: (self._file_of(f"own.{name}"), array) for name, array in self._observed()}
         rows = [
-            folder.size_bytes(self._file_of(f"own.{name}")) // row_bytes(array)
-            for name, array in leaves
+            folder.size_bytes(file) // row_bytes(array)
+            for file, array in files.values()
             if row_bytes(array)
         ]
         # A process that was killed while they grew leaves some longer than others.
         count = min(rows, default=self.capacity)
         return {
-            name: folder.open(self._file_of(f"own.{name}"), count, array.shape[1:], array.dtype)
-            for name, array in leaves
+            name: folder.map(file, (count, *array.shape[1:]), array.dtype, "open")
+            for name, (file, array) in files.items()
         }
 
     def close(self) -> None:
@@ -431,10 +415,6 @@ class MemmapStorage(ArrayStorage):
         super().clear()
         if self._folder is not None:
             self._folder.erase()
-
-
-def _bounds(where: NDArray[np.int64]) -> tuple[int, int]:
-    return int(where.min()), int(where.max()) + 1
 
 
 def _insert(tree: dict[str, Any], path: list[str], leaf: NDArray[Any]) -> None:
