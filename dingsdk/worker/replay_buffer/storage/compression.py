@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -51,10 +52,7 @@ class Codec:
         """
         raw = data if len(data) == size_bytes else self.unpack(data, size_bytes)
         if len(raw) != size_bytes:
-            raise DataCorruptError(
-                f"a compressed array gives {len(raw)} bytes, not {size_bytes}",
-                where="compressed array",
-            )
+            raise _damaged(f"{len(raw)} bytes, not {size_bytes}")
         return raw
 
     def pack_array(self, value: Any) -> Any:
@@ -63,8 +61,7 @@ class Codec:
             return value
         if value.dtype.kind not in NUMERIC_KINDS:
             return value
-        data = bytes(self.shrink(value.tobytes()))
-        return Packed(data, value.dtype, value.shape, value.nbytes)
+        return Packed(bytes(self.shrink(value.tobytes())), value.dtype, value.shape, value.nbytes)
 
     def unpack_array(self, value: Any) -> Any:
         """Return what :meth:`pack_array` packed as a new array, anything else as it is.
@@ -72,11 +69,10 @@ class Codec:
         Raises:
             DataCorruptError: the bytes do not give the array.
         """
-        return self._unpacked(value) if type(value) is Packed else value
-
-    def _unpacked(self, packed: Packed) -> NDArray[Any]:
-        raw = self.restore(packed.data, packed.size_bytes)
-        return np.frombuffer(bytearray(raw), packed.dtype).reshape(packed.shape)
+        if type(value) is not Packed:
+            return value
+        raw = bytearray(self.restore(value.data, value.size_bytes))
+        return np.frombuffer(raw, value.dtype).reshape(value.shape)
 
 
 def slot_bytes(row_bytes: int) -> int:
@@ -91,9 +87,8 @@ class PackedColumn:
     they are, which their length tells. Pages of a slot that are never written to take no space;
     those that a longer row of before took stay taken until that file is deleted.
 
-    One thread does it all: each call of a codec lets other threads run, but takes so little
-    time (15 us for 28 KB) that two threads mostly wait for each other's turn; they took as long
-    as one (512 rows of 28 KB: 9.5 ms either way, lz4, 2 cores, 2026-11).
+    One thread does it all: two took as long (512 rows of 28 KB: 9.5 ms either way, lz4, 2 cores,
+    2026-11), as each call of a codec is too short to hand over the interpreter lock.
 
     Args:
         tail: The shape of a row.
@@ -114,11 +109,9 @@ class PackedColumn:
         self.shape = (len(lengths), *tail)
         self.ndim = len(self.shape)
         self.dtype = dtype
-        self._row_bytes = int(np.prod(tail, dtype=np.int64)) * dtype.itemsize
+        self._row_bytes = math.prod(tail) * dtype.itemsize
         self._slot_bytes = slot_bytes(self._row_bytes)
-        self._codec = codec
-        self._lengths = lengths
-        self._file = file
+        self._codec, self._lengths, self._file = codec, lengths, file
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -171,11 +164,8 @@ def read_codec(name: str) -> Codec | None:
     Raises:
         ConfigError: its package is not installed.
     """
-    if name == "none":
-        return None
-    makers = {"lz4": _lz4, "zstd": _zstd}
     try:
-        return makers[name]()
+        return {"none": lambda: None, "lz4": _lz4, "zstd": _zstd}[name]()
     except ImportError as error:
         raise ConfigError(
             f"storage.compress {name!r} needs a package that is not installed; run: "

@@ -10,13 +10,13 @@ Rows must leave oldest first: a follower is then always younger than the row lin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.data.columns import join_key
+from dingsdk.data.columns import leaves, map_columns
 from dingsdk.errors import ConfigError
 from dingsdk.worker.replay_buffer.kernels import compiled
 from dingsdk.worker.replay_buffer.storage.contract import Where
@@ -54,7 +54,12 @@ class NextOf:
         self._new_array = new_array
         self._links: NDArray[np.int32] = np.empty(0, np.int32)
         self.observe(observed)
-        self._words = {name: _word(array) for name, array in self._stored.items()}
+        # The widest unsigned integer that divides a row, and how many make one.
+        self._words: dict[str, tuple[np.dtype[Any], int]] = {}
+        for name, array in self._stored.items():
+            size_bytes = row_bytes(array)
+            word = next(word for word in (8, 4, 2, 1) if size_bytes % word == 0)
+            self._words[name] = np.dtype(f"u{word}"), size_bytes // word
         capacity = len(self._links)
         self._own: dict[str, NDArray[Any]] = {}
         self._n_slots = 0
@@ -71,7 +76,7 @@ class NextOf:
             ConfigError: the capacity is above 2**30.
             MemoryError, OSError: there is no room for more; nothing changed.
         """
-        stored = dict(_leaves(observed))
+        stored = dict(leaves({"": observed}))
         capacity = len(next(iter(stored.values())))
         if capacity > MOST_ROWS:
             raise ConfigError(
@@ -163,10 +168,13 @@ class NextOf:
         if isinstance(where, slice):
             where = np.arange(where.start, where.stop)
         n = len(where)
-        self._release(where)
+        links = self._links[where]
+        freed = -1 - links[links < 0]
+        self._free[self._n_free : self._n_free + len(freed)] = freed
+        self._n_free += len(freed)
         self._links[where] = _UNSEEN
-        now = {name: self._in_words(name, array) for name, array in _leaves(observed)}
-        after = {name: self._in_words(name, array) for name, array in _leaves(following)}
+        now = {name: self._in_words(name, array) for name, array in leaves({"": observed})}
+        after = {name: self._in_words(name, array) for name, array in leaves({"": following})}
         prints = np.zeros((2, n), np.uint64)
         for name in self._words:
             _fingerprint(now[name], prints[0])
@@ -184,7 +192,7 @@ class NextOf:
         (alone,) = np.nonzero(own >= 0)
         if len(alone):
             places = own[alone]
-            for name, array in _leaves(following):
+            for name, array in leaves({"": following}):
                 self._own[name][places] = array[alone]
 
     def seal(self) -> None:
@@ -200,21 +208,16 @@ class NextOf:
         places = -1 - links.reshape(-1)[alone]
         # Slots look up their own row, for a moment; others may hold what a killed process left.
         followers = np.where(links < 0, where, links) if len(alone) else links
+        names = iter(self._stored)
 
-        def gather(name: str, array: NDArray[Any]) -> NDArray[Any]:
-            taken = array.take(followers, 0)
+        def gather(array: NDArray[Any]) -> NDArray[Any]:
+            name, taken = next(names), array.take(followers, 0)
             if len(alone):
                 flat = taken.reshape(links.size, *array.shape[1:])
                 flat[alone] = self._own[name][places]
             return taken
 
-        return _map(gather, self._observed)
-
-    def _release(self, where: NDArray[np.int64]) -> None:
-        links = self._links[where]
-        slots = -1 - links[links < 0]
-        self._free[self._n_free : self._n_free + len(slots)] = slots
-        self._n_free += len(slots)
+        return map_columns(gather, {"": self._observed})[""]
 
     def _in_words(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
         word, width = self._words[name]
@@ -224,35 +227,11 @@ class NextOf:
         return rows if rows.flags.aligned else rows.copy()
 
 
-def _word(array: NDArray[Any]) -> tuple[np.dtype[Any], int]:
-    """Return the widest unsigned integer that divides a row, and how many make one."""
-    size_bytes = row_bytes(array)
-    word = next(word for word in (8, 4, 2, 1) if size_bytes % word == 0)
-    return np.dtype(f"u{word}"), size_bytes // word
-
-
-def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, NDArray[Any]]]:
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from _leaves(value, join_key(prefix, key))
-    else:
-        yield prefix, tree
-
-
-def _map(fn: Callable[[str, NDArray[Any]], Any], tree: Any, prefix: str = "") -> Any:
-    if isinstance(tree, dict):
-        return {key: _map(fn, value, join_key(prefix, key)) for key, value in tree.items()}
-    return fn(prefix, tree)
-
-
-# Compiled loops ---------------------------------------------------------------------------
-#
-# Observations come as ``words``: their bytes as unsigned integers ``[n, words a row]``.
-#
-# A *link* is what a row knows of its following observation: the position (>= 0) of the row that
-# holds it, ``-1 - slot`` for a slot of its own, or, during a push only, a mark that says which of
-# the new rows it is. Marks count up from the least int32, slots down from -1; with at most 2**30
-# rows they never meet.
+# Compiled loops. Observations come as ``words``: their bytes as unsigned integers ``[n, words a
+# row]``. A *link* is what a row knows of its following observation: the position (>= 0) of the row
+# that holds it, ``-1 - slot`` for a slot of its own, or, during a push only, a mark that says which
+# of the new rows it is. Marks count up from the least int32, slots down from -1; with at most
+# 2**30 rows they never meet.
 
 
 @compiled()
@@ -292,7 +271,7 @@ def _compare(
     right_rows: NDArray[np.int64],
     equal: NDArray[np.bool_],
 ) -> None:
-    """Set ``equal`` to False for the pairs of rows that differ in a byte; pairs < 0 are skipped."""
+    """Set ``equal`` to False for the pairs of rows that differ; pairs < 0 are skipped."""
     for pair in range(left_rows.shape[0]):
         one, other = left_rows[pair], right_rows[pair]
         if one < 0 or other < 0 or not equal[pair]:
@@ -327,9 +306,8 @@ def _propose(
         links: int32[capacity], :data:`_UNSEEN` at the new positions.
         table_prints: uint64[m], fingerprints of following observations that were not met yet.
         table_rows: int32[m], the positions of the rows that they are of, or -1.
-        rows: int64[n], set to the position of the row that this one may follow, or -1.
-        slots: int64[n], set to where that row keeps its following observation, or -1 if ...
-        inside: int64[n], ... it is a new row: set to which one, else -1.
+        rows: Set to the position of the row that each may follow, or -1; its following
+            observation is in ``slots``, or is that of the new row in ``inside`` (else -1).
     """
     buckets = np.uint64(table_rows.shape[0] // _WAYS - 1)
     for new in range(positions.shape[0]):
@@ -372,19 +350,9 @@ def _settle(
     n_free: int,
     own: NDArray[np.int64],
 ) -> int:
-    """Link rows to those that were found to follow them, and give the other new rows slots.
+    """Link ``rows`` to the new ones that follow them, where ``equal``; give other new rows slots.
 
-    Args:
-        positions: int64[n], of the new rows.
-        rows: int64[n], the row that each follows, or -1.
-        equal: bool[n], whether it does.
-        links: int32[capacity], marked by :func:`_propose`.
-        free: int32[m], a stack of free slots.
-        n_free: Its height, >= n.
-        own: int64[n], set to the slot of each new row, or -1.
-
-    Returns:
-        The new height of the stack.
+    Sets ``own`` to the slot of each new row, or -1. Returns the new height of the stack ``free``.
     """
     lowest = _UNSEEN + positions.shape[0]
     for new in range(positions.shape[0]):

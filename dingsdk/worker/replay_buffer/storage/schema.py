@@ -24,19 +24,17 @@ def read_schema(schema: Any, path: str = "storage.schema") -> dict[str, Any] | N
     Raises:
         ConfigError: it is something else; names the column.
     """
-    return None if schema is None else _declared_columns(schema, path)
-
-
-def _declared_columns(schema: Any, name: str) -> dict[str, Any]:
+    if schema is None:
+        return None
     if not isinstance(schema, Mapping) or not schema:
-        raise _wrong(name, "a mapping of column names", schema)
+        raise _wrong(path, "a mapping of column names", schema)
     columns: dict[str, Any] = {}
     for key, form in schema.items():
         if not isinstance(key, str):
-            raise _wrong(name, "names of type str", key)
-        inner = join_key(name, key)
+            raise _wrong(path, "names of type str", key)
+        inner = join_key(path, key)
         nested = isinstance(form, Mapping) and "dtype" not in form
-        columns[key] = _declared_columns(form, inner) if nested else _declared_column(form, inner)
+        columns[key] = read_schema(form, inner) if nested else _declared_column(form, inner)
     return columns
 
 
@@ -126,27 +124,19 @@ def check_pair(columns: Mapping[str, Any], name: str) -> None:
     Raises:
         SchemaMismatchError: names the key.
     """
-    for key in (name, f"next_{name}"):
+    what, following = f"storage.next_of is {name!r}, but", f"next_{name}"
+    for key in (name, following):
         if key not in columns:
-            raise SchemaMismatchError(
-                f"storage.next_of is {name!r}, but the rows have no column {key!r}; they have "
-                f"{sorted(columns)}",
-                key=key,
-                expected=key,
-                found=sorted(columns),
-            )
-    forms = [
+            found = sorted(columns)
+            text = f"{what} the rows have no column {key!r}; they have {found}"
+            raise SchemaMismatchError(text, key=key, expected=key, found=found)
+    expected, other = (
         {key: (array.shape[1:], str(array.dtype)) for key, array in leaves({name: columns[column]})}
-        for column in (name, f"next_{name}")
-    ]
-    if forms[0] != forms[1]:
-        raise SchemaMismatchError(
-            f"storage.next_of is {name!r}, but 'next_{name}' differs from it: {forms[1]} is not "
-            f"{forms[0]}",
-            key=f"next_{name}",
-            expected=forms[0],
-            found=forms[1],
-        )
+        for column in (name, following)
+    )
+    if expected != other:
+        text = f"{what} {following!r} differs from it: {other} is not {expected}"
+        raise SchemaMismatchError(text, key=following, expected=expected, found=other)
 
 
 def _mismatch(key: str, what: str, expected: Any, found: Any) -> SchemaMismatchError:
