@@ -16,7 +16,7 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("buffers", "sequence", f"{_BUFFER}.buffers:SequenceReplayBuffer"),
     ("buffers", "advanced", f"{_BUFFER}.advanced:AdvancedReplayBuffer"),
     ("buffers", "deque", f"{_BUFFER}.advanced:AdvancedReplayBuffer"),
-    ("storages", "auto", f"{_BUFFER}.storage.contract:AutoStorage"),
+    ("storages", "auto", f"{_BUFFER}.storage:AutoStorage"),
     ("storages", "array", f"{_BUFFER}.storage.arrays:ArrayStorage"),
     ("storages", "memmap", f"{_BUFFER}.storage.memmap:MemmapStorage"),
     ("storages", "object", f"{_BUFFER}.storage.objects:ObjectStorage"),

@@ -1,5 +1,161 @@
 """Storages: what keeps a buffer's rows."""
 
-from dingsdk.worker.replay_buffer.storage.contract import Rows, Storage, Where, suits_arrays
+from __future__ import annotations
 
-__all__ = ["Rows", "Storage", "Where", "suits_arrays"]
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.config import Configurable, PartSection, Section
+from dingsdk.data import SampleBatch
+from dingsdk.data.columns import NUMERIC_KINDS, torch_to_numpy
+
+__all__ = ["AutoStorage", "Rows", "Storage", "Where", "suits_arrays"]
+
+Rows = SampleBatch | list[Any]
+"""Rows as columns, or as a list of any objects."""
+
+Where = slice | NDArray[np.int64]
+"""Positions in a storage, in a given order: a contiguous range, or one by one."""
+
+
+class Storage(Configurable, ABC):
+    """Holds rows at positions ``0..capacity-1``; called under the buffer's lock.
+
+    Args:
+        cfg: The ``storage`` section of the buffer's config.
+        capacity: Number of positions, >= 1.
+        deepcopy: Whether rows are copied in depth, when they are stored and when they are read.
+    """
+
+    Config: ClassVar[type[Section]] = PartSection
+
+    takes_grids: ClassVar[bool] = False
+    """Whether :meth:`take` accepts positions of several dimensions."""
+
+    holds_objects: ClassVar[bool] = False
+    """Whether rows are a list of any objects, and not columns."""
+
+    is_durable: ClassVar[bool] = False
+    """Whether rows stay on disk when the storage is closed; see :meth:`commit`."""
+
+    def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
+        self.capacity = capacity
+        self.deepcopy = deepcopy
+
+    @property
+    def needs_fifo(self) -> bool:
+        """Whether rows must leave in the order in which they came."""
+        return False
+
+    @abstractmethod
+    def accept(self, rows: SampleBatch | Sequence[Any]) -> Any:
+        """Check rows and return them in the form that :meth:`put` takes.
+
+        Everything that can fail fails here, and then the storage is unchanged.
+
+        Raises:
+            SchemaMismatchError: a row cannot be stored beside those that are; facts ``key``,
+                ``expected``, ``found``.
+            ConfigError: the memory is too small for the capacity.
+        """
+
+    def takes_row(self, row: dict[str, Any]) -> bool:
+        """Whether :meth:`put_row` can store a single row as it is; what it cannot is accepted."""
+        return False
+
+    def put_row(self, position: int, row: dict[str, Any]) -> None:
+        """Write a row to a position, after :meth:`takes_row` returned True for it."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def put(self, where: Where, rows: Any) -> None:
+        """Write accepted rows to positions, one each; the rows that were there are gone.
+
+        Rows come oldest first, and fill positions from 0 on: a position is first used when all
+        below it have been used, or are in the same call, unless :meth:`expect` was called.
+        """
+
+    def expect(self, rows: int) -> None:
+        """Called while empty: the next calls of ``put`` fill positions ``0..rows-1``.
+
+        They may start at any of these: a ring whose oldest row is not at position 0 is loaded in
+        pieces.
+        """
+
+    @abstractmethod
+    def take(self, where: Where) -> Rows:
+        """Return the rows at positions that were written to, as the caller's own copy.
+
+        With ``takes_grids``, int64 positions ``[B, T]`` give a SampleBatch of ``B`` rows whose
+        columns are ``[B, T, ...]``.
+        """
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Drop all rows, and the schema that the first of them set."""
+
+    def seal(self) -> None:
+        """Stop linking new rows to stored ones.
+
+        Called by owners whose rows leave in any order, where rows share content.
+        """
+
+    def commit(self, state: Mapping[str, int]) -> None:
+        """Called when a push is complete; a durable storage writes the state beside the rows.
+
+        Args:
+            state: ``tail`` and ``valid_count`` of the ring, and what else the buffer wants to
+                get back from :meth:`recovered`.
+        """
+
+    def keep_marks(self) -> None:
+        """Called before anything else when the owner uses :meth:`mark`."""
+
+    def mark(self, where: Where, marks: NDArray[np.int64] | int) -> None:
+        """Set the marks of rows: whole numbers, 0 for a new row.
+
+        Of equal positions the last counts. A durable storage writes marks at once, and returns
+        them from :meth:`recovered_marks`; others ignore them.
+        """
+
+    def recovered_marks(self, where: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Return the marks of recovered rows, None where none were kept."""
+        return None
+
+    def recovered(self) -> dict[str, int] | None:
+        """Return the committed state of the rows that an earlier process left on disk, if any.
+
+        Called once, before anything is pushed; ``tail`` and ``valid_count`` say where rows are.
+
+        Raises:
+            CheckpointCorruptError, CheckpointVersionError: they cannot be used; nothing changed.
+            RunFolderError: another buffer uses them.
+        """
+        return None
+
+    def close(self) -> None:
+        """Release files and locks; the rows of a durable storage stay. Idempotent."""
+
+
+def suits_arrays(rows: Any) -> bool:
+    """Whether the first of the rows is a dict of numbers and arrays: what ``auto`` asks."""
+    return isinstance(rows, SampleBatch) or (isinstance(rows[0], Mapping) and _is_numeric(rows[0]))
+
+
+def _is_numeric(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return bool(value) and all(isinstance(k, str) and _is_numeric(v) for k, v in value.items())
+    if isinstance(value, (bool, int, float)):
+        return True
+    dtype = getattr(torch_to_numpy(value), "dtype", None)
+    return isinstance(dtype, np.dtype) and dtype.kind in NUMERIC_KINDS
+
+
+class AutoStorage(Configurable):
+    """The type key ``auto``: the first push chooses arrays for columns, objects otherwise."""
+
+    config: ClassVar[dict[str, Any]] = {"type": "auto"}

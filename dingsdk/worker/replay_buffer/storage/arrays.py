@@ -14,7 +14,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.columns import leaves, map_columns
 from dingsdk.data.sample_batch import take_rows
 from dingsdk.errors import ConfigError
-from dingsdk.worker.replay_buffer.storage.contract import Storage, Where
+from dingsdk.worker.replay_buffer.storage import Storage, Where
 from dingsdk.worker.replay_buffer.storage.schema import (
     check_pair,
     convert,
@@ -147,6 +147,13 @@ class ArrayStorage(Storage):
         """
         if self._following is not None:
             self._reserve(min(rows, self.capacity))
+
+    def hold_episodes(self, capacity: int) -> None:
+        """Called before anything else by an owner that keeps so many episodes of any length.
+
+        It numbers them, marks their rows with the number, and calls :meth:`grow`. A durable
+        storage gets the ``first`` number that is there and the ``next`` by :meth:`commit`.
+        """
 
     def grow(self, capacity: int) -> None:
         """Have a larger capacity; rows stay at their positions.
@@ -300,7 +307,6 @@ class Layout:
         self._number_targets = [(key, _flat_view(array)) for key, array in flat]
         self._value_targets = [(key, *_value_target(array)) for key, array in deep]
 
-    # Batches ------------------------------------------------------------------------------
     def fits(self, new: dict[str, Any]) -> bool:
         """Whether columns of equal length have the same names, shapes and dtypes as these."""
         if len(new) != self._fields:
@@ -358,7 +364,6 @@ class Layout:
             columns[key] = child.take(where)
         return columns
 
-    # Single rows --------------------------------------------------------------------------
     def fits_row(self, row: dict[str, Any]) -> bool:
         """Whether a row can be written as it is: same arrays, and numbers that fit.
 

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
-from dingsdk.data.columns import as_columns, common_length
+from dingsdk.data.columns import common_length
 from dingsdk.errors import CheckpointCorruptError, SchemaMismatchError
+from dingsdk.worker.replay_buffer.storage import Storage, Where, suits_arrays
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
-from dingsdk.worker.replay_buffer.storage.contract import Storage, Where, suits_arrays
 
 _LEAST_ROWS = 64
 
@@ -25,23 +25,6 @@ class EpisodeStorage(Storage):
     list where its rows are no dicts of numbers and arrays.
     """
 
-    def accept(self, rows: SampleBatch | Sequence[Any]) -> Any:
-        for index, row in enumerate(rows):
-            if not is_episode(row):
-                raise SchemaMismatchError(
-                    f"element {index} is no episode: a list of rows with at least one, or a "
-                    "SampleBatch; push one episode as push([episode], envstep)",
-                    key="",
-                    row=index,
-                    expected="a list of rows",
-                    found=f"{type(row).__name__} {row!r:.60}",
-                )
-        return self._accept(list(rows))
-
-    @abstractmethod
-    def _accept(self, episodes: list[Any]) -> Any:
-        """As :meth:`accept`, for rows that are episodes."""
-
     @abstractmethod
     def lengths(self, where: Where) -> list[int]:
         """Return how many rows the episodes at positions have."""
@@ -52,6 +35,19 @@ def is_episode(row: Any) -> bool:
     return isinstance(row, (SampleBatch, list, tuple)) and len(row) > 0
 
 
+def _check_episodes(rows: SampleBatch | Sequence[Any]) -> None:
+    for index, row in enumerate(rows):
+        if not is_episode(row):
+            raise SchemaMismatchError(
+                f"element {index} is no episode: a list of rows with at least one, or a "
+                "SampleBatch; push one episode as push([episode], envstep)",
+                key="",
+                row=index,
+                expected="a list of rows",
+                found=f"{type(row).__name__} {row!r:.60}",
+            )
+
+
 def episodes_in(storage: Storage, capacity: int) -> EpisodeStorage:
     """Return a storage of episodes over one of rows, or of objects.
 
@@ -59,9 +55,9 @@ def episodes_in(storage: Storage, capacity: int) -> EpisodeStorage:
         storage: Empty; used by the result alone.
         capacity: Number of episodes.
     """
-    if not isinstance(storage, ArrayStorage):
-        return EpisodeObjects(storage, capacity)
-    return (DurableEpisodes if storage.is_durable else EpisodeColumns)(storage, capacity)
+    if isinstance(storage, ArrayStorage):
+        return EpisodeColumns(storage, capacity)
+    return EpisodeObjects(storage, capacity)
 
 
 class EpisodeObjects(EpisodeStorage):
@@ -73,8 +69,9 @@ class EpisodeObjects(EpisodeStorage):
         super().__init__({}, capacity, objects.deepcopy)
         self._objects = objects
 
-    def _accept(self, episodes: list[Any]) -> Any:
-        return self._objects.accept(list(map(_as_object, episodes)))
+    def accept(self, rows: SampleBatch | Sequence[Any]) -> Any:
+        _check_episodes(rows)
+        return self._objects.accept(list(map(_as_object, rows)))
 
     def put(self, where: Where, rows: Any) -> None:
         self._objects.put(where, rows)
@@ -85,7 +82,8 @@ class EpisodeObjects(EpisodeStorage):
         return [SampleBatch(e).copy() if isinstance(e, dict) else e for e in episodes]
 
     def lengths(self, where: Where) -> list[int]:
-        return [_length(episode) for episode in self._objects.take(where)]
+        episodes = self._objects.take(where)
+        return [common_length(e) if isinstance(e, dict) else len(e) for e in episodes]
 
     def clear(self) -> None:
         self._objects.clear()
@@ -101,20 +99,21 @@ def _as_object(episode: Any) -> Any:
     return SampleBatch.from_rows(episode).columns if suits_arrays(episode) else list(episode)
 
 
-def _length(episode: Any) -> int:
-    return common_length(as_columns(episode)) if isinstance(episode, dict) else len(episode)
-
-
 class EpisodeColumns(EpisodeStorage):
     """The rows of all episodes are in columns, which double when they are full.
 
     All episodes have the same columns; lengths differ. There is room for as many rows as all
     episodes ever had at once, with those of the newest push beside all of before.
+
+    Over columns on disk each push is there whole or not at all after a kill. (Of a push of more
+    episodes than the capacity, a part may be there.)
     """
 
     def __init__(self, rows: ArrayStorage, capacity: int) -> None:
         super().__init__({}, capacity, rows.deepcopy)
         self._rows = rows
+        self.is_durable = rows.is_durable  # type: ignore[misc]
+        rows.hold_episodes(capacity)
         self._forget()
 
     @property
@@ -129,18 +128,15 @@ class EpisodeColumns(EpisodeStorage):
         self._n_free = 0
         self._next = 1
 
-    @property
-    def _is_empty(self) -> bool:
-        return len(self._free) == 0
-
-    def _accept(self, episodes: list[Any]) -> list[tuple[int, Any]]:
-        # The length of each, and its accepted rows.
-        needed = sum(map(len, episodes))
-        was_empty = self._is_empty
+    def accept(self, rows: Any) -> list[tuple[int, Any]]:
+        """Return the length of each episode, and its accepted rows."""
+        _check_episodes(rows)
+        needed = sum(map(len, rows))
+        was_empty = len(self._free) == 0
         if was_empty:
             self._rows.capacity = max(_LEAST_ROWS, needed)
         try:
-            accepted = [(len(episode), self._rows.accept(episode)) for episode in episodes]
+            accepted = [(len(episode), self._rows.accept(episode)) for episode in rows]
             if needed > self._n_free:
                 self._grow(needed)
             self._rows.make_room(needed)
@@ -164,7 +160,9 @@ class EpisodeColumns(EpisodeStorage):
     def put(self, where: Where, rows: list[tuple[int, Any]]) -> None:
         left: list[Where] = []
         for position, (length, episode) in zip(_each(where), rows, strict=True):
-            place = self._new_place(length)
+            self._n_free -= length
+            # Ascending, because that is the only order of rows which a storage on disk keeps.
+            place = _as_slice(np.sort(self._free[self._n_free : self._n_free + length]))
             self._rows.put(place, episode)
             self._rows.mark(place, self._next)
             self._next += 1
@@ -176,17 +174,9 @@ class EpisodeColumns(EpisodeStorage):
             self._places[position] = place
         # Only now, so that a call that is cut off has overwritten no row of an older episode.
         for place in left:
-            self._give_back(place)
-
-    def _new_place(self, rows: int) -> Where:
-        self._n_free -= rows
-        # Ascending, because that is the only order of rows which a storage on disk keeps.
-        return _as_slice(np.sort(self._free[self._n_free : self._n_free + rows]))
-
-    def _give_back(self, place: Where) -> None:
-        places = _as_array(place)
-        self._free[self._n_free : self._n_free + len(places)] = places[::-1]
-        self._n_free += len(places)
+            places = np.arange(place.start, place.stop) if isinstance(place, slice) else place
+            self._free[self._n_free : self._n_free + len(places)] = places[::-1]
+            self._n_free += len(places)
 
     def take(self, where: Where) -> list[Any]:
         return [self._rows.take(self._places[position]) for position in _each(where)]
@@ -202,23 +192,6 @@ class EpisodeColumns(EpisodeStorage):
     def close(self) -> None:
         self._rows.close()
         self._forget()
-
-
-class DurableEpisodes(EpisodeColumns):
-    """The same over columns on disk; after a kill each push is there whole or not at all.
-
-    (Of a push of more episodes than the capacity, a part may be there.)
-    """
-
-    is_durable = True
-
-    def __init__(self, rows: Any, capacity: int) -> None:
-        super().__init__(rows, capacity)
-        rows.hold_episodes(capacity)
-
-    @property
-    def needs_fifo(self) -> bool:
-        return True
 
     def commit(self, state: Mapping[str, int]) -> None:
         count = state["valid_count"]
@@ -256,10 +229,6 @@ class DurableEpisodes(EpisodeColumns):
 
 def _each(where: Where) -> Iterable[int]:
     return range(where.start, where.stop) if isinstance(where, slice) else where.tolist()
-
-
-def _as_array(place: Where) -> NDArray[np.int64]:
-    return np.arange(place.start, place.stop) if isinstance(place, slice) else place
 
 
 def _as_slice(places: NDArray[np.int64]) -> Where:

@@ -21,6 +21,7 @@ from dingsdk.errors import (
     ConfigError,
     StorageFullError,
 )
+from dingsdk.worker.replay_buffer.storage import Where
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
 from dingsdk.worker.replay_buffer.storage.compression import (
     PAGE_BYTES,
@@ -29,7 +30,6 @@ from dingsdk.worker.replay_buffer.storage.compression import (
     read_codec,
     slot_bytes,
 )
-from dingsdk.worker.replay_buffer.storage.contract import Where
 from dingsdk.worker.replay_buffer.storage.mapped_folder import How, MappedFolder
 from dingsdk.worker.replay_buffer.storage.schema import row_bytes
 
@@ -246,11 +246,6 @@ class MemmapStorage(ArrayStorage):
         return [(".".join(map(str, path)), array) for path, array in pairs]
 
     def hold_episodes(self, capacity: int) -> None:
-        """Called before anything else by an owner that keeps so many episodes of any length.
-
-        It numbers episodes and marks their rows with the number; :meth:`commit` gets the ``first``
-        that is there and the ``next``. The capacity in rows grows.
-        """
         self._keeps_marks = True
         self._made_with.update(capacity=capacity, episodes=True)
 

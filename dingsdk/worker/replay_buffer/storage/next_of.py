@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dingsdk.data.columns import leaves, map_columns
 from dingsdk.errors import ConfigError
 from dingsdk.worker.replay_buffer.kernels import compiled
-from dingsdk.worker.replay_buffer.storage.contract import Where
+from dingsdk.worker.replay_buffer.storage import Where
 from dingsdk.worker.replay_buffer.storage.schema import row_bytes
 
 _UNSEEN = np.iinfo(np.int32).min

@@ -10,8 +10,8 @@ from dingsdk.config import PartSection
 from dingsdk.data import SampleBatch
 from dingsdk.data.pytree import copy_containers, map_leaves
 from dingsdk.errors import SchemaMismatchError
+from dingsdk.worker.replay_buffer.storage import Storage, Where
 from dingsdk.worker.replay_buffer.storage.compression import read_codec
-from dingsdk.worker.replay_buffer.storage.contract import Storage, Where
 
 
 class ObjectStorage(Storage):
