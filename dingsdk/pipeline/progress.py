@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Protocol
 
 from dingsdk.pipeline.context import Evaluation, RunStatus
@@ -20,20 +19,6 @@ class Progress(Protocol):
     def __exit__(self, *exc_info: Any) -> None: ...
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """Show the result of an evaluation."""
-
-
-class NoProgress:
-    """Shows nothing."""
-
-    def __enter__(self) -> NoProgress:
-        return self
-
-    def __exit__(self, *exc_info: Any) -> None:
-        return None
-
-    def on_evaluation(self, evaluation: Evaluation) -> None:
-        """Do nothing."""
-        return
 
 
 class ConsoleProgress:
@@ -67,12 +52,7 @@ class ConsoleProgress:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._done.set()
         self._thread.join(timeout=5)
         if self._live is not None:

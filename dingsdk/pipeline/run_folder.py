@@ -14,20 +14,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dingsdk import __version__
 from dingsdk.data.files import atomic_write_json, ensure_dir, folder_error
 from dingsdk.errors import RunFolderError
+from dingsdk.plugins.discovery import version_of
 
 if TYPE_CHECKING:
     from dingsdk.pipeline.context import Evaluation, RunResult
@@ -147,39 +146,14 @@ def write_result(
         },
         "versions": {
             "dingsdk": __version__,
-            "torch": _version("torch"),
-            "gymnasium": _version("gymnasium"),
+            "torch": version_of("torch"),
+            "gymnasium": version_of("gymnasium"),
             "python": platform.python_version(),
         },
     }
     finite: dict[str, Any] = _finite(record)
     atomic_write_json(run_dir / RESULT_NAME, finite)
     return finite
-
-
-def read_result(run_dir: Path) -> dict[str, Any]:
-    """Return the content of a run's ``result.json``.
-
-    Raises:
-        RunFolderError: it is missing or is not a result file.
-    """
-    path = run_dir / RESULT_NAME
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunFolderError(
-            f"cannot read the result of {run_dir}: {error}", path=str(path)
-        ) from error
-    if not isinstance(found, dict) or found.get("format") != RESULT_FORMAT:
-        raise RunFolderError(f"{path} is not a result file of this version", path=str(path))
-    return found
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _finite(value: Any) -> Any:

@@ -7,14 +7,14 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 from dingsdk.config import apply_set, deep_merge_dicts, load_config, save_config
 from dingsdk.errors import ConfigError, DingError
 from dingsdk.pipeline.context import Mode, RunContext, RunRecorder, RunResult
-from dingsdk.pipeline.progress import NoProgress, Progress
+from dingsdk.pipeline.progress import Progress
 from dingsdk.pipeline.run_folder import (
     CONFIG_NAME,
     CURVE_NAME,
@@ -133,10 +133,10 @@ def run_pipeline(
         default_manager().configure(cfg)
         stack.callback(default_manager().unconfigure)
         observe().run_started(config=cfg, run_dir=context.run_dir)
-        shown = NoProgress() if progress is None else progress(context)
-        context.recorder = RunRecorder(on_evaluation=shown.on_evaluation)
+        shown = None if progress is None else progress(context)
+        context.recorder = RunRecorder(on_evaluation=None if shown is None else shown.on_evaluation)
         try:
-            with shown:
+            with shown or nullcontext():
                 result = _pipeline(mode)(context)
         except (Exception, KeyboardInterrupt) as error:
             if signals.received is None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dingsdk.plugins.default import default_manager, observe, use_manager
 from dingsdk.plugins.hookspecs import hookimpl, hookspec
 from dingsdk.plugins.inventory import PluginInfo, Snapshot
 from dingsdk.plugins.kinds import API_VERSION, KINDS
-from dingsdk.plugins.manager import PluginManager
+from dingsdk.plugins.manager import PluginManager, default_manager, observe, use_manager
 from dingsdk.plugins.observers import Observers
 from dingsdk.plugins.registry import Registry
 from dingsdk.plugins.switches import Switches

@@ -1,8 +1,4 @@
-"""What the core itself provides: one row per type, imported when a config names it.
-
-The rows need no entry points and no discovery, so the switches that turn plugins off do
-not reach them.
-"""
+"""What dingsdk itself provides. The switches that turn plugins off do not reach it."""
 
 from __future__ import annotations
 
@@ -53,4 +49,4 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("commands", "eval", "dingsdk.cli.eval:evaluate"),
     ("commands", "plugins", "dingsdk.cli.plugins:plugins"),
 )
-"""Rows of (kind, type key, ``module:attribute``)."""
+"""Rows of (kind, type key, ``module:attribute``), imported when a config names the type."""

@@ -1,7 +1,4 @@
-"""What the installed distributions say that they provide, and what this repository could.
-
-Reads metadata; imports nothing.
-"""
+"""What installed distributions provide, by their metadata alone, and what ours would."""
 
 from __future__ import annotations
 
@@ -104,44 +101,27 @@ def _adverts(distribution: metadata.Distribution) -> Iterator[Advert]:
             yield Advert(kind, point.name, point.value, name, first.version)
         elif point.group.startswith(_PREFIX):
             _logger.info(
-                "%s advertises %s in %s, a group that this version of dingsdk does not know",
-                name,
-                point.name,
-                point.group,
+                f"{name} advertises {point.name} in {point.group}, a group that this version of "
+                "dingsdk does not know"
             )
 
 
 _CHECKOUT = Path(__file__).parents[2]
 
-SHIPPED: Mapping[str, tuple[str, frozenset[tuple[str, str]]]] = {
-    "dingsdk-rl-in-memory": (
-        "dingsdk-in-memory",
-        frozenset({("transports", "in_memory"), (NAMES, "InMemoryTransport")}),
-    ),
-    "dingsdk-rl-flask-fs": (
-        "dingsdk-flask-fs",
-        frozenset(
-            {
-                ("transports", "flask_fs"),
-                ("comm_collectors", "flask_fs"),
-                ("comm_learners", "flask_fs"),
-                (NAMES, "CollectorSlave"),
-                (NAMES, "FlaskFSTransport"),
-                (NAMES, "FlaskFileSystemCollector"),
-                (NAMES, "FlaskFileSystemLearner"),
-                (NAMES, "LearnerSlave"),
-            }
-        ),
-    ),
+SHIPPED: Mapping[tuple[str, str], str] = {
+    ("transports", "in_memory"): "dingsdk-rl-in-memory",
+    (NAMES, "InMemoryTransport"): "dingsdk-rl-in-memory",
+    ("transports", "flask_fs"): "dingsdk-rl-flask-fs",
+    ("comm_collectors", "flask_fs"): "dingsdk-rl-flask-fs",
+    ("comm_learners", "flask_fs"): "dingsdk-rl-flask-fs",
+    (NAMES, "CollectorSlave"): "dingsdk-rl-flask-fs",
+    (NAMES, "FlaskFSTransport"): "dingsdk-rl-flask-fs",
+    (NAMES, "FlaskFileSystemCollector"): "dingsdk-rl-flask-fs",
+    (NAMES, "FlaskFileSystemLearner"): "dingsdk-rl-flask-fs",
+    (NAMES, "LearnerSlave"): "dingsdk-rl-flask-fs",
 }
-"""The plugins of this repository, for messages about what is not installed: distribution ->
-(folder below ``plugins``, the (kind, type key) that it advertises)."""
-
-
-def shipped_with(kind: str, key: str) -> str | None:
-    """Return the distribution of this repository that has a type (or, for NAMES, a class)."""
-    found = (name for name, (_, adverts) in SHIPPED.items() if (kind, key) in adverts)
-    return next(found, None)
+"""Kind and type key (or class name) of what the plugins of this repository advertise -> their
+distribution, for messages about what is not installed."""
 
 
 def install_command(distribution: str, checkout: Path = _CHECKOUT) -> str:
@@ -150,7 +130,7 @@ def install_command(distribution: str, checkout: Path = _CHECKOUT) -> str:
     Ours are on no package index, where anybody may take an unused name: the command names a
     folder, of this checkout where there is one.
     """
-    folder = Path("plugins", SHIPPED[distribution][0])
+    folder = Path("plugins", distribution.replace(OWN_DISTRIBUTION, "dingsdk"))
     here = checkout / folder
     if (here / "pyproject.toml").is_file():
         return f"pip install {here}"

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from dingsdk.plugins.builtins import BUILTINS
 from dingsdk.plugins.discovery import Advert, version_of
 from dingsdk.plugins.kinds import KINDS, OBSERVERS
 from dingsdk.plugins.registry import Entry, place_of
@@ -55,11 +56,11 @@ def list_plugins(manager: PluginManager) -> list[PluginInfo]:
             for a in adverts
         ]
         advertised = {(a.key, a.distribution) for a in adverts}
-        registry = manager.registries.get(kind)
-        for key in registry.query() if registry else ():
-            entry = registry.entry(key) if registry else None
-            if entry is not None and (key, entry.owner) not in advertised:
-                found.append(_registered(kind, key, entry))
+        if (registry := manager.registries.get(kind)) is not None:
+            for key in registry.query():
+                entry = registry.entry(key)
+                if entry is not None and (key, entry.owner) not in advertised:
+                    found.append(_registered(kind, key, entry))
         rows += sorted(found, key=lambda row: (row.type_key, row.provider))
     return rows
 
@@ -103,31 +104,25 @@ class Snapshot:
     Attributes:
         modules: (module, owner) of the plugins to load again, in order.
         entries: (kind, type key, owner, ``module:qualname``) of every registered type that is
-            not built in.
-        left_behind: (kind, type key) of those that no other process can import, such as
-            classes made inside a function.
+            not built in and that another process can import.
     """
 
     modules: tuple[tuple[str, str], ...]
     entries: tuple[tuple[str, str, str, str], ...]
-    left_behind: tuple[tuple[str, str], ...]
 
 
 def take_snapshot(manager: PluginManager) -> Snapshot:
     """Return what ``manager`` has loaded and registered beyond the built-ins."""
     entries: list[tuple[str, str, str, str]] = []
-    left_behind: list[tuple[str, str]] = []
     for kind, registry in manager.registries.items():
         for key in registry.query():
             entry = registry.entry(key)
-            if entry is None or (kind, key, entry.place) in manager.builtins:
+            if entry is None or (kind, key, entry.place) in BUILTINS:
                 continue
             place = entry.place or _importable_place(entry.target)
-            if place is None:
-                left_behind.append((kind, key))
-            else:
+            if place is not None:
                 entries.append((kind, key, entry.owner, place))
-    return Snapshot(tuple(manager.modules.items()), tuple(entries), tuple(left_behind))
+    return Snapshot(tuple(manager.modules.items()), tuple(entries))
 
 
 def _importable_place(target: object) -> str | None:

@@ -38,8 +38,8 @@ KINDS: Mapping[str, str] = {
     ),
     "commands": "click commands, shown as `dingsdk <key>`",
 }
-"""Kind -> what its parts are. Each kind has a registry, an entry-point group
-``dingsdk.<kind>`` and a hook ``dingsdk_register_<kind>(registry)``."""
+"""Kind -> what its parts are, in the order in which people meet them. Each kind has a registry,
+an entry-point group ``dingsdk.<kind>`` and a hook ``dingsdk_register_<kind>(registry)``."""
 
 OBSERVERS = "plugins"
 """Entry-point group ``dingsdk.plugins``: modules that provide no type and only observe."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pkgutil import resolve_name
 from types import MappingProxyType, ModuleType
 from typing import Any
 
@@ -21,20 +23,19 @@ from dingsdk.errors import (
     PluginLoadError,
     PluginNotInstalledError,
     UnknownPluginError,
+    listing,
     nearest_name,
     raised_at,
 )
 from dingsdk.plugins import hookspecs
 from dingsdk.plugins.builtins import BUILTINS
-from dingsdk.plugins.discovery import SHIPPED, Advert, discover, install_command, shipped_with
+from dingsdk.plugins.discovery import SHIPPED, Advert, discover, install_command
 from dingsdk.plugins.inventory import PluginInfo, Snapshot, list_plugins, take_snapshot
 from dingsdk.plugins.kinds import API_VERSION, KINDS, NAMES, OBSERVERS
 from dingsdk.plugins.observers import Observers, call_guarded
 from dingsdk.plugins.registry import (
     Registry,
     Transaction,
-    import_place,
-    listed,
     place_of,
     transaction,
     unknown,
@@ -53,7 +54,6 @@ class PluginManager:
 
     Attributes:
         registries: Kind -> its registry.
-        builtins: Rows of ``BUILTINS``.
         modules: Loaded plugin module -> its owner, in the order of loading.
         failures: Module name -> why its last load failed; cleared by a load that works.
         observers: The observe hooks.
@@ -69,7 +69,6 @@ class PluginManager:
         self.registries: Mapping[str, Registry] = MappingProxyType(
             {kind: Registry(kind) for kind in KINDS}
         )
-        self.builtins = frozenset(BUILTINS)
         for kind, key, place in BUILTINS:
             self.registries[kind].declare(key, place)
         self.modules: dict[str, str] = {}
@@ -168,7 +167,8 @@ class PluginManager:
         where = f"{config_path}.type" if config_path else "type"
         if not isinstance(type_key, str):
             raise _wrong_type(f"{where} names one of the {kind}", where, "str", type_key)
-        self._import_all(import_names, config_path)
+        if import_names:
+            self._import_all(import_names, config_path)
         if type_key not in registry:
             self._load_advertised(kind, type_key, where)
         return registry.get(type_key)
@@ -183,15 +183,11 @@ class PluginManager:
     ) -> Any:
         """Create ``cls(cfg, *args, **kwargs)`` of the class that ``cfg["type"]`` names.
 
-        The class gets its section as an EasyDict, in workers too.
-
-        An error raised inside the constructor passes through unchanged, with a note that
-        names the type, what provides it and the config path.
+        The class gets its section as an EasyDict. An error raised inside the constructor passes
+        through unchanged, with a note that names the type, what provides it and the config path.
 
         Raises:
-            ConfigError: as for ``class_of``.
-            UnknownPluginError: as for ``get``.
-            PluginLoadError: as for ``get``.
+            ConfigError, UnknownPluginError, PluginLoadError: as for ``class_of``.
         """
         component = self.class_of(kind, cfg, config_path)
         cfg = to_easydict(rename_aliases(cfg, config_path))
@@ -217,8 +213,7 @@ class PluginManager:
 
         Raises:
             ConfigError: ``cfg`` is no section, or has no ``type``.
-            UnknownPluginError: as for ``get``.
-            PluginLoadError: as for ``get``.
+            UnknownPluginError, PluginLoadError: as for ``get``.
         """
         if not isinstance(cfg, Mapping):
             raise _wrong_type(
@@ -231,7 +226,7 @@ class PluginManager:
         if "type" not in cfg:
             raise ConfigError(
                 f"{config_path or 'the config'} names no type; one of the {kind} is needed: "
-                f"{listed(self.known(kind))}",
+                f"{listing(self.known(kind))}",
                 path=f"{config_path}.type" if config_path else "type",
                 known=self.known(kind),
             )
@@ -255,7 +250,7 @@ class PluginManager:
         if adverts:
             advert = self._only_usable(adverts, name)
             try:
-                return import_place(advert.value)
+                return resolve_name(advert.value)
             except Exception as error:
                 raise PluginLoadError(
                     f"cannot load {name} from {advert}: {type(error).__name__}: {error}",
@@ -263,8 +258,7 @@ class PluginManager:
                     kind=NAMES,
                     reason="broken",
                 ) from error
-        install = shipped_with(NAMES, name)
-        if install:
+        if install := SHIPPED.get((NAMES, name)):
             raise PluginNotInstalledError(
                 f"{name} is part of the plugin {install}, which is not installed; to get it: "
                 f"{install_command(install)}",
@@ -279,11 +273,8 @@ class PluginManager:
         if not is_list or not all(isinstance(name, str) for name in import_names):
             raise _wrong_type(f"{where} names modules", where, "list of str", import_names)
         for name in import_names:
-            try:
+            with _noted(f"named in {where}"):
                 self.load(name)
-            except PluginLoadError as error:
-                error.add_note(f"named in {where}")
-                raise
 
     def _load_advertised(self, kind: str, key: str, where: str) -> None:
         adverts = self.adverts(kind, key)
@@ -295,12 +286,9 @@ class PluginManager:
             adverts = self.adverts(kind, key)
         if not adverts:
             raise self._unknown(kind, key, where)
-        try:
+        with _noted(f"asked for as {where} = {key!r}"):
             advert = self._only_usable(adverts, f"{where}: {key!r} of the {kind}")
             self.load(advert.module, advert.distribution)
-        except PluginLoadError as error:
-            error.add_note(f"asked for as {where} = {key!r}")
-            raise
         if key not in self.registry(kind):
             raise PluginLoadError(
                 f"{advert} advertises {key!r} among the {kind}, but its hook "
@@ -314,27 +302,28 @@ class PluginManager:
         usable = [advert for advert in adverts if self.why_not(advert) is None]
         if len(usable) == 1:
             return usable[0]
+        first = adverts[0]
         if usable:
             raise PluginLoadError(
                 f"{what} is provided by more than one plugin: {' and '.join(map(str, usable))}; "
                 "uninstall one, or name it in DINGSDK_DISABLED_PLUGINS",
-                plugin=adverts[0].key,
-                kind=adverts[0].kind,
+                plugin=first.key,
+                kind=first.kind,
                 reason="duplicate",
                 providers=[advert.distribution for advert in usable],
             )
         raise PluginLoadError(
-            f"{what} is provided by {adverts[0]}, which is not loaded: {self.why_not(adverts[0])}",
-            plugin=adverts[0].distribution,
-            kind=adverts[0].kind,
+            f"{what} is provided by {first}, which is not loaded: {self.why_not(first)}",
+            plugin=first.distribution,
+            kind=first.kind,
             reason="disabled",
         )
 
     def _unknown(self, kind: str, key: str, where: str) -> UnknownPluginError:
         known = self.known(kind)
-        absent = {name for _, adverts in SHIPPED.values() for each, name in adverts if each == kind}
+        absent = {name for each, name in SHIPPED if each == kind}
         nearest = None if key in absent else nearest_name(key, [*known, *absent])
-        install = shipped_with(kind, nearest or key) if nearest not in known else None
+        install = SHIPPED.get((kind, nearest or key)) if nearest not in known else None
         others = [other for other in KINDS if other != kind and key in self.known(other)]
         advice = ""
         if install:
@@ -345,20 +334,22 @@ class PluginManager:
 
     # loading
 
-    def load(self, module_name: str, owner: str | None = None) -> None:
+    def load(
+        self, module_name: str, owner: str | None = None, *, must_provide: bool = False
+    ) -> None:
         """Import a module and, where it holds hookimpls, register it; once per process.
 
         Args:
             module_name: Dotted name.
             owner: Whom to name in messages and listings, by default the module.
+            must_provide: Whether to refuse a module that neither implements a hook nor
+                registers a type.
 
         Raises:
             PluginLoadError: it is disabled, too new, or raised; nothing of it remains
                 registered. Its own error is the cause.
         """
-        self._load(module_name, owner or module_name)
-
-    def _load(self, module_name: str, owner: str, must_provide: bool = False) -> None:
+        owner = owner or module_name
         if self.switches.is_disabled(module_name):
             raise PluginLoadError(
                 f"plugin {owner} is needed, but DINGSDK_DISABLED_PLUGINS names it; "
@@ -393,16 +384,15 @@ class PluginManager:
                 return
             self.has_observers = True
         wanted = [
-            (advert.module, advert.distribution)
-            for advert in self.adverts(OBSERVERS)
-            if self.why_not(advert) is None
+            (a.module, a.distribution) for a in self.adverts(OBSERVERS) if not self.why_not(a)
         ]
-        for name in self.switches.plugins:
-            if not any(is_named([name], advert.names) for advert in self.adverts()):
-                wanted.append((name, name))
+        installed = {name for advert in self.adverts() for name in advert.names}
+        wanted += [
+            (name, name) for name in self.switches.plugins if not is_named([name], installed)
+        ]
         for module, owner in wanted:
             with self._reported():
-                self._load(module, owner, must_provide=True)
+                self.load(module, owner, must_provide=True)
 
     def register_plugin(self, plugin: object, name: str | None = None) -> str:
         """Register an object whose methods are hookimpls; return its name.
@@ -567,6 +557,16 @@ class PluginManager:
                 registry.declare(key, place, owner, force_overwrite=True)
 
 
+@contextmanager
+def _noted(note: str) -> Iterator[None]:
+    """Add a note to the PluginLoadError of the block."""
+    try:
+        yield
+    except PluginLoadError as error:
+        error.add_note(note)
+        raise
+
+
 def _wrong_type(what: str, path: str, expected: str, found: object) -> ConfigTypeError:
     return ConfigTypeError(
         f"{what}: expected {expected}, found {found!r}",
@@ -574,3 +574,45 @@ def _wrong_type(what: str, path: str, expected: str, found: object) -> ConfigTyp
         expected=expected,
         found=type(found).__name__,
     )
+
+
+_lock = threading.RLock()
+_default: PluginManager | None = None
+
+
+def default_manager() -> PluginManager:
+    """Return the manager of this process; the first call reads the ``DINGSDK_*`` switches.
+
+    Raises:
+        ConfigError: a switch that is neither on nor off, or that is unknown.
+    """
+    global _default
+    with _lock:
+        if _default is None:
+            _default = PluginManager(Switches.from_environ(os.environ))
+        return _default
+
+
+@contextmanager
+def use_manager(manager: PluginManager) -> Iterator[PluginManager]:
+    """Make ``manager`` the default inside the block, for tests and for tools."""
+    global _default
+    with _lock:
+        previous, _default = _default, manager
+    try:
+        yield manager
+    finally:
+        with _lock:
+            _default = previous
+
+
+def observe() -> Observers:
+    """Return the observe hooks, to call as ``observe().after_iter(...)``.
+
+    The first call loads the plugins that only observe. A call that nobody listens to costs
+    less than 1 us.
+    """
+    manager = _default or default_manager()
+    if not manager.has_observers:
+        manager.load_observers()
+    return manager.observers

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pkgutil import resolve_name
 from typing import Any, TypeVar, overload
 
 from dingsdk.errors import (
@@ -15,6 +15,7 @@ from dingsdk.errors import (
     DuplicateTypeError,
     PluginLoadError,
     UnknownPluginError,
+    listing,
     nearest_name,
 )
 from dingsdk.plugins.kinds import OWN_DISTRIBUTION
@@ -92,11 +93,8 @@ class Registry:
 
     @overload
     def register(
-        self, name: str | None = None, *, module: T, force_overwrite: bool = False
+        self, name: str | None = ..., module: T = ..., force_overwrite: bool = False
     ) -> T: ...
-
-    @overload
-    def register(self, name: str | None, module: T, force_overwrite: bool = False) -> T: ...
 
     def register(self, name: Any = None, module: Any = None, force_overwrite: bool = False) -> Any:
         """Register a class or callable, as a decorator or by a direct call.
@@ -155,7 +153,7 @@ class Registry:
         if entry.place is None or entry.target is not None:
             return entry.target
         try:
-            target = import_place(entry.place)
+            target = resolve_name(entry.place)
         except Exception as error:
             raise PluginLoadError(
                 f"cannot load {name!r} of the {self.kind} from {entry.place}: "
@@ -192,7 +190,7 @@ class Registry:
         return len(self._entries)
 
     def __repr__(self) -> str:
-        return f"Registry({self.kind!r}: {listed(self.query())})"
+        return f"Registry({self.kind!r}: {listing(self.query())})"
 
     def _add(self, name: str, entry: Entry, force_overwrite: bool) -> None:
         with self._lock:
@@ -230,15 +228,6 @@ def place_of(target: object) -> str | None:
     return f"{module}:{name}" if module and name else None
 
 
-def import_place(place: str) -> Any:
-    """Import ``module:attribute`` (the attribute may be dotted) and return the object."""
-    module, _, attribute = place.partition(":")
-    target = importlib.import_module(module)
-    for part in attribute.split("."):
-        target = getattr(target, part)
-    return target
-
-
 def unknown(
     kind: str, asked: object, known: list[str], advice: str = "", **facts: object
 ) -> UnknownPluginError:
@@ -262,10 +251,5 @@ def unknown(
     where = f"{facts['path']}: " if "path" in facts else ""
     spelling = f" Did you mean {facts['nearest']!r}?" if facts["nearest"] else ""
     return UnknownPluginError(
-        f"{where}no {asked!r} among the {kind}.{spelling}{advice} Known: {listed(known)}", **facts
+        f"{where}no {asked!r} among the {kind}.{spelling}{advice} Known: {listing(known)}", **facts
     )
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return names for a message."""
-    return ", ".join(names) or "none"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +18,6 @@ from dingsdk import evaluate, hookimpl, train
 from dingsdk.config import load_config, to_plain
 from dingsdk.errors import CheckpointCorruptError, CheckpointMissingError, EnvError
 from dingsdk.pipeline.compile import compile_config
-from dingsdk.pipeline.progress import NoProgress
-from dingsdk.pipeline.run_folder import read_result
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
@@ -61,7 +61,7 @@ def test_run_ends_when_the_stop_value_is_reached(tmp_path: Path) -> None:
 
 
 def test_run_folder_holds_what_it_promises(run_dir: Path) -> None:
-    result = read_result(run_dir)
+    result = json.loads((run_dir / "result.json").read_text())
 
     assert (run_dir / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert list(run_dir.glob("log/**/events.out.tfevents.*"))
@@ -113,7 +113,7 @@ def test_stop_event_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     assert stopped[0].is_set()
     assert result.reason == "interrupted"
     assert load_checkpoint(result.checkpoints["latest"]).iteration == result.train_iter
-    assert read_result(result.run_dir)["reason"] == "interrupted"
+    assert json.loads((result.run_dir / "result.json").read_text())["reason"] == "interrupted"
 
 
 def test_status_is_available_while_the_run_lasts(tmp_path: Path) -> None:
@@ -146,8 +146,9 @@ def test_failure_is_reported_although_its_result_cannot_be_written(
         SimpleNamespace(dingsdk_unconfigure=hookimpl(lambda: heard.append("unconfigure")))
     )
 
-    class Failing(NoProgress):
+    class Failing(nullcontext[None]):
         def __init__(self, context: Any) -> None:
+            super().__init__()
             self.run_dir = context.run_dir
 
         def on_evaluation(self, evaluation: Any) -> None:
@@ -233,7 +234,7 @@ def test_failing_env_ends_the_run_with_its_error_and_a_result(
         train("cartpole-dqn", sets=sets, output=tmp_path / "runs")
 
     assert "the wheel came off" in str(caught.value.__cause__)
-    result = read_result(tmp_path / "runs" / "cartpole-dqn")
+    result = json.loads((tmp_path / "runs" / "cartpole-dqn" / "result.json").read_text())
     assert result["reason"] == "error"
     assert result["error"].startswith("EnvError")
 

@@ -32,16 +32,15 @@ def test_name_that_nobody_owns_is_an_attribute_error(name: str) -> None:
         PluginManager().named(name)
 
 
-@pytest.mark.parametrize("distribution", SHIPPED)
-def test_part_of_an_absent_plugin_says_what_to_install(distribution: str) -> None:
+@pytest.mark.parametrize(("kind", "key"), SHIPPED)
+def test_part_of_an_absent_plugin_says_what_to_install(kind: str, key: str) -> None:
     manager = PluginManager(discover=list)
-    for kind, key in SHIPPED[distribution][1]:
-        with pytest.raises((ImportError, UnknownPluginError), match="pip install") as caught:
-            manager.named(key) if kind == NAMES else manager.get(kind, key)
+    with pytest.raises((ImportError, UnknownPluginError), match="pip install") as caught:
+        manager.named(key) if kind == NAMES else manager.get(kind, key)
 
-        error = caught.value
-        assert isinstance(error, PluginNotInstalledError if kind == NAMES else UnknownPluginError)
-        assert error.install == distribution
+    error = caught.value
+    assert isinstance(error, PluginNotInstalledError if kind == NAMES else UnknownPluginError)
+    assert error.install == SHIPPED[kind, key]
 
 
 def test_private_name_is_not_looked_for_among_the_installed_plugins() -> None:
@@ -78,27 +77,22 @@ def test_hints_name_exactly_what_the_distributions_of_this_repository_advertise(
     advertised = {}
     for file in (CHECKOUT / "plugins").glob("*/pyproject.toml"):
         project = tomllib.loads(file.read_text())["project"]
-        adverts = frozenset(
-            (group.removeprefix("dingsdk."), key)
-            for group, rows in project["entry-points"].items()
-            for key in rows
-        )
-        advertised[project["name"]] = (file.parent.name, adverts)
+        for group, rows in project["entry-points"].items():
+            for key in rows:
+                advertised[group.removeprefix("dingsdk."), key] = project["name"]
 
     assert advertised == SHIPPED
 
 
-@pytest.mark.parametrize("distribution", SHIPPED)
-def test_hint_names_the_folder_in_this_checkout_or_in_a_clone(
-    distribution: str, tmp_path: Path
-) -> None:
-    folder = SHIPPED[distribution][0]
+def test_hint_names_the_folder_in_this_checkout_or_in_a_clone(tmp_path: Path) -> None:
+    for file in (CHECKOUT / "plugins").glob("*/pyproject.toml"):
+        distribution = tomllib.loads(file.read_text())["project"]["name"]
 
-    here = install_command(distribution)
-    elsewhere = install_command(distribution, tmp_path)
+        here = install_command(distribution)
+        elsewhere = install_command(distribution, tmp_path)
 
-    assert here == f"pip install {CHECKOUT / 'plugins' / folder}"
-    assert elsewhere.startswith(f"pip install ./plugins/{folder}, ")
+        assert here == f"pip install {file.parent}"
+        assert elsewhere.startswith(f"pip install ./plugins/{file.parent.name}, ")
 
 
 def test_another_projects_distribution_of_our_import_package_is_reported_by_name(
