@@ -9,20 +9,23 @@ from typing import Any
 
 from dingsdk.config import deep_merge_dicts
 from dingsdk.config.aliases import rename_aliases
-from dingsdk.errors import ConfigError, UnknownEnvError, nearest_name
+from dingsdk.errors import ConfigError, UnknownEnvError, listing, nearest_name
 
 _log = logging.getLogger(__name__)
 
 _PARTS = {
+    "policy": "policy",
+    "collector": "policy.collect.collector",
     "replay_buffer": "policy.other.replay_buffer",
     "evaluator": "policy.eval.evaluator",
     "learner": "policy.learn.learner",
     "commander": "policy.other.commander",
     "env_manager": "env_manager",
 }
-_OTHER_PARTS = ("collector", "comm_collector", "comm_learner", "env", "policy")
-_PARALLEL_COLLECTORS = frozenset({"zergling", "marine"})
+_COMM_PARTS = ("comm_learner", "comm_collector")
 _COMM_ALIASES = ("comm_learner_type", "comm_collector_type")
+_PARALLEL_COLLECTORS = frozenset({"zergling", "marine"})
+_PROCESS_MANAGERS = frozenset({"subprocess", "subprocess_v2", "async_subprocess"})
 
 NOT_CARRIED: Mapping[str, str] = {
     "reward_model": "reward models are not part of dingsdk",
@@ -32,34 +35,28 @@ NOT_CARRIED: Mapping[str, str] = {
 }
 """Sections and switches of DI-engine that have no counterpart, with the reason."""
 
-_NOT_CARRIED_COORDINATOR = {
-    "operator_server": "workers dial the coordinator, and may be started and ended at any time",
+_MOVED = {
+    "policy.collect.collector.collector_num": "system.collector_num",
+    "policy.learn.learner.learner_num": "system.learner_num",
+    "policy.learn.learner.send_policy_freq": "system.learner.send_policy_freq",
 }
-_IGNORED_COORDINATOR = {
-    "host": "the transport listens, see system.transport",
-    "port": "the transport listens, see system.transport",
-}
-_IGNORED_POLICY = {
-    "priority_IS_weight": "importance weights count wherever the buffer gives them",
-}
-_PROCESS_MANAGERS = frozenset({"subprocess", "subprocess_v2", "async_subprocess"})
-_IGNORED_MANAGER = dict.fromkeys(
-    (
-        "connect_timeout",
-        "context",
-        "copy_on_get",
-        "reset_inplace",
-        "shared_memory",
-        "step_wait_timeout",
-        "wait_num",
-    ),
-    "gymnasium's vector envs need no such setting",
-)
-_IGNORED_SYSTEM = {
-    "path_data": "the transport decides where payloads live",
-    "path_policy": "the transport decides where policies live",
-    "communication_mode": "workers dial the master",
-    "learner_gpu_num": "set policy.cuda",
+_LISTENS = "the transport listens, see system.transport"
+_NO_SUCH_SETTING = "gymnasium's vector envs need no such setting"
+_IGNORED = {
+    "policy.priority_IS_weight": "importance weights count wherever the buffer gives them",
+    "system.coordinator.host": _LISTENS,
+    "system.coordinator.port": _LISTENS,
+    "system.path_data": "the transport decides where payloads live",
+    "system.path_policy": "the transport decides where policies live",
+    "system.communication_mode": "workers dial the master",
+    "system.learner_gpu_num": "set policy.cuda",
+    "env_manager.connect_timeout": _NO_SUCH_SETTING,
+    "env_manager.context": _NO_SUCH_SETTING,
+    "env_manager.copy_on_get": _NO_SUCH_SETTING,
+    "env_manager.reset_inplace": _NO_SUCH_SETTING,
+    "env_manager.shared_memory": _NO_SUCH_SETTING,
+    "env_manager.step_wait_timeout": _NO_SUCH_SETTING,
+    "env_manager.wait_num": _NO_SUCH_SETTING,
 }
 
 
@@ -77,30 +74,30 @@ def convert_reference_shape(cfg: Mapping[str, Any]) -> dict[str, Any]:
     sections = {key.removesuffix("_config"): value for key, value in cfg.items()}
     if "main" not in sections or "create" not in sections:
         return deep_merge_dicts({}, cfg)
-    main = deep_merge_dicts({}, sections["main"])
-    create = deep_merge_dicts({}, sections["create"])
-    system = deep_merge_dicts({}, sections.get("system"))
-    for name, section in (("main_config", main), ("create_config", create)):
-        policy = section.get("policy") or {}
-        _refuse(name, section, NOT_CARRIED)
-        _refuse(f"{name}.policy", policy, NOT_CARRIED)
-        _refuse(f"{name}.policy.learn", policy.get("learn") or {}, NOT_CARRIED)
-        _drop(f"{name}.policy", policy, _IGNORED_POLICY)
-
-    _convert_env(main, create.pop("env", {}))
-    _convert_policy(main, create.pop("policy", {}))
-    _convert_collector(main, create.pop("collector", {}))
+    shape = {
+        f"{name}_config": deep_merge_dicts({}, sections.get(name))
+        for name in ("main", "create", "system")
+    }
+    _refuse_what_is_absent(shape)
+    main, create, system = shape.values()
+    main["system"] = deep_merge_dicts(main.get("system"), system)
+    _convert_env(main, create.pop("env", None) or {})
     for name, path in _PARTS.items():
-        _merge_part(main, path, _clean(create.pop(name, {}), f"create_config.{name}"))
-    _convert_learner(main)
-    _convert_env_manager(main)
-    _convert_system(main, create, system)
-    _rename_deque(main)
-    if create:
-        name = sorted(create)[0]
+        part = _without_own_imports(create.pop(name, None) or {}, name)
+        _put(main, path, deep_merge_dicts(_take(main, path), part))
+    for old, new in _MOVED.items():
+        value = _take(main, old)
+        if value is not None:
+            _put(main, new, value)
+    for path, reason in _IGNORED.items():
+        if _take(main, path) is not None:
+            _log.info("%s is not used: %s", path, reason)
+    _convert_transport(main, [create.pop(name, None) or {} for name in _COMM_PARTS])
+    _rename_types(main)
+    for name in sorted(create):
+        known = listing([*_PARTS, *_COMM_PARTS, "env"])
         raise ConfigError(
-            f"create_config.{name} has no counterpart in dingsdk; known: "
-            f"{', '.join(sorted({*_PARTS, *_OTHER_PARTS}))}",
+            f"create_config.{name} has no counterpart in dingsdk; known: {known}",
             path=f"create_config.{name}",
         )
     return main
@@ -121,58 +118,52 @@ def rename_all_aliases(cfg: Mapping[str, Any]) -> dict[str, Any]:
     return rename_aliases(cfg)
 
 
-def _refuse(path: str, section: dict[str, Any], reasons: Mapping[str, str]) -> None:
-    """Refuse the keys of ``reasons`` where they are in use, and drop them where they are off."""
-    for key, reason in reasons.items():
-        if section.pop(key, None):
-            raise ConfigError(
-                f"{path}.{key} cannot be carried over: {reason}; remove it", path=f"{path}.{key}"
-            )
+def _refuse_what_is_absent(shape: dict[str, Any]) -> None:
+    """Refuse what has no counterpart where it is in use, and drop it where it is off."""
+    reasons = {
+        "system_config.coordinator.operator_server": (
+            "workers dial the coordinator, and may be started and ended at any time"
+        )
+    }
+    for place in ("", ".policy", ".policy.learn"):
+        for name, reason in NOT_CARRIED.items():
+            reasons[f"main_config{place}.{name}"] = reasons[f"create_config{place}.{name}"] = reason
+    for path, reason in reasons.items():
+        if _take(shape, path):
+            raise ConfigError(f"{path} cannot be carried over: {reason}; remove it", path=path)
 
 
-def _drop(path: str, section: dict[str, Any], reasons: Mapping[str, str]) -> None:
-    for key, reason in reasons.items():
-        if section.pop(key, None) is not None:
-            _log.info("%s.%s is not used: %s", path, key, reason)
-
-
-def _clean(section: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Return a create section without imports of the reference's own modules."""
-    cleaned = dict(section)
-    names = cleaned.get("import_names") or []
-    kept = [name for name in names if name.split(".")[0] not in ("ding", "dizoo")]
-    if len(kept) < len(names):
-        _log.info("%s.import_names: left out the reference's own modules", path)
-    if kept:
-        cleaned["import_names"] = kept
-    else:
-        cleaned.pop("import_names", None)
-    return cleaned
-
-
-def _rename_deque(main: Mapping[str, Any]) -> None:
-    """Name the buffer that does what the reference's ``deque`` does with the policy's settings."""
-    policy = main.get("policy") or {}
-    buffer = (policy.get("other") or {}).get("replay_buffer") or {}
-    if buffer.get("type") == "deque":
-        # That one samples by priority where the policy asks for it, else uniformly.
-        buffer["type"] = "advanced" if policy.get("priority") else "naive"
-        _log.info("policy.other.replay_buffer.type: deque is called %s here", buffer["type"])
-
-
-def _merge_part(main: dict[str, Any], path: str, section: Mapping[str, Any]) -> None:
+def _take(section: Any, path: str) -> Any:
+    """Remove and return what is at a dotted path, or None."""
     *parents, last = path.split(".")
-    target = main
     for key in parents:
-        target = target.setdefault(key, {})
-    target[last] = deep_merge_dicts(target.get(last), section)
+        section = section.get(key) if isinstance(section, dict) else None
+    return section.pop(last, None) if isinstance(section, dict) else None
+
+
+def _put(section: dict[str, Any], path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    for key in parents:
+        if section.get(key) is None:
+            section[key] = {}
+        section = section[key]
+    section[last] = value
+
+
+def _without_own_imports(section: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a create section without imports of the reference's own modules."""
+    names = section.get("import_names") or []
+    kept = [module for module in names if module.split(".")[0] not in ("ding", "dizoo")]
+    if len(kept) < len(names):
+        _log.info("create_config.%s: left out imports of the reference's own modules", name)
+    rest = {key: value for key, value in section.items() if key != "import_names"}
+    return {**rest, "import_names": kept} if kept else rest
 
 
 def _convert_env(main: dict[str, Any], create_env: Mapping[str, Any]) -> None:
     env = main.setdefault("env", {})
-    manager = env.pop("manager", None)
-    if manager:
-        _merge_part(main, "env_manager", manager)
+    if manager := env.pop("manager", None):
+        main["env_manager"] = deep_merge_dicts(main.get("env_manager"), manager)
     zoo_name = create_env.get("type")
     if "env_id" not in env and zoo_name is not None:
         env["env_id"] = find_env_id(str(zoo_name))
@@ -183,70 +174,38 @@ def _convert_env(main: dict[str, Any], create_env: Mapping[str, Any]) -> None:
         env.setdefault("n_evaluator_episode", per_env * env["evaluator_env_num"])
 
 
-def _convert_env_manager(main: dict[str, Any]) -> None:
-    manager = main.get("env_manager") or {}
-    _drop("env_manager", manager, _IGNORED_MANAGER)
+def _convert_transport(main: dict[str, Any], comm_parts: list[dict[str, Any]]) -> None:
+    kinds = {part["type"] for part in comm_parts if part.get("type") is not None}
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"create_config names the transports {listing(kinds)}; collectors and learner share "
+            "one",
+            path="create_config.comm_learner.type",
+        )
+    for kind in kinds:
+        _put(main, "system.transport.type", kind)
+
+
+def _rename_types(main: dict[str, Any]) -> None:
+    """Name the types by what does the same here."""
+    policy, manager = main["policy"], main["env_manager"]
+    if isinstance(policy.get("type"), str):
+        # The reference has a second policy class for parallel mode; here one serves both.
+        policy["type"] = policy["type"].removesuffix("_command")
+    collect = policy["collect"]
+    if collect["collector"].get("type") in _PARALLEL_COLLECTORS:
+        collect["parallel_collector"] = collect.pop("collector")
+    buffer = policy["other"]["replay_buffer"]
+    if buffer.get("type") == "deque":
+        # That one samples by priority where the policy asks for it, else uniformly.
+        buffer["type"] = "advanced" if policy.get("priority") else "naive"
+        _log.info("policy.other.replay_buffer.type: deque is called %s here", buffer["type"])
     for key in ("step_timeout", "reset_timeout"):
         if manager.get(key, 0) is None:
             del manager[key]
-    kind = manager.get("type")
-    if kind in _PROCESS_MANAGERS:
+    if (kind := manager.get("type")) in _PROCESS_MANAGERS:
         manager.update(type="vector", vectorization_mode="async")
         _log.info("env_manager.type: %s is vector with vectorization_mode async here", kind)
-
-
-def _convert_policy(main: dict[str, Any], create_policy: Mapping[str, Any]) -> None:
-    cleaned = _clean(create_policy, "create_config.policy")
-    # The reference has a second policy class for parallel mode; here one serves both.
-    if isinstance(cleaned.get("type"), str):
-        cleaned["type"] = cleaned["type"].removesuffix("_command")
-    _merge_part(main, "policy", cleaned)
-
-
-def _convert_collector(main: dict[str, Any], create_collector: Mapping[str, Any]) -> None:
-    collect = main["policy"].get("collect") or {}
-    stated = dict(collect.get("collector") or {})
-    collector_num = stated.pop("collector_num", None)
-    if collector_num is not None:
-        main.setdefault("system", {})["collector_num"] = collector_num
-    section = deep_merge_dicts(stated, _clean(create_collector, "create_config.collector"))
-    is_parallel = section.get("type") in _PARALLEL_COLLECTORS
-    if section or "collector" in collect:
-        collect.pop("collector", None)
-        collect["parallel_collector" if is_parallel else "collector"] = section
-        main["policy"]["collect"] = collect
-
-
-def _convert_learner(main: dict[str, Any]) -> None:
-    learner = (main["policy"].get("learn") or {}).get("learner") or {}
-    if "learner_num" in learner:
-        main.setdefault("system", {})["learner_num"] = learner.pop("learner_num")
-    if "send_policy_freq" in learner:
-        _merge_part(main, "system.learner", {"send_policy_freq": learner.pop("send_policy_freq")})
-
-
-def _convert_system(
-    main: dict[str, Any], create: dict[str, Any], system: Mapping[str, Any]
-) -> None:
-    converted = dict(system)
-    _drop("system_config", converted, _IGNORED_SYSTEM)
-    coordinator, path = converted.get("coordinator") or {}, "system_config.coordinator"
-    _refuse(path, coordinator, _NOT_CARRIED_COORDINATOR)
-    _drop(path, coordinator, _IGNORED_COORDINATOR)
-    kinds = {
-        section.get("type")
-        for name in ("comm_learner", "comm_collector")
-        if (section := create.pop(name, None))
-    } - {None}
-    if len(kinds) > 1:
-        raise ConfigError(
-            f"create_config names the transports {sorted(map(str, kinds))}; collectors and "
-            "learner share one",
-            path="create_config.comm_learner.type",
-        )
-    if kinds:
-        converted.setdefault("transport", {})["type"] = kinds.pop()
-    main["system"] = deep_merge_dicts(main.get("system"), converted)
 
 
 _VERSION = re.compile(r"-v(\d+)$")
