@@ -14,7 +14,7 @@ from dingsdk.pipeline.context import torch_threads
 from dingsdk.pipeline.run_folder import private_files
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm.transport import Place, Transport
-from dingsdk.worker.coordinator.role import create_role, create_roles
+from dingsdk.worker.coordinator.roles import create_role, create_roles
 
 POLL_S = 0.2
 

@@ -12,7 +12,7 @@ from dingsdk.errors import TaskTimeoutError
 from dingsdk.pipeline.worker import worker_ids
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.comm.worker import CommWorker
-from dingsdk.worker.coordinator.role import create_role
+from dingsdk.worker.coordinator.roles import create_role
 
 _log = logging.getLogger(__name__)
 

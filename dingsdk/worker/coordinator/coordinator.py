@@ -13,15 +13,14 @@ from dingsdk.config import Configurable
 from dingsdk.errors import DingError, TaskTimeoutError, WorkerLostError
 from dingsdk.plugins import observe
 from dingsdk.worker.comm.master import Master
-from dingsdk.worker.comm.scheduler import Job
+from dingsdk.worker.comm.scheduler import Condition, Job
 from dingsdk.worker.comm.slave import RENEWALS
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
 from dingsdk.worker.coordinator.experience import Experience, metadata_config
 from dingsdk.worker.coordinator.pace import Pace
-from dingsdk.worker.coordinator.role import Role, create_roles
+from dingsdk.worker.coordinator.roles import Role, TaskControl, create_roles
 from dingsdk.worker.coordinator.scheduler_state import SchedulerState
 from dingsdk.worker.coordinator.section import CoordinatorSection
-from dingsdk.worker.coordinator.storage import PayloadUpkeep, StorageOutage
 from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
 from dingsdk.worker.factory import create_buffer, create_parallel_commander
 
@@ -29,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 TICK_S = 0.02
 """How often the commander is asked for tasks while nothing happens."""
+MANY_LOST = 8
+"""Payloads lost at once after which all others are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class CoordinatorStatus:
     """How fast the workers that have tasks get on, by their ids."""
 
 
-class Coordinator(Configurable):
+class Coordinator(Configurable, TaskControl):
     """Produces tasks, assigns them to idle workers, and drives each on a job of its own.
 
     It knows workers and payloads only through the transport contract. All its state, the
@@ -79,7 +80,7 @@ class Coordinator(Configurable):
         self.cfg: CoordinatorSection = self.read(cfg["system"].get("coordinator") or {})
         self.clock = clock
         self.scheduler = transport.scheduler
-        self.condition = self.scheduler.condition()
+        self.condition: Condition = self.scheduler.condition()
         self.data_store = transport.data_store()
         self.policy_store = transport.policy_store()
         self.master = Master(
@@ -97,11 +98,7 @@ class Coordinator(Configurable):
         self._jobs: list[Job] = []
         self._train_iter = 0
         self._learner_tasks = 0
-        self._outage = StorageOutage(self.cfg.storage_timeout_s, clock)
-        self._upkeep = PayloadUpkeep(
-            self.data_store, self.condition, self.cfg.orphan_grace_s, clock
-        )
-        self._looked_at = clock()
+        self._looked_at = self._swept_at = clock()
         self._has_news = False
         self._is_started = False
         self._is_closed = False
@@ -112,7 +109,6 @@ class Coordinator(Configurable):
         self.failure: DingError | None = None
         """What ended the run, if an error did."""
 
-    # Life -------------------------------------------------------------------------------------
     def start(self) -> str:
         """Accept workers and begin; return the address that workers dial."""
         self._is_started = True
@@ -155,11 +151,9 @@ class Coordinator(Configurable):
 
     @property
     def is_ending(self) -> bool:
-        """Whether no task is to be started any more, and training ones end now."""
         return self._is_halted or self.system_shutdown_flag
 
     def must_end(self, state: TaskState) -> bool:
-        """Whether a task is to be brought to its end now; an evaluation may outlive training."""
         return self._is_halted if state.is_evaluation else self.is_ending
 
     @property
@@ -182,7 +176,7 @@ class Coordinator(Configurable):
                 workers=now.pool.counts(),
                 running_tasks=len(now.running),
                 evicted=now.evicted,
-                held_up_by=self._outage.text,
+                held_up_by=self._state.outage.text,
                 paces=now.pace.paces(),
             )
 
@@ -211,7 +205,6 @@ class Coordinator(Configurable):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Do nothing; kept for users of DI-engine."""
-        pass
 
     def notify(self) -> None:
         """Make every waiter look again."""
@@ -219,11 +212,10 @@ class Coordinator(Configurable):
             self._has_news = True
             self.condition.notify_all()
 
-    # What the drivers of tasks call (TaskControl) -------------------------------------------
+    # What the drivers of tasks call: TaskControl.
     def ask(
         self, state: TaskState, data: Mapping[str, Any], timeout_key: str = "answer_timeout_s"
     ) -> Mapping[str, Any]:
-        """Send a message to a task's worker and return its answer; see ``TaskControl``."""
         assert state.worker is not None  # assigned before it is driven
         worker, timeout_s = state.worker, float(getattr(self.cfg, timeout_key))
         try:
@@ -234,11 +226,9 @@ class Coordinator(Configurable):
             ) from error
 
     def experience_of(self, state: TaskState) -> Experience | None:
-        """Return the experience that a task works for; call with the condition held."""
         return self._state.experience_of(state)
 
     def open_experience(self, state: TaskState) -> None:
-        """Create the replay buffer that a learner task names, if it does not exist."""
         with self.condition:
             if self.experience_of(state) is None:
                 cfg = metadata_config(state.task["replay_buffer_cfg"])
@@ -246,19 +236,16 @@ class Coordinator(Configurable):
                 self._state.experiences[state.buffer_id] = Experience(buffer)
 
     def end_batch_leases(self, state: TaskState) -> None:
-        """Release the payloads of all batches that were leased to a task."""
         with self.condition:
             experience = self.experience_of(state)
             if experience is not None:
                 experience.settle(state)
 
     def deal_with_task_started(self, state: TaskState) -> None:
-        """Note that a worker has built what its task needs."""
         with self.condition:
             self._state.begin(state)
 
     def deal_with_collecting(self) -> None:
-        """Note that a collector steps its envs; the first one starts the clock of the run."""
         with self.condition:
             first, self._on_collecting = self._on_collecting, None
         if first is not None:
@@ -266,19 +253,13 @@ class Coordinator(Configurable):
 
     @property
     def held_up_by(self) -> str:
-        """Why workers wait for room to store what they have, where they do."""
-        return self._outage.text
+        return self._state.outage.text
 
     def deal_with_storage(self, state: TaskState, held_up_by: str) -> None:
-        """Note why a task's worker waits for room to store what it has, or that it does not."""
         with self.condition:
-            self._outage.note(state.task_id, held_up_by)
+            self._state.outage.note(state.task_id, held_up_by)
 
     def deal_with_collector_send_data(self, state: TaskState, meta: Mapping[str, Any]) -> bool:
-        """Acknowledge a payload; False where the buffer's limiter has no room for it now.
-
-        A payload whose buffer is gone is deleted at once, one that is gone itself is left out.
-        """
         data_id = str(meta["data_id"])
         if not self.data_store.has(data_id):
             _log.warning("payload %s vanished before it was acknowledged", data_id)
@@ -291,9 +272,9 @@ class Coordinator(Configurable):
                 return False
             else:
                 experience.push(meta, self._state.env_steps)
-                self._outage.note_progress()
+                self._state.outage.note_progress()
                 garbage = self._state.take_garbage(experience)
-                if data_id not in experience.ledger.names:
+                if data_id not in experience.ledger.numbers:
                     # A late repeat: its payload was stored anew, and nobody would read it.
                     garbage.append(data_id)
             self._has_news = True
@@ -303,17 +284,12 @@ class Coordinator(Configurable):
         return True
 
     def deal_with_collector_progress(self, state: TaskState, report: Mapping[str, Any]) -> bool:
-        """Take a progress report; return whether the collector is done."""
         with self.condition:
             return self._state.progress(state, report)
 
     def deal_with_collector_finish_task(
         self, state: TaskState, finished: Mapping[str, Any]
     ) -> None:
-        """Tell the commander; an evaluation's result goes to ``on_evaluated`` first.
-
-        An evaluation that was cut off has no result: its short episodes came first.
-        """
         policy_id = finished.get("policy_id")
         is_cut_off = state.is_evaluation and not finished.get("collector_done", True)
         if state.is_evaluation and self._on_evaluated is not None and not is_cut_off:
@@ -330,7 +306,6 @@ class Coordinator(Configurable):
     def deal_with_learner_get_data(
         self, state: TaskState, demand: Mapping[str, Any]
     ) -> dict[str, Any] | None:
-        """Lease batches to a learner; None while the buffer cannot serve."""
         with self.condition:
             experience = self.experience_of(state)
             if experience is None:
@@ -346,7 +321,6 @@ class Coordinator(Configurable):
             return leased
 
     def deal_with_learner_send_info(self, state: TaskState, info: Mapping[str, Any]) -> None:
-        """Settle the lease, take priorities over, and tell the commander."""
         with self.condition:
             self._train_iter = int(info["learner_step"])
             self._state.note_progress(state, self._train_iter)
@@ -359,17 +333,15 @@ class Coordinator(Configurable):
         if garbage:
             self.data_store.delete(garbage)
         if experience is not None:
-            self._upkeep.look(experience, state, info)
+            self._give_up_missing(experience, state, info)
 
     def deal_with_learner_judge_finish(self, state: TaskState, info: Mapping[str, Any]) -> bool:
-        """Return whether the learner task is to end."""
         with self.condition:
             return bool(self._state.commander.judge_learner_finish(state.task_id, info))
 
     def deal_with_learner_finish_task(
         self, state: TaskState, finished: Mapping[str, Any], *, has_trained_out: bool
     ) -> None:
-        """Tell the commander, and close the buffer of the task."""
         with self.condition:
             experience = self._state.finish_learner(state, finished)
             self._learner_tasks += has_trained_out
@@ -388,7 +360,6 @@ class Coordinator(Configurable):
         with self.condition:
             self._state.commander.decrease_collector_task_space()
 
-    # Reports of the master ----------------------------------------------------------------------
     def _on_join(self, info: WorkerInfo) -> None:
         with self.condition:
             self._state.join(info)
@@ -408,7 +379,6 @@ class Coordinator(Configurable):
             self._state.lose(info)
         self.notify()
 
-    # The dispatcher ------------------------------------------------------------------------------
     def _dispatch(self) -> None:
         try:
             # Beyond the end of training: the worker of a last evaluation may fall silent too.
@@ -416,8 +386,7 @@ class Coordinator(Configurable):
                 self._dispatch_once()
         except Exception as error:
             # Without a dispatcher nothing would ever happen again, in silence.
-            failure = error if isinstance(error, DingError) else DingError(f"dispatcher: {error!r}")
-            self._fail(failure)
+            self._fail(_as_ding_error(error, "dispatcher"))
             raise
 
     def _dispatch_once(self) -> None:
@@ -430,17 +399,15 @@ class Coordinator(Configurable):
                 # This process was stopped, or another job held it up: renewals wait to be heard.
                 self._state.pool.postpone(stalled_s)
             silent = self._state.pool.silent()
-            failure = self._outage.failure()
+            failure = self._state.outage.failure()
             changed = self._state.pace.look()
         if failure is not None:
             self._fail(failure)
         for worker_id, pace in changed.items():
             _report_pace(worker_id, pace)
-        for worker in silent:
-            self.master.lose(
-                worker.worker_id, f"silent for {self.cfg.lease_s} s", worker.incarnation
-            )
-        self._upkeep.sweep(self._state.find_live)
+        for info in silent:
+            self.master.lose(info.worker_id, f"silent for {self.cfg.lease_s} s", info.incarnation)
+        self._sweep_orphans()
         for role in self.roles:
             with self.condition:
                 if self.is_ending:
@@ -450,6 +417,35 @@ class Coordinator(Configurable):
             if state is not None:
                 self._spawn(functools.partial(self._run, state), f"{state.task_id}-driver")
 
+    def _sweep_orphans(self) -> None:
+        """Delete unannounced payloads of dead workers, twice in each ``orphan_grace_s``."""
+        grace_s = self.cfg.orphan_grace_s
+        if self.clock() - self._swept_at < grace_s / 2:
+            return
+        self._swept_at = self.clock()
+        with self.condition:
+            is_live = self._state.find_live()
+        count = self.data_store.sweep_orphans(is_live, grace_s)
+        if count:
+            _log.info("deleted %d payloads that nobody announced", count)
+
+    def _give_up_missing(
+        self, experience: Experience, state: TaskState, info: Mapping[str, Any]
+    ) -> None:
+        """After a learner lost many payloads at once, give up all others that are gone.
+
+        Otherwise the learner would wait in vain for those of each batch. It may hold the
+        payloads that were announced to it, whether they are stored or not.
+        """
+        if len(info["lost_payloads"]) < MANY_LOST:
+            return
+        with self.condition:
+            names = experience.readable(state.announced)
+        gone = [name for name in names if not self.data_store.has(name, 0.0)]
+        with self.condition:
+            experience.give_up_missing(gone)
+        _log.warning("%d more payloads are gone; their samples are given up", len(gone))
+
     def _run(self, state: TaskState) -> None:
         """Drive a task; however it ends, take note of it."""
         worker = state.worker
@@ -457,46 +453,45 @@ class Coordinator(Configurable):
         task = {**state.task, f"{state.role}_id": worker.worker_id}
         task["payload_prefix"] = state.payload_prefix
         task["resource_info"] = worker.resource
+        phase = TaskPhase.FINISHED
+        error: DingError | None = None
         try:
             self.roles[state.role].drive(self, state, task)
-        except WorkerLostError as error:
-            self._end_task(state, TaskPhase.LOST, error)
-        except TaskTimeoutError as error:
+        except WorkerLostError as lost:
+            phase, error = TaskPhase.LOST, lost
+        except TaskTimeoutError as late:
             # Lost first, so that its late answer cannot meet the next task.
-            self.master.lose(worker.worker_id, str(error), worker.incarnation)
-            self._end_task(state, TaskPhase.LOST, error)
-        except DingError as error:
-            self._end_task(state, TaskPhase.FAILED, error)
-        except Exception as error:
-            wrapped = DingError(f"task {state.task_id}: {type(error).__name__}: {error}")
-            wrapped.__cause__ = error
-            self._end_task(state, TaskPhase.FAILED, wrapped)
-            raise
-        else:
-            self._end_task(state, TaskPhase.FINISHED, None)
-
-    def _end_task(self, state: TaskState, phase: TaskPhase, error: DingError | None) -> None:
+            self.master.lose(worker.worker_id, str(late), worker.incarnation)
+            phase, error = TaskPhase.LOST, late
+        except Exception as raised:
+            phase, error = TaskPhase.FAILED, _as_ding_error(raised, f"task {state.task_id}")
         with self.condition:
             outcome, is_fatal = self._state.end(state, phase, error)
-            self._outage.note(state.task_id, "")
-        if outcome is not None and not self._is_closed:
-            if is_fatal:
-                self._fail(outcome)
-            else:
-                _log.error("%s", outcome)
+            self._state.outage.note(state.task_id, "")
+        if is_fatal and outcome is not None and not self._is_closed:
+            self._fail(outcome)
+        elif outcome is not None and not self._is_closed:
+            _log.error("%s", outcome)
         self.notify()
 
     def _fail(self, error: DingError) -> None:
         # Whoever runs the coordinator raises it, and tells the user once.
         _log.debug("the run failed", exc_info=error)
         with self.condition:
-            if self.failure is None:
-                self.failure = error
+            self.failure = self.failure or error
             self.condition.notify_all()
 
     def _spawn(self, function: Callable[[], None], name: str) -> None:
         self._jobs = [job for job in self._jobs if not job.done]
         self._jobs.append(self.scheduler.spawn(function, name))
+
+
+def _as_ding_error(error: Exception, where: str) -> DingError:
+    if isinstance(error, DingError):
+        return error
+    wrapped = DingError(f"{where}: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def _report_pace(worker_id: str, pace: Pace) -> None:

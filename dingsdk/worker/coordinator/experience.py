@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,19 +22,19 @@ RETIRED_KEPT = 65_536
 which is longer than any message is on its way."""
 
 
-class _Content(NamedTuple):
-    """What was announced of a payload."""
+@dataclass(slots=True)
+class _Payload:
+    """A payload: what was announced of it, its rows in the buffer and the leases on it."""
 
+    data_id: str
     rows: int
     digest: str | None
+    left: int
+    pins: int = 0
 
-    def __str__(self) -> str:
-        return f"{self.rows} rows" + (f" with digest {self.digest}" if self.digest else "")
-
-    def agrees_with(self, other: _Content) -> bool:
-        return self.rows == other.rows and (
-            None in (self.digest, other.digest) or self.digest == other.digest
-        )
+    @property
+    def is_garbage(self) -> bool:
+        return self.left == 0 and self.pins == 0
 
 
 class PayloadLedger:
@@ -51,12 +52,9 @@ class PayloadLedger:
 
     def __init__(self, retired_kept: int = RETIRED_KEPT) -> None:
         self._retired_kept = retired_kept
-        self._retired: dict[str, _Content] = {}  # by data id, in the order of their deletion
-        self._contents: dict[int, _Content] = {}
+        self._retired: dict[str, _Payload] = {}  # by data id, in the order of their deletion
+        self._payloads: dict[int, _Payload] = {}
         self._numbers: dict[str, int] = {}
-        self._names: dict[int, str] = {}
-        self._rows: dict[int, int] = {}
-        self._pins: Counter[int] = Counter()
         self._next = 0
         self._garbage: list[int] = []
         self.acked_rows = 0
@@ -77,43 +75,39 @@ class PayloadLedger:
         """
         if rows < 1:
             raise ProtocolError(f"payload {data_id!r} has {rows} rows", where="metadata")
-        content = _Content(rows, digest)
-        known = self._content_of(data_id)
+        number = self._numbers.get(data_id)
+        known = self._retired.get(data_id) if number is None else self._payloads[number]
         if known is not None:
-            if not known.agrees_with(content):
+            if rows != known.rows or not (None in (digest, known.digest) or digest == known.digest):
                 raise ConflictError(
-                    f"payload {data_id!r} has {known}, not {content}; ids are used once",
+                    f"payload {data_id!r} has {known.rows} rows and digest {known.digest}, not "
+                    f"{rows} and {digest}; ids are used once",
                     data_id=data_id,
                 )
             return None
         number, self._next = self._next, self._next + 1
         self._numbers[data_id] = number
-        self._names[number] = data_id
-        self._rows[number], self._contents[number] = rows, content
+        self._payloads[number] = _Payload(data_id, rows, digest, left=rows)
         self.acked_rows += rows
         return number
 
     @property
-    def names(self) -> Collection[str]:
-        """Data ids of the payloads that somebody may still read."""
-        return self._numbers.keys()
-
-    @property
     def numbers(self) -> Mapping[str, int]:
-        """Their numbers, ``{data_id: number}``."""
+        """Numbers of the payloads that somebody may still read, by data id."""
         return self._numbers
 
     def name(self, number: int) -> str:
         """The id of a payload by its number."""
-        return self._names[number]
+        return self._payloads[number].data_id
 
     def digest(self, number: int) -> str | None:
         """What a payload's readers can hold it to, if its collector told."""
-        return self._contents[number].digest
+        return self._payloads[number].digest
 
     def rows_left(self, number: int) -> int:
         """Rows of a payload that are in the buffer."""
-        return self._rows.get(number, 0)
+        payload = self._payloads.get(number)
+        return 0 if payload is None else payload.left
 
     def evict(self, numbers: NDArray[np.int64], reason: str) -> None:
         """Note rows that left the buffer: int64[n], the payload number of each."""
@@ -122,27 +116,26 @@ class PayloadLedger:
         self.evicted_rows[reason] += len(numbers)
         found, counts = np.unique(numbers, return_counts=True)
         for number, count in zip(found.tolist(), counts.tolist(), strict=True):
-            self._rows[number] -= count
+            self._payloads[number].left -= count
             self._collect(number)
 
     def pin(self, numbers: Iterable[int]) -> None:
         """Keep payloads that are leased for training."""
-        self._pins.update(numbers)
+        for number in numbers:
+            self._payloads[number].pins += 1
 
     def unpin(self, numbers: Iterable[int]) -> None:
         """Release leased payloads; those without rows are deleted."""
         for number in numbers:
-            self._pins[number] -= 1
-            if self._pins[number] <= 0:
-                del self._pins[number]
+            self._payloads[number].pins -= 1
             self._collect(number)
 
     def take_garbage(self) -> dict[int, str]:
         """Return the payloads to delete, ``{number: data_id}``; they are retired."""
-        garbage = {number: self._names.pop(number) for number in self._garbage}
+        garbage = {number: self.name(number) for number in self._garbage}
         for number, name in garbage.items():
-            del self._rows[number], self._numbers[name]
-            self._retired[name] = self._contents.pop(number)
+            del self._numbers[name]
+            self._retired[name] = self._payloads.pop(number)
             if len(self._retired) > self._retired_kept:
                 del self._retired[next(iter(self._retired))]
         self._garbage.clear()
@@ -155,15 +148,11 @@ class PayloadLedger:
             f"{self.acked_rows} rows acknowledged, {rows_in_buffer} in the buffer, "
             f"{evicted} evicted"
         )
-        live = sum(self._rows.values())
+        live = sum(payload.left for payload in self._payloads.values())
         assert live == rows_in_buffer, f"{live} live rows, {rows_in_buffer} in the buffer"
 
-    def _content_of(self, data_id: str) -> _Content | None:
-        number = self._numbers.get(data_id)
-        return self._retired.get(data_id) if number is None else self._contents[number]
-
     def _collect(self, number: int) -> None:
-        if self._rows.get(number) == 0 and number not in self._pins:
+        if self._payloads[number].is_garbage:
             self._garbage.append(number)
 
 
@@ -173,12 +162,8 @@ def metadata_config(buffer_cfg: Mapping[str, Any]) -> dict[str, Any]:
     Where and how rows are stored is for the learner, which holds them; their files are deleted
     by the step data store.
     """
-    return {
-        **buffer_cfg,
-        "storage": {"type": "array"},
-        "deepcopy": False,
-        "enable_track_used_data": False,
-    }
+    own = {"storage": {"type": "array"}, "deepcopy": False, "enable_track_used_data": False}
+    return {**buffer_cfg, **own}
 
 
 class Experience:
@@ -223,31 +208,26 @@ class Experience:
         Their payloads are pinned until ``settle``.
         """
         drawn: list[dict[str, Any]] = []
-        pins: list[set[int]] = []
-        for _ in range(batches):
-            if not self.buffer.can_sample(batch_size):
-                break
+        while len(drawn) < batches and self.buffer.can_sample(batch_size):
             columns = self._draw(batch_size, train_iter)
             if columns is None:
                 break
             drawn.append(columns)
-            pins.append(set(columns["payload"].tolist()))
         if not drawn:
             return None
+        pins = [set(columns["payload"].tolist()) for columns in drawn]
         for pinned in pins:
             self.ledger.pin(pinned)
         self._leases.setdefault(state.task_id, []).extend(pins)
         fresh = set().union(*pins) - state.announced
         state.announced |= fresh
+        names = {number: self.ledger.name(number) for number in fresh}
+        digests = {name: self.ledger.digest(number) for number, name in names.items()}
         dropped, state.dropped = state.dropped, []
         return {
             "batches": drawn,
-            "payloads": {self.ledger.name(number): number for number in fresh},
-            "digests": {
-                self.ledger.name(number): digest
-                for number in fresh
-                if (digest := self.ledger.digest(number)) is not None
-            },
+            "payloads": {name: number for number, name in names.items()},
+            "digests": {name: digest for name, digest in digests.items() if digest is not None},
             "dropped": dropped,
         }
 
@@ -300,31 +280,29 @@ class Experience:
 
     def _draw(self, batch_size: int, train_iter: int) -> dict[str, Any] | None:
         """Sample a batch without lost payloads: their rows are drawn again, a few times."""
-        sample = self.buffer.sample(batch_size, train_iter)
-        if sample is None or not self._lost:
-            return None if sample is None else dict(sample.columns)
         lost = np.fromiter(self._lost, dtype=np.int64)
-        kept = sample.take(np.flatnonzero(~np.isin(sample.columns["payload"], lost)))
-        for _ in range(REDRAWS):
-            if len(kept) >= batch_size:
-                return dict(kept[:batch_size].columns)
-            more = self.buffer.sample(batch_size, train_iter)
-            if more is None:
+        kept: SampleBatch | None = None
+        for _ in range(1 + REDRAWS):
+            sample = self.buffer.sample(batch_size, train_iter)
+            if sample is None:
                 return None
-            good = np.flatnonzero(~np.isin(more.columns["payload"], lost))
-            kept = SampleBatch.concat([kept, more.take(good)])
+            if len(lost):
+                good = np.flatnonzero(~np.isin(sample.columns["payload"], lost))
+                sample = sample.take(good)
+            kept = sample if kept is None else SampleBatch.concat([kept, sample])
+            if len(kept) >= batch_size:
+                return dict(kept.columns if len(kept) == batch_size else kept[:batch_size].columns)
         return None
 
     def _on_removed(self, removed: Any, reason: str) -> None:
         payloads = removed.columns["payload"]
-        if self._lost:
-            for number in self._lost.keys() & set(payloads.tolist()):
-                self.ledger.evict(payloads[payloads == number], self._lost[number])
-            payloads = payloads[~np.isin(payloads, np.fromiter(self._lost, dtype=np.int64))]
+        lost = self._lost.keys() & set(payloads.tolist()) if self._lost else ()
+        for number in lost:
+            self.ledger.evict(payloads[payloads == number], self._lost[number])
+            payloads = payloads[payloads != number]
+            if not self.ledger.rows_left(number):
+                del self._lost[number]
         self.ledger.evict(payloads, reason)
-        if self._lost:
-            left = self.ledger.rows_left
-            self._lost = {number: why for number, why in self._lost.items() if left(number)}
 
     def _give_up(self, number: int, reason: str) -> None:
         if self.ledger.rows_left(number):

@@ -98,7 +98,7 @@ class PaceBoard:
             if runner.busy_s < self._window_s / 2:
                 continue
             was_straggler = runner.pace is not None and runner.pace.is_straggler
-            runner.pace = self._judge(worker_id, kind, runner, is_straggler=was_straggler)
+            runner.pace = self._judge(worker_id, kind, runner, was_straggler)
             runner.busy_s, runner.amount = 0.0, 0
             if runner.pace.is_straggler != was_straggler:
                 changed[worker_id] = runner.pace
@@ -113,20 +113,16 @@ class PaceBoard:
             if runner.pace is not None and (runner.is_busy or now - runner.since < self._window_s)
         }
 
-    def _judge(self, worker_id: str, kind: str, runner: _Runner, *, is_straggler: bool) -> Pace:
-        """Return the pace of a window that is over."""
-        per_s = runner.amount / runner.busy_s
-        others = [
-            pace.per_s
-            for other, pace in self.paces().items()
-            if pace.kind == kind and other != worker_id
-        ]
-        median = statistics.median(others) if others else 0.0
-        relative = per_s / median if median else None
-        if relative is not None:
-            runner.slow_windows = runner.slow_windows + 1 if relative * self._factor < 1 else 0
-            if runner.slow_windows >= SLOW_WINDOWS:
-                is_straggler = True
-            elif relative * math.sqrt(self._factor) > 1:
-                is_straggler = False
+    def _judge(self, worker_id: str, kind: str, runner: _Runner, is_straggler: bool) -> Pace:
+        per_s, paces = runner.amount / runner.busy_s, self.paces()
+        paces.pop(worker_id, None)
+        others = [pace.per_s for pace in paces.values() if pace.kind == kind]
+        if not others or not (median := statistics.median(others)):
+            return Pace(kind, per_s, None, is_straggler)
+        relative = per_s / median
+        runner.slow_windows = runner.slow_windows + 1 if relative * self._factor < 1 else 0
+        if runner.slow_windows >= SLOW_WINDOWS:
+            is_straggler = True
+        elif relative * math.sqrt(self._factor) > 1:
+            is_straggler = False
         return Pace(kind, per_s, relative, is_straggler)

@@ -5,30 +5,26 @@ It holds state only and never waits: the coordinator calls it with its condition
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from dingsdk.errors import DingError, PoisonTaskError
+from dingsdk.errors import DingError, PoisonTaskError, StorageFullError
 from dingsdk.worker.comm.transport import LEFT, WorkerInfo
 from dingsdk.worker.commander.base import BaseParallelCommander
 from dingsdk.worker.coordinator.experience import Experience
 from dingsdk.worker.coordinator.pace import PaceBoard
-from dingsdk.worker.coordinator.role import Role
+from dingsdk.worker.coordinator.roles import Role
 from dingsdk.worker.coordinator.section import CoordinatorSection
 from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
+
+_log = logging.getLogger(__name__)
 
 LOSS_WINDOW_S = 600.0
 """How long a lost worker counts against its task."""
 TASK_TIMEOUT_S = 600.0
 """How long a task may wait for a worker, where ``<role>_task_timeout`` does not say."""
-
-
-@dataclass(slots=True)
-class _Worker:
-    info: WorkerInfo
-    lease_ends: float
 
 
 class WorkerPool:
@@ -42,64 +38,111 @@ class WorkerPool:
     def __init__(self, lease_s: float, clock: Callable[[], float]) -> None:
         self._lease_s = lease_s
         self._clock = clock
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, WorkerInfo] = {}
+        self._lease_ends: dict[str, float] = {}
         self._idle: dict[str, None] = {}  # a dict for its order: the longest idle comes first
 
     def add(self, info: WorkerInfo) -> None:
         """Add an idle worker with a fresh lease."""
-        self._workers[info.worker_id] = _Worker(info, self._clock() + self._lease_s)
+        self._workers[info.worker_id] = info
         self._idle[info.worker_id] = None
+        self.renew(info.worker_id)
 
     def remove(self, info: WorkerInfo) -> bool:
         """Forget a worker; False where its id is unknown, or another incarnation's by now."""
-        if not self._is_joined(info):
+        if self._workers.get(info.worker_id) != info:
             return False
-        del self._workers[info.worker_id]
+        del self._workers[info.worker_id], self._lease_ends[info.worker_id]
         self._idle.pop(info.worker_id, None)
         return True
 
     def has_idle(self, role: str) -> bool:
         """Whether a worker of the role has no task."""
-        return any(self._workers[worker_id].info.role == role for worker_id in self._idle)
+        return any(self._workers[worker_id].role == role for worker_id in self._idle)
 
     def take(self, role: str) -> WorkerInfo | None:
         """Return the longest idle worker of a role, now busy; None without one."""
         for worker_id in self._idle:
-            info = self._workers[worker_id].info
-            if info.role == role:
+            if self._workers[worker_id].role == role:
                 del self._idle[worker_id]
-                return info
+                return self._workers[worker_id]
         return None
 
     def give_back(self, info: WorkerInfo) -> None:
         """Make a worker idle again, unless it was lost meanwhile."""
-        if self._is_joined(info):
+        if self._workers.get(info.worker_id) == info:
             self._idle[info.worker_id] = None
 
     def counts(self) -> Counter[str]:
         """Return the number of joined workers by role."""
-        return Counter(worker.info.role for worker in self._workers.values())
+        return Counter(info.role for info in self._workers.values())
 
     def renew(self, worker_id: str) -> bool:
         """Renew a lease; False for a worker that is not joined."""
-        worker = self._workers.get(worker_id)
-        if worker is not None:
-            worker.lease_ends = self._clock() + self._lease_s
-        return worker is not None
+        if worker_id not in self._workers:
+            return False
+        self._lease_ends[worker_id] = self._clock() + self._lease_s
+        return True
 
     def postpone(self, seconds: float) -> None:
         """Extend every lease by a time in which no renewal could be received."""
-        for worker in self._workers.values():
-            worker.lease_ends += seconds
+        for worker_id in self._lease_ends:
+            self._lease_ends[worker_id] += seconds
 
     def silent(self) -> list[WorkerInfo]:
         """Return the workers whose lease is over."""
         now = self._clock()
-        return [worker.info for worker in self._workers.values() if worker.lease_ends <= now]
+        return [info for name, info in self._workers.items() if self._lease_ends[name] <= now]
 
-    def _is_joined(self, info: WorkerInfo) -> bool:
-        worker = self._workers.get(info.worker_id)
-        return worker is not None and worker.info == info
+
+class StorageOutage:
+    """How long workers have been waiting for free storage. The caller locks.
+
+    Args:
+        limit_s: How long nothing may be stored before the run ends.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, limit_s: float, clock: Callable[[], float]) -> None:
+        self._limit_s = limit_s
+        self._clock = clock
+        self._waiting: dict[str, str] = {}
+        self._since = self._still_since = 0.0
+
+    @property
+    def text(self) -> str:
+        """The error of the worker that waits longest; empty where nobody waits."""
+        return next(iter(self._waiting.values()), "")
+
+    def note(self, task_id: str, why: str) -> None:
+        """Note why a task's worker waits; empty where it does not."""
+        had, now = bool(self._waiting), self._clock()
+        if why:
+            self._waiting.setdefault(task_id, why)
+        else:
+            self._waiting.pop(task_id, None)
+        if self._waiting and not had:
+            self._since = self._still_since = now
+            text = "no room in the storage, the run holds back for up to %.0f s: %s"
+            _log.warning(text, self._limit_s, why)
+        elif had and not self._waiting:
+            _log.warning("there is room in the storage again, after %.1f s", now - self._since)
+
+    def note_progress(self) -> None:
+        """Note that something was stored: the run does not stand still."""
+        self._still_since = self._clock()
+
+    def failure(self) -> StorageFullError | None:
+        """Return the error that ends the run, once it has stood still for too long."""
+        still_s = self._clock() - self._still_since
+        if not self._waiting or still_s <= self._limit_s:
+            return None
+        return StorageFullError(
+            f"nothing could be stored for {still_s:.0f} s "
+            f"(system.coordinator.storage_timeout_s): {self.text}; make room, or let the run "
+            "write to another disk (exp_name, system.transport.data_dir)",
+            reason="timeout",
+        )
 
 
 class SchedulerState:
@@ -121,6 +164,7 @@ class SchedulerState:
     ) -> None:
         self.commander = commander
         self.pool = WorkerPool(cfg.lease_s, clock)
+        self.outage = StorageOutage(cfg.storage_timeout_s, clock)
         self.pace = PaceBoard(cfg.straggler_factor, cfg.straggler_window_s, clock)
         self.running: dict[str, TaskState] = {}
         self.experiences: dict[str, Experience] = {}
@@ -132,7 +176,6 @@ class SchedulerState:
         self._given_up: Counter[str] = Counter()
         """Tasks of each kind that were given up since one of them finished."""
 
-    # Starting tasks -------------------------------------------------------------------------
     def produce(self, role: str) -> None:
         """Ask for a task when a worker is idle and none is queued: tasks go out fresh."""
         queue = self._queues[role]
@@ -179,7 +222,6 @@ class SchedulerState:
         if state.worker is not None:
             self.pace.note(state.worker.worker_id, state.kind, total)
 
-    # Ending tasks -----------------------------------------------------------------------------
     def end(
         self, state: TaskState, phase: TaskPhase, error: DingError | None
     ) -> tuple[DingError | None, bool]:
@@ -197,7 +239,7 @@ class SchedulerState:
             self.pace.end(state.worker.worker_id, state.kind)
             if phase is not TaskPhase.LOST:
                 self.pool.give_back(state.worker)
-        if phase is TaskPhase.FINISHED or error is None:
+        if error is None:
             self._given_up[state.kind] = 0
             return None, False
         if phase is not TaskPhase.LOST:
@@ -265,7 +307,6 @@ class SchedulerState:
         buffer_id = self.commander.finish_learner_task(state.task_id, finished)
         return self.experiences.pop(buffer_id, None)
 
-    # Queries --------------------------------------------------------------------------------
     def experience_of(self, state: TaskState) -> Experience | None:
         """Return the experience that a task works for, while it is open."""
         return self.experiences.get(state.buffer_id)
@@ -282,8 +323,7 @@ class SchedulerState:
     @property
     def live_payloads(self) -> set[str]:
         """Data ids that the buffers or a learner may still need."""
-        ledgers = [experience.ledger for experience in self.experiences.values()]
-        return {name for ledger in ledgers for name in ledger.names}
+        return {name for each in self.experiences.values() for name in each.ledger.numbers}
 
     def find_live(self) -> Callable[[str], bool]:
         """Return a function that tells whether a payload may still be announced or read.
@@ -298,17 +338,14 @@ class SchedulerState:
     @property
     def evicted(self) -> dict[str, int]:
         """Samples that left the buffers, by reason."""
-        total: Counter[str] = Counter()
-        for experience in self.experiences.values():
-            total.update(experience.ledger.evicted_rows)
-        return dict(total)
+        counts = (each.ledger.evicted_rows for each in self.experiences.values())
+        return dict(sum(counts, Counter()))
 
     @property
     def env_steps(self) -> int:
         """Env steps collected for training, running tasks included."""
         return self._ended_env_steps + sum(state.env_steps for state in self.running.values())
 
-    # Workers ----------------------------------------------------------------------------------
     def join(self, info: WorkerInfo) -> None:
         """Add a worker that joined."""
         self.pace.forget(info.worker_id)  # another process, maybe on another host
