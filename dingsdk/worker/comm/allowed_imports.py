@@ -26,7 +26,8 @@ def named_modules(config: Any) -> set[str]:
         each = rest.pop()
         if isinstance(each, Mapping):
             names, env_id = each.get("import_names"), each.get("env_id")
-            found.update(_texts(names))
+            names = names if isinstance(names, (list, tuple)) else [names]
+            found.update(name for name in names if isinstance(name, str))
             if isinstance(env_id, str):
                 found.add(env_id.rpartition(":")[0])
             rest += each.values()
@@ -51,11 +52,3 @@ def check_imports(task: Mapping[str, Any], allowed: Collection[str]) -> None:
             modules=refused,
             allowed=sorted(allowed),
         )
-
-
-def _texts(names: Any) -> list[str]:
-    if isinstance(names, str):
-        return [names]
-    if isinstance(names, (list, tuple)):
-        return [name for name in names if isinstance(name, str)]
-    return []

@@ -10,7 +10,6 @@ from typing import Any
 from dingsdk.config import Count, to_easydict
 from dingsdk.data import FrameInfo, SampleBatch
 from dingsdk.errors import ProtocolError, StorageFullError, TaskFail
-from dingsdk.worker.comm.allowed_imports import check_imports
 from dingsdk.worker.comm.publisher import PolicyPublisher
 from dingsdk.worker.comm.slave import TaskFunctions
 from dingsdk.worker.comm.transport import Transport
@@ -50,9 +49,7 @@ class BaseCommCollector(CommWorker):
 
     def __init__(self, cfg: Mapping[str, Any], transport: Transport, worker_id: str) -> None:
         super().__init__(cfg, transport, worker_id)
-        self._queue_size = self._cfg.queue_size
         self._collector: Any = None
-        self._task_info: Mapping[str, Any] = {}
         self._reports: deque[Mapping[str, Any]] = deque()
         self._stored: dict[str, FrameInfo] = {}
         """Size and digest of the payloads that are stored and not announced yet."""
@@ -74,26 +71,15 @@ class BaseCommCollector(CommWorker):
             "collector_close_task": lambda task: self.deal_with_collector_close(),
         }
 
-    # Tasks --------------------------------------------------------------------------------
     def deal_with_collector_start(self, task_info: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Build the task's collector and run it.
-
-        Raises:
-            TaskFail: a collector is running already.
-            UntrustedImportError: the task names modules that this worker's config does not.
-        """
-        if self.has_job:
-            raise TaskFail({"message": "busy"}, f"{self.collector_uid} has a collector running")
-        self._reports.clear()
-        self._stored.clear()
-        self._task_info = task_info
-        self._policy_version = self._policy_model = None
-        self._held_up_by, self._is_run_held_up = "", False
-        with self.building():
-            self._collector = self._create_collector(task_info)
-        self.start_job(
-            self._collector.start, self._collector.close, f"{self.collector_uid}-collector"
-        )
+        """Build the task's collector and run it; raises as ``building``."""
+        with self.building(task_info):
+            self._reports.clear()
+            self._stored.clear()
+            self._policy_version = self._policy_model = None
+            self._held_up_by, self._is_run_held_up = "", False
+            self._collector = made = self._create_collector(task_info)
+        self.start_job(made.start, made.close, f"{self.collector_uid}-collector")
         return {"message": "collector task has started"}
 
     def _process_data_task(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -117,8 +103,7 @@ class BaseCommCollector(CommWorker):
             "reports": reports,
             "has_ended": not reports and self.job_ended,
             "held_up_by": self._held_up_by,
-            "task_id": self._task_info.get("task_id"),
-            "buffer_id": self._task_info.get("buffer_id"),
+            **self.task_ids(),
         }
 
     def deal_with_collector_close(self) -> Mapping[str, Any]:
@@ -127,33 +112,23 @@ class BaseCommCollector(CommWorker):
         An evaluated policy is published under the task's id, so that the master can keep the
         very weights that earned the result, unless there is no room for them.
         """
-        collector, task_id = self._collector, self._task_info.get("task_id")
+        collector = self._collector
         if collector is None:
             raise TaskFail({"message": "no collector"}, f"{self.collector_uid} runs no collector")
         self._collector = None
         if not self.stop_job():
             raise TaskFail({"message": "stuck"}, f"{self.collector_uid}: the collector hangs")
         self.raise_job_error()
-        info: dict[str, Any] = dict(collector.get_finish_info())
-        info["task_id"] = task_id
-        if (
-            info.get("eval_flag")
-            and self._policy_model is not None
-            and PolicyPublisher(self).publish(
-                str(task_id), self._policy_model, self._policy_version or 0, is_last=True
-            )
-        ):
-            info["policy_id"] = task_id
-        self._policy_model = None
+        info: dict[str, Any] = {**collector.get_finish_info(), **self.task_ids()}
+        model, self._policy_model = self._policy_model, None
+        if info.get("eval_flag") and model is not None:
+            publisher, task_id = PolicyPublisher(self), str(info["task_id"])
+            if publisher.publish(task_id, model, self._policy_version or 0, is_last=True):
+                info["policy_id"] = task_id
         return info
 
     def _create_collector(self, task_info: Mapping[str, Any]) -> Any:
-        """Build the task's parallel collector and connect it with this worker.
-
-        Raises:
-            UntrustedImportError: the task names modules that this worker's config does not.
-        """
-        check_imports(task_info, self._cfg.allowed_modules)
+        """Build the task's parallel collector and connect it with this worker."""
         # The run folder in the task is one of the master's host.
         own = {"exp_name": str(self.run_dir), "instance_name": self.collector_uid}
         collector = create_parallel_collector(to_easydict({**task_info["collector_cfg"], **own}))
@@ -163,7 +138,6 @@ class BaseCommCollector(CommWorker):
         collector.yield_turn = self.yield_turn
         return collector
 
-    # What the collector calls ---------------------------------------------------------------
     def get_policy_update_info(self, path: str) -> dict[str, Any] | None:
         """Return ``{'model': tensors, 'iter': version}`` if newer than the last, else None."""
         newest = self.policy_store.newest(path, self._policy_version)
@@ -181,7 +155,6 @@ class BaseCommCollector(CommWorker):
         return {"model": model, "iter": self._policy_version}
 
     def _payload_id(self, path: str) -> str:
-        """Return the id under which a payload is stored; it begins with the task's prefix."""
         prefix = self._task_info.get("payload_prefix")
         return f"{prefix}-{path}" if prefix else path
 
@@ -221,6 +194,6 @@ class BaseCommCollector(CommWorker):
         if info is not None:
             metadata = {**metadata, "size_bytes": info.size_bytes, "digest": info.digest}
         with self.condition:
-            if self.job_wait(lambda: len(self._reports) < self._queue_size):
+            if self.job_wait(lambda: len(self._reports) < self._cfg.queue_size):
                 self._reports.append(metadata)
                 self.condition.notify_all()

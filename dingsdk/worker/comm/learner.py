@@ -14,7 +14,6 @@ from dingsdk.config import Count, Positive, deep_merge_dicts
 from dingsdk.data import RowLoaders, SampleBatch
 from dingsdk.errors import ClosedError, PayloadsLostError, TaskFail
 from dingsdk.policy import create_policy
-from dingsdk.worker.comm.allowed_imports import check_imports
 from dingsdk.worker.comm.publisher import PolicyPublisher
 from dingsdk.worker.comm.row_store import RowStore
 from dingsdk.worker.comm.slave import TaskFunctions
@@ -97,7 +96,6 @@ class BaseCommLearner(CommWorker):
         super().__init__(cfg, transport, worker_id)
         self._policies = PolicyPublisher(self)
         self._learner: Any = None
-        self._task_info: Mapping[str, Any] = {}
         self._rows: RowStore | None = None
         self._leased: deque[dict[str, Any]] = deque()
         self._demand: dict[str, Any] | None = None
@@ -109,14 +107,11 @@ class BaseCommLearner(CommWorker):
     @property
     def hooks4call(self) -> list[LearnerHook]:
         """The hooks that make a learner publish its policy and report."""
-        every = {"before_run": 1, "after_iter": self._cfg.send_policy_freq, "after_run": 1}
+        freq = {"send_policy_freq": self._cfg.send_policy_freq}
         return [
-            *(
-                SendPolicyHook(
-                    "send_policy", position=position, ext_args={"send_policy_freq": freq}
-                )
-                for position, freq in every.items()
-            ),
+            SendPolicyHook("send_policy", position="before_run"),
+            SendPolicyHook("send_policy", position="after_iter", ext_args=freq),
+            SendPolicyHook("send_policy", position="after_run"),
             SendLearnInfoHook("send_learn_info", 100, position="after_iter"),
             SendLearnInfoHook("send_learn_info", 100, position="after_run"),
         ]
@@ -130,21 +125,12 @@ class BaseCommLearner(CommWorker):
             "learner_close_task": lambda task: self.deal_with_learner_close(),
         }
 
-    # Tasks --------------------------------------------------------------------------------
     def deal_with_learner_start(self, task_info: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Build the task's learner and run it.
-
-        Raises:
-            TaskFail: a learner is running already.
-            UntrustedImportError: the task names modules that this worker's config does not.
-        """
-        if self.has_job:
-            raise TaskFail({"message": "busy"}, "this learner has a task already")
-        self._task_info = task_info
-        self._leased.clear()
-        self._priorities.clear()
-        self._demand = self._info = None
-        with self.building():
+        """Build the task's learner and run it; raises as ``building``."""
+        with self.building(task_info):
+            self._leased.clear()
+            self._priorities.clear()
+            self._demand = self._info = None
             self._learner = self._create_learner(task_info)
         buffer_cfg = task_info["replay_buffer_cfg"]
         # Twice the size: rows leased for training outlive their eviction from the buffer.
@@ -167,9 +153,9 @@ class BaseCommLearner(CommWorker):
                 "pending": True,
                 "learner_done": self.job_ended,
                 "held_up_by": self._policies.held_up_by,
-                **self._ids(),
+                **self.task_ids(),
             }
-        return {**demand, **self._ids()}
+        return {**demand, **self.task_ids()}
 
     def deal_with_learner_learn(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """Train on the leased batches; return the learn info once all are done."""
@@ -189,7 +175,7 @@ class BaseCommLearner(CommWorker):
         self.raise_job_error()
         if info is None:
             info = self._learn_info()
-        return {"info": info, **self._ids()}
+        return {"info": info, **self.task_ids()}
 
     def deal_with_learner_close(self) -> Mapping[str, Any]:
         """Stop the learner after its iteration; its after_run hooks run (checkpoint, policy)."""
@@ -197,15 +183,10 @@ class BaseCommLearner(CommWorker):
             raise TaskFail({"message": "stuck"}, f"{self.info.worker_id}: the learner hangs")
         self._learner = self._rows = None
         self.raise_job_error()
-        return self._ids()
+        return self.task_ids()
 
     def _create_learner(self, task_info: Mapping[str, Any]) -> Any:
-        """Build the task's learner with its policy and connect it with this worker.
-
-        Raises:
-            UntrustedImportError: the task names modules that this worker's config does not.
-        """
-        check_imports(task_info, self._cfg.allowed_modules)
+        """Build the task's learner with its policy and connect it with this worker."""
         # The run folder in the task is one of the master's host.
         cfg = deep_merge_dicts({}, task_info["learner_cfg"])
         cfg.pop("exp_name", None)
@@ -224,7 +205,6 @@ class BaseCommLearner(CommWorker):
         learner.setup_dataloader()
         return learner
 
-    # What the learner calls -------------------------------------------------------------------
     @property
     def data_source(self) -> Callable[[int], Any]:
         """What the learner gets its data from: ``get_batch``, which needs no callable per row.
@@ -337,7 +317,6 @@ class BaseCommLearner(CommWorker):
                 self._info = self._learn_info()
                 self.condition.notify_all()
 
-    # --------------------------------------------------------------------------------------
     def _learn_info(self) -> dict[str, Any]:
         """The learner's info, with the priorities of every batch since the last one."""
         info = dict(self._learner.learn_info)
@@ -357,9 +336,3 @@ class BaseCommLearner(CommWorker):
         if digest is None:
             return store.get(data_id, timeout_s)
         return store.get_verified(data_id, digest, timeout_s)
-
-    def _ids(self) -> dict[str, Any]:
-        return {
-            "task_id": self._task_info.get("task_id"),
-            "buffer_id": self._task_info.get("buffer_id"),
-        }

@@ -73,8 +73,10 @@ class Task:
         self.error: DingError | None = None
         self._send = send
         self._condition = condition
-        self._on_complete: list[Callback] = []
-        self._on_fail: list[Callback] = []
+        self._callbacks: dict[TaskStatus, list[Callback]] = {
+            TaskStatus.COMPLETED: [],
+            TaskStatus.FAILED: [],
+        }
 
     def start(self) -> Task:
         """Send the task. Only from IDLE, else ValueError."""
@@ -116,39 +118,37 @@ class Task:
 
     def on_complete(self, callback: Callback) -> Task:
         """Call ``callback(data, result)`` when the task completed, at once if it has."""
-        return self._add(callback, self._on_complete, TaskStatus.COMPLETED)
+        return self._add(callback, TaskStatus.COMPLETED)
 
     def on_fail(self, callback: Callback) -> Task:
         """Call ``callback(data, result)`` when the task failed, at once if it has."""
-        return self._add(callback, self._on_fail, TaskStatus.FAILED)
+        return self._add(callback, TaskStatus.FAILED)
 
     def answered(self, answer: TaskAnswer) -> None:
         """Take the worker's answer (called by the master)."""
         if answer.completed:
             self._finish(TaskStatus.COMPLETED, answer.result, None)
             return
-        self.fail(
-            TaskFailedError(
-                f"task {self._name} failed on worker {self.worker_id}: {answer.message}",
-                worker_id=self.worker_id,
-                task=self._name,
-                result=dict(answer.result),
-                traceback=answer.traceback,
-            ),
-            answer.result,
+        error = TaskFailedError(
+            f"task {self._name} failed on worker {self.worker_id}: {answer.message}",
+            worker_id=self.worker_id,
+            task=self._name,
+            result=dict(answer.result),
+            traceback=answer.traceback,
         )
+        self._finish(TaskStatus.FAILED, answer.result, error)
 
-    def fail(self, error: DingError, result: Mapping[str, Any] | None = None) -> None:
+    def fail(self, error: DingError) -> None:
         """End the task with an error (called by the master)."""
-        self._finish(TaskStatus.FAILED, result or {}, error)
+        self._finish(TaskStatus.FAILED, {}, error)
 
     @property
     def _name(self) -> str:
         return str(self.task.get("name", self.task_id))
 
-    def _add(self, callback: Callback, callbacks: list[Callback], status: TaskStatus) -> Task:
+    def _add(self, callback: Callback, status: TaskStatus) -> Task:
         with self._condition:
-            callbacks.append(callback)
+            self._callbacks[status].append(callback)
             is_late = self.status is status
         if is_late:
             callback(self.task, self.result or {})
@@ -161,7 +161,7 @@ class Task:
             if self.status.is_final:
                 return  # an answer that comes after the task was given up changes nothing
             self.status, self.result, self.error = status, result, error
-            callbacks = list(self._on_complete if status is TaskStatus.COMPLETED else self._on_fail)
+            callbacks = list(self._callbacks.get(status, ()))
             self._condition.notify_all()
         for callback in callbacks:
             callback(self.task, result)
@@ -267,12 +267,10 @@ class Master(MasterListener):
             self._forget(worker, "the master closed", announce=False)
         self._end.close(timeout_s)
 
-    # Reports of the transport (MasterListener) -----------------------------------------------
+    # Reports of the transport: MasterListener.
     def worker_joined(self, info: WorkerInfo) -> None:
-        with self._condition:
-            old = self._workers.get(info.worker_id)
-        if old is not None:  # dropped by a thread that is still busy with it
-            self._forget(old, "it joined again")
+        # One that is still known was dropped by a thread that is still busy with it.
+        self.worker_left(info.worker_id, "it joined again")
         with self._condition:
             self._workers[info.worker_id] = info
             self._open[info.worker_id] = {}
@@ -296,7 +294,6 @@ class Master(MasterListener):
         # No sign of life: a worker whose work hangs still answers that it has nothing to report.
         task.answered(answer)
 
-    # -----------------------------------------------------------------------------------------
     def _send(self, task: Task, incarnation: int | None) -> None:
         with self._condition:
             worker = self._workers.get(task.worker_id)

@@ -67,48 +67,31 @@ class NaiveCollector(_NaiveWorker):
 
     def _process_task(self, task: Mapping[str, Any]) -> dict[str, Any]:
         if task.get("name") == "collector_data_task":
-            return self._data()
+            return {**self._data(), **self._ids()}
         result = super()._process_task(task)
-        if task.get("name") != "collector_close_task":
-            return result
-        return {
-            **result,
-            "eval_flag": False,
-            "collector_done": self._count > PAYLOADS,
-            "step_count": 314,
-            "reward_raw": [],
-            "reward_mean": 0.0,
-            "train_iter": 0,
-        }
+        if task.get("name") == "collector_close_task":
+            is_done = self._count > PAYLOADS
+            result |= {"eval_flag": False, "collector_done": is_done, "step_count": 314}
+            result |= {"reward_raw": [], "reward_mean": 0.0, "train_iter": 0}
+        return result
 
     def _data(self) -> dict[str, Any]:
         self._count += 1
         if self._count > PAYLOADS:
             done = {"collector_done": True, "cur_episode": 1, "cur_step": 314, "cur_sample": 314}
-            return {"reports": [done], "has_ended": True, **self._ids()}
+            return {"reports": [done], "has_ended": True}
         data_id = f"{self._prefix}_{self._task['task_id']}_{self._count}"
         self._store.put(data_id, self._get_timestep())
-        report = {
-            "data_id": data_id,
-            "rows": 1,
-            "policy_iter": 0,
-            "cur_episode": 0,
-            "cur_step": self._count,
-            "cur_sample": self._count,
-        }
-        return {"reports": [report], "has_ended": False, **self._ids()}
+        report = {"data_id": data_id, "rows": 1, "policy_iter": 0, "cur_episode": 0}
+        report |= {"cur_step": self._count, "cur_sample": self._count}
+        return {"reports": [report], "has_ended": False}
 
     def _get_timestep(self) -> SampleBatch:
         """Return one row shaped like a transition."""
-        return SampleBatch(
-            {
-                "obs": np.zeros((1, 2), np.float32),
-                "next_obs": np.zeros((1, 2), np.float32),
-                "action": np.zeros(1, np.int64),
-                "reward": np.ones(1, np.float32),
-                "done": np.zeros(1, np.bool_),
-            }
-        )
+        obs = np.zeros((1, 2), np.float32)
+        columns = {"obs": obs, "next_obs": obs.copy(), "action": np.zeros(1, np.int64)}
+        columns |= {"reward": np.ones(1, np.float32), "done": np.zeros(1, np.bool_)}
+        return SampleBatch(columns)
 
 
 class NaiveLearner(_NaiveWorker):
@@ -136,10 +119,5 @@ class NaiveLearner(_NaiveWorker):
             self._store.get(data_id)
             self.seen.add(data_id)
         self._count += 1
-        info = {
-            "learner_step": self._count,
-            "priority_info": {},
-            "lost_payloads": [],
-            "learner_done": self._count >= BATCHES,
-        }
-        return {"info": info, **self._ids()}
+        info = {"learner_step": self._count, "learner_done": self._count >= BATCHES}
+        return {"info": {**info, "priority_info": {}, "lost_payloads": []}, **self._ids()}

@@ -33,7 +33,7 @@ class PolicyPublisher:
 
     def __init__(self, worker: CommWorker, last_s: float = LAST_POLICY_S) -> None:
         self._worker = worker
-        self._last_s = last_s
+        self._last_tries = int(last_s / _PAUSE_S)
         self._has_any = False
         self.unpublished = 0
         self.is_behind = False
@@ -50,13 +50,12 @@ class PolicyPublisher:
             version: Number of updates that they have seen.
             is_last: Whether no other policy follows; it is then tried for ``last_s``.
         """
-        left = int(self._last_s / _PAUSE_S) if is_last else 0
+        tries_left = self._last_tries if is_last else 0
         while not self._try(policy_id, model, version):
-            if left:
-                left -= 1
-                condition = self._worker.condition
-                with condition:
-                    condition.wait_for(lambda: False, _PAUSE_S)
+            if tries_left:
+                tries_left -= 1
+                with self._worker.condition:
+                    self._worker.condition.wait_for(lambda: False, _PAUSE_S)
             elif self.held_up_by and not (is_last or self._worker.is_stopping):
                 self._worker.pause(_PAUSE_S)
             else:
@@ -66,34 +65,19 @@ class PolicyPublisher:
         return True
 
     def _try(self, policy_id: str, model: Mapping[str, Any], version: int) -> bool:
-        store = self._worker.policy_store
+        store, was_behind = self._worker.policy_store, self.is_behind
         try:
             store.publish(policy_id, model, version)
         except StorageFullError as error:
             self._has_any = self._has_any or store.newest(policy_id) is not None
             self.held_up_by = "" if self._has_any else str(error)
-            self._note_outage(policy_id, version, error)
-            return False
-        self._has_any, self.held_up_by = True, ""
-        self._note_success(policy_id, version)
-        return True
-
-    def _note_outage(self, policy_id: str, version: int, error: StorageFullError) -> None:
-        if not self.is_behind:
             self.is_behind = True
-            _log.warning(
-                "version %d of policy %s is not published, the one before it, if any, stays: %s",
-                version,
-                policy_id,
-                error,
-            )
-
-    def _note_success(self, policy_id: str, version: int) -> None:
-        if self.is_behind:
-            self.is_behind = False
-            _log.warning(
-                "version %d of policy %s is published; %d have found no room so far",
-                version,
-                policy_id,
-                self.unpublished,
-            )
+            if not was_behind:
+                text = "version %d of policy %s is not published, an older one stays, if any: %s"
+                _log.warning(text, version, policy_id, error)
+            return False
+        self._has_any, self.held_up_by, self.is_behind = True, "", False
+        if was_behind:
+            text = "version %d of policy %s is published; %d have found no room so far"
+            _log.warning(text, version, policy_id, self.unpublished)
+        return True

@@ -59,12 +59,7 @@ class RowStore:
     def announce(
         self, payloads: Mapping[str, int], digests: Mapping[str, str] | None = None
     ) -> None:
-        """Learn the data ids of payload numbers to come, and the digests that some have.
-
-        Args:
-            payloads: ``{data_id: number}``.
-            digests: ``{data_id: digest}``.
-        """
+        """Learn the numbers of payloads to come by data id, and the digests that some have."""
         for name, number in payloads.items():
             self._names[number] = (name, (digests or {}).get(name))
 
@@ -89,44 +84,35 @@ class RowStore:
             PayloadsLostError: payloads of the batch are missing or damaged; the others are held.
                 A lost one stays lost, for its first reason, until it is dropped.
         """
-        self._reserve(int(payloads.max()))
+        number = int(payloads.max())
+        if number >= len(self._offsets):
+            room = np.full(2 * (number + 1) - len(self._offsets), -1, dtype=np.int64)
+            self._offsets = np.concatenate([self._offsets, room])
         offsets = self._offsets[payloads]
         if offsets.min() < 0:
             self._load_all(np.unique(payloads[offsets < 0]).tolist())
             offsets = self._offsets[payloads]
         return self._storage.take(offsets + rows)  # type: ignore[no-any-return]
 
-    def _reserve(self, number: int) -> None:
-        if number >= len(self._offsets):
-            grown = np.full(2 * (number + 1), -1, dtype=np.int64)
-            grown[: len(self._offsets)] = self._offsets
-            self._offsets = grown
-
     def _load_all(self, numbers: list[int]) -> None:
         for number in numbers:
             if number in self._lost:
                 continue
+            if number not in self._names:
+                raise ProtocolError(f"payload {number} was never announced", where="learn task")
             try:
-                self._add(number)
+                batch = self._load(*self._names[number])
             except DataMissingError:
                 self._lost[number] = "missing"
             except DataCorruptError:
                 self._lost[number] = "corrupt"
+            else:
+                self._put(self._allocate(len(batch)), batch, number)
         reasons = {number: self._lost[number] for number in numbers if number in self._lost}
         if reasons:
             raise PayloadsLostError(
                 f"payloads cannot be read: {reasons}", data_id=None, reasons=reasons
             )
-
-    def _add(self, number: int) -> None:
-        known = self._names.get(number)
-        if known is None:
-            raise ProtocolError(f"payload {number} was never announced", where="learn task")
-        batch = self._load(*known)
-        start = self._allocate(len(batch))
-        self._put(start, batch)
-        bisect.insort(self._extents, (start, start + len(batch), number))
-        self._offsets[number] = start
 
     def _allocate(self, size: int) -> int:
         """Return the start of a free extent, looking from the ring's head on."""
@@ -141,7 +127,6 @@ class RowStore:
                 "policy.other.replay_buffer.replay_buffer_size or lower policy.collect.n_sample",
                 path="policy.other.replay_buffer.replay_buffer_size",
             )
-        self._head = start + size
         return start
 
     def _free_extent(self, size: int) -> int | None:
@@ -163,16 +148,14 @@ class RowStore:
         rows = self._storage.take(
             np.concatenate([np.arange(start, end) for start, end, _ in self._extents])
         )
-        extents, self._head = self._extents, 0
-        self._extents = []
+        extents, self._extents, self._head = self._extents, [], 0
         for start, end, number in extents:
-            stop = self._head + end - start
-            self._put(self._head, rows[self._head : stop])
-            self._extents.append((self._head, stop, number))
-            self._offsets[number] = self._head
-            self._head = stop
+            self._put(self._head, rows[self._head : self._head + end - start], number)
 
-    def _put(self, start: int, rows: SampleBatch) -> None:
+    def _put(self, start: int, rows: SampleBatch, number: int) -> None:
         self._storage.put(slice(start, start + len(rows)), self._storage.accept(rows))
         # Payloads leave in any order, so none may rely on what another holds.
         self._storage.seal()
+        self._head = start + len(rows)
+        bisect.insort(self._extents, (start, self._head, number))
+        self._offsets[number] = start

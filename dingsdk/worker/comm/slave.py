@@ -163,13 +163,12 @@ class Slave:
             end.answer(TaskAnswer(answer.task_id, False, message=str(error), traceback=text))
 
     def _join_again(self, lost: WorkerLostError) -> bool:
-        if not self._stop_work():
-            _log.error("%s has work that does not end; it stays away", self.info.worker_id)
-            self.failure = lost
-            return False
-        if lost.facts.get("replaced"):
+        why = "" if self._stop_work() else "has work that does not end"
+        if not why and lost.facts.get("replaced"):
             # It would take the id back, and lose it again, with a task each time.
-            _log.error("%s: its id is another worker's now; it stays away", self.info.worker_id)
+            why = "has lost its id to another worker"
+        if why:
+            _log.error("%s %s; it stays away", self.info.worker_id, why)
             self.failure = lost
             return False
         try:

@@ -14,6 +14,7 @@ import torch
 
 from dingsdk.config import Configurable, PartSection, Positive
 from dingsdk.errors import ClosedError, TaskFail, WorkerLostError
+from dingsdk.worker.comm.allowed_imports import check_imports
 from dingsdk.worker.comm.scheduler import Job
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, POLL_S, Slave, TaskFunctions
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
@@ -66,7 +67,8 @@ class CommWorker(Configurable, Slave, ABC):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cfg = self.read(cfg)
-        resource = {"cpu": os.cpu_count() or 1, "gpu": _gpu_count()}
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        resource = {"cpu": os.cpu_count() or 1, "gpu": gpus}
         info = WorkerInfo(worker_id, self.role, resource)
         super().__init__(transport, info, callback_fn=self._tasks(), clock=clock)
         self.data_store = transport.data_store()
@@ -76,9 +78,10 @@ class CommWorker(Configurable, Slave, ABC):
         """Guards what the job and the tasks share."""
         self.is_stopping = False
         self._job: Job | None = None
-        self._stop: Callable[[], None] = _nothing
+        self._stop: Callable[[], None] = lambda: None
         self._has_ended = False
         self._job_error: BaseException | None = None
+        self._task_info: Mapping[str, Any] = {}
         self._waiting = 0
         self._moved_at = clock()
         self._job_started_at = -float("inf")
@@ -100,7 +103,6 @@ class CommWorker(Configurable, Slave, ABC):
         # The last task may have started a job meanwhile.
         return super().close(timeout_s) and self.stop_job(timeout_s)
 
-    # The job ------------------------------------------------------------------------------
     @property
     def has_job(self) -> bool:
         """Whether a job was started and not stopped yet."""
@@ -112,11 +114,20 @@ class CommWorker(Configurable, Slave, ABC):
         return self._job is not None and self._has_ended
 
     @contextmanager
-    def building(self) -> Iterator[None]:
-        """Renew the lease while a task builds what its job needs, which may take longer than it.
+    def building(self, task_info: Mapping[str, Any]) -> Iterator[None]:
+        """Take a task, and renew the lease while what its job needs is built.
 
-        The master's deadline for the task bounds it: a worker that it gave up renews no more.
+        That may take longer than the lease. The master's deadline for the task bounds it: a
+        worker that it gave up renews no more.
+
+        Raises:
+            TaskFail: a job is running already.
+            UntrustedImportError: the task names modules that this worker's config does not.
         """
+        if self._job is not None:
+            raise TaskFail({"message": "busy"}, f"{self.info.worker_id} runs {self._job.name}")
+        check_imports(task_info, self._cfg.allowed_modules)
+        self._task_info = task_info
         is_built = False
 
         def renew() -> None:
@@ -132,6 +143,10 @@ class CommWorker(Configurable, Slave, ABC):
                 is_built = True
                 self.condition.notify_all()
             job.join(CLOSE_TIMEOUT_S)
+
+    def task_ids(self) -> dict[str, Any]:
+        """Return ``task_id`` and ``buffer_id`` of the task, as every answer has them."""
+        return {key: self._task_info.get(key) for key in ("task_id", "buffer_id")}
 
     def start_job(self, run: Callable[[], None], stop: Callable[[], None], name: str) -> None:
         """Run ``run`` as this worker's job; ``stop`` makes it return, at once and from anywhere.
@@ -192,7 +207,6 @@ class CommWorker(Configurable, Slave, ABC):
         self.advance()
         self.scheduler.yield_turn()
 
-    # Waiting ------------------------------------------------------------------------------
     def job_wait(
         self, predicate: Callable[[], bool], meanwhile: Callable[[], None] | None = None
     ) -> bool:
@@ -242,7 +256,6 @@ class CommWorker(Configurable, Slave, ABC):
             # Renewing may wait for the master, and whoever stops the job needs the condition.
             self._call_unlocked(self.renew)
 
-    # What the slave asks ------------------------------------------------------------------
     def _is_alive(self, now: float) -> bool:
         is_idle = self._job is None or self.job_ended or self._waiting > 0
         return is_idle or now - self._moved_at < self._cfg.progress_timeout_s
@@ -250,7 +263,6 @@ class CommWorker(Configurable, Slave, ABC):
     def _stop_work(self) -> bool:
         return self.stop_job()
 
-    # --------------------------------------------------------------------------------------
     def _call_unlocked(self, function: Callable[[], None]) -> None:
         self.condition.__exit__(None, None, None)
         try:
@@ -274,11 +286,3 @@ class CommWorker(Configurable, Slave, ABC):
             with self.condition:
                 self._has_ended = True
                 self.condition.notify_all()
-
-
-def _nothing() -> None:
-    pass
-
-
-def _gpu_count() -> int:
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0

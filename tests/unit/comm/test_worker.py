@@ -433,7 +433,7 @@ def test_waits_are_short_enough_for_three_renewals_of_a_short_lease(
 
 def test_lease_is_renewed_while_a_task_builds_what_its_job_needs(hasty: Bench) -> None:
     def build(task: Mapping[str, Any]) -> None:
-        with worker.building():
+        with worker.building({}):
             for _ in range(3):
                 hasty.renewed.clear()
                 hasty.now += hasty.lease_s / 3
