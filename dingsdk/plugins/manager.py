@@ -32,7 +32,7 @@ from dingsdk.plugins.builtins import BUILTINS
 from dingsdk.plugins.discovery import SHIPPED, Advert, discover, install_command
 from dingsdk.plugins.inventory import PluginInfo, Snapshot, list_plugins, take_snapshot
 from dingsdk.plugins.kinds import API_VERSION, KINDS, NAMES, OBSERVERS
-from dingsdk.plugins.observers import Observers, call_guarded
+from dingsdk.plugins.observers import Observers
 from dingsdk.plugins.registry import (
     Registry,
     Transaction,
@@ -83,7 +83,6 @@ class PluginManager:
         self._specs: set[int] = set()
         self._announced: list[tuple[object, str]] = []
         self._config: Mapping[str, Any] | None = None
-        self._blamed: set[tuple[str, str]] = set()
         self._lock = threading.RLock()
         # Historic calls: each plugin that is registered from now on answers them.
         self.hook.dingsdk_addhooks.call_historic(kwargs={"manager": self})
@@ -509,16 +508,15 @@ class PluginManager:
             news = self._announced if impl.plugin is plugin else [(plugin, name)]
             for other, other_name in list(news):
                 facts = {"plugin": other, "name": other_name, "manager": self}
-                call_guarded(impl, facts, self._blamed)
+                self.observers._call(impl, facts)
         if self._config is not None:
-            self._tell(self.hook.dingsdk_configure, {"config": self._config}, plugin)
+            for impl in self.hook.dingsdk_configure.get_hookimpls():
+                if impl.plugin is plugin:
+                    self.observers._call(impl, {"config": self._config})
 
-    def _tell(
-        self, hook: pluggy.HookCaller, facts: Mapping[str, object], only: object = None
-    ) -> None:
+    def _tell(self, hook: pluggy.HookCaller, **facts: object) -> None:
         for impl in hook.get_hookimpls():
-            if only is None or impl.plugin is only:
-                call_guarded(impl, facts, self._blamed)
+            self.observers._call(impl, facts)
 
     def configure(self, config: Mapping[str, Any]) -> None:
         """Tell the plugins, also those loaded later, that a run with this config starts."""
@@ -526,7 +524,7 @@ class PluginManager:
         self.unconfigure()
         with self._lock:
             self._config = config
-            self._tell(self.hook.dingsdk_configure, {"config": config})
+            self._tell(self.hook.dingsdk_configure, config=config)
 
     def unconfigure(self) -> None:
         """Tell the plugins that the run of the last ``configure`` is over; idempotent."""
@@ -534,7 +532,7 @@ class PluginManager:
             if self._config is None:
                 return
             self._config = None
-            self._tell(self.hook.dingsdk_unconfigure, {})
+            self._tell(self.hook.dingsdk_unconfigure)
 
     def snapshot(self) -> Snapshot:
         """Return what is registered, picklable, for ``restore`` in a child process."""

@@ -27,7 +27,7 @@ def _broadcast(spec: Callable[P, None]) -> Callable[Concatenate[Observers, P], N
         if impls := getattr(self._hook, name).get_hookimpls():
             # pluggy's own loop ends at the first exception; here every observer has its turn.
             for impl in reversed(impls):
-                call_guarded(impl, facts, self._blamed)
+                self._call(impl, facts)
 
     fire.__doc__ = spec.__doc__
     return fire  # type: ignore[return-value]
@@ -56,29 +56,23 @@ class Observers:
         self._hook = hook
         self._blamed: set[tuple[str, str]] = set()
 
+    def _call(self, impl: pluggy.HookImpl, facts: Mapping[str, object]) -> None:
+        """Call one hookimpl with what it names of ``facts``, the hook's arguments by name.
 
-def call_guarded(
-    impl: pluggy.HookImpl, facts: Mapping[str, object], blamed: set[tuple[str, str]]
-) -> None:
-    """Call one hookimpl; log what it raises, with a traceback the first time per hook.
-
-    Args:
-        impl: The hookimpl.
-        facts: The hook's arguments by name; the impl gets those that it names.
-        blamed: Plugin and hook of what failed before; this one is added when it fails.
-    """
-    function: Callable[..., object] = impl.function
-    try:
-        function(*(facts[name] for name in impl.argnames))
-    except Exception as error:
-        blame = (impl.plugin_name, function.__name__)
-        is_first = blame not in blamed
-        blamed.add(blame)
-        _logger.log(
-            logging.ERROR if is_first else logging.DEBUG,
-            "plugin %s failed in %s: %s: %s",
-            *blame,
-            type(error).__name__,
-            error,
-            exc_info=is_first,
-        )
+        What it raises is logged, with a traceback the first time per plugin and hook.
+        """
+        function: Callable[..., object] = impl.function
+        try:
+            function(*(facts[name] for name in impl.argnames))
+        except Exception as error:
+            blame = (impl.plugin_name, function.__name__)
+            is_first = blame not in self._blamed
+            self._blamed.add(blame)
+            _logger.log(
+                logging.ERROR if is_first else logging.DEBUG,
+                "plugin %s failed in %s: %s: %s",
+                *blame,
+                type(error).__name__,
+                error,
+                exc_info=is_first,
+            )
