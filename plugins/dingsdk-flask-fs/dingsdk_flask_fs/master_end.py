@@ -67,8 +67,8 @@ class HttpMasterEnd(MasterEnd):
         with self._lock:
             if self._is_closed or self._server is not None:
                 raise ClosedError("a master end opens once", what="master end")
-            host, threads = self._cfg.host, self._cfg.threads
-            max_bytes = self._cfg.max_message_bytes
+            cfg = self._cfg
+            host, max_bytes = cfg.host, cfg.max_message_bytes
             with ExitStack() as undo:
                 self._folder_lock.acquire()
                 undo.callback(self._folder_lock.release)
@@ -76,31 +76,30 @@ class HttpMasterEnd(MasterEnd):
                 _check_reach(host, secret)
                 server = HttpServer(
                     host,
-                    self._cfg.port,
-                    threads=threads,
-                    connections=self._cfg.max_connections,
+                    cfg.port,
+                    threads=cfg.threads,
+                    connections=cfg.max_connections,
                     max_bytes=max_bytes,
-                    read_s=self._cfg.request_timeout_s,
+                    read_s=cfg.request_timeout_s,
                 )
                 undo.callback(server.close)
                 run, epoch = _begin_epoch(self._folder)
-                free = max(MIN_FREE_THREADS, threads // 4)
                 handler = RequestHandler(
+                    listener,
                     run,
                     epoch,
                     max_bytes=max_bytes,
-                    max_polls=max(1, threads - free),
+                    max_polls=max(1, cfg.threads - max(MIN_FREE_THREADS, cfg.threads // 4)),
                     lease_s=self.lease_s,
                 )
                 verifier = Verifier(secret)
                 guard = Guard(
                     verifier,
                     Throttle(),
-                    _own_names(host) | set(self._cfg.allowed_hosts),
+                    _own_names(host) | set(cfg.allowed_hosts),
                     any_address=_is_wildcard(host),
                     max_bytes=max_bytes,
                 )
-                handler.open(listener)
                 server.start(create_app(handler, guard, verifier, max_bytes))
                 undo.pop_all()
             self._handler, self._server = handler, server

@@ -11,6 +11,7 @@ sent again, because its reply was lost, has the effect of one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -97,7 +98,7 @@ class Request(msgspec.Struct, frozen=True):
     seq: Number
     idem: Id
     type: Id
-    body: Any
+    body: Any = None
 
 
 class Joined(msgspec.Struct, frozen=True):
@@ -188,6 +189,20 @@ def encode_item(number: int, item: TaskMessage | TaskAnswer, max_bytes: int) -> 
             max_bytes=max_bytes,
         )
     return encoded
+
+
+def first_that_fit(
+    items: Iterable[tuple[int, bytes]], max_bytes: int, want: int = MAX_WANT
+) -> list[tuple[int, bytes]]:
+    """Return the first ``want`` numbered items, fewer where a message has no room; at least one."""
+    chosen: list[tuple[int, bytes]] = []
+    room = max_bytes - OVERHEAD_BYTES
+    for number, encoded in items:
+        room -= len(encoded) + 1
+        if len(chosen) == want or (chosen and room < 0):
+            break
+        chosen.append((number, encoded))
+    return chosen
 
 
 def numbered_answers(body: Body) -> list[tuple[int, TaskAnswer]]:

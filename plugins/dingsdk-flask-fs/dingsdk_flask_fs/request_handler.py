@@ -6,19 +6,20 @@ import itertools
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from dingsdk.errors import ClosedError, ProtocolError, StaleEpochError, WorkerLostError
 from dingsdk.worker.comm import LEFT, MasterListener, TaskAnswer, TaskMessage, WorkerInfo
 from dingsdk_flask_fs.messages import (
     MAX_WAIT_S,
-    OVERHEAD_BYTES,
     Body,
     Join,
     Renew,
     Request,
     Turn,
     encode_item,
+    first_that_fit,
     numbered_answers,
 )
 
@@ -33,10 +34,9 @@ class Mailbox:
     Thread safe. ``close`` makes every later use report that the worker is gone.
     """
 
-    def __init__(self, worker_id: str, inc: int, idem: str, max_bytes: int) -> None:
+    def __init__(self, worker_id: str, inc: int, max_bytes: int) -> None:
         self.worker_id = worker_id
         self.inc = inc
-        self.idem = idem
         self._max_bytes = max_bytes
         self._condition = threading.Condition(threading.Lock())
         self._tasks: deque[tuple[int, bytes]] = deque()
@@ -77,17 +77,7 @@ class Mailbox:
             )
             if self.is_closed or self._turn != seq:
                 return []
-            return self._fitting(want)
-
-    def _fitting(self, want: int) -> list[bytes]:
-        chosen: list[bytes] = []
-        room = self._max_bytes - OVERHEAD_BYTES
-        for _, encoded in self._tasks:
-            room -= len(encoded) + 1
-            if len(chosen) == want or (chosen and room < 0):
-                break
-            chosen.append(encoded)
-        return chosen
+            return [task for _, task in first_that_fit(self._tasks, self._max_bytes, want)]
 
     def take(
         self, answers: list[tuple[int, TaskAnswer]], report: Callable[[TaskAnswer], None]
@@ -101,10 +91,9 @@ class Mailbox:
                     f"answer {answers[0][0]} came after {self.answered}", where="$.body.answers"
                 )
             for number, answer in answers:
-                if number <= self.answered or self.is_closed:
-                    continue
-                self.answered = number
-                report(answer)
+                if number > self.answered and not self.is_closed:
+                    self.answered = number
+                    report(answer)
 
     def close(self) -> None:
         """Discard the tasks and wake whoever waits."""
@@ -118,6 +107,7 @@ class RequestHandler:
     """Handles one request a call, from any thread; reports to the listener.
 
     Args:
+        listener: Hears of joins, renewals and answers.
         run: Id of the run.
         epoch: Number of this master's start in the run; messages of another are refused.
         max_bytes: The largest message.
@@ -127,9 +117,17 @@ class RequestHandler:
     """
 
     def __init__(
-        self, run: str, epoch: int, *, max_bytes: int, max_polls: int, lease_s: float | None = None
+        self,
+        listener: MasterListener,
+        run: str,
+        epoch: int,
+        *,
+        max_bytes: int,
+        max_polls: int,
+        lease_s: float | None = None,
     ) -> None:
-        self.run, self.epoch = run, epoch
+        self._listener = listener
+        self._run, self._epoch = run, epoch
         self._max_bytes = max_bytes
         self._lease = b"" if lease_s is None else b',"lease_ms":%d' % (1000 * lease_s)
         self._polls = threading.Semaphore(max_polls)
@@ -138,7 +136,6 @@ class RequestHandler:
         self._mailboxes: dict[str, Mailbox] = {}
         self._joins: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._incs = itertools.count(1)
-        self._listener: MasterListener | None = None
         self._is_closed = False
         self._untold: set[tuple[str, int]] = set()
         self._all_told = threading.Condition(self._lock)
@@ -150,11 +147,6 @@ class RequestHandler:
             "leave": self._leave,
         }
 
-    def open(self, listener: MasterListener) -> None:
-        """Report joins, renewals and answers to ``listener`` from now on."""
-        with self._lock:
-            self._listener = listener
-
     def handle(self, request: Request) -> bytes:
         """Return the body of the answer, as JSON.
 
@@ -165,11 +157,10 @@ class RequestHandler:
         """
         if self._is_closed:
             raise self._over(request)
-        if request.run != self.run or request.epoch != self.epoch:
-            raise self._stale(request, f"this is epoch {self.epoch} of run {self.run}")
+        if request.run != self._run or request.epoch != self._epoch:
+            raise self._stale(request, f"this is epoch {self._epoch} of run {self._run}")
         return self._handlers[request.type](request)
 
-    # For the master end --------------------------------------------------------------------------
     def send(self, worker_id: str, inc: int, task: TaskMessage) -> None:
         """Put a task into a worker's mailbox.
 
@@ -194,7 +185,7 @@ class RequestHandler:
         """Drop a worker and tell the listener, before it hears of the next one of that id."""
         with self._joining:
             if self.drop(worker_id, inc):
-                self._opened().worker_left(worker_id, reason)
+                self._listener.worker_left(worker_id, reason)
 
     def close(self) -> None:
         """End all waits; whoever asks from now on is told that the run is over."""
@@ -211,15 +202,12 @@ class RequestHandler:
         with self._lock:
             return self._all_told.wait_for(lambda: not self._untold, timeout_s)
 
-    # Requests ------------------------------------------------------------------------------------
     def _join(self, request: Request) -> bytes:
-        body: Join = request.body
         name = request.worker, request.idem
         with self._joining:
             inc = self._joins.get(name)
             if inc is None:
-                inc = self._admit(request, body)
-                self._joins[name] = inc
+                inc = self._joins[name] = self._admit(request, request.body)
                 if len(self._joins) > JOINS_KEPT:
                     self._joins.popitem(last=False)
             elif self._current(request.worker, inc) is None:
@@ -227,13 +215,11 @@ class RequestHandler:
         return b'{"inc":%d%s}' % (inc, self._lease)
 
     def _admit(self, request: Request, body: Join) -> int:
-        listener = self._opened()
         self.abandon(request.worker, None, "replaced by a new incarnation")
         inc = next(self._incs)
-        mailbox = Mailbox(request.worker, inc, request.idem, self._max_bytes)
         with self._lock:
-            self._mailboxes[request.worker] = mailbox
-        listener.worker_joined(WorkerInfo(request.worker, body.role, body.resource, inc))
+            self._mailboxes[request.worker] = Mailbox(request.worker, inc, self._max_bytes)
+        self._listener.worker_joined(WorkerInfo(request.worker, body.role, body.resource, inc))
         return inc
 
     def _turn(self, request: Request) -> bytes:
@@ -257,7 +243,7 @@ class RequestHandler:
     def _renew(self, request: Request) -> bytes:
         body: Renew = request.body
         mailbox = self._deliver(request)
-        self._opened().worker_renewed(request.worker, body.progress)
+        self._listener.worker_renewed(request.worker, body.progress)
         return b'{"answered":%d}' % mailbox.answered
 
     def _leave(self, request: Request) -> bytes:
@@ -265,7 +251,6 @@ class RequestHandler:
         self.abandon(request.worker, request.inc, LEFT)
         return b'{"answered":%d}' % mailbox.answered
 
-    # -------------------------------------------------------------------------------------------
     def _deliver(self, request: Request) -> Mailbox:
         """Report the answers of a request; return its sender's mailbox."""
         body: Body = request.body
@@ -273,12 +258,7 @@ class RequestHandler:
         mailbox = self._current(request.worker, request.inc)
         if mailbox is None:
             raise self._lost(request)
-        listener = self._opened()
-
-        def report(answer: TaskAnswer) -> None:
-            listener.task_answered(request.worker, answer)
-
-        mailbox.take(answers, report)
+        mailbox.take(answers, partial(self._listener.task_answered, request.worker))
         self._check(request, mailbox)
         return mailbox
 
@@ -292,12 +272,6 @@ class RequestHandler:
         with self._lock:
             mailbox = self._mailboxes.get(worker_id)
         return mailbox if mailbox is not None and mailbox.inc == inc else None
-
-    def _opened(self) -> MasterListener:
-        with self._lock:
-            if self._listener is None:
-                raise ClosedError("this master is not open", what="master")
-            return self._listener
 
     def _over(self, request: Request) -> ClosedError:
         with self._lock:
@@ -316,7 +290,7 @@ class RequestHandler:
         return StaleEpochError(
             f"worker {request.worker!r}: {why}",
             worker_id=request.worker,
-            epoch=self.epoch,
-            run=self.run,
+            epoch=self._epoch,
+            run=self._run,
             **facts,
         )

@@ -25,7 +25,6 @@ from dingsdk_flask_fs.auth import Signer
 from dingsdk_flask_fs.connection import Answer, Connection, ForeignAnswerError, LinkError
 from dingsdk_flask_fs.messages import (
     MAX_WAIT_S,
-    OVERHEAD_BYTES,
     Joined,
     Reply,
     Request,
@@ -33,6 +32,7 @@ from dingsdk_flask_fs.messages import (
     convert,
     encode_item,
     encode_request,
+    first_that_fit,
 )
 from dingsdk_flask_fs.secret import Secret
 
@@ -107,7 +107,6 @@ class HttpSlaveEnd(SlaveEnd):
         self._silent_since: float | None = None
         """When the first request was sent of those that have had no answer."""
 
-    # Life ----------------------------------------------------------------------------------
     def join(self, info: WorkerInfo, timeout_s: float) -> None:
         """Announce the worker to the master, trying until the deadline.
 
@@ -120,9 +119,11 @@ class HttpSlaveEnd(SlaveEnd):
         body = encode_message({"role": info.role, "resource": info.resource})
         idem, run, epoch, tries, why = secrets.token_hex(16), "", 0, 0, "no secret yet"
         while True:
-            request = Request(run, epoch, info.worker_id, 0, 0, idem, "join", {})
+            request = Request(run, epoch, info.worker_id, 0, 0, idem, "join")
             try:
-                if self._renew_signer():
+                secret = self._find_secret()  # again, as a new master may have a new one
+                if secret is not None:
+                    self._signer = Signer(secret)
                     joined = convert(self._ask_once(self._reports, request, body, deadline), Joined)
                     break
             except StaleEpochError as error:
@@ -178,28 +179,24 @@ class HttpSlaveEnd(SlaveEnd):
         if sender is not None and sender is not threading.current_thread():
             sender.join(max(0.1, deadline - time.monotonic()))
 
-    # Tasks and answers ---------------------------------------------------------------------
     def next_task(self, timeout_s: float) -> TaskMessage | None:
         deadline = time.monotonic() + timeout_s
         tries = 0
+        is_last = False
         while True:
             with self._condition:
                 self._check()
                 if self._tasks:
                     return self._tasks.popleft()
-            wait_s = min(max(0.0, deadline - time.monotonic()), self._longest_poll_s)
+            if is_last:
+                return None
             try:
-                self._turn(wait_s)
+                self._turn(min(max(0.0, deadline - time.monotonic()), self._longest_poll_s))
             except LinkError as error:
                 self._note_silence(error)
                 self._pause(tries, deadline)
                 tries += 1
-            with self._condition:
-                self._check()
-                if self._tasks:
-                    return self._tasks.popleft()
-            if time.monotonic() >= deadline:
-                return None
+            is_last = time.monotonic() >= deadline
 
     def answer(self, answer: TaskAnswer) -> None:
         """Hand an answer over; it is on its way when this returns.
@@ -217,28 +214,21 @@ class HttpSlaveEnd(SlaveEnd):
                 self._condition.notify_all()
 
     def renew(self, progress: int) -> None:
-        with self._condition:
-            self._check()
-            inc = self._inc
-        self._report("renew", f'"progress":{int(progress)},', inc)
+        self.check()
+        self._report("renew", f'"progress":{int(progress)},', self._inc)
 
     def check(self) -> None:
         with self._condition:
             self._check()
 
-    # Messages ------------------------------------------------------------------------------
     def _turn(self, wait_s: float) -> None:
         """Confirm, report and ask in one request."""
         with self._condition:
             self._check()
             inc, ack = self._inc, self._last_task
             answers = self._unconfirmed()
-        body = b'{"answers":[%s],"ack":%d,"want":%d,"wait_s":%.3f}' % (
-            b",".join(answers),
-            ack,
-            PREFETCH,
-            wait_s,
-        )
+        body = b'{"answers":[%s],"ack":%d,"want":%d,"wait_s":%.3f}'
+        body %= answers, ack, PREFETCH, wait_s
         deadline = time.monotonic() + wait_s + self._margin_s
         self._is_asking = True
         try:
@@ -263,7 +253,7 @@ class HttpSlaveEnd(SlaveEnd):
                     return
                 self._check()
                 answers = self._unconfirmed()
-            body = b'{%s"answers":[%s]}' % (fields.encode(), b",".join(answers))
+            body = b'{%s"answers":[%s]}' % (fields.encode(), answers)
             try:
                 limit = time.monotonic() + self._request_timeout_s
                 reply = self._ask(self._reports, kind, body, inc, limit)
@@ -301,14 +291,13 @@ class HttpSlaveEnd(SlaveEnd):
 
     def _leave(self, deadline: float) -> None:
         with self._condition:
-            body = b'{"answers":[%s]}' % b",".join(self._unconfirmed())
+            body = b'{"answers":[%s]}' % self._unconfirmed()
             request = self._request("leave", self._inc)
         try:
             self._ask_once(self._reports, request, body, deadline)
         except (DingError, LinkError):
             return  # it is over either way: the lease ends by itself
 
-    # One request ---------------------------------------------------------------------------
     def _ask(self, link: Connection, kind: str, body: bytes, inc: int, deadline: float) -> Reply:
         started = time.monotonic()
         with self._condition:
@@ -344,17 +333,8 @@ class HttpSlaveEnd(SlaveEnd):
 
     def _request(self, kind: str, inc: int) -> Request:
         seq = next(self._seqs)
-        return Request(self._run, self._epoch, self._worker_id, inc, seq, f"{inc}-{seq}", kind, {})
+        return Request(self._run, self._epoch, self._worker_id, inc, seq, f"{inc}-{seq}", kind)
 
-    def _renew_signer(self) -> bool:
-        """Read the secret again, as a new master may have a new one; False while there is none."""
-        secret = self._find_secret()
-        if secret is None:
-            return False
-        self._signer = Signer(secret)
-        return True
-
-    # State; the condition is held in the first five ----------------------------------------
     def _has_unsent(self) -> bool:
         return self._gone is None and self._last_answer > self._carried
 
@@ -368,17 +348,12 @@ class HttpSlaveEnd(SlaveEnd):
         is_quiet = not self._is_asking and time.monotonic() - self._heard_at >= PRESENCE_S
         return self._gone is None and is_quiet
 
-    def _unconfirmed(self) -> list[bytes]:
+    def _unconfirmed(self) -> bytes:
         """Return the answers to send, as many as one message takes."""
-        room = self._max_bytes - OVERHEAD_BYTES
-        chosen: list[bytes] = []
-        for number, encoded in self._answers:
-            room -= len(encoded) + 1
-            if chosen and room < 0:
-                break
-            chosen.append(encoded)
-            self._carried = max(self._carried, number)
-        return chosen
+        chosen = first_that_fit(self._answers, self._max_bytes)
+        if chosen:
+            self._carried = max(self._carried, chosen[-1][0])
+        return b",".join(encoded for _, encoded in chosen)
 
     def _confirm(self, reply: Reply) -> None:
         while self._answers and self._answers[0][0] <= reply.answered:
@@ -443,13 +418,8 @@ def _content(answer: Answer, request: Request, max_bytes: int) -> dict[str, Any]
     message = str(content.get("message", ""))[:1000]
     if answer.status == 409:
         stale = convert(content, Stale)
-        raise StaleEpochError(
-            message,
-            worker_id=request.worker,
-            run=stale.run,
-            epoch=stale.epoch,
-            replaced=stale.replaced,
-        )
+        facts = {"run": stale.run, "epoch": stale.epoch, "replaced": stale.replaced}
+        raise StaleEpochError(message, worker_id=request.worker, **facts)
     if answer.status == 410:
         raise ClosedError(message, what="master")
     if answer.status >= 500:
