@@ -59,12 +59,14 @@ def create_app(
         app.add_url_rule(
             f"/v1/{kind}", kind, serve, methods=["POST"], provide_automatic_options=False
         )
-    app.add_url_rule(HEALTH, "health", _health, methods=["GET"], provide_automatic_options=False)
+    app.add_url_rule(
+        HEALTH,
+        "health",
+        lambda: flask.Response(status=204),
+        methods=["GET"],
+        provide_automatic_options=False,
+    )
     return app
-
-
-def _health() -> flask.Response:
-    return flask.Response(status=204)
 
 
 def _refused(refusal: Refusal) -> flask.Response:

@@ -27,6 +27,7 @@ from dingsdk_flask_fs.secret import Secret
 SKEW_S = 60
 WINDOW = 1024
 SWEEP_S = 60.0
+_KEPT_S = 2 * SKEW_S + 1
 MAC_HEADER = "X-Ding-Mac"
 
 Standing = Literal["stranger", "claimant", "known"]
@@ -47,7 +48,7 @@ class Signer:
 
     def __init__(self, secret: Secret, clock: Callable[[], float] = time.time) -> None:
         self._key = secret.reveal()
-        self._keyid = key_id(self._key)
+        self._keyid = _key_id(self._key)
         self._clock = clock
         self._session = secrets.token_hex(8)
         self._numbers = itertools.count(1)
@@ -56,12 +57,12 @@ class Signer:
         """Return the Authorization header of a request, and its nonce."""
         ts = int(self._clock())
         nonce = f"{self._session}-{next(self._numbers)}"
-        mac = _request_mac(self._key, method, target, str(ts), nonce, body)
+        mac = _mac(self._key, "request", method, target, str(ts), nonce, body=body)
         return f"DING-HMAC keyid={self._keyid},ts={ts},nonce={nonce},mac={mac}", nonce
 
     def is_answer(self, mac: str, nonce: str, status: int, body: bytes) -> bool:
         """Return whether the answer to the request with ``nonce`` is the master's."""
-        expected = response_mac(self._key, nonce, status, body)
+        expected = _mac(self._key, "answer", nonce, str(status), body=body)
         return hmac.compare_digest(mac.encode("utf-8", "replace"), expected.encode())
 
 
@@ -75,7 +76,7 @@ class Verifier:
 
     def __init__(self, secret: Secret, clock: Callable[[], float] = time.time) -> None:
         self._key = secret.reveal()
-        self._keyid = key_id(self._key)
+        self._keyid = _key_id(self._key)
         self._clock = clock
         self._lock = threading.Lock()
         self._sessions: dict[str, _Session] = {}
@@ -105,38 +106,30 @@ class Verifier:
         keyid, ts, session, number, mac = found.groups()
         if keyid != self._keyid:  # no secret: every genuine request shows it
             raise _refused("key")
-        expected = _request_mac(self._key, method, target, ts, f"{session}-{number}", body)
+        nonce = f"{session}-{number}"
+        expected = _mac(self._key, "request", method, target, ts, nonce, body=body)
         if not hmac.compare_digest(mac.encode(), expected.encode()):
             raise _refused("mac")
         now = self._clock()
         if abs(now - int(ts)) > SKEW_S:
             raise _refused("time")
         self._take(session, int(number), now)
-        return f"{session}-{number}"
+        return nonce
 
     def sign_answer(self, nonce: str, status: int, body: bytes) -> str:
         """Return the MAC header's value for the answer to a verified request."""
-        return response_mac(self._key, nonce, status, body)
+        return _mac(self._key, "answer", nonce, str(status), body=body)
 
     def _take(self, name: str, number: int, now: float) -> None:
         with self._lock:
             if now >= self._sweep_at or now < self._sweep_at - 2 * SWEEP_S:
-                self._sweep(now)
-            session = self._sessions.get(name)
-            if session is None:
-                session = self._sessions[name] = _Session()
+                # A request is refused for its time before its session is forgotten.
+                kept = {k: s for k, s in self._sessions.items() if now - s.seen_at <= _KEPT_S}
+                self._sessions, self._sweep_at = kept, now + SWEEP_S
+            session = self._sessions.setdefault(name, _Session())
             if not session.take(number):
                 raise _refused("replay")
             session.seen_at = now
-
-    def _sweep(self, now: float) -> None:
-        # A request is refused for its time before its session is forgotten.
-        self._sessions = {
-            name: session
-            for name, session in self._sessions.items()
-            if now - session.seen_at <= 2 * SKEW_S + 1
-        }
-        self._sweep_at = now + SWEEP_S
 
 
 class _Session:
@@ -162,20 +155,13 @@ class _Session:
         return True
 
 
-def key_id(key: bytes) -> str:
+def _key_id(key: bytes) -> str:
     """Return a name for the key that says nothing about it."""
     return hmac.digest(key, b"dingsdk key id", "sha256").hex()[:16]
 
 
-def response_mac(key: bytes, nonce: str, status: int, body: bytes) -> str:
-    """Return the signature of an answer, bound to the nonce of its request."""
-    text = f"DING1 answer\n{nonce}\n{status}\n{hashlib.sha256(body).hexdigest()}"
-    return hmac.digest(key, text.encode(), "sha256").hex()
-
-
-def _request_mac(key: bytes, method: str, target: str, ts: str, nonce: str, body: bytes) -> str:
-    digest = hashlib.sha256(body).hexdigest()
-    text = f"DING1 request\n{method}\n{target}\n{ts}\n{nonce}\n{digest}"
+def _mac(key: bytes, *fields: str, body: bytes) -> str:
+    text = "\n".join(("DING1 " + fields[0], *fields[1:], hashlib.sha256(body).hexdigest()))
     return hmac.digest(key, text.encode("utf-8", "surrogateescape"), "sha256").hex()
 
 

@@ -117,7 +117,7 @@ class FileDataStore(StepDataStore):
             ConfigError: the payload is larger than any reader takes.
             SchemaMismatchError: a container cannot hold the batch.
         """
-        name = check_id(data_id, "data_id") + _SUFFIX
+        folder, name = self._place_of(data_id)
         buffers, info = encode_batch(batch, algorithm=self._algorithm)
         if info.size_bytes > self._max_bytes:
             raise ConfigError(
@@ -125,12 +125,13 @@ class FileDataStore(StepDataStore):
                 "Lower policy.collect.n_sample",
                 path="policy.collect.n_sample",
             )
-        folder = self._shard_of(data_id)
         # One writer an id is the rule, and a repeated write the exception, so that between
         # this look and the rename only the same content can come.
         if folder.stat(name) is not None and self._is_stored(folder, data_id, info):
             return info
-        self._check_free(folder, info.size_bytes)
+        if folder.free_bytes() - info.size_bytes < self._min_free_bytes:
+            self._empty_pools()
+            check_free(folder, info.size_bytes, self._min_free_bytes)
         self._write(folder, name, buffers, info.size_bytes)
         return info
 
@@ -150,18 +151,18 @@ class FileDataStore(StepDataStore):
             DataCorruptError: it is not what was put; the file is set aside.
             ClosedError: the store was closed meanwhile.
         """
-        name = check_id(data_id, "data_id") + _SUFFIX
-        return self._find(data_id, timeout_s, lambda: self._load(data_id, name, expected_digest))
+        check_id(data_id, "data_id")
+        return self._find(data_id, timeout_s, lambda: self._load(data_id, expected_digest))
 
     def get_verified(self, data_id: str, digest: str, timeout_s: float = 2.0) -> SampleBatch:
         return self.get(data_id, timeout_s, digest)
 
     def has(self, data_id: str, timeout_s: float = 2.0) -> bool:
         """Return whether the file is there, damaged or not, or shows before the deadline."""
-        name = check_id(data_id, "data_id") + _SUFFIX
+        folder, name = self._place_of(data_id)
 
         def look() -> None:
-            if self._shard_of(data_id).stat(name) is None:
+            if folder.stat(name) is None:
                 raise DataMissingError(f"no payload {data_id!r}", data_id=data_id)
 
         try:
@@ -190,8 +191,8 @@ class FileDataStore(StepDataStore):
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     def delete(self, data_ids: Iterable[str]) -> None:
-        for data_id in [check_id(each, "data_id") for each in data_ids]:
-            self._remove(self._shard_of(data_id), data_id + _SUFFIX)
+        for folder, name in [self._place_of(each) for each in data_ids]:
+            self._remove(folder, name)
 
     def __len__(self) -> int:
         return sum(1 for _ in self.ids())
@@ -236,11 +237,12 @@ class FileDataStore(StepDataStore):
         for folder in (*self._shards, self._quarantine, *(pool.folder for pool in self._pools)):
             folder.close()
 
-    def _shard_of(self, data_id: str) -> PrivateDir:
-        return self._shards[zlib.crc32(data_id.encode()) % _SHARDS]
+    def _place_of(self, data_id: str) -> tuple[PrivateDir, str]:
+        name = check_id(data_id, "data_id") + _SUFFIX
+        return self._shards[zlib.crc32(data_id.encode()) % _SHARDS], name
 
-    def _load(self, data_id: str, name: str, expected_digest: str | None) -> SampleBatch:
-        folder = self._shard_of(data_id)
+    def _load(self, data_id: str, expected_digest: str | None) -> SampleBatch:
+        folder, name = self._place_of(data_id)
         try:
             content = folder.view(name, self._max_bytes, map_above=_COPIED_BYTES)
             return decode_batch(content, self._max_bytes, expected_digest=expected_digest)
@@ -308,11 +310,6 @@ class FileDataStore(StepDataStore):
             for name in aged[: len(names) - self._keep_quarantined]:
                 self._quarantine.unlink(name)
 
-    def _check_free(self, folder: PrivateDir, size_bytes: int) -> None:
-        if folder.free_bytes() - size_bytes < self._min_free_bytes:
-            self._empty_pools()
-            check_free(folder, size_bytes, self._min_free_bytes)
-
     def _remove(self, folder: PrivateDir, name: str) -> bool:
         try:
             return self._give_to_pool(folder, name) or folder.unlink(name)
@@ -323,8 +320,8 @@ class FileDataStore(StepDataStore):
 
     def _give_to_pool(self, folder: PrivateDir, name: str) -> bool:
         found = folder.stat(name) if name.endswith(_SUFFIX) else None
-        pool = self._pool_for(found.st_size) if found is not None else None
-        return found is not None and pool is not None and pool.give(folder, name, found)
+        pool = self._pool_for(found.st_size) if found else None
+        return bool(found and pool and pool.give(folder, name, found))
 
 
 def check_free(folder: PrivateDir, size_bytes: int, min_free_bytes: int) -> None:

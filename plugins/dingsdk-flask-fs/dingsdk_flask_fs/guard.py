@@ -96,11 +96,9 @@ def network_of(address: str) -> str:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address
-    if found.version == 4:
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.ip_network((found, 64), strict=False))
+    if found.version == 6 and found.ipv4_mapped is None:
+        return str(ipaddress.ip_network((found, 64), strict=False))
+    return str(found if found.version == 4 else found.ipv4_mapped)
 
 
 class Guard:
@@ -111,11 +109,11 @@ class Guard:
 
     Whoever fails to prove that too often is answered 429 unheard. All workers of a host share
     an address, on loopback with everybody else there, so an address alone must never lock a
-    worker out. What a request claims decides which allowance it draws on: requests that do not
-    name our key cost those that do nothing; what names it is always checked where it is small, as
-    the first request of a worker is; and sessions that have sent genuine requests are always
-    checked, as nobody knows the name of one (64 random bits) but who can read the requests of its
-    worker. So nobody is kept from joining or working by what others send.
+    worker out. What a request claims decides which allowance it draws on: one for requests that do
+    not name our key, one for those that do. Small ones that name it are always checked, as the
+    first request of a worker is small; so are those of sessions that have sent genuine requests,
+    as only who can read a worker's requests knows its session's name (64 random bits). So nobody
+    is kept from joining or working by what others send.
 
     Args:
         verifier: Checks the signature.
@@ -203,17 +201,12 @@ class Guard:
     def _is_ours(self, host: str) -> bool:
         try:
             name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            return False
-        if name in self._hosts:
-            return True
-        if not self._any_address:
-            return False
-        try:
+            if name in self._hosts:
+                return True
             ipaddress.ip_address(name)
         except ValueError:
             return False
-        return True
+        return self._any_address
 
     def _note(self, environ: Mapping[str, Any], refusal: Refusal) -> None:
         """Log refusals, at most one line a second whatever comes."""
@@ -224,14 +217,13 @@ class Guard:
                 return
             count, self._refused = self._refused, 0
             self._log_at = now + LOG_EVERY_S
-        cause = refusal.__cause__
         _log.warning(
             "refused %d request(s); the last: %s %.80r from %s: %s",
             count,
             environ["REQUEST_METHOD"],
             target_of(environ),
             environ.get("REMOTE_ADDR"),
-            cause if cause is not None else refusal,
+            refusal.__cause__ or refusal,
         )
 
 

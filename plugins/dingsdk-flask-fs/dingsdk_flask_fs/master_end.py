@@ -18,7 +18,7 @@ from dingsdk.errors import ClosedError, DataCorruptError, DataMissingError, Inse
 from dingsdk.worker.comm import MasterEnd, MasterListener, TaskMessage
 from dingsdk_flask_fs.app import create_app
 from dingsdk_flask_fs.auth import Verifier
-from dingsdk_flask_fs.folder_lock import FolderLock
+from dingsdk_flask_fs.folder_lock import folder_lock
 from dingsdk_flask_fs.guard import Guard, Throttle
 from dingsdk_flask_fs.request_handler import RequestHandler
 from dingsdk_flask_fs.secret import FILE_VARIABLE, VARIABLE, Secret, create_secret
@@ -49,7 +49,7 @@ class HttpMasterEnd(MasterEnd):
     def __init__(self, cfg: FlaskFSTransport.Config, folder: PrivateDir) -> None:
         self._cfg = cfg
         self._folder = folder
-        self._folder_lock = FolderLock(folder.path)
+        self._until_close = ExitStack()
         self._lock = threading.Lock()
         self._handler: RequestHandler | None = None
         self._server: HttpServer | None = None
@@ -70,8 +70,7 @@ class HttpMasterEnd(MasterEnd):
             cfg = self._cfg
             host, max_bytes = cfg.host, cfg.max_message_bytes
             with ExitStack() as undo:
-                self._folder_lock.acquire()
-                undo.callback(self._folder_lock.release)
+                undo.enter_context(folder_lock(self._folder.path))
                 secret = create_secret(self._folder)
                 _check_reach(host, secret)
                 server = HttpServer(
@@ -101,7 +100,7 @@ class HttpMasterEnd(MasterEnd):
                     max_bytes=max_bytes,
                 )
                 server.start(create_app(handler, guard, verifier, max_bytes))
-                undo.pop_all()
+                self._until_close = undo.pop_all()
             self._handler, self._server = handler, server
         name = socket.gethostname() if _is_wildcard(host) else host
         return f"http://[{name}]:{server.port}" if ":" in name else f"http://{name}:{server.port}"
@@ -130,7 +129,7 @@ class HttpMasterEnd(MasterEnd):
         timeout_s = max(0.1, deadline - time.monotonic())
         if server is not None and not server.close(timeout_s):
             _log.warning("the http server did not end within %.1f s", timeout_s)
-        self._folder_lock.release()
+        self._until_close.close()
 
     def _opened(self) -> RequestHandler:
         if self._handler is None:

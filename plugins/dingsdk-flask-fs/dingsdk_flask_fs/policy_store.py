@@ -42,6 +42,7 @@ _POINTER_BYTES = 4096
 _KIND, _POINTER_KIND = "policy", "newest-policy"
 _VERSION_FILE = re.compile(r"([0-9]{12})\.ding")
 _MOVED_ON_TRIES = 1000
+_KEEP_KEY = "system.transport.keep_policy_versions"
 _logger = logging.getLogger(__name__)
 
 
@@ -84,10 +85,7 @@ class FilePolicyStore(PolicyStore):
         is_durable: bool = False,
     ) -> None:
         if keep_versions < 2:
-            path_of_key = "system.transport.keep_policy_versions"
-            raise ConfigError(
-                f"{path_of_key} must be >= 2, found {keep_versions}", path=path_of_key
-            )
+            raise ConfigError(f"{_KEEP_KEY} must be >= 2, found {keep_versions}", path=_KEEP_KEY)
         self._keep_versions = keep_versions
         self._max_bytes = max_policy_bytes
         self._min_free_bytes = min_free_bytes
@@ -248,18 +246,15 @@ class _MovedOnError(Exception):
 
 
 def _check_state(state: Mapping[str, Any]) -> None:
-    for name, value in state.items():
-        if not (isinstance(value, np.ndarray) or hasattr(value, "detach")):
-            raise SchemaMismatchError(
-                f"a policy is published as tensors and arrays by name; {name!r:.80} is of type "
-                f"{type(value).__name__}",
-                key=name,
-                expected="a tensor or array",
-                found=type(value).__name__,
-            )
-    if not state:
+    expected = "tensors and arrays by name"
+    odd = [n for n, v in state.items() if not (isinstance(v, np.ndarray) or hasattr(v, "detach"))]
+    if odd or not state:
+        key, found = (odd[0], type(state[odd[0]]).__name__) if odd else ("", "nothing")
         raise SchemaMismatchError(
-            "a policy without weights cannot be published", key="", expected="tensors", found="none"
+            f"a policy is published as {expected}; {key!r:.80} is {found}",
+            key=key,
+            expected=expected,
+            found=found,
         )
 
 

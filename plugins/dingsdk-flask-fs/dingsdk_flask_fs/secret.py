@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dingsdk.data import PrivateDir
+from dingsdk.data.files import open_private
 from dingsdk.errors import AuthError
 
 FILE_VARIABLE = "DINGSDK_SECRET_FILE"
@@ -55,65 +56,57 @@ class Secret:
         raise TypeError("a secret is not copied into messages or files")
 
 
-def named_secret(environ: Mapping[str, str] | None = None) -> Secret | None:
+def named_secret(environ: Mapping[str, str] = os.environ) -> Secret | None:
     """Return the secret that the environment names; None when it names none.
 
     Raises:
         AuthError: it names one that is missing, empty, too short or open to others.
     """
-    environ = os.environ if environ is None else environ
     if FILE_VARIABLE in environ:
-        path = Path(environ[FILE_VARIABLE])
-        return Secret(read_private(path), source=str(path), is_explicit=True)
+        return _read(Path(environ[FILE_VARIABLE]), is_explicit=True)
     if VARIABLE in environ:
         return Secret(environ[VARIABLE].strip().encode(), source=VARIABLE, is_explicit=True)
     return None
 
 
-def create_secret(folder: PrivateDir, environ: Mapping[str, str] | None = None) -> Secret:
+def create_secret(folder: PrivateDir, environ: Mapping[str, str] = os.environ) -> Secret:
     """Return the secret of a master: the named one, else the run's own, made when missing.
 
     Args:
         folder: The run's own folder.
-        environ: Environment variables; the process's own by default.
+        environ: Environment variables.
 
     Raises:
         AuthError: as ``named_secret``, or the run's own file cannot be used.
         RunFolderError, StorageFullError: it cannot be written.
     """
-    found = named_secret(environ)
+    found = find_secret(folder, environ)
     if found is not None:
         return found
-    if folder.stat(FILE_NAME) is None:
-        folder.write_atomic(FILE_NAME, [secrets.token_hex(32).encode()], durable=True)
-    return _own(folder)
+    folder.write_atomic(FILE_NAME, [secrets.token_hex(32).encode()], durable=True)
+    return _read(folder.path / FILE_NAME)
 
 
-def find_secret(folder: PrivateDir, environ: Mapping[str, str] | None = None) -> Secret | None:
+def find_secret(folder: PrivateDir, environ: Mapping[str, str] = os.environ) -> Secret | None:
     """Return the secret of a worker: the named one, else the run's own; None before it is there.
 
     Raises:
         AuthError: as ``create_secret``.
     """
     found = named_secret(environ)
-    if found is not None:
-        return found
-    return None if folder.stat(FILE_NAME) is None else _own(folder)
+    if found is None and folder.stat(FILE_NAME) is not None:
+        found = _read(folder.path / FILE_NAME)
+    return found
 
 
-def read_private(path: Path) -> bytes:
-    """Return the stripped content of a file that only its owner, this user, can read.
-
-    Raises:
-        AuthError: it is missing, a link, no regular file, another user's or open to others.
-    """
+def _read(path: Path, is_explicit: bool = False) -> Secret:
+    """Return the stripped content of a file that only its owner, this user, can read."""
     try:
         # Not blocking: the path may name a pipe.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = open_private(str(path), os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
-        raise AuthError(
-            f"cannot read the secret file {path}: {error.strerror}", reason="unreadable"
-        ) from error
+        text = f"cannot read the secret file {path}: {error.strerror}"
+        raise AuthError(text, reason="unreadable") from error
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
@@ -121,14 +114,9 @@ def read_private(path: Path) -> bytes:
         if found.st_uid != os.geteuid():
             raise AuthError(f"the secret file {path} belongs to another user", reason="owner")
         if found.st_mode & 0o077:
-            raise AuthError(
-                f"others may read the secret file {path}: chmod 600 {path}", reason="mode"
-            )
-        return os.read(descriptor, MAX_BYTES).strip()
+            text = f"others may read the secret file {path}: chmod 600 {path}"
+            raise AuthError(text, reason="mode")
+        value = os.read(descriptor, MAX_BYTES).strip()
     finally:
         os.close(descriptor)
-
-
-def _own(folder: PrivateDir) -> Secret:
-    path = folder.path / FILE_NAME
-    return Secret(read_private(path), source=str(path), is_explicit=False)
+    return Secret(value, source=str(path), is_explicit=is_explicit)

@@ -22,8 +22,6 @@ class _NamedSlave(Slave):
 
     _table: ClassVar[Mapping[str, tuple[str, str | None]]]
     """Task name -> (callback, key of the task that it gets; None: nothing)."""
-    _named: ClassVar[frozenset[str]]
-    """Tasks whose answers carry the ids."""
 
     def __init__(
         self,
@@ -46,10 +44,11 @@ class _NamedSlave(Slave):
         callback, key = self._table[name]
         if key == "task_info":
             self._ids = {each: task[key].get(each) for each in ("task_id", "buffer_id")}
-        result: Mapping[str, Any] = self._functions[callback](
-            *(() if key is None else (task[key],))
-        )
-        return {**self._ids, **(result or {})} if name in self._named else result
+        given = () if key is None else (task[key],)
+        result: Mapping[str, Any] = self._functions[callback](*given)
+        if name == "resource" or key == "task_info":
+            return result
+        return {**self._ids, **(result or {})}
 
 
 class CollectorSlave(_NamedSlave):
@@ -61,7 +60,6 @@ class CollectorSlave(_NamedSlave):
         "collector_data_task": ("deal_with_collector_data", None),
         "collector_close_task": ("deal_with_collector_close", None),
     }
-    _named: ClassVar[frozenset[str]] = frozenset({"collector_data_task", "collector_close_task"})
 
 
 class LearnerSlave(_NamedSlave):
@@ -74,6 +72,3 @@ class LearnerSlave(_NamedSlave):
         "learner_learn_task": ("deal_with_learner_learn", "data"),
         "learner_close_task": ("deal_with_learner_close", None),
     }
-    _named: ClassVar[frozenset[str]] = frozenset(
-        {"learner_get_data_task", "learner_learn_task", "learner_close_task"}
-    )

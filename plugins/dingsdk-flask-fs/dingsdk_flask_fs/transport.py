@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -26,14 +26,17 @@ from dingsdk.worker.comm import (
     ThreadScheduler,
     Transport,
 )
-from dingsdk_flask_fs.folder_lock import LOCK_NAME, FolderLock
+from dingsdk_flask_fs.folder_lock import LOCK_NAME, folder_lock
 from dingsdk_flask_fs.master_end import EPOCH_FILE, HttpMasterEnd
 from dingsdk_flask_fs.secret import FILE_NAME as SECRET_NAME
 from dingsdk_flask_fs.secret import FILE_VARIABLE, find_secret, named_secret
 from dingsdk_flask_fs.slave_end import HttpSlaveEnd
 
+if TYPE_CHECKING:
+    from dingsdk_flask_fs.data_store import FileDataStore
+    from dingsdk_flask_fs.policy_store import FilePolicyStore
+
 TYPE_KEY = "flask_fs"
-_T = TypeVar("_T")
 
 
 class FlaskFSTransport(Transport):
@@ -88,8 +91,8 @@ class FlaskFSTransport(Transport):
         self._folder: PrivateDir | None = None
         self._masters: list[HttpMasterEnd] = []
         self._slaves: list[HttpSlaveEnd] = []
-        self._data_store: StepDataStore | None = None
-        self._policy_store: PolicyStore | None = None
+        self._data_store: FileDataStore | None = None
+        self._policy_store: FilePolicyStore | None = None
         self._scheduler = ThreadScheduler()
 
     @property
@@ -161,7 +164,8 @@ class FlaskFSTransport(Transport):
             master.close(timeout_s)
         self._scheduler.close(timeout_s)
         for store in (self._data_store, self._policy_store):
-            _close(store)
+            if store is not None:
+                store.close()
         if folder is not None:
             folder.close()
 
@@ -193,21 +197,17 @@ def _remove_files(path: Path) -> None:
 
     if not path.is_dir():
         return
-    with PrivateDir(path, create=False) as root, FolderLock(path):
+    with PrivateDir(path, create=False) as root, folder_lock(path):
         for name in (*data_store.FOLDERS, policy_store.FOLDER):
             root.remove_tree(name)
         root.unlink(EPOCH_FILE)
         root.unlink(LOCK_NAME)
-        if not _is_named_secret(path / SECRET_NAME):
+        named = Path(os.environ.get(FILE_VARIABLE, ""))
+        if named.resolve() != (path / SECRET_NAME).resolve():
             root.unlink(SECRET_NAME)
         root.sweep()
     with contextlib.suppress(OSError):  # not empty: it is somebody else's as well
         path.rmdir()
-
-
-def _is_named_secret(path: Path) -> bool:
-    named = os.environ.get(FILE_VARIABLE)
-    return named is not None and path.exists() and Path(named).exists() and path.samefile(named)
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -223,9 +223,3 @@ def parse_address(address: str) -> tuple[str, int]:
         f"{address!r} is no address of a coordinator; it prints one like http://127.0.0.1:7235",
         path="system.transport",
     )
-
-
-def _close(store: object) -> None:
-    close = getattr(store, "close", None)
-    if close is not None:
-        close()
