@@ -25,7 +25,6 @@ class Adam:
         module: Its parameters are moved into one vector; they must be on their device already.
         learning_rate: Step size, > 0; may be changed between steps.
         max_norm: Largest norm of a gradient; None for no limit.
-        betas: Decay of the two moments, in [0, 1).
         eps: Added to the root of the second moment.
 
     Attributes:
@@ -41,14 +40,12 @@ class Adam:
         learning_rate: float,
         max_norm: float | None = None,
         *,
-        betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> None:
         self.flat = flatten_parameters(module)
         self.learning_rate = learning_rate
         self._parameters = list(module.parameters())
         self._max_norm = max_norm
-        self._betas = betas
         self._eps = eps
         self._updates = torch.zeros((), device=self.flat.device)
         self._first = torch.zeros_like(self.flat)
@@ -95,8 +92,8 @@ class Adam:
             foreach=False,
             fused=True,
             amsgrad=False,
-            beta1=self._betas[0],
-            beta2=self._betas[1],
+            beta1=0.9,
+            beta2=0.999,
             lr=self.learning_rate,
             weight_decay=0.0,
             eps=self._eps,

@@ -23,6 +23,7 @@ from dingsdk.data.columns import rows_to_columns
 from dingsdk.data.pytree import flatten, map_leaves
 from dingsdk.data.seeding import derive_seed
 from dingsdk.errors import ConfigError, NonFiniteError, SchemaMismatchError
+from dingsdk.plugins import default_manager
 from dingsdk.policy.sections import PolicySection
 from dingsdk.policy.weights import load_state
 
@@ -201,7 +202,6 @@ class BasePolicy(Configurable, ABC):
                     torch.manual_seed(derive_seed(seed, "policy", "network"))
                 self.build()
 
-    # What an algorithm is made of ---------------------------------------------------------
     @abstractmethod
     def build(self) -> None:
         """Make networks and, where ``learns``, optimizers.
@@ -293,7 +293,6 @@ class BasePolicy(Configurable, ABC):
             missing: Their names; never ``model``.
         """
 
-    # For subclasses -----------------------------------------------------------------------
     def tensor(self, obs: Any) -> Any:
         """Return observation columns as float32 tensors on ``device``."""
         if type(obs) is not np.ndarray and isinstance(obs, Mapping):
@@ -341,71 +340,67 @@ class BasePolicy(Configurable, ABC):
             env_ids=envs,
         )
 
-    # The modes ----------------------------------------------------------------------------
     @property
     def learn_mode(self) -> LearnMode:
         """What a learner may call."""
-        self._check_serves("learn")
         return LearnMode(
             forward=self._train,
-            reset=self._reset_ids,
             info=lambda: f"{type(self).__name__}\n{self.section}",
             monitor_vars=lambda: list(self.monitored),
-            get_attribute=self._get_attribute,
-            set_attribute=self._set_attribute,
-            state_dict=self._state_dict,
+            state_dict=lambda: {name: part.state_dict() for name, part in self.state().items()},
             load_state_dict=self._load_state_dict,
+            **self._common("learn"),
         )
 
     @property
     def collect_mode(self) -> CollectMode:
         """What a collector may call."""
-        self._check_serves("collect")
         return CollectMode(
             forward=partial(self._act_by_env, explore=True),
             process_transition=self._transition,
             get_train_sample=self._sample_rows,
-            reset=self._reset_ids,
-            get_attribute=self._get_attribute,
-            set_attribute=self._set_attribute,
             state_dict=self._model_state,
             load_state_dict=self._load_model,
             forward_batch=self._acting(explore=True),
             make_transitions=self.transitions,
             make_samples=self.samples,
+            **self._common("collect"),
         )
 
     @property
     def eval_mode(self) -> EvalMode:
         """What an evaluator may call."""
-        self._check_serves("eval")
         return EvalMode(
             forward=partial(self._act_by_env, explore=False),
-            reset=self._reset_ids,
-            get_attribute=self._get_attribute,
-            set_attribute=self._set_attribute,
             state_dict=self._model_state,
             load_state_dict=self._load_model,
             forward_batch=self._acting(explore=False),
+            **self._common("eval"),
         )
 
     @property
     def command_mode(self) -> CommandMode:
         """What a commander may call."""
-        self._check_serves("command")
+        self._common("command")
         return CommandMode(
             get_setting_learn=lambda info: {},
             get_setting_collect=self.setting,
             get_setting_eval=lambda info: {},
         )
 
-    def _check_serves(self, field: str) -> None:
+    def _common(self, field: str) -> dict[str, Any]:
+        """Return what all modes have; raises ConfigError where the policy serves no such mode."""
         if field not in self._fields:
             raise ConfigError(
                 f"this policy was created without its {field} mode (it has "
                 f"{', '.join(sorted(self._fields))}); add {field!r} to enable_field",
                 path="policy",
             )
+        return {
+            "reset": lambda ids=None: self.reset(ids),
+            "get_attribute": self._get_attribute,
+            "set_attribute": self._set_attribute,
+        }
 
     def _train(self, data: Any, **_: Any) -> dict[str, Any] | list[dict[str, Any]]:
         batch = collate(data)
@@ -496,9 +491,6 @@ class BasePolicy(Configurable, ABC):
         tensors = made.tensors()
         return [map_leaves(itemgetter(row), tensors) for row in range(len(made))]
 
-    def _reset_ids(self, ids: Sequence[int] | None = None) -> None:
-        self.reset(ids)
-
     def _get_attribute(self, key: str) -> Any:
         try:
             return self._attributes[key]
@@ -512,10 +504,6 @@ class BasePolicy(Configurable, ABC):
         if key not in {"n_sample", "n_episode", "unroll_len", "batch_size"}:
             raise NotImplementedError(f"{type(self).__name__}'s attribute {key!r} cannot be set")
         self._attributes[key] = value
-
-    # Saving -------------------------------------------------------------------------------
-    def _state_dict(self) -> dict[str, Any]:
-        return {name: part.state_dict() for name, part in self.state().items()}
 
     def _model_state(self) -> dict[str, Any]:
         return {"model": self.state()["model"].state_dict()}
@@ -547,3 +535,32 @@ _MISFITS = ("shape", "size", "out of bounds", "out of range", "scalar type")
 def _is_finite(column: Any) -> bool:
     floats = isinstance(column, torch.Tensor) and column.is_floating_point()
     return not floats or bool(torch.isfinite(column).all())
+
+
+def create_policy(
+    cfg: Mapping[str, Any],
+    enable_field: Sequence[str] | None = None,
+    seed: int | None = None,
+) -> Policy:
+    """Build the policy that ``cfg["type"]`` names.
+
+    Args:
+        cfg: The config's ``policy`` section; absent keys take the policy's defaults.
+        enable_field: Modes to serve, of ``learn``, ``collect``, ``eval``, ``command``; None
+            for all. Modes built together share one set of weights.
+        seed: Of the initial weights and of the exploration; None draws from the system.
+
+    Raises:
+        UnknownPluginError: nothing provides that type.
+        ConfigError: no type, or a value that the policy cannot work with.
+    """
+    policy: Policy = default_manager().create(
+        "policies", to_easydict(cfg), enable_field=enable_field, seed=seed, config_path="policy"
+    )
+    return policy
+
+
+def get_policy_cls(cfg: Mapping[str, Any]) -> type[Policy]:
+    """Return the class of the policy that ``cfg["type"]`` names; errors as ``create_policy``."""
+    cls: type[Policy] = default_manager().class_of("policies", cfg, config_path="policy")
+    return cls

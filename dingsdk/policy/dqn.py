@@ -18,11 +18,11 @@ from dingsdk.config import Count, Positive, read_section
 from dingsdk.data import SampleBatch
 from dingsdk.policy.adam import Adam
 from dingsdk.policy.base import BasePolicy, Stateful
-from dingsdk.policy.epsilon import EpsilonSchedule
 from dingsdk.policy.networks import QNetwork, flatten_parameters, frozen
 from dingsdk.policy.returns import nstep_returns
 from dingsdk.policy.sections import (
     CollectSection,
+    EpsilonSchedule,
     FlatModelSection,
     LearnSection,
     OtherSection,
@@ -101,13 +101,7 @@ class DQNPolicy(BasePolicy):
 
     Config: ClassVar[type[DQNSection]] = DQNSection
     section: DQNSection
-    monitored: ClassVar[tuple[str, ...]] = (
-        "cur_lr",
-        "total_loss",
-        "q_value",
-        "target_q_value",
-        "grad_norm",
-    )
+    monitored = ("cur_lr", "total_loss", "q_value", "target_q_value", "grad_norm")
     model_from_spaces = staticmethod(partial(flat_model, "dqn"))
 
     def build(self) -> None:
@@ -137,7 +131,6 @@ class DQNPolicy(BasePolicy):
         if "optimizer" in missing:
             self._optimizer.reset()
 
-    # Acting -------------------------------------------------------------------------------
     def setting(self, info: Mapping[str, Any]) -> dict[str, Any]:
         return {"eps": self.section.other.eps(info.get("envstep", 0))}
 
@@ -199,7 +192,6 @@ class DQNPolicy(BasePolicy):
             made["done"] = made["done"].take(last)
         return SampleBatch(made)
 
-    # Learning -----------------------------------------------------------------------------
     def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Train once on a batch.
 

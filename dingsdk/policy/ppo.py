@@ -24,6 +24,9 @@ from dingsdk.policy.sections import (
     flat_model,
 )
 
+_COLUMNS = ("obs", "action", "log_prob", "advantage", "return")
+_LOGGED = ("total_loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+
 
 class PPOLearnSection(LearnSection, frozen=True, kw_only=True):
     """Section ``policy.learn`` of PPO.
@@ -78,15 +81,7 @@ class PPOPolicy(BasePolicy):
 
     Config: ClassVar[type[PPOSection]] = PPOSection
     section: PPOSection
-    monitored: ClassVar[tuple[str, ...]] = (
-        "total_loss",
-        "policy_loss",
-        "value_loss",
-        "entropy",
-        "approx_kl",
-        "clip_fraction",
-        "grad_norm",
-    )
+    monitored = (*_LOGGED, "grad_norm")
     model_from_spaces = staticmethod(partial(flat_model, "ppo"))
 
     def build(self) -> None:
@@ -157,7 +152,6 @@ class PPOPolicy(BasePolicy):
         loss = policy_loss + learn.value_weight * value_loss - learn.entropy_weight * entropy
         norm = self._optimizer.minimize(loss)
         with torch.no_grad():
-            names = ("total_loss", "policy_loss", "value_loss", "entropy")
             means = torch.stack(
                 [
                     *(loss, policy_loss, value_loss, entropy),
@@ -165,7 +159,4 @@ class PPOPolicy(BasePolicy):
                     (ratio != clipped).float().mean(),
                 ]
             ).tolist()
-        return dict(zip((*names, "approx_kl", "clip_fraction"), means, strict=True), grad_norm=norm)
-
-
-_COLUMNS = ("obs", "action", "log_prob", "advantage", "return")
+        return dict(zip(_LOGGED, means, strict=True), grad_norm=norm)

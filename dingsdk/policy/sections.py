@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from dingsdk.config import Count, Held, Part, PartSection, Section, Share, preset
+from dingsdk.config import Count, Held, Part, PartSection, Positive, Section, Share, preset
 from dingsdk.errors import ConfigError
 
 Size = Count | Annotated[list[Count], Meta(min_length=1, max_length=1)]
@@ -15,8 +16,7 @@ Size = Count | Annotated[list[Count], Meta(min_length=1, max_length=1)]
 
 
 class FlatModelSection(Section, frozen=True, kw_only=True):
-    """Section ``policy.model``: networks for a flat observation and one discrete
-    action.
+    """Section ``policy.model``: networks for a flat observation and one discrete action.
 
     Attributes:
         obs_shape: Size of an observation; None: read from the env.
@@ -96,6 +96,33 @@ class OtherSection(Section, frozen=True, kw_only=True):
 
     replay_buffer: Annotated[dict[str, Any], Part("buffers")] = preset("naive")
     commander: Annotated[dict[str, Any], Part("commanders")] = preset("solo")
+
+
+class EpsilonSchedule(Section, frozen=True, kw_only=True):
+    """Epsilon over env steps; call it with the number of env steps collected so far.
+
+    Attributes:
+        type: ``linear`` goes from ``start`` to ``end`` in ``decay`` env steps and stays there;
+            ``exp`` approaches ``end`` with the time constant ``decay``; ``constant`` is ``start``
+            throughout.
+        start: Epsilon at first.
+        end: Epsilon in the end.
+        decay: Env steps, see ``type``.
+    """
+
+    type: Literal["constant", "exp", "linear"] = "exp"
+    start: Share = 1.0
+    end: Share = 0.05
+    decay: Positive = 10_000
+
+    def __call__(self, envstep: float) -> float:
+        """Return epsilon in [0, 1] after ``envstep`` env steps; negative counts as 0."""
+        progress = max(0.0, float(envstep)) / self.decay
+        if self.type == "linear":
+            return self.start + (self.end - self.start) * min(1.0, progress)
+        if self.type == "exp":
+            return self.end + (self.start - self.end) * math.exp(-progress)
+        return self.start
 
 
 class PolicySection(PartSection, frozen=True, kw_only=True):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dingsdk.errors import SchemaMismatchError
@@ -26,22 +25,29 @@ def load_state(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> None:
     Raises:
         SchemaMismatchError: something does not fit; nothing is changed.
     """
-    required(state, "model", "policy state")
-    given = {name: required(state, name, "policy state") for name in parts if name in state}
-    for name, section in given.items():
-        part = parts[name]
+    given = {name: parts[name] for name in parts if name in state or name == "model"}
+    for name, part in given.items():
+        section = state.get(name)
+        if not isinstance(section, Mapping):
+            raise SchemaMismatchError(
+                f"policy state has no section {name!r} (it has {sorted(state)}); it is no policy "
+                "state",
+                key=name,
+                expected="mapping of weights",
+                found=type(section).__name__,
+            )
         if isinstance(part, nn.Module):
-            check_shapes({key: value.shape for key, value in _tensors(part)}, section, name)
+            shapes = {key: tensor.shape for key, tensor in part.state_dict().items()}
+            check_shapes(shapes, section, name)
         elif (check := getattr(part, "check_state", None)) is not None:
             check(section, name)
-    for name, section in given.items():
-        part = parts[name]
+    for name, part in given.items():
         if isinstance(part, nn.Module):
             with torch.no_grad():
-                for key, tensor in _tensors(part):
-                    tensor.copy_(as_tensor(section[key]))
+                for key, tensor in part.state_dict().items():
+                    tensor.copy_(as_tensor(state[name][key]))
         else:
-            part.load_state_dict(section)
+            part.load_state_dict(state[name])
 
 
 def check_shapes(
@@ -63,7 +69,7 @@ def check_shapes(
             found=list(state),
         )
     for name, shape in shapes.items():
-        found = np.shape(as_array(state[name]))
+        found = np.shape(state[name])
         if found != tuple(shape):
             raise SchemaMismatchError(
                 f"{where}: {name} has shape {found}, this network needs {tuple(shape)}; is "
@@ -74,27 +80,6 @@ def check_shapes(
             )
 
 
-def required(state: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
-    """Return the section ``state[key]``; raises SchemaMismatchError where it is none."""
-    value = state.get(key)
-    if not isinstance(value, Mapping):
-        raise SchemaMismatchError(
-            f"{where} has no section {key!r} (it has {sorted(state)}); it is no policy state",
-            key=key,
-            expected="mapping of weights",
-            found=type(value).__name__,
-        )
-    return value
-
-
-def as_array(value: Any) -> NDArray[Any]:
-    """Return an array or tensor, of any device, as an array; memory may be shared."""
-    if isinstance(value, Tensor):
-        value = value.detach().cpu()
-        value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-    return np.asarray(value)
-
-
 def as_tensor(value: Any) -> Tensor:
     """Return an array or tensor as a tensor; memory may be shared."""
     if isinstance(value, Tensor):
@@ -102,7 +87,3 @@ def as_tensor(value: Any) -> Tensor:
     array = np.asarray(value)
     # torch warns about arrays that it may not write to.
     return torch.from_numpy(array if array.flags.writeable else array.copy())
-
-
-def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    return list(module.state_dict().items())

@@ -24,10 +24,11 @@ class SerialWorker(Configurable, ABC):
         policy: A collect or eval mode.
         tb_logger: Writer for scalars; it stays open at ``close()``. None: one is opened.
         exp_name: The run folder; logs go to ``{exp_name}/log/{instance_name}``.
-        instance_name: Prefix of the scalars' tags.
+        instance_name: Prefix of the scalars' tags; None for that of the class.
     """
 
     _config_path: ClassVar[str]
+    _default_name: ClassVar[str] = "worker"
 
     def __init__(
         self,
@@ -36,8 +37,9 @@ class SerialWorker(Configurable, ABC):
         policy: Any = None,
         tb_logger: Any = None,
         exp_name: str = "default_experiment",
-        instance_name: str = "worker",
+        instance_name: str | None = None,
     ) -> None:
+        instance_name = instance_name or self._default_name
         self._is_closed = True
         self._cfg = self.read(cfg, self._config_path)
         self._exp_name = exp_name

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import Any
 
-from dingsdk.envs.base import EnvManager
 from dingsdk.worker.serial_worker import SerialWorker
 
 
 class ISerialEvaluator(SerialWorker):
     """An evaluator in the caller's thread; arguments as ``SerialWorker``."""
 
+    _default_name = "evaluator"
     _best_result: float
     _last_eval_iter: int
-
-    def __init__(
-        self,
-        cfg: Mapping[str, Any],
-        env: EnvManager | None = None,
-        policy: Any = None,
-        tb_logger: Any = None,
-        exp_name: str = "default_experiment",
-        instance_name: str = "evaluator",
-    ) -> None:
-        super().__init__(cfg, env, policy, tb_logger, exp_name, instance_name)
 
     @abstractmethod
     def eval(self, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
@@ -37,9 +25,8 @@ class ISerialEvaluator(SerialWorker):
         True at iteration 0 and when ``eval_freq`` iterations have passed since the last,
         never twice for one iteration.
         """
-        if train_iter == self._last_eval_iter:
-            return False
-        if train_iter != 0 and train_iter - self._last_eval_iter < self._cfg.eval_freq:
+        passed = train_iter - self._last_eval_iter
+        if passed == 0 or (train_iter != 0 and passed < self._cfg.eval_freq):
             return False
         self._last_eval_iter = train_iter
         return True

@@ -157,9 +157,9 @@ class InteractionSerialEvaluator(ISerialEvaluator):
 
     def _record(self, episodes: list[EpisodeRecord], monitor: VectorEvalMonitor) -> None:
         for each in episodes:
-            monitor.update_info(
-                each.env_id, {"eval_episode_return": each.episode_return, **_extras(each)}
-            )
+            info = {"eval_episode_return": each.episode_return}
+            info |= {key: value for key, value in each.info.items() if key not in info}
+            monitor.update_info(each.env_id, info)
             monitor.update_reward(each.env_id, each.episode_return)
             self._logger.info(
                 "env %d finished an episode: return %.4f, length %d",
@@ -168,16 +168,13 @@ class InteractionSerialEvaluator(ISerialEvaluator):
                 each.length,
             )
             if self._cfg.figure_path is not None:
-                self._save_figure(each.env_id)
-
-    def _save_figure(self, env_id: int) -> None:
-        save = getattr(self.env, "enable_save_figure", None)
-        if save is None:
-            raise ConfigError(
-                f"{type(self.env).__name__} draws no figures; set figure_path to null",
-                path="policy.eval.evaluator.figure_path",
-            )
-        save(env_id, self._cfg.figure_path)
+                save = getattr(self.env, "enable_save_figure", None)
+                if save is None:
+                    raise ConfigError(
+                        f"{type(self.env).__name__} draws no figures; set figure_path to null",
+                        path="policy.eval.evaluator.figure_path",
+                    )
+                save(each.env_id, self._cfg.figure_path)
 
     def _is_time_to_render(self, train_iter: int, envstep: int) -> bool:
         render = self._cfg.render
@@ -207,12 +204,11 @@ class InteractionSerialEvaluator(ISerialEvaluator):
             )
 
     def _show_video(self, monitor: VectorEvalMonitor, train_iter: int, envstep: int) -> None:
-        if self._tb_logger is None:
-            return
-        mode = self._cfg.render.mode
-        step = train_iter if mode == "train_iter" else envstep
-        tag = f"{self._instance_name}_{mode}/"
-        self._tb_logger.add_video(tag, monitor.get_video(), global_step=step, fps=30)
+        if self._tb_logger is not None:
+            mode = self._cfg.render.mode
+            step = train_iter if mode == "train_iter" else envstep
+            tag = f"{self._instance_name}_{mode}/"
+            self._tb_logger.add_video(tag, monitor.get_video(), global_step=step, fps=30)
 
     def _report(self, statistics: Mapping[str, float], train_iter: int, envstep: int) -> None:
         self._logger.info(
@@ -222,7 +218,3 @@ class InteractionSerialEvaluator(ISerialEvaluator):
             self._logger.get_tabulate_vars_hor(statistics),
         )
         write_statistics(self._tb_logger, self._instance_name, statistics, train_iter, envstep)
-
-
-def _extras(record: EpisodeRecord) -> dict[str, Any]:
-    return {key: value for key, value in record.info.items() if key != "eval_episode_return"}

@@ -6,7 +6,7 @@ import pytest
 
 from dingsdk.config import read_section
 from dingsdk.errors import ConfigError, ConfigTypeError
-from dingsdk.policy.epsilon import EpsilonSchedule
+from dingsdk.policy.sections import EpsilonSchedule
 
 
 def schedule(**cfg):
