@@ -231,6 +231,9 @@ class Model:
             while len(samples) + len(self.pending) < wanted:
                 for env_id in range(self.env_num):
                     self.play(env_id, train_iter, shift, is_random, episodes)
+                if all(self.is_resetting) and not self.asks_in_reset:
+                    # In the dict form the manager spends a round in which no env is ready.
+                    self.is_resetting = [False] * self.env_num
             samples += self.pending
             self.pending = []
         if self.on_policy:
