@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from dingsdk.testing.buffer_check import check_buffer, check_buffer_rule
 from dingsdk.testing.buffer_rules import BUFFER_CAPABILITIES, BUFFER_RULES
-from dingsdk.testing.check import check_rule, check_transport
 from dingsdk.testing.fault_proxy import Fault, FaultProxy, seeded_faults
 from dingsdk.testing.os_calls import WriteLog, failing_calls, recorded_writes
-from dingsdk.testing.report import ContractError, ContractReport, RuleResult
-from dingsdk.testing.rule import CAPABILITIES, Rule, RuleBroken
-from dingsdk.testing.rules import RULES
+from dingsdk.testing.rule import ContractError, ContractReport, Rule, RuleBroken, RuleResult
+from dingsdk.testing.rules import CAPABILITIES, RULES, check_rule, check_transport
 
 if TYPE_CHECKING:
     from dingsdk.testing.buffer_machine import BufferMachine
@@ -68,24 +66,20 @@ __all__ = [
 
 # Modules that need pytest, Hypothesis or torch, which the others do without.
 _LAZY = {
-    "BufferContract": "dingsdk.testing.contract",
-    "BufferMachine": "dingsdk.testing.buffer_machine",
-    "PolicyContract": "dingsdk.testing.contract",
-    "TransportContract": "dingsdk.testing.contract",
-    **dict.fromkeys(
-        (
-            "POLICY_CAPABILITIES",
-            "POLICY_RULES",
-            "PolicyUnderTest",
-            "check_policy",
-            "check_policy_rule",
-        ),
-        "dingsdk.testing.policy_rules",
+    "buffer_machine": ("BufferMachine",),
+    "contract": ("BufferContract", "PolicyContract", "TransportContract"),
+    "policy_rules": (
+        "POLICY_CAPABILITIES",
+        "POLICY_RULES",
+        "PolicyUnderTest",
+        "check_policy",
+        "check_policy_rule",
     ),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+    for module, names in _LAZY.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

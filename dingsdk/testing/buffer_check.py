@@ -6,12 +6,11 @@ from collections.abc import Collection
 
 from dingsdk.testing.buffer_bench import BufferBench, MakeBuffer
 from dingsdk.testing.buffer_rules import BUFFER_CAPABILITIES, BUFFER_RULES
-from dingsdk.testing.check import PATIENCE_S, RuleBook
-from dingsdk.testing.report import ContractReport
+from dingsdk.testing.rule import PATIENCE_S, ContractReport, RuleBook
 
-_BOOK = RuleBook(BUFFER_RULES, BUFFER_CAPABILITIES, BufferBench)
+BUFFER_BOOK = RuleBook(BUFFER_RULES, BUFFER_CAPABILITIES, BufferBench)
 
-check_buffer_rule = _BOOK.check_rule
+check_buffer_rule = BUFFER_BOOK.check_rule
 
 
 def check_buffer(
@@ -37,4 +36,4 @@ def check_buffer(
         ContractError: some are; ``report`` has all results, ``broken`` the numbers.
         ValueError: an unknown capability.
     """
-    return _BOOK.check(make, capabilities, patience_s)
+    return BUFFER_BOOK.check(make, capabilities, patience_s)

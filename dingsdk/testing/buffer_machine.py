@@ -24,7 +24,7 @@ from dingsdk.testing.buffer_bench import BufferBench, expect, expect_equal, rais
 from dingsdk.testing.buffer_model import TRAJECTORY, BufferModel
 from dingsdk.testing.buffer_rows import flat, number_of, numbers_of, spoil
 from dingsdk.testing.buffer_rules import BUFFER_CAPABILITIES
-from dingsdk.testing.check import PATIENCE_S, check_capabilities
+from dingsdk.testing.rule import PATIENCE_S, check_capabilities
 from dingsdk.worker.replay_buffer import IBuffer
 
 _CLOSE = 1e-3

@@ -18,9 +18,7 @@ from dingsdk.data.pytree import copy_containers, flatten, map_leaves
 from dingsdk.errors import ConfigError, NonFiniteError, SchemaMismatchError
 from dingsdk.policy.base import FIELDS, CollectMode, CommandMode, EvalMode, LearnMode, Policy
 from dingsdk.testing.bench import RuleBench, expect, expect_equal, raises
-from dingsdk.testing.check import PATIENCE_S, RuleBook
-from dingsdk.testing.report import ContractReport
-from dingsdk.testing.rule import Rule, collect, needs
+from dingsdk.testing.rule import PATIENCE_S, ContractReport, Rule, RuleBook, collect, needs
 
 POLICY_CAPABILITIES: Final[Mapping[str, str]] = {
     "seeded": (
@@ -554,8 +552,8 @@ def rule_26_batched_transitions_know_how_episodes_end(bench: PolicyBench) -> Non
 POLICY_RULES: Final[tuple[Rule, ...]] = collect([sys.modules[__name__]])
 """Every rule of the policies, by number."""
 
-_BOOK = RuleBook(POLICY_RULES, POLICY_CAPABILITIES, PolicyBench)
-check_policy_rule = _BOOK.check_rule
+POLICY_BOOK = RuleBook(POLICY_RULES, POLICY_CAPABILITIES, PolicyBench)
+check_policy_rule = POLICY_BOOK.check_rule
 
 
 def check_policy(
@@ -585,7 +583,7 @@ def check_policy(
         ValueError: an unknown capability.
     """
     tested = PolicyUnderTest(make, observation_space, action_space)
-    return _BOOK.check(tested, capabilities, patience_s)
+    return POLICY_BOOK.check(tested, capabilities, patience_s)
 
 
 def _finite(leaf: Any) -> Any:

@@ -1,32 +1,34 @@
-"""What a rule is: a function that holds a part, such as a transport, to one promise."""
+"""What a rule is, and how a part such as a transport is held to the rules of its kind."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+import tempfile
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, TypeVar
+from typing import Any, Generic, TypeVar
 
-CAPABILITIES: Final[Mapping[str, str]] = {
-    "many_processes": (
-        "A second object, made from the same config and run folder as another process would make "
-        "it, belongs to the same fabric. Workers then get an object of their own."
-    ),
-    "survives_faults": (
-        "The address is `http://host:port` or `tcp://host:port`, and a bad network may stand "
-        "before it. The rules about faults apply."
-    ),
-}
-"""What a transport may declare that it can do beyond the contract, and what follows."""
+from dingsdk.errors import DingError
 
+PATIENCE_S = 5.0
+_LIMIT = 12.0
+"""How many times the patience a whole rule may take."""
 _NAME = re.compile(r"rule_([0-9]{2})_([a-z0-9_]+)")
 _Check = TypeVar("_Check", bound=Callable[[Any], None])
+_Make = TypeVar("_Make")
 
 
 class RuleBroken(AssertionError):  # noqa: N818 - a finding, not an error of the kit
     """A part did not do what the rule says."""
+
+
+class ContractError(DingError, AssertionError):
+    """A part that breaks rules of its contract. Facts: ``report``, ``broken`` (numbers)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,5 +74,144 @@ def collect(modules: Iterable[ModuleType]) -> tuple[Rule, ...]:
             title = text.partition("\n\n")[0].replace("\n", " ").rstrip(".")
             needed = getattr(check, "needs", "")
             found.append(Rule(int(match[1]), name, title, text, needed, check))
-    found.sort(key=lambda rule: rule.number)
-    return tuple(found)
+    return tuple(sorted(found, key=lambda rule: rule.number))
+
+
+@dataclass(frozen=True, slots=True)
+class RuleResult:
+    """One rule and how it went.
+
+    Attributes:
+        rule: The rule.
+        applies: Whether the part declares what the rule needs.
+        error: What the check raised; None where the rule is kept, or does not apply.
+    """
+
+    rule: Rule
+    applies: bool
+    error: BaseException | None
+
+    def __str__(self) -> str:
+        state = "-" if not self.applies else "ok" if self.error is None else "BROKEN"
+        line = f"{self.rule.number:>2} {state:<6} {self.rule.title}"
+        if self.error is None:
+            return line
+        return f"{line}\n          {type(self.error).__name__}: {self.error}"
+
+
+@dataclass(frozen=True, slots=True)
+class ContractReport:
+    """The results of all rules, in the order of the table. ``str`` of it is for people."""
+
+    results: tuple[RuleResult, ...]
+
+    @property
+    def broken(self) -> tuple[int, ...]:
+        """Numbers of the rules that were broken."""
+        return tuple(result.rule.number for result in self.results if result.error is not None)
+
+    def __str__(self) -> str:
+        return "\n".join(str(result) for result in self.results)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleBook(Generic[_Make]):
+    """The rules for parts of one kind, and what it takes to check them.
+
+    Attributes:
+        rules: Every rule, by number.
+        known_capabilities: What such a part may declare.
+        bench: (make, folder, capabilities, patience) -> the bench that a rule is checked on.
+    """
+
+    rules: Sequence[Rule]
+    known_capabilities: Mapping[str, str]
+    bench: Callable[[_Make, Path, Collection[str], float], AbstractContextManager[Any]]
+
+    def applying(self, capabilities: Collection[str]) -> list[Rule]:
+        """Return the rules for a part with these capabilities; ValueError for an unknown one."""
+        check_capabilities(capabilities, self.known_capabilities)
+        return [rule for rule in self.rules if not rule.needs or rule.needs in capabilities]
+
+    def check(
+        self, make: _Make, capabilities: Collection[str], patience_s: float
+    ) -> ContractReport:
+        """Check the rules that apply, each with an empty folder, and report on all.
+
+        Raises:
+            ContractError: some are broken; ``report`` has all results, ``broken`` the numbers.
+            ValueError: an unknown capability.
+        """
+        applying = self.applying(capabilities)
+        results = []
+        for rule in self.rules:
+            error: BaseException | None = None
+            if rule in applying:
+                with tempfile.TemporaryDirectory(prefix="dingsdk-rule-") as folder:
+                    try:
+                        self.check_rule(
+                            rule,
+                            make,
+                            Path(folder),
+                            capabilities=capabilities,
+                            patience_s=patience_s,
+                        )
+                    except Exception as found:
+                        error = found
+            results.append(RuleResult(rule, rule in applying, error))
+        report = ContractReport(tuple(results))
+        if report.broken:
+            raise ContractError(
+                f"{len(report.broken)} of {len(results)} rules are broken:\n{report}",
+                report=report,
+                broken=report.broken,
+            )
+        return report
+
+    def check_rule(
+        self,
+        rule: Rule,
+        make: _Make,
+        folder: Path,
+        *,
+        capabilities: Collection[str] = (),
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """Hold a part to one rule.
+
+        Args:
+            rule: One for parts of its kind.
+            make: As for all rules, see ``check_transport`` and ``check_buffer``.
+            folder: An empty folder for what the part stores.
+            capabilities: As for all rules.
+            patience_s: How long something that must happen may take.
+
+        Raises:
+            RuleBroken: the rule is broken, or its check did not end.
+            Exception: what the part raised where it should not.
+        """
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                with self.bench(make, folder, capabilities, patience_s) as bench:
+                    rule.check(bench)
+            except BaseException as error:
+                errors.append(error)
+
+        # A thread of its own: a part that hangs must not take the check with it.
+        thread = threading.Thread(target=run, name=rule.name, daemon=True)
+        thread.start()
+        limit_s = _LIMIT * patience_s
+        thread.join(limit_s)
+        if thread.is_alive():
+            raise RuleBroken(f"a call hung: the check did not end within {limit_s:.0f} s")
+        if errors:
+            raise errors[0]
+
+
+def check_capabilities(capabilities: Collection[str], known: Mapping[str, str]) -> None:
+    """Raise ValueError for a capability that does not exist."""
+    unknown = sorted(set(capabilities) - known.keys())
+    if unknown:
+        raise ValueError(f"unknown capabilities {unknown}; known: {sorted(known)}")
