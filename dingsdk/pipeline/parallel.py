@@ -12,8 +12,7 @@ from typing import Any
 from dingsdk.config import deep_merge_dicts, to_easydict
 from dingsdk.errors import ConfigError, DingError, TaskFailedError
 from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus, torch_threads
-from dingsdk.pipeline.worker import make_transport, place_of, worker_ids
-from dingsdk.pipeline.worker_group import ExternalWorkers, ThreadWorkers, WorkerGroup
+from dingsdk.pipeline.worker import ThreadWorkers, WorkerGroup, make_transport, place_of, worker_ids
 from dingsdk.plugins import default_manager, observe
 from dingsdk.worker import Coordinator
 from dingsdk.worker.comm.master import Master
@@ -43,26 +42,33 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         DingError: a part failed; its own error passes through.
     """
     cfg = worker_config(context)
+
+    def time_to_close(part: int) -> float:
+        return (INTERRUPTED_CLOSE_S if context.stop.is_set() else CLOSE_S)[part]
+
+    def end_tasks() -> None:
+        stuck = coordinator.close(time_to_close(0))
+        if stuck:
+            _log.warning("did not end in time: %s", ", ".join(stuck))
+
     with ExitStack() as stack:
         stack.enter_context(torch_threads(cfg.system.torch_threads))
         transport = make_transport(cfg, context.run_dir)
         stack.callback(_remove_data, transport)
-        stack.callback(lambda: transport.close(_closing_times(context)[2]))
+        stack.callback(lambda: transport.close(time_to_close(2)))
         tb_logger = build_tb_logger(context.run_dir / "log", "coordinator")
         stack.callback(tb_logger.close)
-        evaluations = _Evaluations(context, tb_logger)
         coordinator = Coordinator(
             cfg,
             transport,
             on_collecting=context.recorder.mark_first_step,
-            on_evaluated=evaluations,
+            on_evaluated=lambda *result: _record(context, tb_logger, coordinator, *result),
         )
-        evaluations.coordinator = coordinator
         context.set_status_source(lambda: _status(context, coordinator))
         workers = _make_workers(context, cfg, transport, coordinator.master)
         # Tasks are closed before their workers: a learner saves its checkpoint then.
-        stack.callback(lambda: workers.close(_closing_times(context)[1]))
-        stack.callback(_close_coordinator, coordinator, context)
+        stack.callback(lambda: workers.close(time_to_close(1)))
+        stack.callback(end_tasks)
         address = coordinator.start()
         context.has_begun = True
         if context.on_address is not None:
@@ -72,7 +78,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         fill = coordinator.status().buffer_count
         if reason == "limit":
             reason = _finish_evaluations(context, coordinator)
-        _close_coordinator(coordinator, context)
+        end_tasks()
         status = dataclasses.replace(_status(context, coordinator), buffer_fill=fill)
         context.set_status_source(lambda: status)
         if coordinator.failure is not None:
@@ -83,15 +89,10 @@ def parallel_pipeline(context: RunContext) -> RunResult:
 def _make_workers(
     context: RunContext, cfg: Any, transport: Transport, master: Master
 ) -> WorkerGroup:
-    """Return the workers that the context and the transport ask for.
-
-    Raises:
-        ConfigError: the transport cannot reach workers there.
-    """
     is_elsewhere = context.on_address is not None
     place = place_of(type(transport), cfg.system.transport, is_elsewhere=is_elsewhere)
     if is_elsewhere:
-        return ExternalWorkers()
+        return WorkerGroup()
     if place == "threads":
         return ThreadWorkers(cfg, transport)
     from dingsdk.pipeline.process_group import ProcessWorkers
@@ -188,55 +189,42 @@ def _finish_evaluations(context: RunContext, coordinator: Coordinator) -> Reason
     return "stop_value" if coordinator.has_reached_goal else "limit"
 
 
-class _Evaluations:
-    """Records each evaluation, and keeps the weights of the best one."""
-
-    def __init__(self, context: RunContext, tb_logger: TensorboardLogger) -> None:
-        self._context = context
-        self._tb_logger = tb_logger
-        self.coordinator: Coordinator | None = None
-
-    def __call__(self, info: Mapping[str, Any], model: Mapping[str, Any] | None) -> None:
-        recorder = self._context.recorder
-        best_before = recorder.best_return
-        returns = [float(each) for each in info["reward_raw"]]
-        if not returns:
-            return  # stopped before an episode ended
-        assert self.coordinator is not None  # set before it can evaluate anything
-        env_steps = self.coordinator.status().env_steps
-        evaluation = recorder.add_evaluation(returns, env_steps, int(info["train_iter"]))
-        write_statistics(
-            self._tb_logger,
-            "evaluator",
-            evaluation_statistics(returns, info.get("step_count", 0), info.get("duration", 0.0)),
-            evaluation.train_iter,
-            env_steps,
-        )
-        observe().after_evaluate(
-            source=str(info.get("task_id", "evaluator")),
-            mean_return=evaluation.mean,
-            train_iter=evaluation.train_iter,
+def _record(
+    context: RunContext,
+    tb_logger: TensorboardLogger,
+    coordinator: Coordinator,
+    info: Mapping[str, Any],
+    model: Mapping[str, Any] | None,
+) -> None:
+    """Record an evaluation, and keep the weights of the best one."""
+    best_before = context.recorder.best_return
+    returns = [float(each) for each in info["reward_raw"]]
+    if not returns:
+        return  # stopped before an episode ended
+    env_steps = coordinator.status().env_steps
+    evaluation = context.recorder.add_evaluation(returns, env_steps, int(info["train_iter"]))
+    write_statistics(
+        tb_logger,
+        "evaluator",
+        evaluation_statistics(returns, info.get("step_count", 0), info.get("duration", 0.0)),
+        evaluation.train_iter,
+        env_steps,
+    )
+    observe().after_evaluate(
+        source=str(info.get("task_id", "evaluator")),
+        mean_return=evaluation.mean,
+        train_iter=evaluation.train_iter,
+        envstep=env_steps,
+    )
+    if model is not None and (best_before is None or evaluation.mean > best_before):
+        save_checkpoint(
+            context.run_dir / "ckpt",
+            "ckpt_best",
+            {"model": dict(model)},
+            iteration=evaluation.train_iter,
             envstep=env_steps,
+            is_latest=False,
         )
-        if model is not None and (best_before is None or evaluation.mean > best_before):
-            save_checkpoint(
-                self._context.run_dir / "ckpt",
-                "ckpt_best",
-                {"model": dict(model)},
-                iteration=evaluation.train_iter,
-                envstep=env_steps,
-                is_latest=False,
-            )
-
-
-def _close_coordinator(coordinator: Coordinator, context: RunContext) -> None:
-    stuck = coordinator.close(_closing_times(context)[0])
-    if stuck:
-        _log.warning("did not end in time: %s", ", ".join(stuck))
-
-
-def _closing_times(context: RunContext) -> tuple[float, float, float]:
-    return INTERRUPTED_CLOSE_S if context.stop.is_set() else CLOSE_S
 
 
 def _remove_data(transport: Transport) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from dingsdk.config import to_plain
 from dingsdk.errors import ConfigError, WorkerCrashedError
-from dingsdk.pipeline.worker_group import WorkerGroup
+from dingsdk.pipeline.worker import WorkerGroup
 from dingsdk.pipeline.worker_process import UNGUARDED, WorkerSpec, worker_main
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm.master import Master
@@ -238,7 +238,8 @@ class ProcessWorkers(WorkerGroup):
     def _handle_death(self, member: _Member, code: int, now: float) -> None:
         """Schedule a restart of a dead worker, or end the run."""
         member.listen(now)  # it may have reported between the last look and its death
-        reason = member.failure.get("text") or _how(code)
+        killed_by = f"killed by {signal.Signals(-code).name}" if code < 0 else ""
+        reason = member.failure.get("text") or killed_by or f"ended with exit code {code}"
         member.crash_report = member.failure.get("traceback") or member.read_crash_file()
         member.close()
         _log.warning("worker %s died: %s", member.worker_id, reason)
@@ -286,12 +287,6 @@ def _signals_held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _how(code: int) -> str:
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
 
 
 def _crashed(

@@ -34,7 +34,7 @@ class NaiveCommander(BaseParallelCommander):
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         super().__init__(cfg)
         self._collect_setting: dict[str, Any] = dict(self._own.collect_setting)
-        self._issued = {"collector": 0, "learner": 0}
+        self._collector_count = self._learner_count = 0
         self.finished_collector_tasks = 0
         self.learner_info: dict[str, Mapping[str, Any]] = {}
         """Newest info of each learner task."""
@@ -42,7 +42,7 @@ class NaiveCommander(BaseParallelCommander):
     def get_collector_task(self) -> Task | None:
         if not self._collector_space.acquire_space():
             return None
-        number = self._count("collector")
+        number, self._collector_count = self._collector_count, self._collector_count + 1
         return collector_task(
             self._cfg,
             f"collector_task_id{number}",
@@ -55,18 +55,16 @@ class NaiveCommander(BaseParallelCommander):
     def get_learner_task(self) -> Task | None:
         if not self._learner_space.acquire_space():
             return None
-        number = self._count("learner")
-        return learner_task(
-            self._cfg, f"learner_task_id{number}", BUFFER_ID, POLICY_ID, number=number
-        )
+        number, self._learner_count = self._learner_count, self._learner_count + 1
+        task_id = f"learner_task_id{number}"
+        return learner_task(self._cfg, task_id, BUFFER_ID, POLICY_ID, number=number)
 
     def finish_collector_task(self, task_id: str, finished_task: Mapping[str, Any]) -> None:
         self._collector_space.release_space()
         self.finished_collector_tasks += 1
 
     def finish_learner_task(self, task_id: str, finished_task: Mapping[str, Any]) -> str:
-        self._learner_space.release_space()
-        self.learner_info.pop(task_id, None)
+        self.notify_fail_learner_task({"task_id": task_id})
         return str(finished_task["buffer_id"])
 
     def notify_fail_collector_task(self, task: Mapping[str, Any]) -> None:
@@ -78,8 +76,3 @@ class NaiveCommander(BaseParallelCommander):
 
     def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
         self.learner_info[task_id] = dict(info)
-
-    def _count(self, kind: str) -> int:
-        number = self._issued[kind]
-        self._issued[kind] += 1
-        return number

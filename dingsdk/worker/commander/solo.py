@@ -96,9 +96,8 @@ class SoloCommander(BaseParallelCommander):
         number, self._learner_count = self._learner_count, self._learner_count + 1
         uid = f"{self._run_id}_{number}"
         self._forget_learner()
-        self._current = learner_task(
-            self._cfg, f"learner_task_{uid}", f"buffer_{uid}", f"policy_{uid}", number=number
-        )
+        ids = (f"learner_task_{uid}", f"buffer_{uid}", f"policy_{uid}")
+        self._current = learner_task(self._cfg, *ids, number=number)
         self._learner_tasks.add(self._current["task_id"])
         return self._current
 
@@ -179,13 +178,8 @@ class SoloCommander(BaseParallelCommander):
         self.eval_history.append(record)
         if self.best_eval is None or record.reward_mean > self.best_eval.reward_mean:
             self.best_eval = record
-        _log.info(
-            "evaluation at iteration %d, env step %d: mean return %.2f (goal %.2f)",
-            record.train_iter,
-            record.envstep,
-            record.reward_mean,
-            self._stop_value,
-        )
+        text = "evaluation at iteration %d, env step %d: mean return %.2f after %.1f s (goal %.2f)"
+        _log.info(text, *record, self._stop_value)
         if record.reward_mean >= self._stop_value and record.train_iter > 0:
             self._has_reached_goal = True
 

@@ -66,14 +66,9 @@ def learner_task(
 def _env(cfg: Mapping[str, Any], eval_flag: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """The env section and the manager section for collecting or evaluating."""
     env, manager = to_plain(cfg["env"]), to_plain(cfg["env_manager"])
-    if eval_flag:
-        env["env_num"] = env["evaluator_env_num"]
-        episodes = env.get("evaluator_episode_num")
-        if episodes is None:
-            episodes = math.ceil(env["n_evaluator_episode"] / env["env_num"])
-        env["episode_num"] = episodes
-    else:
-        env["env_num"] = env["collector_env_num"]
-        env["episode_num"] = env["collector_episode_num"]
-    manager["episode_num"] = env["episode_num"]
+    kind = "evaluator" if eval_flag else "collector"
+    env["env_num"], episodes = env[f"{kind}_env_num"], env.get(f"{kind}_episode_num")
+    if eval_flag and episodes is None:
+        episodes = math.ceil(env["n_evaluator_episode"] / env["env_num"])
+    env["episode_num"] = manager["episode_num"] = episodes
     return env, manager
