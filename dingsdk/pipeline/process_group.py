@@ -125,18 +125,24 @@ class _Member:
             self.process.kill()
 
     def close(self) -> None:
+        """Release the process; keep its crash output, if it left any."""
         if self.process is not None:
             self.process.close()
             self.process = None
-        if self.crash_file.is_file() and not self.read_crash_file():
-            self.crash_file.unlink()
-
-    def read_crash_file(self) -> str:
-        try:
+        with suppress(OSError):
             with self.crash_file.open(encoding="utf-8", errors="replace") as file:
-                return file.read(CRASH_BYTES)
-        except OSError:
-            return ""
+                self.crash_report = file.read(CRASH_BYTES)
+            if not self.crash_report:
+                self.crash_file.unlink()
+
+    def crashed(
+        self, message: str, code: int, *, is_user_mistake: bool = False
+    ) -> WorkerCrashedError:
+        error = WorkerCrashedError(
+            message, worker_id=self.worker_id, exit_code=code, traceback=self.crash_report
+        )
+        error.is_user_mistake = is_user_mistake or bool(self.failure.get("is_user_mistake"))
+        return error
 
 
 class ProcessWorkers(WorkerGroup):
@@ -192,8 +198,10 @@ class ProcessWorkers(WorkerGroup):
                     self._start(member)
             elif member.process.exit_code is not None:
                 self._handle_death(member, member.process.exit_code, now)
-            elif member.has_joined:
-                self._check(member, now)
+            elif member.worker_id in self._master.workers:
+                member.heard_at = max(now, member.joined_at)
+            elif now - member.heard_at > self.lost_limit_s:  # never before it has joined
+                member.kill(f"has not been heard of for {self.lost_limit_s:.0f} s")
 
     def close(self, timeout_s: float) -> None:
         running = [member for member in self._members if member.process is not None]
@@ -229,41 +237,32 @@ class ProcessWorkers(WorkerGroup):
             )
         )
 
-    def _check(self, member: _Member, now: float) -> None:
-        if member.worker_id in self._master.workers:
-            member.heard_at = now
-        elif now - member.heard_at > self.lost_limit_s:
-            member.kill(f"has not been heard of for {self.lost_limit_s:.0f} s")
-
     def _handle_death(self, member: _Member, code: int, now: float) -> None:
         """Schedule a restart of a dead worker, or end the run."""
         member.listen(now)  # it may have reported between the last look and its death
+        member.close()
         killed_by = f"killed by {signal.Signals(-code).name}" if code < 0 else ""
         reason = member.failure.get("text") or killed_by or f"ended with exit code {code}"
-        member.crash_report = member.failure.get("traceback") or member.read_crash_file()
-        member.close()
+        member.crash_report = member.failure.get("traceback") or member.crash_report
         _log.warning("worker %s died: %s", member.worker_id, reason)
         self._master.lose(member.worker_id, reason)
         if not member.has_joined and code == UNGUARDED:
-            raise _crashed(
-                member,
+            text = (
                 "a worker process imports the script that started the run, and the script would "
-                'start another run; put what it does below `if __name__ == "__main__":`',
-                code,
-                is_user_mistake=True,
+                'start another run; put what it does below `if __name__ == "__main__":`'
             )
+            raise member.crashed(text, code, is_user_mistake=True)
         if not member.has_joined and code > 0:
-            raise _crashed(member, f"worker {member.worker_id} cannot start: {reason}", code)
+            raise member.crashed(f"worker {member.worker_id} cannot start: {reason}", code)
         if now - member.joined_at >= HEALTHY_S:
             member.deaths.clear()
         member.deaths = [at for at in member.deaths if now - at < WINDOW_S] + [now]
         if len(member.deaths) > self._budget:
-            raise _crashed(
-                member,
+            text = (
                 f"worker {member.worker_id} died {len(member.deaths)} times within "
-                f"{WINDOW_S:.0f} s, at last by: {reason} (system.restarts is {self._budget})",
-                code,
+                f"{WINDOW_S:.0f} s, at last by: {reason} (system.restarts is {self._budget})"
             )
+            raise member.crashed(text, code)
         base, most = BACKOFF_S
         member.start_at = now + min(most, base * 2 ** len(member.deaths))
 
@@ -287,13 +286,3 @@ def _signals_held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _crashed(
-    member: _Member, message: str, code: int, *, is_user_mistake: bool = False
-) -> WorkerCrashedError:
-    error = WorkerCrashedError(
-        message, worker_id=member.worker_id, exit_code=code, traceback=member.crash_report
-    )
-    error.is_user_mistake = is_user_mistake or bool(member.failure.get("is_user_mistake"))
-    return error

@@ -170,11 +170,11 @@ class BaseCommCollector(CommWorker):
                     _log.warning("%s; trying again every %.0f s", error, STORAGE_PAUSE_S)
                 self._held_up_by = str(error)
                 self.pause(STORAGE_PAUSE_S)
-            else:
-                self._held_up_by = ""
-                if info is not None:
-                    self._stored[data_id] = info
-                return
+                continue
+            self._held_up_by = ""
+            if info is not None:
+                self._stored[data_id] = info
+            return
 
     def send_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Report a payload or the progress; waits while too many reports are unsent.

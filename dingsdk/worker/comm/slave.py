@@ -159,8 +159,7 @@ class Slave:
             end.answer(answer)
         except ProtocolError as error:
             # A result that cannot be sent fails its task, and nothing else.
-            text = "".join(traceback.format_exception(error))
-            end.answer(TaskAnswer(answer.task_id, False, message=str(error), traceback=text))
+            end.answer(TaskAnswer(answer.task_id, False, {}, str(error), _formatted(error)))
 
     def _join_again(self, lost: WorkerLostError) -> bool:
         why = "" if self._stop_work() else "has work that does not end"
@@ -193,12 +192,12 @@ class Slave:
         except (Exception, SystemExit) as error:
             # An exit would end this loop alone, and the master would wait for an answer.
             _log.debug("task %s raised on %s", task.data.get("name"), worker_id, exc_info=True)
-            answer = TaskAnswer(
-                task.task_id,
-                False,
-                {"is_user_mistake": getattr(error, "is_user_mistake", False)},
-                message=f"{type(error).__name__}: {error}",
-                traceback="".join(traceback.format_exception(error)),
-            )
+            result = {"is_user_mistake": getattr(error, "is_user_mistake", False)}
+            message, text = f"{type(error).__name__}: {error}", _formatted(error)
+            answer = TaskAnswer(task.task_id, False, result, message, text)
         observe().after_task(worker_id=worker_id, task=task.data, outcome=answer)
         return answer
+
+
+def _formatted(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))

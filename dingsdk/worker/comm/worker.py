@@ -68,8 +68,7 @@ class CommWorker(Configurable, Slave, ABC):
     ) -> None:
         self._cfg = self.read(cfg)
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        resource = {"cpu": os.cpu_count() or 1, "gpu": gpus}
-        info = WorkerInfo(worker_id, self.role, resource)
+        info = WorkerInfo(worker_id, self.role, {"cpu": os.cpu_count() or 1, "gpu": gpus})
         super().__init__(transport, info, callback_fn=self._tasks(), clock=clock)
         self.data_store = transport.data_store()
         self.policy_store = transport.policy_store()
@@ -77,11 +76,11 @@ class CommWorker(Configurable, Slave, ABC):
         self.condition = self.scheduler.condition()
         """Guards what the job and the tasks share."""
         self.is_stopping = False
+        self._task_info: Mapping[str, Any] = {}
         self._job: Job | None = None
         self._stop: Callable[[], None] = lambda: None
         self._has_ended = False
         self._job_error: BaseException | None = None
-        self._task_info: Mapping[str, Any] = {}
         self._waiting = 0
         self._moved_at = clock()
         self._job_started_at = -float("inf")
@@ -191,11 +190,11 @@ class CommWorker(Configurable, Slave, ABC):
         self._progress += 1
         self._moved_at = now = self._clock()
         lease_s = self._joined().lease_s
-        silent_s = now - max(self._renewed_at, self._job_started_at)
         # A cooperative job that took so long kept the master from noticing as well.
-        if lease_s is None or self.scheduler.is_cooperative or silent_s <= FENCE * lease_s:
+        if lease_s is None or self.scheduler.is_cooperative or self.is_stopping:
             return
-        if not self.is_stopping:
+        silent_s = now - max(self._renewed_at, self._job_started_at)
+        if silent_s > FENCE * lease_s:
             raise WorkerLostError(
                 f"{self.info.worker_id} could not renew its lease of {lease_s} s for "
                 f"{silent_s:.1f} s; it leaves its task to others",
@@ -208,7 +207,7 @@ class CommWorker(Configurable, Slave, ABC):
         self.scheduler.yield_turn()
 
     def job_wait(
-        self, predicate: Callable[[], bool], meanwhile: Callable[[], None] | None = None
+        self, predicate: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None
     ) -> bool:
         """Wait within the job, condition held, until ``predicate()``; False: stop now.
 
@@ -220,8 +219,7 @@ class CommWorker(Configurable, Slave, ABC):
             while not self.condition.wait_for(
                 lambda: self.is_stopping or predicate(), ANSWER_WITHIN_S
             ):
-                if meanwhile is not None:
-                    self._call_unlocked(meanwhile)
+                self._call_unlocked(meanwhile)
         finally:
             self._waiting -= 1
             self.advance()
