@@ -17,21 +17,13 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from dingsdk.config import (
-    LARGEST_INT,
-    Configurable,
-    Count,
-    NotNegative,
-    PartSection,
-    Section,
-)
+from dingsdk.config import LARGEST_INT, Configurable, Count, NotNegative, PartSection, Section
 from dingsdk.errors import CheckpointCorruptError, ConfigError
 
 Finite = Annotated[float, Meta(gt=0, le=LARGEST_INT)]
 
 _FORGOTTEN = 0.01
 """A decayed count below this is zero: what is left of one row after one window."""
-_SINCE = ("inserts_at_sample", "samples_at_insert", "last_asked")
 
 
 class Limiter(Configurable, ABC):
@@ -48,6 +40,8 @@ class Limiter(Configurable, ABC):
 
     Config: ClassVar[type[Section]] = PartSection
 
+    counts: ClassVar[Mapping[str, type[int | float]]] = {"inserts": int, "samples": int}
+    """Attributes that are numbers >= 0, and belong to the state."""
     min_size = 1
     """Rows without which nothing is sampled."""
 
@@ -93,30 +87,24 @@ class Limiter(Configurable, ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts."""
-        return {"inserts": self.inserts, "samples": self.samples}
+        return {name: getattr(self, name) for name in self.counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore counts, those of another type too; changes nothing when they are wrong.
 
-        Other entries belong to one type, which also works where they are missing: a run may be
-        resumed, or continue, with another limiter.
+        Counts of one type may be missing: a run may be resumed, or continue, with another limiter.
 
         Raises:
-            CheckpointCorruptError: a count is missing or no number >= 0.
+            CheckpointCorruptError: ``inserts`` or ``samples`` is missing, or a count is no number
+                >= 0.
         """
-        self.inserts, self.samples = read_counts(state, {"inserts": None, "samples": None})
-
-
-def read_counts(state: Mapping[str, Any], defaults: Mapping[str, int | None]) -> list[int]:
-    """Return counts of a state; None as a default means that there is none.
-
-    Raises:
-        CheckpointCorruptError: one is missing or no number >= 0.
-    """
-    counts = [state.get(name, default) for name, default in defaults.items()]
-    if not all(type(count) is int and count >= 0 for count in counts):
-        raise CheckpointCorruptError(f"limiter counters are wrong: {dict(state)!r:.200}")
-    return counts
+        found: dict[str, Any] = {}
+        for name, kind in self.counts.items():
+            count = found[name] = state.get(name, None if name in Limiter.counts else kind())
+            if type(count) is not kind or not 0 <= count < math.inf:
+                raise CheckpointCorruptError(f"limiter counters are wrong: {dict(state)!r:.200}")
+        for name, count in found.items():
+            setattr(self, name, count)
 
 
 class MinSizeLimiter(Limiter):
@@ -176,37 +164,33 @@ class SamplesPerInsertLimiter(Limiter):
         min_size: Count = 1
         error_buffer: Finite | None = None
 
+    counts: ClassVar[Mapping[str, type[int | float]]] = {
+        **Limiter.counts,
+        "largest_push": int,
+        "largest_batch": int,
+    }
+
     def __init__(self, cfg: Mapping[str, Any], seed: int | None = None) -> None:
         super().__init__(cfg, seed)
         section = self.read(cfg, "limiter")
         self._ratio: float = section.samples_per_insert
         self.min_size = section.min_size
         self._error_buffer: float | None = section.error_buffer
-        self._largest_push = 0
-        self._largest_batch = 0
+        self.largest_push = self.largest_batch = 0
 
     def can_insert(self, n: int) -> bool:
-        self._largest_push = max(self._largest_push, n)
+        self.largest_push = max(self.largest_push, n)
         if self.size < self.min_size:
             return True
         owed = (self.inserts + n) * self._ratio - self.samples
         return owed <= self.min_size * self._ratio + self._slack()
 
     def can_sample(self, n: int) -> bool:
-        self._largest_batch = max(self._largest_batch, n)
+        self.largest_batch = max(self.largest_batch, n)
         if self.size < self.min_size:
             return False
         owed = self.inserts * self._ratio - self.samples - n
         return owed >= self.min_size * self._ratio - self._slack()
-
-    def state_dict(self) -> dict[str, Any]:
-        largest = {"largest_push": self._largest_push, "largest_batch": self._largest_batch}
-        return {**super().state_dict(), **largest}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        largest = read_counts(state, {"largest_push": 0, "largest_batch": 0})
-        super().load_state_dict(state)
-        self._largest_push, self._largest_batch = largest
 
     def check_sizes(self, push_rows: int, batch_size: int) -> None:
         # A push is refused above start + slack - push_rows * ratio, a sample below
@@ -224,7 +208,7 @@ class SamplesPerInsertLimiter(Limiter):
     def _slack(self) -> float:
         if self._error_buffer is not None:
             return self._error_buffer
-        return (self._largest_push * self._ratio + self._largest_batch) / 2
+        return (self.largest_push * self._ratio + self.largest_batch) / 2
 
 
 class PushSampleRateLimiter(Limiter):
@@ -274,6 +258,15 @@ class PushSampleRateLimiter(Limiter):
                     "sampled, so 0 <= min <= max, max > 0 and min is finite"
                 )
 
+    counts: ClassVar[Mapping[str, type[int | float]]] = {
+        **Limiter.counts,
+        "recent_inserts": float,
+        "recent_samples": float,
+        "inserts_at_sample": int,
+        "samples_at_insert": int,
+        "last_asked": int,
+    }
+
     def __init__(
         self,
         cfg: Mapping[str, Any],
@@ -287,38 +280,38 @@ class PushSampleRateLimiter(Limiter):
         self._window_s: float = section.window_seconds
         self._fill: float = section.sample_min_limit_ratio
         self._clock = clock
-        self._last_asked = 0
-        self._start_window(0.0, 0.0)
+        self.last_asked = 0
+        self._start_window()
 
     def can_insert(self, n: int) -> bool:
         self._decay()
-        if self._recent_samples < _FORGOTTEN:
+        if self.recent_samples < _FORGOTTEN:
             return True
-        if self._recent_inserts + n <= self._max * self._recent_samples:
+        if self.recent_inserts + n <= self._max * self.recent_samples:
             return True
-        since = self.samples - self._samples_at_insert
-        if self._recent_inserts < _FORGOTTEN and n <= self._max * since:
+        since = self.samples - self.samples_at_insert
+        if self.recent_inserts < _FORGOTTEN and n <= self._max * since:
             return True
-        return not self._admits_sample(self._last_asked)
+        return not self._admits_sample(self.last_asked)
 
     def can_sample(self, n: int) -> bool:
-        self._last_asked = n
+        self.last_asked = n
         self._decay()
         return self._admits_sample(n)
 
     def _admits_sample(self, n: int) -> bool:
         if self.size < self._fill * n:
             return False
-        if self._recent_inserts >= self._min * (self._recent_samples + n):
+        if self.recent_inserts >= self._min * (self.recent_samples + n):
             return True
-        since = self.inserts - self._inserts_at_sample
-        return self._recent_samples < _FORGOTTEN and since >= self._min * n
+        since = self.inserts - self.inserts_at_sample
+        return self.recent_samples < _FORGOTTEN and since >= self._min * n
 
     def retry_after_s(self) -> float | None:
         # Both counts decay alike, which leaves their ratio: time admits nothing before one of
         # them is forgotten.
         self._decay()
-        known = [n for n in (self._recent_inserts, self._recent_samples) if n >= _FORGOTTEN]
+        known = [n for n in (self.recent_inserts, self.recent_samples) if n >= _FORGOTTEN]
         if not known:
             return None
         return self._window_s * math.log(min(known) / _FORGOTTEN) / math.log(100) + 1e-6
@@ -326,49 +319,40 @@ class PushSampleRateLimiter(Limiter):
     def on_insert(self, n: int) -> None:
         super().on_insert(n)
         self._decay()
-        self._recent_inserts += n
-        self._samples_at_insert = self.samples
+        self.recent_inserts += n
+        self.samples_at_insert = self.samples
 
     def on_sample(self, n: int) -> None:
         super().on_sample(n)
         self._decay()
-        self._recent_samples += n
-        self._inserts_at_sample = self.inserts
+        self.recent_samples += n
+        self.inserts_at_sample = self.inserts
 
     def reset(self) -> None:
         super().reset()
-        self._start_window(0.0, 0.0)
+        self._start_window()
 
     def state_dict(self) -> dict[str, Any]:
         self._decay()
-        since = self._inserts_at_sample, self._samples_at_insert, self._last_asked
-        return {
-            **super().state_dict(),
-            "recent_inserts": self._recent_inserts,
-            "recent_samples": self._recent_samples,
-            **dict(zip(_SINCE, since, strict=True)),
-        }
+        return super().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        recent = [state.get(name, 0.0) for name in ("recent_inserts", "recent_samples")]
-        for count in recent:
-            number = isinstance(count, (int, float)) and not isinstance(count, bool)
-            if not (number and math.isfinite(count) and count >= 0):
-                raise CheckpointCorruptError(f"limiter counters are wrong: {dict(state)!r:.200}")
-        since = read_counts(state, dict.fromkeys(_SINCE, 0))
+        last_asked = self.last_asked
         super().load_state_dict(state)
-        self._start_window(*recent)
-        if all(name in state for name in _SINCE):
-            self._inserts_at_sample, self._samples_at_insert, self._last_asked = since
-
-    def _start_window(self, inserts: float, samples: float) -> None:
+        if not state.keys() >= self.counts.keys():
+            self.inserts_at_sample, self.samples_at_insert = self.inserts, self.samples
+            self.last_asked = last_asked
         self._since_s = self._clock()
-        self._recent_inserts, self._recent_samples = float(inserts), float(samples)
-        self._inserts_at_sample, self._samples_at_insert = self.inserts, self.samples
+
+    def _start_window(self) -> None:
+        self._since_s = self._clock()
+        self.recent_inserts: float = 0.0
+        self.recent_samples: float = 0.0
+        self.inserts_at_sample = self.samples_at_insert = 0
 
     def _decay(self) -> None:
         now_s = self._clock()
         factor = 0.01 ** ((now_s - self._since_s) / self._window_s)
         self._since_s = now_s
-        self._recent_inserts *= factor
-        self._recent_samples *= factor
+        self.recent_inserts *= factor
+        self.recent_samples *= factor

@@ -85,6 +85,13 @@ class _Segment(_File, frozen=True):
         return self.first + self.rows
 
 
+class _Rest(msgspec.Struct, forbid_unknown_fields=True):
+    """What is saved besides rows."""
+
+    state: dict[str, Any]
+    facts: dict[str, Any]
+
+
 class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All rows of a buffer: those of the segments, without the ones before ``first``.
 
@@ -206,9 +213,6 @@ def check_state(state: Mapping[str, Any], capacity: int) -> None:
             found=found.capacity,
             expected=capacity,
         )
-
-
-# Writing -------------------------------------------------------------------------------------
 
 
 def save(path: str | os.PathLike[str], table: Table, segment_rows: int = _SEGMENT_ROWS) -> None:
@@ -402,9 +406,6 @@ def _alone(path: Path) -> Iterator[None]:
         close_reader(descriptor)
 
 
-# Reading -------------------------------------------------------------------------------------
-
-
 class SavedRows:
     """The rows of a folder, all files of which were checked; read with :func:`load`.
 
@@ -422,11 +423,11 @@ class SavedRows:
         self._manifest = manifest
         self.count = manifest.rows
         self.made_of: Mapping[str, str] = manifest.made_of
-        self.state, self._facts = _read_state(folder, manifest)
+        self.state, self._facts = _read(folder, manifest.state, manifest.rows)
         size_bytes = sum(segment.size_bytes for segment in manifest.segments)
         self._pieces: list[Rows] | None = [] if size_bytes <= at_once_bytes else None
         for segment in manifest.segments:
-            rows = _read_rows(folder, segment)
+            rows = _read(folder, segment, segment.rows)
             if self._pieces is not None:
                 self._pieces.append(rows)
 
@@ -453,13 +454,12 @@ class SavedRows:
             CheckpointCorruptError: a file is no longer what it was.
         """
         for index, segment in enumerate(self._manifest.segments):
-            skipped = max(self._manifest.first - segment.first, 0)
-            held = self._pieces
-            yield (self._read(segment) if held is None else held[index])[skipped:]
-
-    def _read(self, segment: _Segment) -> Rows:
-        with Folder(self._path, create=False) as folder:
-            return _read_rows(folder, segment)
+            if self._pieces is not None:
+                rows = self._pieces[index]
+            else:
+                with Folder(self._path, create=False) as folder:
+                    rows = _read(folder, segment, segment.rows)
+            yield rows[max(self._manifest.first - segment.first, 0) :]
 
 
 def load(path: str | os.PathLike[str], at_once_bytes: int = _AT_ONCE_BYTES) -> SavedRows:
@@ -506,35 +506,27 @@ def _read_manifest(folder: Folder) -> _Manifest:
         return msgspec.convert(decode_json(_MANIFEST_KIND, text, len(text)), _Manifest)
 
 
-def _read_state(folder: Folder, manifest: _Manifest) -> tuple[dict[str, Any], Facts]:
-    with _reading(folder.path / manifest.state.name):
-        rest = _read_frame(folder, _STATE_KIND, manifest.state)
-        contents = msgspec.convert(rest, dict[str, dict[str, Any]])
-        if contents.keys() != {"state", "facts"}:
-            raise ValueError(f"it has {', '.join(contents)}")
-        facts = contents["facts"]
-        if any(np.shape(array)[:1] != (manifest.rows,) for array in facts.values()):
+def _read(folder: Folder, file: _File, rows: int) -> Any:
+    """Return the rows of a segment, or state and facts of so many rows."""
+    is_segment = isinstance(file, _Segment)
+    kind = _ROWS_KIND if is_segment else _STATE_KIND
+    with _reading(folder.path / file.name):
+        content = folder.read(file.name, file.size_bytes)
+        found = decode_frame(
+            kind,
+            content,
+            file.size_bytes,
+            expected_digest=file.digest,
+            max_manifest_bytes=_MAX_TEXT_BYTES,
+        )
+        if is_segment:
+            if not isinstance(found, (SampleBatch, list)) or len(found) != rows:
+                raise ValueError(f"it does not hold {rows} rows")
+            return found
+        contents = msgspec.convert(found, _Rest)
+        if any(np.shape(array)[:1] != (rows,) for array in contents.facts.values()):
             raise ValueError("its facts are not those of all rows")
-        return contents["state"], facts
-
-
-def _read_rows(folder: Folder, segment: _Segment) -> Rows:
-    with _reading(folder.path / segment.name):
-        rows = _read_frame(folder, _ROWS_KIND, segment)
-        if not isinstance(rows, (SampleBatch, list)) or len(rows) != segment.rows:
-            raise ValueError(f"it does not hold {segment.rows} rows")
-        return rows
-
-
-def _read_frame(folder: Folder, kind: str, file: _File) -> Any:
-    content = folder.read(file.name, file.size_bytes)
-    return decode_frame(
-        kind,
-        content,
-        file.size_bytes,
-        expected_digest=file.digest,
-        max_manifest_bytes=_MAX_TEXT_BYTES,
-    )
+        return contents.state, contents.facts
 
 
 @contextmanager
