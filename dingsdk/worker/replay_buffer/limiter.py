@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta
 
 from dingsdk.config import LARGEST_INT, Configurable, Count, NotNegative, PartSection, Section
-from dingsdk.errors import CheckpointCorruptError, ConfigError
+from dingsdk.errors import CheckpointCorruptError
 
 Finite = Annotated[float, Meta(gt=0, le=LARGEST_INT)]
 
@@ -64,13 +64,6 @@ class Limiter(Configurable, ABC):
         None, the default: never; only a push, a sample or a removal can.
         """
         return None
-
-    def check_sizes(self, push_rows: int, batch_size: int) -> None:
-        """Refuse settings under which pushes and samples of these sizes block each other.
-
-        Raises:
-            ConfigError: names the setting and the least value that works.
-        """
 
     def on_insert(self, n: int) -> None:
         """Count ``n`` rows that were pushed."""
@@ -191,19 +184,6 @@ class SamplesPerInsertLimiter(Limiter):
             return False
         owed = self.inserts * self._ratio - self.samples - n
         return owed >= self.min_size * self._ratio - self._slack()
-
-    def check_sizes(self, push_rows: int, batch_size: int) -> None:
-        # A push is refused above start + slack - push_rows * ratio, a sample below
-        # start - slack + batch_size: with a gap between, both could be refused at once.
-        least = (push_rows * self._ratio + batch_size) / 2
-        if self._error_buffer is not None and self._error_buffer < least:
-            raise ConfigError(
-                f"limiter.error_buffer is {self._error_buffer}: with pushes of {push_rows} rows, "
-                f"batches of {batch_size} and {self._ratio} samples per insert, pushing and "
-                f"sampling could block each other; set it to at least {least}",
-                path="limiter.error_buffer",
-                least=least,
-            )
 
     def _slack(self) -> float:
         if self._error_buffer is not None:

@@ -206,28 +206,6 @@ class Table(IBuffer):
             self._check_open()
             return self._limiter.can_sample(n) and n <= self._count
 
-    def check_sizes(self, batch_size: int, push_rows: int = 1) -> None:
-        """Refuse, before a run, settings under which it would wait for ever.
-
-        Args:
-            batch_size: Rows of one sample.
-            push_rows: Rows of one push.
-
-        Raises:
-            ConfigError: the capacity is below the batch size or the limiter's ``min_size``, or
-                the limiter lets pushes and samples of these sizes block each other.
-        """
-        least = {"the batch size": batch_size, "limiter.min_size": self._limiter.min_size}
-        for what, needed in least.items():
-            if self._capacity < needed:
-                raise ConfigError(
-                    f"replay_buffer_size is {self._capacity}, less than {what} {needed}: nothing "
-                    "could ever be sampled; make it larger",
-                    path="replay_buffer_size",
-                    least=needed,
-                )
-        self._limiter.check_sizes(push_rows, batch_size)
-
     def change_limiter(self, cfg: Mapping[str, Any]) -> None:
         """Replace the limiter, or its settings, while others use the buffer.
 
@@ -325,7 +303,7 @@ class Table(IBuffer):
         count = self._count + n
         self._count = count if count < self._capacity else self._capacity
         if self._is_followed:
-            self._follow(where, [rows] if type(rows) is dict else rows, facts)
+            self._follow(where, [rows] if accepted is None else rows, facts)
         self._limiter.on_insert(n)
         self._limiter.size = self._count
 

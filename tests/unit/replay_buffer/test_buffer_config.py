@@ -70,15 +70,3 @@ def test_a_capacity_no_memory_holds_is_a_config_error_and_the_buffer_is_unchange
         buffer.push(SampleBatch({"x": [1]}), 0)
     assert caught.value.path == "replay_buffer_size"
     assert (buffer.count(), buffer.push_count) == (0, 0)
-
-
-def test_check_sizes_refuses_a_run_that_would_wait_for_ever() -> None:
-    make_buffer().check_sizes(batch_size=8)
-    with pytest.raises(ConfigError, match="batch size 9"):
-        make_buffer().check_sizes(batch_size=9)
-    with pytest.raises(ConfigError, match=r"limiter\.min_size 9"):
-        make_buffer(limiter={"min_size": 9}).check_sizes(batch_size=1)
-    ratio = {"type": "samples_per_insert", "samples_per_insert": 2, "error_buffer": 5}
-    with pytest.raises(ConfigError) as caught:
-        make_buffer(limiter=ratio).check_sizes(batch_size=4, push_rows=4)
-    assert caught.value.least == 6

@@ -112,7 +112,6 @@ def test_samples_per_insert_is_kept_and_nobody_blocks_for_ever(
 ) -> None:
     cfg = {"samples_per_insert": ratio, "min_size": 20, "error_buffer": error_buffer}
     limiter = SamplesPerInsertLimiter(cfg)
-    limiter.check_sizes(chunk, batch)
     rng = np.random.default_rng(0)
     for _ in range(3000):
         can_push, can_sample = limiter.can_insert(chunk), limiter.can_sample(batch)
