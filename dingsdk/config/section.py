@@ -146,7 +146,7 @@ def derive(base: type[Section], overrides: Mapping[str, Any], name: str) -> type
     for key, value in overrides.items():
         field = known.get(key)
         if field is None or (field.type == dict[str, Any] and value):
-            kind = _type_of_value(key, value, f"{name}_{key}")
+            kind = _type_of_value(value, f"{name}_{key}")
         elif field.section is not None and isinstance(value, Mapping):
             kind = derive(field.section, value, f"{name}_{key}")
         else:
@@ -194,11 +194,9 @@ def _copier(value: Any) -> Any:
     return lambda: copy_containers(value)
 
 
-def _type_of_value(key: str, value: Any, name: str) -> Any:
+def _type_of_value(value: Any, name: str) -> Any:
     """Return the type that values take whose default is ``value``."""
     if isinstance(value, Mapping):
-        if "type" in value and key in _BUFFER_PARTS:
-            return Annotated[dict[str, Any], Part(_BUFFER_PARTS[key])]
         return derive(Section, value, name) if value else dict[str, Any]
     if isinstance(value, list | tuple):
         kinds = {type(item) for item in value}
@@ -207,9 +205,3 @@ def _type_of_value(key: str, value: Any, name: str) -> Any:
 
 
 _PLAIN = (bool, int, float, str)
-_BUFFER_PARTS = {
-    "storage": "storages",
-    "sampler": "samplers",
-    "remover": "removers",
-    "limiter": "limiters",
-}

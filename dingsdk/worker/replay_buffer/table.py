@@ -296,7 +296,7 @@ class Table(IBuffer):
         if replaced is not None and self._listeners:
             self._note_departure(self._metadata.living(replaced), "overwritten")
         if accepted is None:
-            storage.put_row(where.start, rows)  # type: ignore[union-attr]
+            storage.put_row(where.start if type(where) is slice else int(where[0]), rows)
         else:
             storage.put(where, accepted)
         self._pushed += n

@@ -1,0 +1,132 @@
+"""A remover that somebody else wrote, beside the built-in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dingsdk.config import Count, PartSection
+from dingsdk.data import SampleBatch
+from dingsdk.errors import CheckpointCorruptError, ConfigError
+from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer, Remover
+
+CAPACITY = 8
+
+
+class RandomRemover(Remover):
+    """Lets random rows leave a full buffer; its state has keys that the buffer's has too."""
+
+    class Config(PartSection, frozen=True, kw_only=True):
+        type: str = "random"
+        spread: Count = 3
+
+    def __init__(self, cfg: Mapping[str, Any], capacity: int, seed: int | None = None) -> None:
+        super().__init__(cfg, capacity, seed)
+        self.spread = self.read(cfg, "remover").spread
+        self._rng = np.random.default_rng(seed)
+        self._order = np.empty(0, np.int64)  # positions, oldest row first
+
+    @property
+    def count(self) -> int:
+        return len(self._order)
+
+    def allot(self, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        new = np.arange(self.count, min(self.count + n, self.capacity))
+        chosen = self._rng.choice(self.count, n - len(new), replace=False)
+        leaving = self._order[np.sort(chosen)]
+        where = np.concatenate((new, leaving))
+        self._order = np.concatenate((np.delete(self._order, chosen), where))
+        return where, leaving if len(leaving) else None
+
+    def positions(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self._order[ranks]
+
+    def by_age(self, ages: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self._order[ages]
+
+    def clear(self) -> None:
+        self._order = np.empty(0, np.int64)
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {key: str(value) for key, value in self._rng.bit_generator.state["state"].items()}
+        return {"version": "mine", "capacity": -1, "order": self._order.copy(), **state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state.get("version") != "mine":
+            raise CheckpointCorruptError(f"no state of this remover: {dict(state)!r:.80}")
+        words = {key: int(state[key]) for key in ("state", "inc")}
+        self._rng.bit_generator.state = {**self._rng.bit_generator.state, "state": words}
+        self._order = np.array(state["order"])
+
+
+@pytest.fixture(autouse=True)
+def manager() -> Iterator[None]:
+    with use_manager(PluginManager()) as manager:
+        manager.registry("removers").register("random", RandomRemover)
+        yield
+
+
+class RandomlyRemoving(NaiveReplayBuffer):
+    """Names the remover as a class default."""
+
+    config: ClassVar[dict[str, Any]] = {
+        "replay_buffer_size": CAPACITY,
+        "remover": {"type": "random"},
+    }
+
+
+def push(buffer: NaiveReplayBuffer | AdvancedReplayBuffer, numbers: range) -> None:
+    for number in numbers:
+        buffer.push({"number": number}, 0)
+
+
+def numbers(buffer: NaiveReplayBuffer | AdvancedReplayBuffer) -> list[int]:
+    data = buffer.state_dict()["data"]
+    return [int(number) for number in data["number"]]
+
+
+def test_a_part_that_a_class_names_has_its_own_defaults() -> None:
+    buffer = RandomlyRemoving({})
+    assert isinstance(buffer._remover, RandomRemover)
+    assert buffer._remover.spread == 3
+    with pytest.raises(ConfigError) as caught:
+        RandomlyRemoving({"remover": {"spread": 0}})
+    assert caught.value.path == "remover.spread"
+
+
+def test_a_remover_takes_its_seed_from_the_buffer() -> None:
+    one, same, other = (RandomlyRemoving({"seed": seed}) for seed in (1, 1, 2))
+    for buffer in (one, same, other):
+        push(buffer, range(40))
+    assert numbers(one) == numbers(same) != numbers(other)
+    assert sorted(numbers(one)) != list(range(32, 40))
+
+
+@pytest.mark.parametrize("kind", [NaiveReplayBuffer, AdvancedReplayBuffer])
+def test_a_part_keeps_its_state_under_its_own_name(kind: type[Any]) -> None:
+    cfg = {"replay_buffer_size": CAPACITY, "remover": {"type": "random"}, "seed": 0}
+    old, new = kind(cfg), kind({**cfg, "seed": 9})
+    push(old, range(20))
+    state = old.state_dict()
+    assert (state["remover"]["version"], state["capacity"]) == ("mine", CAPACITY)
+    new.load_state_dict(state)
+    assert numbers(new) == numbers(old)
+    for buffer in (old, new):
+        push(buffer, range(20, 40))
+    assert numbers(new) == numbers(old)
+    assert old.sample(4, 0) == new.sample(4, 0)
+
+
+def test_rows_that_leave_in_any_order_are_told_once() -> None:
+    buffer = RandomlyRemoving({"seed": 0})
+    gone: list[int] = []
+    buffer.add_remove_listener(lambda rows, reason: gone.extend(rows.columns["number"].tolist()))
+    buffer.push(SampleBatch({"number": np.arange(5)}), 0)
+    buffer.push(SampleBatch({"number": np.arange(5, 12)}), 0)
+    push(buffer, range(12, 30))
+    assert sorted(gone + numbers(buffer)) == list(range(30))
