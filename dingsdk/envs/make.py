@@ -98,8 +98,9 @@ class EnvFn:
         return f"EnvFn({self.env_id!r}, kwargs={self.kwargs}, wrappers={self.wrappers})"
 
     def _make(self, maker: Callable[..., Any], **kwargs: Any) -> Any:
+        spec = self.spec
         try:
-            return maker(self.spec, **kwargs)
+            return maker(spec, **kwargs)
         except (gym.error.Error, ImportError) as error:
             # gymnasium's text names the package to install where one is missing.
             raise _unknown(self.env_id, f"is known but cannot be made: {error}") from error

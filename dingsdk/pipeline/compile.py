@@ -6,18 +6,22 @@ import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from easydict import EasyDict
 
-from dingsdk.config import PartSection, complete, save_config, to_easydict
-from dingsdk.errors import ConfigError, UnknownPluginError
-from dingsdk.pipeline.di_engine import convert_reference_shape, rename_all_aliases
+from dingsdk.config import Part, PartSection, Section, complete, save_config, to_easydict
+from dingsdk.data.files import ensure_dir
+from dingsdk.errors import ConfigError, UnknownKeyError, UnknownPluginError
+from dingsdk.pipeline.di_engine import NOT_CARRIED, convert_reference_shape, rename_all_aliases
+from dingsdk.pipeline.run_folder import make_run_folder
 from dingsdk.pipeline.sections import SECTION_BASES, RunSection
 from dingsdk.plugins import default_manager
 
 _log = logging.getLogger(__name__)
 
+MULTI_BUFFER = "multi_buffer"
+"""Key of ``policy.other.replay_buffer`` whose value True makes it sections of named buffers."""
 _PARALLEL_KINDS = frozenset({"transports", "comm_collectors", "comm_learners"})
 _OWN_CLASSES = {
     "env_manager": ("env_managers", "env_manager"),
@@ -38,28 +42,40 @@ def compile_config(
     collector: type | None = None,
     evaluator: type | None = None,
     buffer: type | None = None,
-    *,
-    create_cfg: Mapping[str, Any] | None = None,
-    system_cfg: Mapping[str, Any] | None = None,
+    env: type | None = None,
+    reward_model: type | None = None,
+    world_model: type | None = None,
     seed: int | None = None,
+    auto: bool = False,
+    create_cfg: Mapping[str, Any] | None = None,
+    save_cfg: bool = False,
+    save_path: str | Path = "total_config.yaml",
+    renew_dir: bool = True,
+    *,
+    system_cfg: Mapping[str, Any] | None = None,
     mode: Literal["serial", "parallel"] = "serial",
-    save_path: str | Path | None = None,
 ) -> EasyDict:
     """Merge a config with the defaults of the classes it selects, and check all of it.
 
     The user's values win over those of the policy, which win over those of the component
-    classes. Compiling a compiled config gives it back unchanged.
+    classes. Compiling a compiled config gives it back unchanged. The parameters before the star
+    are those of DI-engine.
 
     Args:
         cfg: One dict of dingsdk's sections, or DI-engine's main config when ``create_cfg``
             is given or ``cfg`` itself holds ``main`` and ``create``.
         env_manager: Class whose section to use in place of the registry's; likewise
             ``policy``, ``learner``, ``collector``, ``evaluator`` and ``buffer``.
-        create_cfg: DI-engine's create config.
-        system_cfg: DI-engine's system config.
+        env: None; the env is named by ``env.env_id``.
+        reward_model: None; not part of dingsdk, like ``world_model``.
         seed: Replaces ``cfg["seed"]``.
+        auto: Take the types from ``create_cfg``, which is done whenever there is one.
+        create_cfg: DI-engine's create config.
+        save_cfg: Also make the folder ``exp_name`` and write the compiled config there.
+        save_path: Name of that file: YAML, whatever its suffix was.
+        renew_dir: Where the folder exists, append a time stamp to ``exp_name``.
+        system_cfg: DI-engine's system config.
         mode: In serial mode the transport's plugin need not be installed.
-        save_path: Also write the compiled config there.
 
     Raises:
         UnknownKeyError: a key that nothing reads.
@@ -68,6 +84,13 @@ def compile_config(
         ConfigTypeError: a value of the wrong type or out of range.
         ConfigError: values that cannot work together.
     """
+    foreign = {"env": env, "reward_model": reward_model, "world_model": world_model}
+    for name, cls in foreign.items():
+        if cls is not None:
+            reason = NOT_CARRIED.get(name, "an env is named by env.env_id")
+            raise ConfigError(f"{name} cannot be given to compile_config: {reason}", path=name)
+    if auto and create_cfg is None:
+        raise ConfigError("auto=True takes the types from create_cfg; give it", path="create_cfg")
     if create_cfg is not None:
         cfg = {"main": cfg, "create": create_cfg, "system": system_cfg or {}}
     user = _without(rename_all_aliases(convert_reference_shape(cfg)), "cfg_type")
@@ -86,7 +109,6 @@ def compile_config(
         _section_at(user, path).setdefault("type", getattr(cls, "__name__", "own"))
 
     found: dict[str, Any] = {}
-
     manager = default_manager()
 
     def find(kind: str, type_key: Any, import_names: Sequence[str], path: str) -> Any:
@@ -100,15 +122,26 @@ def compile_config(
         found[path] = cls
         return cls
 
+    buffers = _take_buffers(user)
     compiled = complete(RunSection, user, find, bases=SECTION_BASES)
+    if buffers is not None:
+        named = complete(_Buffers, {"replay_buffer": buffers}, find, "policy.other")
+        compiled["policy"]["other"]["replay_buffer"] = {
+            MULTI_BUFFER: True,
+            **named["replay_buffer"],
+        }
     _derive(compiled)
-    _check_capacity(compiled["policy"])
+    _check_collects(compiled)
     _check_device(compiled["policy"])
     _try_env(compiled, found)
-    result = to_easydict(compiled)
-    if save_path is not None:
-        save_config(compiled, save_path)
-    return result
+    if save_cfg:
+        folder = Path(compiled["exp_name"])
+        if renew_dir:
+            folder = make_run_folder(Path(), compiled["exp_name"])
+            compiled["exp_name"] = folder.name
+        ensure_dir(folder)
+        save_config(compiled, folder / Path(save_path).with_suffix(".yaml"))
+    return to_easydict(compiled)
 
 
 def compile_config_parallel(
@@ -116,27 +149,59 @@ def compile_config_parallel(
     create_cfg: Mapping[str, Any] | None = None,
     system_cfg: Mapping[str, Any] | None = None,
     seed: int | None = None,
-    save_path: str | Path | None = None,
+    save_cfg: bool = False,
+    save_path: str | Path = "total_config.yaml",
+    platform: Literal["local", "slurm", "k8s"] = "local",
 ) -> EasyDict:
     """Compile for parallel mode, split as a coordinator takes it.
 
+    Args:
+        cfg: As for ``compile_config``, like the rest.
+        platform: Accepted for DI-engine's sake: workers dial the master, so that no hosts and
+            ports are handed out, on any platform.
+
     Returns:
-        ``{"main": the compiled config without system, "system": ..., "seed": ...}``. Unlike
-        the reference, no hosts and ports are handed out: workers dial the master.
+        ``{"main": the compiled config without system, "system": ..., "seed": ...}``.
 
     Raises:
-        ConfigError: as ``compile_config``.
+        ConfigError: as ``compile_config``, or an unknown platform.
     """
+    if platform not in ("local", "slurm", "k8s"):
+        raise UnknownKeyError(
+            f"platform is {platform!r}; known: k8s, local, slurm", path="platform", key=platform
+        )
     compiled = compile_config(
         cfg,
         create_cfg=create_cfg,
         system_cfg=system_cfg,
         seed=seed,
-        mode="parallel",
+        save_cfg=save_cfg,
         save_path=save_path,
+        mode="parallel",
     )
     main = {key: value for key, value in compiled.items() if key != "system"}
     return to_easydict({"main": main, "system": compiled.system, "seed": compiled.seed})
+
+
+class _Buffers(Section, frozen=True, kw_only=True):
+    """Several replay buffers, each under a name of its own."""
+
+    replay_buffer: Annotated[dict[str, Any], Part("buffers", many=True)]
+
+
+def _take_buffers(user: dict[str, Any]) -> dict[str, Any] | None:
+    """Take the named buffers out of a config with ``multi_buffer``; None without it."""
+    section: Any = user
+    for key in ("policy", "other", "replay_buffer"):
+        section = section.get(key) if isinstance(section, Mapping) else None
+    if not isinstance(section, Mapping) or not section.get(MULTI_BUFFER):
+        return None
+    del user["policy"]["other"]["replay_buffer"]
+    return {
+        name: {"type": "advanced", **buffer} if isinstance(buffer, Mapping) else buffer
+        for name, buffer in section.items()
+        if name != MULTI_BUFFER
+    }
 
 
 class _NotInstalled:
@@ -171,22 +236,30 @@ def _derive(cfg: dict[str, Any]) -> None:
         policy["collect"]["unroll_len"] = policy["unroll_len"]
 
 
-def _check_capacity(policy: Mapping[str, Any]) -> None:
-    """Check that the replay buffer can hold one batch, and what one collect gives.
+def _check_collects(cfg: Mapping[str, Any]) -> None:
+    """Check what one collect gives against the envs that give it and the buffer that takes it.
 
     Raises:
-        ConfigError: it cannot, so that the run would wait for ever, or drop what it collects.
+        ConfigError: the run would wait for ever, or drop what it collects.
     """
-    if policy["on_policy"]:
+    policy, env_num = cfg["policy"], cfg["env"]["collector_env_num"]
+    n_episode = policy["collect"]["n_episode"]
+    if n_episode is not None and n_episode < env_num:
+        raise ConfigError(
+            f"policy.collect.n_episode is {n_episode}, less than env.collector_env_num {env_num}: "
+            "every env plays at least one episode; raise the first or lower the second",
+            path="policy.collect.n_episode",
+        )
+    capacity = policy["other"]["replay_buffer"].get("replay_buffer_size")
+    if policy["on_policy"] or capacity is None:
         return  # it trains on what a collect gave, without a buffer
     path = "policy.other.replay_buffer.replay_buffer_size"
-    capacity = policy["other"]["replay_buffer"].get("replay_buffer_size")
     for section, key, outcome in (
         ("learn", "batch_size", "no batch could ever be sampled"),
         ("collect", "n_sample", "part of each collect would be dropped at once"),
     ):
         needed = policy[section][key]
-        if needed is not None and capacity is not None and capacity < needed:
+        if needed is not None and capacity < needed:
             raise ConfigError(
                 f"{path} is {capacity}, less than policy.{section}.{key} {needed}: "
                 f"{outcome}; raise the first or lower the second",
@@ -216,9 +289,18 @@ def _try_env(compiled: dict[str, Any], classes: Mapping[str, Any]) -> None:
         read = getattr(classes["policy"], "model_from_spaces", None)
         shapes = {} if read is None else read(made.observation_space, made.action_space)
         render_mode = made.render_mode
+        max_steps = None if made.spec is None else made.spec.max_episode_steps
     finally:
         made.close()
     _fill_model(compiled["policy"]["model"], shapes, env["env_id"])
+    unroll_len = compiled["policy"]["collect"]["unroll_len"]
+    if max_steps is not None and unroll_len > max_steps:
+        raise ConfigError(
+            f"policy.collect.unroll_len is {unroll_len}, but an episode of {env['env_id']} has at "
+            f"most {max_steps} steps: no train sample could ever be made; lower it",
+            path="policy.collect.unroll_len",
+            found=unroll_len,
+        )
     render = compiled["policy"]["eval"]["evaluator"].get("render") or {}
     if render.get("render_freq", -1) != -1:
         _check_rendering(classes["env_manager"], render_mode)

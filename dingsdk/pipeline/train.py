@@ -166,7 +166,7 @@ def compile_run(
         raise ConfigError(f"mode is {mode!r}; known: parallel, serial", path="mode")
     # Read before the parts of a run are imported: a mistake in the file is told at once.
     user = dict(config) if isinstance(config, Mapping) else load_config(config)
-    from dingsdk.pipeline.compile import compile_config
+    from dingsdk.pipeline.compile import MULTI_BUFFER, compile_config
 
     user = deep_merge_dicts({}, user)
     if "main" in user and "create" in user:
@@ -178,7 +178,11 @@ def compile_run(
         apply_set(user, assignment)
     if transport is not None:
         apply_set(user, f"system.transport.type={transport}")
-    return compile_config(user, seed=seed, mode=mode)
+    cfg = compile_config(user, seed=seed, mode=mode)
+    path = f"policy.other.replay_buffer.{MULTI_BUFFER}"
+    if cfg.policy.other.replay_buffer.get(MULTI_BUFFER):
+        raise ConfigError(f"{path}: a run trains from one replay buffer; name one type", path=path)
+    return cfg
 
 
 def _pipeline(mode: Mode) -> Callable[[RunContext], RunResult]:

@@ -19,6 +19,7 @@ from dingsdk.errors import (
     UnknownPluginError,
 )
 from dingsdk.pipeline.compile import compile_config, compile_config_parallel
+from dingsdk.pipeline.train import compile_run
 from dingsdk.worker import NaiveReplayBuffer
 
 MINIMAL: dict[str, Any] = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "dqn"}}
@@ -158,10 +159,87 @@ def test_compiling_a_compiled_config_changes_nothing() -> None:
     assert to_plain(compile_config(once)) == to_plain(once)
 
 
-def test_compiled_config_survives_being_saved(tmp_path: Path) -> None:
-    cfg = compile_config(MINIMAL, save_path=tmp_path / "config.yaml")
+def test_compiled_config_survives_being_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
 
-    assert to_plain(compile_config(load_config(tmp_path / "config.yaml"))) == to_plain(cfg)
+    first = compile_config(MINIMAL, save_cfg=True)
+    second = compile_config(MINIMAL, save_cfg=True, save_path="mine.py")
+    third = compile_config(MINIMAL, save_cfg=True, renew_dir=False)
+
+    assert first.exp_name == third.exp_name == "run"
+    assert second.exp_name.startswith("run-")
+    for cfg, name in ((first, "total_config.yaml"), (second, "mine.yaml")):
+        saved = load_config(tmp_path / cfg.exp_name / name)
+        assert to_plain(compile_config(saved)) == to_plain(cfg)
+
+
+def test_parameters_of_the_reference_are_taken_in_its_order() -> None:
+    main = {"env": {"collector_env_num": 4}, "policy": {"discount_factor": 0.9}}
+    create = {
+        "env": {"type": "cartpole"},
+        "env_manager": {"type": "base"},
+        "policy": {"type": "dqn"},
+        "replay_buffer": {"type": "advanced"},
+    }
+
+    cfg = compile_config(main, seed=3, auto=True, create_cfg=create, save_cfg=False)
+    same = compile_config(
+        main, None, None, None, None, None, None, None, None, None, 3, True, create, False
+    )
+
+    assert (cfg.seed, cfg.env.env_id, cfg.policy.discount_factor) == (3, "CartPole-v1", 0.9)
+    assert cfg.policy.other.replay_buffer.type == "advanced"
+    assert same == cfg
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ({"env": dict}, "env"),
+        ({"reward_model": dict}, "reward_model"),
+        ({"world_model": dict}, "world_model"),
+        ({"auto": True}, "create_cfg"),
+    ],
+)
+def test_parameter_of_the_reference_without_a_counterpart_is_refused_by_name(
+    given: dict[str, Any], path: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compile_config(MINIMAL, **given)
+
+    assert caught.value.path == path
+
+
+def test_each_of_several_buffers_gets_the_defaults_of_its_type() -> None:
+    several = {
+        "multi_buffer": True,
+        "agent": {"type": "naive", "replay_buffer_size": 500},
+        "expert": {},
+    }
+    user = deep_merge_dicts(MINIMAL, {"policy": {"other": {"replay_buffer": several}}})
+
+    cfg = compile_config(user)
+    buffers = cfg.policy.other.replay_buffer
+
+    assert buffers.multi_buffer is True
+    assert (buffers.agent.replay_buffer_size, buffers.agent.deepcopy) == (500, False)
+    assert (buffers.expert.type, buffers.expert.alpha) == ("advanced", 0.6)
+    assert to_plain(compile_config(cfg)) == to_plain(cfg)
+    with pytest.raises(ConfigError, match="one replay buffer"):
+        compile_run(user)
+
+
+def test_mistake_in_one_of_several_buffers_is_named() -> None:
+    several = {"multi_buffer": True, "agent": {"type": "naive", "depcopy": True}}
+    user = deep_merge_dicts(MINIMAL, {"policy": {"other": {"replay_buffer": several}}})
+
+    with pytest.raises(UnknownKeyError) as caught:
+        compile_config(user)
+
+    assert caught.value.path == "policy.other.replay_buffer.agent.depcopy"
+    assert caught.value.nearest == "deepcopy"
 
 
 def test_goal_can_be_changed_in_a_compiled_config() -> None:
@@ -278,6 +356,32 @@ def test_fewer_episodes_than_envs_are_refused() -> None:
     assert caught.value.path == "env.n_evaluator_episode"
 
 
+@pytest.mark.parametrize(
+    ("assignment", "path"),
+    [
+        ("policy.collect.n_episode=3", "policy.collect.n_episode"),
+        ("policy.collect.unroll_len=501", "policy.collect.unroll_len"),
+        ("policy.unroll_len=501", "policy.collect.unroll_len"),
+        ("env.collector_env_num=0", "env.collector_env_num"),
+        ("env.evaluator_env_num=0", "env.evaluator_env_num"),
+        ("policy.learn.learning_rate=0", "policy.learn.learning_rate"),
+        ("policy.learn.learning_rate=-1e-3", "policy.learn.learning_rate"),
+    ],
+)
+def test_run_that_could_never_train_is_refused(assignment: str, path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compile_config(changed(assignment))
+
+    assert caught.value.path == path
+
+
+def test_space_that_the_policy_cannot_take_is_refused_with_both_named() -> None:
+    with pytest.raises(ConfigError, match=r"dqn cannot use the action space Box\(") as caught:
+        compile_config(changed("env.env_id=Pendulum-v1"))
+
+    assert caught.value.path == "env.env_id"
+
+
 def test_capacity_below_the_batch_size_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         compile_config(changed("policy.other.replay_buffer.replay_buffer_size=10"))
@@ -310,6 +414,11 @@ def test_parallel_form_is_split_as_a_coordinator_takes_it() -> None:
     assert found.seed == found.main.seed == 5
     assert found.system.transport.type == "in_memory"
     assert "system" not in found.main
+
+
+def test_unknown_platform_is_a_key_error() -> None:
+    with pytest.raises(KeyError, match="known: k8s, local, slurm"):
+        compile_config_parallel(MINIMAL, platform="cloud")  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
