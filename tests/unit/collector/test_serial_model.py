@@ -26,11 +26,14 @@ from .scripted import (
     plain_rows,
 )
 
+# Resets between two collects skip episodes that end well, so failures in a row may come to many.
+IN_PROCESS = {"type": "in_process", "max_retry": 1000}
+VECTOR = {"type": "vector", "vectorization_mode": "sync", "max_retry": 1000}
 MANAGERS = {
-    "in_process": {"type": "in_process"},
-    "same_step": {"type": "vector", "vectorization_mode": "sync", "autoreset_mode": "same_step"},
-    "next_step": {"type": "vector", "vectorization_mode": "sync", "autoreset_mode": "next_step"},
-    "disabled": {"type": "vector", "vectorization_mode": "sync", "autoreset_mode": "disabled"},
+    "in_process": IN_PROCESS,
+    "same_step": {**VECTOR, "autoreset_mode": "same_step"},
+    "next_step": {**VECTOR, "autoreset_mode": "next_step"},
+    "disabled": {**VECTOR, "autoreset_mode": "disabled"},
 }
 
 
@@ -164,6 +167,21 @@ def test_a_long_collection_gives_what_the_model_gives(
     call |= {"is_recorded": True, "iters": 1}
     unrecorded = {**call, "is_random": True, "is_recorded": False}
     run(case, [unrecorded, call, {**call, "wanted": 400}, call, "reset_env", call, call])
+
+
+@pytest.mark.parametrize("form", ["columns", "rows"])
+@pytest.mark.parametrize("manager", sorted(MANAGERS))
+def test_a_reset_after_all_envs_ended_at_once_gives_what_the_model_gives(
+    form: str, manager: str
+) -> None:
+    case = {
+        "script": Script(seed=0, longest=1, fail_rate=0.0), "env_num": 2, "n_sample": 4,
+        "unroll_len": 1, "traj_len_inf": False, "on_policy": False, "level_seeds": None,
+        "form": form, "manager": manager, "print_freq": 0, "deepcopy_obs": False,
+    }  # fmt: skip
+    call = {"wanted": None, "drop_extra": False, "shift": 0, "is_random": False}
+    call |= {"is_recorded": True, "iters": 0}
+    run(case, [call, "reset_env", call])
 
 
 @pytest.mark.parametrize("n_sample", [None, 6])
