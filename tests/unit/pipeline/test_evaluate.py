@@ -1,0 +1,71 @@
+"""What ``evaluate`` computes, and what it refuses before it plays anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dingsdk.config import save_config
+from dingsdk.data.seeding import derive_seed
+from dingsdk.errors import CheckpointCorruptError, CheckpointMissingError
+from dingsdk.pipeline.evaluate import EvalResult, evaluate
+from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER, CONFIG_NAME
+from dingsdk.pipeline.train import compile_run
+from dingsdk.policy import create_policy
+from dingsdk.worker.learner.checkpoint import save_checkpoint
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run folder with an untrained policy as its best checkpoint."""
+    cfg = compile_run("cartpole-dqn", sets=["env.evaluator_env_num=2", "env.n_evaluator_episode=3"])
+    save_config(cfg, tmp_path / CONFIG_NAME)
+    seed = derive_seed(cfg.seed, "policy")
+    policy = create_policy(cfg.policy, enable_field=["learn"], seed=seed)
+    state = {"model": policy.learn_mode.state_dict()["model"]}
+    folder = tmp_path / CHECKPOINT_FOLDER
+    save_checkpoint(folder, "ckpt_best", state, iteration=7, envstep=70, is_latest=False)
+    return tmp_path
+
+
+def test_result_sums_up_its_returns(tmp_path: Path) -> None:
+    result = EvalResult("CartPole-v1", tmp_path, 7, (1.0, 2.0, 6.0))
+    assert (result.mean, result.min, result.max) == (3.0, 1.0, 6.0)
+    assert result.std == pytest.approx((14 / 3) ** 0.5)
+
+
+def test_run_is_played_as_often_as_it_evaluates_itself(run_dir: Path) -> None:
+    result = evaluate(run_dir)
+    assert len(result.returns) == 3
+    assert (result.env_id, result.train_iter) == ("CartPole-v1", 7)
+    assert result.checkpoint.name.startswith("ckpt_best")
+
+
+def test_fewer_episodes_than_envs_are_played_exactly(run_dir: Path) -> None:
+    assert len(evaluate(run_dir, episodes=1).returns) == 1
+
+
+def test_seed_alone_decides_what_is_played(run_dir: Path) -> None:
+    played = [evaluate(run_dir, seed=seed).returns for seed in (5, 5, 6)]
+    assert played[0] == played[1]
+    assert played[0] != played[2]
+
+
+def test_checkpoint_may_be_named_by_its_path(run_dir: Path) -> None:
+    path = next((run_dir / CHECKPOINT_FOLDER).glob("ckpt_best.*"))
+    assert evaluate(run_dir, checkpoint=str(path), episodes=1).checkpoint == path
+
+
+def test_folder_without_a_run_or_a_checkpoint_is_refused(run_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointMissingError, match=CONFIG_NAME):
+        evaluate(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointMissingError):
+        evaluate(run_dir, checkpoint="no/such/file")
+
+
+def test_checkpoint_of_another_network_is_refused(run_dir: Path) -> None:
+    sets = ["policy.model.encoder_hidden_size_list=[3]"]
+    save_config(compile_run("cartpole-dqn", sets=sets), run_dir / CONFIG_NAME)
+    with pytest.raises(CheckpointCorruptError, match="does not fit"):
+        evaluate(run_dir)

@@ -1,0 +1,161 @@
+"""The turns of serial training: who is called, in which order, and what ends the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dingsdk.config import to_easydict
+from dingsdk.pipeline.context import RunContext
+from dingsdk.pipeline.serial import _run, _Workers
+
+N_SAMPLE = 4
+SETTING = {"eps": 0.5}
+
+
+class Parts:
+    """Learner, collector, evaluator, buffer and commander in one; each call is written down."""
+
+    def __init__(self, context: RunContext) -> None:
+        self.context = context
+        self.calls: list[tuple[Any, ...]] = []
+        self.train_iter = self.envstep = 0
+        self.priority_info: dict[str, Any] = {}
+        self.batches_left = 10**6
+        self.eval_due: set[int] = set()
+        self.goal_at = 10**6
+        self.on_call: Callable[[str], None] = lambda name: None
+        self.save_checkpoint = object()
+
+    def note(self, *call: Any) -> None:
+        self.calls.append(call)
+        self.on_call(call[0])
+
+    def step(self) -> dict[str, Any]:
+        return SETTING
+
+    def collect(self, train_iter: int, policy_kwargs: Mapping[str, Any]) -> list[int]:
+        self.note("collect", train_iter, dict(policy_kwargs))
+        self.envstep += N_SAMPLE
+        return [self.envstep]
+
+    def push(self, samples: list[int], cur_collector_envstep: int) -> None:
+        self.note("push", samples, cur_collector_envstep)
+
+    def sample(self, batch_size: int, train_iter: int) -> str | None:
+        self.note("sample", batch_size, train_iter)
+        self.batches_left -= 1
+        return "batch" if self.batches_left >= 0 else None
+
+    def train(self, data: Any, envstep: int) -> None:
+        self.note("train", data, envstep)
+        self.train_iter += 1
+
+    def update(self, info: Mapping[str, Any]) -> None:
+        self.note("update", dict(info))
+
+    def should_eval(self, train_iter: int) -> bool:
+        return train_iter in self.eval_due
+
+    def eval(self, save: object, train_iter: int, envstep: int) -> tuple[bool, dict[str, Any]]:
+        assert save is self.save_checkpoint
+        self.note("eval", train_iter, envstep)
+        return train_iter >= self.goal_at, {"eval_episode_return": [1.0, 3.0]}
+
+    def names(self) -> list[str]:
+        return [call[0] for call in self.calls]
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Parts:
+    cfg = {
+        "system": {"max_env_steps": 8},
+        "policy": {"learn": {"learner": {"train_iterations": 100}}},
+    }
+    return Parts(RunContext(cfg=to_easydict(cfg), run_dir=tmp_path))
+
+
+def run(parts: Parts, *, on_policy: bool = False) -> str:
+    return _run(
+        parts.context,
+        _Workers(
+            learner=parts,
+            collector=parts,
+            evaluator=parts,
+            buffer=parts,
+            commander=parts,
+            batch_size=32,
+            update_per_collect=2,
+            on_policy=on_policy,
+        ),
+    )
+
+
+def test_each_round_collects_stores_and_trains(parts: Parts) -> None:
+    assert run(parts) == "limit"
+    train = [("sample", 32, 0), ("train", "batch", 4), ("sample", 32, 1), ("train", "batch", 4)]
+    assert parts.calls[:6] == [("collect", 0, SETTING), ("push", [4], 4), *train]
+    assert parts.calls[6:8] == [("collect", 2, SETTING), ("push", [8], 8)]
+    assert parts.calls[-1] == ("eval", 4, 8)
+    assert parts.names().count("train") == 4
+
+
+def test_priorities_of_each_batch_go_back_to_the_buffer(parts: Parts) -> None:
+    parts.priority_info = {"priority": [1.0]}
+    run(parts)
+    assert parts.names().count("update") == parts.names().count("train")
+    assert parts.calls[3:5] == [("train", "batch", 4), ("update", {"priority": [1.0]})]
+
+
+def test_buffer_without_priorities_is_not_updated(parts: Parts) -> None:
+    run(parts)
+    assert "update" not in parts.names()
+
+
+def test_buffer_that_cannot_serve_leaves_the_round_untrained(parts: Parts) -> None:
+    parts.batches_left = 1
+    run(parts)
+    assert parts.names() == [
+        "collect", "push", "sample", "train", "sample", "collect", "push", "sample", "eval",
+    ]  # fmt: skip
+
+
+def test_on_policy_training_takes_the_samples_as_they_come(parts: Parts) -> None:
+    run(parts, on_policy=True)
+    assert parts.calls[:3] == [("collect", 0, SETTING), ("train", [4], 4), ("train", [4], 4)]
+    assert not {"push", "sample"} & set(parts.names())
+
+
+def test_evaluation_that_reaches_the_goal_ends_the_run(parts: Parts) -> None:
+    parts.eval_due, parts.goal_at = {0, 2}, 2
+    assert run(parts) == "stop_value"
+    assert [call for call in parts.calls if call[0] == "eval"] == [("eval", 0, 0), ("eval", 2, 4)]
+    recorded = parts.context.recorder.evaluations
+    assert [(each.env_steps, each.train_iter) for each in recorded] == [(0, 0), (4, 2)]
+    assert (recorded[0].mean, recorded[0].min, recorded[0].max) == (2.0, 1.0, 3.0)
+
+
+def test_policy_that_the_limit_left_is_evaluated_once(parts: Parts) -> None:
+    parts.eval_due = {4}
+    assert run(parts) == "limit"
+    assert parts.names().count("eval") == 1
+
+
+def test_last_evaluation_may_reach_the_goal(parts: Parts) -> None:
+    parts.goal_at = 4
+    assert run(parts) == "stop_value"
+
+
+@pytest.mark.parametrize("at", ["collect", "train"])
+def test_stop_ends_the_run_before_the_next_batch(parts: Parts, at: str) -> None:
+    def stop(name: str) -> None:
+        if name == at:
+            parts.context.stop.set()
+
+    parts.on_call = stop
+    assert run(parts) == "interrupted"
+    assert parts.names().count("collect") == 1
+    assert parts.names().count("train") == (1 if at == "train" else 0)

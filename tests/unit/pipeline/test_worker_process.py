@@ -1,0 +1,66 @@
+"""What a worker process tells its parent, and how it ends."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dingsdk.config import to_plain
+from dingsdk.errors import ConfigError
+from dingsdk.pipeline.process_group import WorkerProcess
+from dingsdk.pipeline.train import compile_run
+from dingsdk.pipeline.worker_process import UNGUARDED, WorkerSpec, leave_if_importing
+from dingsdk.plugins import default_manager
+
+PATIENCE_S = 60.0
+
+
+def spec(run_dir: Path, role: str = "collector", **extra: Any) -> WorkerSpec:
+    cfg = compile_run("cartpole-dqn", "parallel", "flask_fs")
+    return WorkerSpec(
+        role=role,
+        worker_id="w-0",
+        cfg={**to_plain(cfg), **extra},
+        address="http://127.0.0.1:9",  # nobody listens
+        run_dir=run_dir,
+        crash_file=run_dir / "log" / "w-0.crash",
+        snapshot=default_manager().snapshot(),
+    )
+
+
+def end_of(process: WorkerProcess) -> tuple[int | None, list[dict[str, Any]]]:
+    process.join(PATIENCE_S)
+    code, messages = process.exit_code, list(process.messages())
+    process.close()
+    return code, messages
+
+
+def test_worker_that_cannot_be_built_says_why(tmp_path: Path) -> None:
+    code, messages = end_of(WorkerProcess(spec(tmp_path, role="colector")))
+    assert code == 1
+    assert [message["event"] for message in messages] == ["failed"]
+    assert "colector" in messages[0]["text"]
+    assert "UnknownPluginError" in messages[0]["traceback"]
+    assert messages[0]["is_user_mistake"]
+
+
+def test_worker_that_is_told_to_stop_while_it_joins_ends_well(tmp_path: Path) -> None:
+    process = WorkerProcess(spec(tmp_path))
+    process.send_stop()
+    assert end_of(process) == (0, [])
+
+
+def test_config_that_is_no_plain_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="plain data"):
+        WorkerProcess(spec(tmp_path, made_here=lambda: None))
+
+
+def test_script_that_a_new_worker_imports_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_if_importing()
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(SystemExit) as caught:
+        leave_if_importing()
+    assert caught.value.code == UNGUARDED
