@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dingsdk.worker.commander.space import LimitedSpaceContainer
+from dingsdk.worker.commander.base import LimitedSpaceContainer
 
 
 def test_places_run_out_and_come_back():
