@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import msgspec
@@ -64,17 +63,15 @@ class Recorder(MasterListener):
     def of(self, kind: str, worker_id: str) -> list[Any]:
         """Return what was reported of a worker: infos, progress counts, reasons or answers."""
         with self._condition:
-            if kind == "joined":
-                return [e[1] for e in self.events if e[0] == kind and e[1].worker_id == worker_id]
-            return [event[2] for event in self.events if event[:2] == (kind, worker_id)]
+            return self._of(kind, worker_id)
 
     def expect(self, kind: str, worker_id: str, count: int = 1) -> list[Any]:
         """Wait until there are ``count`` reports of a kind; return all of that kind."""
         with self._condition:
             self._condition.wait_for(
-                lambda: self._count(kind, worker_id) >= count, self._patience_s
+                lambda: len(self._of(kind, worker_id)) >= count, self._patience_s
             )
-        found = self.of(kind, worker_id)
+            found = self._of(kind, worker_id)
         if len(found) < count:
             raise RuleBroken(
                 f"the master heard {len(found)} time(s) that {worker_id} {kind}, not {count}; "
@@ -82,11 +79,11 @@ class Recorder(MasterListener):
             )
         return found
 
-    def _count(self, kind: str, worker_id: str) -> int:
-        return sum(
-            event[0] == kind and getattr(event[1], "worker_id", event[1]) == worker_id
-            for event in self.events
-        )
+    def _of(self, kind: str, worker_id: str) -> list[Any]:
+        found = [event for event in self.events if event[0] == kind]
+        if kind == "joined":
+            return [info for _, info in found if info.worker_id == worker_id]
+        return [fact for _, name, fact in found if name == worker_id]
 
     def _note(self, *event: Any) -> None:
         with self._condition:
@@ -153,12 +150,7 @@ class RuleBench(ABC, Generic[_Make]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._close(error)
 
     @abstractmethod
@@ -205,7 +197,6 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
         if late and error is None:
             raise late[0]
 
-    # Transports -------------------------------------------------------------------------------
     def transport(self) -> Transport:
         """Return a fresh transport with a run folder of its own."""
         run_dir = self.folder / f"run{next(self._runs)}"
@@ -226,7 +217,6 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
         """Enter a context manager, and leave it at the end of the rule."""
         return self._exits.enter_context(resource)
 
-    # Both ends --------------------------------------------------------------------------------
     @property
     def master(self) -> MasterEnd:
         """The master end of ``near``, opened at its first use."""
@@ -277,7 +267,6 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
         """Return the ids of the next ``count`` tasks."""
         return [self.receive(end).task_id for _ in range(count)]
 
-    # Waiting ----------------------------------------------------------------------------------
     def spawn(self, function: Callable[[], None], name: str) -> Job:
         """Run a worker's code as the transport's own scheduler runs it."""
         return self.far.scheduler.spawn(function, name)

@@ -8,13 +8,14 @@ or shrink them.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import random
 import re
 import socket
 import threading
-from collections.abc import Iterable, Iterator
-from types import TracebackType
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -110,15 +111,9 @@ class FaultProxy:
     def __enter__(self) -> FaultProxy:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    # Connections ------------------------------------------------------------------------------
     def _accept(self) -> None:
         while not self._is_closed:
             try:
@@ -127,35 +122,28 @@ class FaultProxy:
                 continue
             except OSError:
                 return  # closed
-            self._start(lambda client=client: self._serve(client), "fault-proxy-connection")
+            self._start(partial(self._serve, client), "fault-proxy-connection")
 
     def _serve(self, client: socket.socket) -> None:
-        server: socket.socket | None = None
+        links = [client]
         try:
             self._keep(client)
-            server = self._dial()
+            links.append(server := self._dial())
             if self._is_http:
                 while True:
                     self._exchange(client, server)
             else:
-                self._start(lambda: self._pump(server, client), "fault-proxy-replies")
+                self._start(partial(self._pump, server, client), "fault-proxy-replies")
                 self._pump(client, server)
         except (_CutError, OSError):
             pass  # both sides learn of it below
         finally:
-            self._cut(client)
-            if server is not None:
-                self._cut(server)
+            for link in links:
+                self._cut(link)
 
     def _exchange(self, client: socket.socket, server: socket.socket) -> None:
         request = _read_message(client)
         fault = self._next_fault()
-        if fault is Fault.SWALLOW:
-            self._hold()
-        if fault is Fault.DROP:
-            raise _CutError
-        if fault is Fault.DELAY:
-            self._pause(DELAY_S)
         if fault is Fault.REORDER:
             self._let_pass(REORDER_S)
         if fault is Fault.CUT_REQUEST:
@@ -177,22 +165,15 @@ class FaultProxy:
             self._hold()
         client.sendall(reply)
 
-    def _pump(self, source: socket.socket, sink: socket.socket | None) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         try:
-            while sink is not None and (data := source.recv(_CHUNK)):
-                fault = self._next_fault()
-                if fault is Fault.SWALLOW:
-                    self._hold()
-                if fault is Fault.DELAY:
-                    self._pause(DELAY_S)
-                if fault is Fault.DROP:
-                    break
+            while data := source.recv(_CHUNK):
+                self._next_fault()
                 sink.sendall(data)
         except (_CutError, OSError):
             pass  # the other direction is cut with this one
         self._cut(source)
-        if sink is not None:
-            self._cut(sink)
+        self._cut(sink)
 
     def _send_again(self, request: bytes) -> None:
         twin = self._dial()
@@ -205,11 +186,18 @@ class FaultProxy:
         finally:
             self._cut(twin)
 
-    # What becomes of them -----------------------------------------------------------------------
     def _next_fault(self) -> Fault:
+        """Return what happens to an exchange, having done what comes before it is forwarded."""
         with self._turn:
             self.exchanges += 1
-            return Fault.SWALLOW if self._is_silent else next(self._faults, Fault.PASS)
+            fault = Fault.SWALLOW if self._is_silent else next(self._faults, Fault.PASS)
+            if fault is Fault.DELAY:
+                self._turn.wait_for(lambda: self._is_closed, DELAY_S)
+        if fault is Fault.SWALLOW:
+            self._hold()
+        if fault is Fault.DROP:
+            raise _CutError
+        return fault
 
     def _part(self, message: bytes) -> bytes:
         """Return the beginning of a message, cut at another place from one time to the next."""
@@ -222,10 +210,6 @@ class FaultProxy:
         with self._turn:
             self._turn.wait_for(lambda: self._is_closed or not self._is_silent, 3600.0)
         raise _CutError
-
-    def _pause(self, wait_s: float) -> None:
-        with self._turn:
-            self._turn.wait_for(lambda: self._is_closed, wait_s)
 
     def _let_pass(self, wait_s: float) -> None:
         with self._turn:
@@ -261,8 +245,8 @@ class FaultProxy:
         for link in links:
             _shut(link)
 
-    def _start(self, function: object, name: str) -> None:
-        thread = threading.Thread(target=function, name=name, daemon=True)  # type: ignore[arg-type]
+    def _start(self, function: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=function, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -287,7 +271,5 @@ def _receive(link: socket.socket) -> bytes:
 
 
 def _shut(link: socket.socket) -> None:
-    try:
+    with contextlib.suppress(OSError):  # the other side was faster
         link.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return  # the other side was faster

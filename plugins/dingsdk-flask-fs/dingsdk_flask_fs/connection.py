@@ -107,7 +107,6 @@ class Connection:
             finally:
                 self._lock.release()
 
-    # -----------------------------------------------------------------------------------------
     def _linked(self, deadline: float) -> _Link:
         """Return a connection whose waits end at the deadline, dialled anew where needed."""
         link = self._link

@@ -121,7 +121,6 @@ class GreenletScheduler(Scheduler):
         self._is_aborted = False
         self._ended = GreenletCondition(self)
 
-    # For callers -------------------------------------------------------------------------------
     def spawn(self, function: Callable[[], None], name: str) -> Job:
         job = GreenletJob(function, name, self._ended)
         with self._lock:
@@ -164,7 +163,6 @@ class GreenletScheduler(Scheduler):
             thread.join(0.0 if is_stalled else max(1.0, deadline - time.monotonic()))
         return late
 
-    # For conditions ----------------------------------------------------------------------------
     @property
     def is_here(self) -> bool:
         """Whether the caller is a job of this scheduler."""
@@ -186,7 +184,6 @@ class GreenletScheduler(Scheduler):
         if not self.is_here:
             self._wake.set()
 
-    # The hub -----------------------------------------------------------------------------------
     def _loop(self) -> None:
         self._thread_id = threading.get_ident()
         self._hub = getcurrent()

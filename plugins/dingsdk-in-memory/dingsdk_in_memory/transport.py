@@ -214,7 +214,6 @@ class MemorySlaveEnd(SlaveEnd):
         if self._mailbox is not None:
             self._board.leave(self._worker_id, LEFT, self._mailbox)
 
-    # ---------------------------------------------------------------------------------------
     @property
     def _shut(self) -> bool:
         return self._is_closed or self._board.is_closed
