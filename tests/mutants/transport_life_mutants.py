@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 import numpy as np
 from dingsdk_in_memory.stores import MemoryDataStore
 from dingsdk_in_memory.transport import (
-    Board,
     MemoryMasterEnd,
     MemorySlaveEnd,
 )
@@ -53,12 +52,12 @@ class JoinsWithoutPatience(MemorySlaveEnd):
 class WakesNobodyAtItsClose(MemorySlaveEnd):
     def close(self, timeout_s: float = 5.0) -> None:
         self._is_closed = True
-        with self._board.condition:
+        with self._master.condition:
             known = not self._is_dropped
             if known:
-                self._board.mailboxes.pop(self._worker_id, None)
-        if known and self._board.listener is not None:
-            self._board.listener.worker_left(self._worker_id, "it left")
+                self._master.mailboxes.pop(self._worker_id, None)
+        if known and self._master.listener is not None:
+            self._master.listener.worker_left(self._worker_id, "it left")
 
 
 @mutant(20, 21)
@@ -113,7 +112,7 @@ def walk(value: Any) -> Iterator[Any]:
 
 
 @mutant(33)
-class LoadsPickles(Board):
+class LoadsPickles(MemoryMasterEnd):
     def carry(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
         for each in walk(data):
             if isinstance(each, np.ndarray) and each.dtype == np.uint8 and each.ndim == 1:
@@ -122,7 +121,7 @@ class LoadsPickles(Board):
 
 
 @mutant(33)
-class ImportsNames(Board):
+class ImportsNames(MemoryMasterEnd):
     def carry(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
         for each in walk(data):
             if isinstance(each, Mapping):

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from dingsdk_in_memory.transport import (
-    Board,
     MemoryMasterEnd,
     MemorySlaveEnd,
 )
@@ -69,9 +68,9 @@ class DeliversTheTenthTwice(MemorySlaveEnd):
 @mutant(3, 11)
 class LooksForTasksAtTheDeadline(MemorySlaveEnd):
     def next_task(self, timeout_s: float) -> TaskMessage | None:
-        with self._board.condition:
+        with self._master.condition:
             if not self._mailbox:
-                self._board.condition.wait_for(lambda: self._shut or self._is_dropped, timeout_s)
+                self._master.condition.wait_for(lambda: self._shut or self._is_dropped, timeout_s)
         return super().next_task(0.0)
 
 
@@ -79,9 +78,9 @@ class LooksForTasksAtTheDeadline(MemorySlaveEnd):
 class SendsToAll(MemoryMasterEnd):
     def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
         super().send(worker_id, incarnation, task)
-        others = [name for name in self._board.mailboxes if name != worker_id]
+        others = [name for name in self.mailboxes if name != worker_id]
         if len(others) > 2:
-            super().send(others[0], self._board.joins[others[0]], task)
+            super().send(others[0], self.joins[others[0]], task)
 
 
 @mutant(5, 11)
@@ -113,14 +112,14 @@ class CountsIn32Bits(MemorySlaveEnd):
 
 
 @mutant(8)
-class SendsByReference(Board):
+class SendsByReference(MemoryMasterEnd):
     def carry(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
         super().carry(data)
         return data
 
 
 @mutant(9)
-class SendsAnything(Board):
+class SendsAnything(MemoryMasterEnd):
     def carry(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
             return super().carry(data)
@@ -131,7 +130,7 @@ class SendsAnything(Board):
 @mutant(10, 12, 16)
 class SendsIntoTheVoid(MemoryMasterEnd):
     def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
-        if worker_id in self._board.mailboxes:
+        if worker_id in self.mailboxes:
             super().send(worker_id, incarnation, task)
 
 
@@ -149,9 +148,9 @@ class DeafToTheSixth(MemoryMasterEnd):
 @mutant(12)
 class DropsInSilence(MemoryMasterEnd):
     def drop(self, worker_id: str, incarnation: int, reason: str) -> None:
-        with self._board.condition:
-            if self._board.joins[worker_id] == incarnation:
-                self._board.mailboxes.pop(worker_id, None)
+        with self.condition:
+            if self.joins[worker_id] == incarnation:
+                self.mailboxes.pop(worker_id, None)
 
 
 @mutant(13, 15)
@@ -160,21 +159,21 @@ class TakesLateAnswers(MemorySlaveEnd):
         try:
             super().answer(answer)
         except WorkerLostError:
-            if self._board.listener is not None:
-                self._board.listener.task_answered(self._worker_id, answer)
+            if self._master.listener is not None:
+                self._master.listener.task_answered(self._worker_id, answer)
             raise
 
 
 @mutant(14)
 class KeepsOldTasks(MemoryMasterEnd):
     def drop(self, worker_id: str, incarnation: int, reason: str) -> None:
-        kept = self._board.mailboxes.get(worker_id)
+        kept = self.mailboxes.get(worker_id)
         super().drop(worker_id, incarnation, reason)
         if kept:
-            self._board.kept = {worker_id: kept}  # type: ignore[attr-defined]
+            self.kept = {worker_id: kept}  # type: ignore[attr-defined]
 
     def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
-        kept: dict[str, deque[TaskMessage]] = getattr(self._board, "kept", {})
+        kept: dict[str, deque[TaskMessage]] = getattr(self, "kept", {})
         for old in kept.pop(worker_id, ()):
             super().send(worker_id, incarnation, old)
         super().send(worker_id, incarnation, task)
@@ -183,20 +182,20 @@ class KeepsOldTasks(MemoryMasterEnd):
 @mutant(43)
 class SendsToWhoeverHasTheName(MemoryMasterEnd):
     def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
-        super().send(worker_id, self._board.joins[worker_id], task)
+        super().send(worker_id, self.joins[worker_id], task)
 
 
 @mutant(45)
 class DropsWhoeverHasTheName(MemoryMasterEnd):
     def drop(self, worker_id: str, incarnation: int, reason: str) -> None:
-        super().drop(worker_id, self._board.joins[worker_id], reason)
+        super().drop(worker_id, self.joins[worker_id], reason)
 
 
 @mutant(15)
 class ReplacesInSilence(MemorySlaveEnd):
     def join(self, info: WorkerInfo, timeout_s: float) -> None:
-        with self._board.condition:
-            self._board.mailboxes.pop(info.worker_id, None)
+        with self._master.condition:
+            self._master.mailboxes.pop(info.worker_id, None)
         super().join(info, timeout_s)
 
 
@@ -204,7 +203,7 @@ class ReplacesInSilence(MemorySlaveEnd):
 class ClosesTheNewOneToo(MemorySlaveEnd):
     def close(self, timeout_s: float = 5.0) -> None:
         if not self._is_closed and self._is_dropped:
-            self._board.leave(self._worker_id, "it left")
+            self._master.leave(self._worker_id, "it left")
         super().close(timeout_s)
 
 
@@ -212,7 +211,7 @@ class ClosesTheNewOneToo(MemorySlaveEnd):
 class LeavesInSilence(MemorySlaveEnd):
     def close(self, timeout_s: float = 5.0) -> None:
         self._is_closed = True
-        with self._board.condition:
+        with self._master.condition:
             if not self._is_dropped:
-                self._board.mailboxes.pop(self._worker_id, None)
-            self._board.condition.notify_all()
+                self._master.mailboxes.pop(self._worker_id, None)
+            self._master.condition.notify_all()

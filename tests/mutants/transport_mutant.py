@@ -7,7 +7,6 @@ from pathlib import Path
 
 from dingsdk_in_memory.stores import MemoryDataStore, MemoryPolicyStore
 from dingsdk_in_memory.transport import (
-    Board,
     InMemoryTransport,
     MemoryMasterEnd,
     MemorySlaveEnd,
@@ -21,7 +20,6 @@ class Mutant(InMemoryTransport):
 
     breaks: int = 0
     also: frozenset[int] = frozenset()
-    board: type[Board] = Board
     master: type[MemoryMasterEnd] = MemoryMasterEnd
     slave: type[MemorySlaveEnd] = MemorySlaveEnd
     data: type[MemoryDataStore] = MemoryDataStore
@@ -29,14 +27,16 @@ class Mutant(InMemoryTransport):
 
     def __init__(self, run_dir: Path) -> None:
         super().__init__({"concurrency": "threads", "check_wire": True}, run_dir)
-        self._board = self.board(self._scheduler, check_wire=True)
+        self._master = self.master(self._scheduler, check_wire=True)
         self._data_store, self._policy_store = self.data(), self.policies()
 
-    def master_end(self) -> MemoryMasterEnd:
-        return self.master(self._board)
+    def close(self, timeout_s: float = 5.0) -> None:
+        # The transport's own close is sound, whatever that of its master end does.
+        MemoryMasterEnd.close(self._master)
+        self._scheduler.close(timeout_s)
 
     def slave_end(self, address: str) -> MemorySlaveEnd:
-        return self.slave(self._board)
+        return self.slave(self._master)
 
 
 MUTANTS: list[type[Mutant]] = []
@@ -50,7 +50,6 @@ def mutant(breaks: int, *also: int) -> Callable[[type], type[Mutant]]:
             made = part
         else:
             bases = {
-                Board: "board",
                 MemoryMasterEnd: "master",
                 MemorySlaveEnd: "slave",
                 MemoryDataStore: "data",

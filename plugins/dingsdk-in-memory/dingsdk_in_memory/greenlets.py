@@ -68,7 +68,7 @@ class GreenletCondition:
 
 
 class GreenletJob(Job):
-    """A job that runs as a greenlet of the scheduler."""
+    """A job that runs as a greenlet of the scheduler, made on its thread."""
 
     def __init__(self, function: Callable[[], None], name: str, ended: GreenletCondition) -> None:
         self.name = name
@@ -80,11 +80,8 @@ class GreenletJob(Job):
         self.seen = 0
         self.deadline = 0.0
 
-    def adopt(self) -> None:
-        """Make the greenlet; it belongs to the thread that makes it."""
-        self.greenlet = greenlet(self._run)
-
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Call the function; its exception becomes ``error``."""
         try:
             self._function()
         except BaseException as error:
@@ -189,13 +186,14 @@ class GreenletScheduler(Scheduler):
         self._hub = getcurrent()
         while True:
             while self._new:
-                self._jobs.append(self._new.popleft())
-                self._jobs[-1].adopt()
+                job = self._new.popleft()
+                job.greenlet = greenlet(job.run)
+                self._jobs.append(job)
             if self._is_aborted:
                 break
             if not self._run_ready():
                 self._sleep()
-        for job in list(self._jobs):
+        for job in tuple(self._jobs):
             self._switch(job, ClosedError(f"{job.name} was still waiting at the close"))
 
     def _run_ready(self) -> bool:

@@ -53,14 +53,14 @@ class InMemoryTransport(Transport):
         self._scheduler: Scheduler = _SCHEDULERS[self.cfg.concurrency]()
         self._data_store = MemoryDataStore()
         self._policy_store = MemoryPolicyStore()
-        self._board = Board(self._scheduler, check_wire=self.cfg.check_wire)
+        self._master = MemoryMasterEnd(self._scheduler, check_wire=self.cfg.check_wire)
 
     @property
     def scheduler(self) -> Scheduler:
         return self._scheduler
 
     def master_end(self) -> MasterEnd:
-        return MemoryMasterEnd(self._board)
+        return self._master
 
     def slave_end(self, address: str) -> SlaveEnd:
         if address != ADDRESS:
@@ -69,7 +69,7 @@ class InMemoryTransport(Transport):
                 "workers on other hosts choose another transport",
                 path="system.transport",
             )
-        return MemorySlaveEnd(self._board)
+        return MemorySlaveEnd(self._master)
 
     def data_store(self) -> StepDataStore:
         return self._data_store
@@ -79,36 +79,62 @@ class InMemoryTransport(Transport):
 
     def abandon_worker(self, worker_id: str) -> None:
         """Cut a worker off as if its host had died; it may join again."""
-        self._board.leave(worker_id, "abandoned")
+        self._master.leave(worker_id, "abandoned")
 
     def close(self, timeout_s: float = 5.0) -> None:
-        self._board.close()
+        self._master.close()
         self._scheduler.close(timeout_s)
 
 
-class Board:
-    """Where both ends meet: the master's listener, and a mailbox for each joined worker."""
+class MemoryMasterEnd(MasterEnd):
+    """The coordinator's end: the listener, and a mailbox for each joined worker."""
 
     def __init__(self, scheduler: Scheduler, *, check_wire: bool) -> None:
         self.condition = scheduler.condition()
-        self.moving = threading.RLock()  # held while the listener hears who joined or left
-        self.check_wire = check_wire
+        self.joining = threading.RLock()  # held while the listener hears who joined or left
         self.listener: MasterListener | None = None
-        self.lease_s: float | None = None
         self.mailboxes: dict[str, deque[TaskMessage]] = {}
         self.joins: Counter[str] = Counter()
         self.is_closed = False
+        self._check_wire = check_wire
+
+    def open(self, listener: MasterListener) -> str:
+        with self.condition:
+            self.listener = listener
+            self.condition.notify_all()
+        return ADDRESS
+
+    def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
+        message = TaskMessage(task.task_id, self.carry(task.data))
+        with self.condition:
+            mailbox = self.mailboxes.get(worker_id)
+            if mailbox is None or self.joins[worker_id] != incarnation:
+                raise WorkerLostError(f"worker {worker_id!r} is not joined", worker_id=worker_id)
+            mailbox.append(message)
+            self.condition.notify_all()
+
+    def drop(self, worker_id: str, incarnation: int, reason: str) -> None:
+        with self.condition:
+            if self.joins[worker_id] == incarnation:
+                self.mailboxes.pop(worker_id, None)
+                self.condition.notify_all()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        with self.condition:
+            self.is_closed = True
+            self.mailboxes.clear()
+            self.condition.notify_all()
 
     def carry(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return message data as the other side gets it."""
-        if not self.check_wire:
+        if not self._check_wire:
             return data
         carried: Mapping[str, Any] = decode_message(encode_message(data))
         return carried
 
     def leave(self, worker_id: str, reason: str, mailbox: deque[TaskMessage] | None = None) -> None:
         """Forget a worker, or only the one that has ``mailbox``, and tell the listener."""
-        with self.moving:
+        with self.joining:
             with self.condition:
                 found = self.mailboxes.get(worker_id)
                 if found is None or (mailbox is not None and mailbox is not found):
@@ -118,93 +144,55 @@ class Board:
             if self.listener is not None:
                 self.listener.worker_left(worker_id, reason)
 
-    def close(self) -> None:
-        """Discard all mailboxes and wake whoever waits."""
-        with self.condition:
-            self.is_closed = True
-            self.mailboxes.clear()
-            self.condition.notify_all()
-
-
-class MemoryMasterEnd(MasterEnd):
-    """The coordinator's end: puts tasks into mailboxes."""
-
-    def __init__(self, board: Board) -> None:
-        self._board = board
-
-    def open(self, listener: MasterListener) -> str:
-        with self._board.condition:
-            self._board.listener, self._board.lease_s = listener, self.lease_s
-            self._board.condition.notify_all()
-        return ADDRESS
-
-    def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
-        message = TaskMessage(task.task_id, self._board.carry(task.data))
-        with self._board.condition:
-            mailbox = self._board.mailboxes.get(worker_id)
-            if mailbox is None or self._board.joins[worker_id] != incarnation:
-                raise WorkerLostError(f"worker {worker_id!r} is not joined", worker_id=worker_id)
-            mailbox.append(message)
-            self._board.condition.notify_all()
-
-    def drop(self, worker_id: str, incarnation: int, reason: str) -> None:
-        with self._board.condition:
-            if self._board.joins[worker_id] == incarnation:
-                self._board.mailboxes.pop(worker_id, None)
-                self._board.condition.notify_all()
-
-    def close(self, timeout_s: float = 5.0) -> None:
-        self._board.close()
-
 
 class MemorySlaveEnd(SlaveEnd):
     """A worker's end: takes tasks from its mailbox."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, master: MemoryMasterEnd) -> None:
+        self._master = master
         self._worker_id = ""
         self._mailbox: deque[TaskMessage] | None = None
         self._is_closed = False
 
     def join(self, info: WorkerInfo, timeout_s: float) -> None:
-        board = self._board
+        master = self._master
         self._worker_id = info.worker_id
-        with board.condition:
-            board.condition.wait_for(lambda: board.listener is not None or self._shut, timeout_s)
+        with master.condition:
+            master.condition.wait_for(lambda: master.listener is not None or self._shut, timeout_s)
             if self._shut:
                 raise self._closed()
-            listener = board.listener
+            listener = master.listener
             if listener is None:
                 raise WorkerLostError(
                     f"no master within {timeout_s:.1f} s", worker_id=info.worker_id
                 )
-        resource = board.carry(info.resource)
-        with board.moving:
-            board.leave(info.worker_id, "replaced by a new incarnation")
-            with board.condition:
-                self._mailbox = board.mailboxes[info.worker_id] = deque()
-                board.joins[info.worker_id] += 1
-                incarnation = board.joins[info.worker_id]
-                self.lease_s = board.lease_s
+        resource = master.carry(info.resource)
+        with master.joining:
+            master.leave(info.worker_id, "replaced by a new incarnation")
+            with master.condition:
+                self._mailbox = master.mailboxes[info.worker_id] = deque()
+                master.joins[info.worker_id] += 1
+                incarnation = master.joins[info.worker_id]
+                self.lease_s = master.lease_s
             listener.worker_joined(replace(info, resource=resource, incarnation=incarnation))
 
     def next_task(self, timeout_s: float) -> TaskMessage | None:
-        with self._board.condition:
-            self._board.condition.wait_for(
+        with self._master.condition:
+            self._master.condition.wait_for(
                 lambda: bool(self._mailbox) or self._shut or self._is_dropped, timeout_s
             )
             self._check()
             return self._mailbox.popleft() if self._mailbox else None
 
     def answer(self, answer: TaskAnswer) -> None:
-        carried = replace(answer, result=self._board.carry(answer.result))
+        carried = replace(answer, result=self._master.carry(answer.result))
         self._listener().task_answered(self._worker_id, carried)
 
     def renew(self, progress: int) -> None:
         self._listener().worker_renewed(self._worker_id, progress)
 
     def check(self) -> None:
-        with self._board.condition:
+        with self._master.condition:
             self._check()
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -212,30 +200,30 @@ class MemorySlaveEnd(SlaveEnd):
             return
         self._is_closed = True
         if self._mailbox is not None:
-            self._board.leave(self._worker_id, LEFT, self._mailbox)
+            self._master.leave(self._worker_id, LEFT, self._mailbox)
 
     @property
     def _shut(self) -> bool:
-        return self._is_closed or self._board.is_closed
+        return self._is_closed or self._master.is_closed
 
     @property
     def _is_dropped(self) -> bool:
-        return self._board.mailboxes.get(self._worker_id) is not self._mailbox
+        return self._master.mailboxes.get(self._worker_id) is not self._mailbox
 
     def _check(self) -> None:
         if self._shut:
             raise self._closed()
         if self._mailbox is None or self._is_dropped:
-            replaced = self._worker_id in self._board.mailboxes
+            replaced = self._worker_id in self._master.mailboxes
             why = "another worker has joined under its id" if replaced else "the master gave it up"
             raise WorkerLostError(
                 f"worker {self._worker_id!r}: {why}", worker_id=self._worker_id, replaced=replaced
             )
 
     def _listener(self) -> MasterListener:
-        with self._board.condition:
+        with self._master.condition:
             self._check()
-            listener = self._board.listener
+            listener = self._master.listener
         assert listener is not None  # join waited for it
         return listener
 
