@@ -19,11 +19,10 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import leaves
@@ -41,15 +40,13 @@ from dingsdk.errors import (
     SchemaMismatchError,
     StorageFullError,
 )
-from dingsdk.worker.replay_buffer.storage import Rows, Storage
+from dingsdk.worker.replay_buffer.state import KEPT, Facts, Natural, Snapshot
+from dingsdk.worker.replay_buffer.storage import Rows
 
 if TYPE_CHECKING:
     from dingsdk.worker.replay_buffer.table import Table
 
-STATE_VERSION = 2
 MANIFEST = "manifest.json"
-KEPT = "kept"
-"""Fact: whether the row has not left early (used up, stale)."""
 
 _MANIFEST_KIND, _ROWS_KIND, _STATE_KIND = "replay-buffer", "replay-rows", "replay-state"
 _NAME = re.compile(r"(rows-[0-9]{1,19}|state)-[0-9a-f]{16}\.bin")
@@ -61,9 +58,6 @@ _OBJECT_ROWS = 2048
 _PROBED_ROWS = 64  # the size of rows is estimated from so many of the newest
 _SYNCS = 8
 _AT_ONCE_BYTES = 256 << 20
-
-Natural = Annotated[int, msgspec.Meta(ge=0)]
-Facts = dict[str, NDArray[Any]]
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,102 +111,6 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             at = segment.stop
         if at != last:
             raise ValueError(f"the segments end at {at}, the rows at {last}")
-
-
-class Snapshot:
-    """Reads a table whose lock is held; rows are numbered by how many were pushed before them.
-
-    Attributes:
-        first: Number of the oldest row.
-        last: Number after the newest.
-        lineage: Random name of the history that numbers belong to; another one begins when the
-            table is cleared or loads a state.
-        is_ordered: Whether rows only leave oldest first.
-        made_of: Types of the buffer and of the parts that give its state a meaning.
-    """
-
-    def __init__(self, table: Table) -> None:
-        self._table = table
-        self.last = table._pushed
-        self.first = self.last - table._remover.count
-        # A forked process has a history of its own.
-        self.lineage = f"{table._history}-{os.getpid()}"
-        self.is_ordered = table._remover.is_fifo
-        self.made_of = table._parts.made_of
-
-    def rows(self, start: int, stop: int) -> Rows:
-        """Return copies of rows ``start`` to ``stop``, all of which must be there."""
-        if start >= stop:
-            return []
-        ages = np.arange(start - self.first, stop - self.first, dtype=np.int64)
-        where = self._table._remover.by_age(ages)
-        # A contiguous range is copied several times faster than rows one by one.
-        is_range = bool((np.diff(where) == 1).all())
-        storage: Storage = self._table._storage  # type: ignore[assignment]
-        return storage.take(slice(int(where[0]), int(where[-1]) + 1) if is_range else where)
-
-    def facts(self) -> Facts:
-        """Return what may change about stored rows, as arrays of one value a row.
-
-        ``kept`` is in it where rows left early: whether each has not.
-        """
-        table = self._table
-        where = table._remover.oldest_first()
-        facts = table._sampler.facts(where)
-        if table._metadata.keeps_facts:
-            facts = {**facts, "use": table._metadata.uses(where)}
-        living = table._metadata.living(where)
-        if isinstance(living, np.ndarray) and len(living) < len(where):
-            facts[KEPT] = np.isin(where, living)
-        return facts
-
-    def state(self) -> dict[str, Any]:
-        """Return the state of the table without its rows."""
-        storage, kind = self._table._storage, None
-        if storage is not None and self.first < self.last:
-            kind = "object" if storage.holds_objects else "array"
-        return {"storage": kind, **self._table._state()}
-
-
-class _State(msgspec.Struct):
-    """The entries of a state that all buffers have, but for ``data``; types of buffers add more."""
-
-    capacity: int
-    storage: Literal["array", "object"] | None
-    tail: int
-    valid_count: int
-    push_count: Natural
-    sampler: dict[str, Any]
-    remover: dict[str, Any]
-    limiter: dict[str, Any]
-    metadata: dict[str, Any]
-
-
-def check_state(state: Mapping[str, Any], capacity: int) -> None:
-    """Check everything in a state, but its rows, that needs no part.
-
-    Raises:
-        CheckpointVersionError: another version, or a buffer of another capacity.
-        CheckpointCorruptError: a missing entry or one of the wrong type.
-    """
-    version = state.get("version")
-    if version != STATE_VERSION:
-        raise CheckpointVersionError(
-            f"the buffer state has version {version!r}; this dingsdk reads {STATE_VERSION}",
-            found=version,
-            expected=STATE_VERSION,
-        )
-    try:
-        found = msgspec.convert(dict(state), _State)
-    except msgspec.ValidationError as error:
-        raise CheckpointCorruptError(f"the buffer state is wrong: {error}") from error
-    if found.capacity != capacity:
-        raise CheckpointVersionError(
-            f"the state is of a buffer of {found.capacity} rows, this one has {capacity}; use the "
-            "same replay_buffer_size, or load {'data': state['data']} to push its rows",
-            found=found.capacity,
-            expected=capacity,
-        )
 
 
 def save(path: str | os.PathLike[str], table: Table, segment_rows: int = _SEGMENT_ROWS) -> None:

@@ -8,7 +8,7 @@ import secrets
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any, ClassVar, Self, TypeVar, cast
 
@@ -20,18 +20,15 @@ from dingsdk.data import SampleBatch
 from dingsdk.errors import (
     BufferClosedError,
     BufferFullError,
-    CheckpointCorruptError,
     CheckpointVersionError,
     ConfigError,
     ConfigTypeError,
-    SchemaMismatchError,
 )
-from dingsdk.worker.replay_buffer import persistence
+from dingsdk.worker.replay_buffer import persistence, state
 from dingsdk.worker.replay_buffer.config import BufferSection, Parts
 from dingsdk.worker.replay_buffer.interface import BufferStats, IBuffer, RowListener
 from dingsdk.worker.replay_buffer.limiter import Limiter
 from dingsdk.worker.replay_buffer.metrics import SampledStats, SampleMonitor, ThroughputMonitor
-from dingsdk.worker.replay_buffer.remover import Remover
 from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where, suits_arrays
 
@@ -40,8 +37,6 @@ _log = logging.getLogger(__name__)
 
 _REASONS = ("cleared", "stale", "used_up")
 """Why rows leave that are not overwritten."""
-_LEFT = -1
-"""The mark of a row that left early; the mark of another is how often it was sampled."""
 _ROWS_AT_ONCE = 1 << 16
 """Stored rows that are read at once for parts that need to know them."""
 
@@ -102,7 +97,7 @@ class Table(IBuffer):
         self._use_sampler(self._parts.sampler(self.sampler_family))
         self._parts.check_order(self.needs_fifo, self._remover, f"type {self._cfg.type}")
         self._use_storage(None if self._parts.chooses_storage else self._new_storage())
-        self._recover()
+        state.recover(self)
         self.used_data = None
         if self._cfg.enable_track_used_data:
             from dingsdk.worker.replay_buffer.used_data import UsedData
@@ -344,7 +339,7 @@ class Table(IBuffer):
             self._note_departure(where, reason)
         self._metadata.remove(where)
         self._sampler.on_remove(where)
-        self._storage.mark(where, _LEFT)  # type: ignore[union-attr]
+        self._storage.mark(where, state.LEFT)  # type: ignore[union-attr]
         self._left[reason] += len(where)
         self._limiter.size = self._count = self._count - len(where)
 
@@ -576,7 +571,7 @@ class Table(IBuffer):
         self.close()
 
     @contextmanager
-    def snapshot(self) -> Iterator[persistence.Snapshot]:
+    def snapshot(self) -> Iterator[state.Snapshot]:
         """Hold the buffer's lock, and return what reads the buffer as it is meanwhile.
 
         Raises:
@@ -584,7 +579,7 @@ class Table(IBuffer):
         """
         with self._lock:
             self._check_open()
-            yield persistence.Snapshot(self)
+            yield state.Snapshot(self)
 
     def save_data(self, file: str) -> None:
         """Write all rows, oldest first, into the folder ``file`` (made with its parents).
@@ -630,13 +625,11 @@ class Table(IBuffer):
 
     def _continue_from(self, saved: persistence.SavedRows) -> bool:
         """Restore saved rows with the state of their buffer; return whether that was possible."""
-        if saved.made_of != self._parts.made_of or self.count():
-            return False
-        try:
-            persistence.check_state(saved.state, self._capacity)
-            return self._restore(saved.state, saved.count, saved.whole, as_pushed=True)
-        except CheckpointVersionError:
-            return False
+        if saved.made_of == self._parts.made_of and not self.count():
+            with suppress(CheckpointVersionError):
+                state.check(saved.state, self._capacity)
+                return state.restore(self, saved.state, saved.count, saved.whole, as_pushed=True)
+        return False
 
     def _push_loaded(self, rows: Rows, facts: Mapping[str, NDArray[Any]]) -> None:
         """Push loaded rows with the facts that were saved about each."""
@@ -670,21 +663,6 @@ class Table(IBuffer):
             data = rows.columns if isinstance(rows, SampleBatch) else rows
             return {**now.state(), "data": data}
 
-    def _state(self) -> dict[str, Any]:
-        """Return the state without ``data``."""
-        count = self._remover.count
-        return {
-            "version": persistence.STATE_VERSION,
-            "capacity": self._capacity,
-            "push_count": self.push_count,
-            **_described(self._remover, self._metadata),
-            "sampler": self._sampler.state_dict(),
-            "remover": self._remover.state_dict(),
-            "limiter": self._limiter.state_dict(),
-            "metadata": self._metadata.state_dict(count),
-            **self._extra_state(),
-        }
-
     def _committed_state(self) -> dict[str, int]:
         """Return what a durable storage keeps for :meth:`_recover`, besides rows."""
         ids = {"next_unique_id": self._metadata.next_id} if self._metadata.keeps_facts else {}
@@ -710,126 +688,9 @@ class Table(IBuffer):
         if deepcopy and "data" in state_dict:
             state_dict = {**state_dict, "data": copy.deepcopy(state_dict["data"])}
         if set(state_dict) == {"data"}:
-            self._push_unlimited(_rows_of(state_dict["data"]))
-            return
-        persistence.check_state(state_dict, self._capacity)
-        rows = _rows_of(state_dict.get("data"))
-        # Episodes are a list in columns too.
-        kinds = ("array",) if isinstance(rows, SampleBatch) else ("object", "array")
-        if state_dict["storage"] not in (kinds if len(rows) else (None,)):
-            raise CheckpointCorruptError(
-                f"the buffer state's storage is {state_dict['storage']!r}, but its data is of "
-                f"{kinds[0]!r}"
-            )
-        try:
-            self._restore(state_dict, len(rows), lambda: [rows] if len(rows) else [])
-        except SchemaMismatchError as error:
-            raise CheckpointCorruptError(f"the buffer state's data is wrong: {error}") from error
-
-    def _restore(
-        self,
-        state: Mapping[str, Any],
-        count: int,
-        pieces: Callable[[], Iterable[Rows]],
-        as_pushed: bool = False,
-    ) -> bool:
-        """Restore a checked state, or raise and change nothing.
-
-        Args:
-            state: The state; its ``data`` is not used.
-            count: How many rows it has.
-            pieces: Returns them, oldest first; may be called again.
-            as_pushed: Whether the rows count as pushed now, and only an empty buffer takes them.
-
-        Returns:
-            Whether it was done: another thread may have pushed meanwhile.
-        """
-        # New parts are made first, so that a wrong state changes nothing.
-        remover, limiter = self._parts.remover(), self._parts.limiter()
-        sampler = self._parts.sampler(self.sampler_family)
-        remover.load_state_dict(state["remover"])
-        limiter.load_state_dict(state["limiter"])
-        sampler.load_state_dict(state["sampler"])
-        if count != remover.count:
-            raise CheckpointCorruptError(
-                f"the buffer state has {count} rows and counts {remover.count}"
-            )
-        metadata = self._metadata.restored(state["metadata"], count)
-        described = _described(remover, metadata)
-        for key, value in described.items():
-            if state.get(key) != value:
-                raise CheckpointCorruptError(
-                    f"{key} is {state.get(key)!r}, but the parts of the state give {value!r}"
-                )
-        storage, kind = None, state["storage"]
-        if not (self._is_durable or (self._parts.chooses_storage and kind is None)):
-            storage = self._new_storage(kind if self._parts.chooses_storage else None)
-        if storage is not None or self._sampler_listens or self._listeners:
-            for where, rows in _placed(remover, pieces()):
-                if storage is not None:
-                    storage.put(where, storage.accept(rows))
-                sampler.on_restore(where, rows)
-                for listener in self._listeners:
-                    listener.check(rows)
-        with self._change():
-            if as_pushed and self._count:
-                return False
-            self._load_extra_state(state, sampler, metadata)
-            pushed_before = self.push_count
-            self._empty()
-            if self._is_durable:
-                # There is one such storage; if its disk is full, the buffer is left empty.
-                assert self._storage is not None
-                self._storage.expect(count)
-                for where, rows in _placed(remover, pieces()):
-                    self._storage.put(where, self._storage.accept(rows))
-            else:
-                self._use_storage(storage)
-            self._remover, self._metadata = remover, metadata
-            self._use_limiter(limiter)
-            self._use_sampler(sampler)
-            # The rows of the state count as pushed here, so that totals add up. Why those that
-            # left early did so is not in the state.
-            self._pushed += count
-            limiter.size = self._count = metadata.count(count)
-            self._left["used_up"] += count - self._count
-            push_count = pushed_before + self._count if as_pushed else state["push_count"]
-            self._pushed_before_clear = self._pushed - push_count
-            self._announce(self._listeners)
-            if metadata.keeps_facts and count:
-                # Rows leave that this buffer, by its settings, would not hold.
-                self._storage.mark(remover.oldest_first(), _LEFT)  # type: ignore[union-attr]
-                for where in list(self._living()):
-                    self._use_up(where, metadata.uses(where))
-            if self._is_durable:
-                self._storage.commit(self._committed_state())  # type: ignore[union-attr]
-        return True
-
-    def _recover(self) -> None:
-        """Take over the rows that an earlier process left in a durable storage."""
-        storage = self._storage
-        if storage is None or (recovered := storage.recovered()) is None:
-            return
-        self._remover.load_state_dict(recovered)
-        metadata, count = self._metadata, self._remover.count
-        self._pushed = self._count = count
-        self._limiter.on_insert(count)
-        if self._sampler_listens or metadata.keeps_facts:
-            for where in self._positions():
-                rows, facts = metadata.prepare(storage.take(where))
-                if facts is not None:
-                    metadata.insert(where, facts)
-                self._sampler.on_insert(where, rows, None if facts is None else facts.priorities)
-        self._pushed_before_clear = count - recovered.get("push_count", count)
-        if not metadata.keeps_facts:
-            return
-        # Rows of an earlier process keep their ids, and how often they were sampled.
-        metadata.renumber(recovered.get("next_unique_id", self.push_count))
-        where = self._remover.oldest_first()
-        marks = storage.recovered_marks(where)
-        if marks is not None:
-            metadata.set_uses(where, marks.clip(0))
-            self._remove(where[marks == _LEFT], "used_up")  # or stale: the reason is not stored
+            self._push_unlimited(state.rows_of(state_dict["data"]))
+        else:
+            state.load(self, state_dict)
 
     def _extra_state(self) -> dict[str, Any]:
         """Return what the state of this kind of buffer has besides that of the parts."""
@@ -948,37 +809,6 @@ def check_range(sample_range: Any) -> None:
         text = f"sample_range must be a slice over ages, found {sample_range!r}"
         found = type(sample_range).__name__
         raise ConfigTypeError(text, path="sample_range", expected="slice", found=found)
-
-
-def _described(remover: Remover, metadata: NoMetadata) -> dict[str, Any]:
-    """Return the entries of a state that follow from those of its parts."""
-    count = remover.count
-    newest = remover.by_age(np.arange(count - 1, count, dtype=np.int64)) if count else [-1]
-    tail = (int(newest[0]) + 1) % remover.capacity
-    ids = {"next_unique_id": metadata.next_id} if metadata.keeps_facts else {}
-    return {"tail": tail, "valid_count": count, **ids}
-
-
-def _rows_of(data: Any) -> Rows:
-    """Return the rows of a ``data`` entry: a list, a SampleBatch, or columns.
-
-    Raises:
-        CheckpointCorruptError: it is none of these.
-    """
-    if isinstance(data, (SampleBatch, list)):
-        return data
-    try:
-        return SampleBatch(data)
-    except SchemaMismatchError as error:
-        raise CheckpointCorruptError(f"the buffer state's data is wrong: {error}") from error
-
-
-def _placed(remover: Remover, pieces: Iterable[Rows]) -> Iterator[tuple[NDArray[np.int64], Rows]]:
-    """Return all rows of a remover, which come oldest first, with their positions."""
-    first = 0
-    for rows in pieces:
-        yield remover.by_age(np.arange(first, first + len(rows), dtype=np.int64)), rows
-        first += len(rows)
 
 
 def _with_priorities(rows: Rows, priorities: NDArray[Any]) -> Rows:

@@ -17,7 +17,8 @@ import pytest
 from dingsdk.data import SampleBatch
 from dingsdk.errors import BufferClosedError, RunFolderError
 from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
-from dingsdk.worker.replay_buffer.persistence import Snapshot, load, save
+from dingsdk.worker.replay_buffer.persistence import load, save
+from dingsdk.worker.replay_buffer.state import Snapshot
 
 from .saved_rows import SEGMENT, full, loaded, make_buffer, numbers, push, segment_files
 

@@ -1,0 +1,307 @@
+"""The state of a table: what its future samples depend on, and how it is restored.
+
+A state is plain data: the entries of :class:`_State`, ``data`` with the rows, and what the kind of
+buffer adds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import CheckpointCorruptError, CheckpointVersionError, SchemaMismatchError
+from dingsdk.worker.replay_buffer.remover import Remover
+from dingsdk.worker.replay_buffer.storage import Rows, Storage
+
+if TYPE_CHECKING:
+    from dingsdk.worker.replay_buffer.table import NoMetadata, Table
+
+VERSION = 2
+KEPT = "kept"
+"""Fact: whether the row has not left early (used up, stale)."""
+LEFT = -1
+"""The mark of a row that left early; the mark of another is how often it was sampled."""
+
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+Facts = dict[str, NDArray[Any]]
+
+
+class Snapshot:
+    """Reads a table whose lock is held; rows are numbered by how many were pushed before them.
+
+    Attributes:
+        first: Number of the oldest row.
+        last: Number after the newest.
+        lineage: Random name of the history that numbers belong to; another one begins when the
+            table is cleared or loads a state.
+        is_ordered: Whether rows only leave oldest first.
+        made_of: Types of the buffer and of the parts that give its state a meaning.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self.last = table._pushed
+        self.first = self.last - table._remover.count
+        # A forked process has a history of its own.
+        self.lineage = f"{table._history}-{os.getpid()}"
+        self.is_ordered = table._remover.is_fifo
+        self.made_of = table._parts.made_of
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """Return copies of rows ``start`` to ``stop``, all of which must be there."""
+        if start >= stop:
+            return []
+        ages = np.arange(start - self.first, stop - self.first, dtype=np.int64)
+        where = self._table._remover.by_age(ages)
+        # A contiguous range is copied several times faster than rows one by one.
+        is_range = bool((np.diff(where) == 1).all())
+        storage: Storage = self._table._storage  # type: ignore[assignment]
+        return storage.take(slice(int(where[0]), int(where[-1]) + 1) if is_range else where)
+
+    def facts(self) -> Facts:
+        """Return what may change about stored rows, as arrays of one value a row.
+
+        ``kept`` is in it where rows left early: whether each has not.
+        """
+        table = self._table
+        where = table._remover.oldest_first()
+        facts = table._sampler.facts(where)
+        if table._metadata.keeps_facts:
+            facts = {**facts, "use": table._metadata.uses(where)}
+        living = table._metadata.living(where)
+        if isinstance(living, np.ndarray) and len(living) < len(where):
+            facts[KEPT] = np.isin(where, living)
+        return facts
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of the table without its rows."""
+        storage, kind = self._table._storage, None
+        if storage is not None and self.first < self.last:
+            kind = "object" if storage.holds_objects else "array"
+        table = self._table
+        return {
+            "version": VERSION,
+            "capacity": table.replay_buffer_size,
+            "storage": kind,
+            "push_count": table.push_count,
+            **_described(table._remover, table._metadata),
+            "sampler": table._sampler.state_dict(),
+            "remover": table._remover.state_dict(),
+            "limiter": table._limiter.state_dict(),
+            "metadata": table._metadata.state_dict(table._remover.count),
+            **table._extra_state(),
+        }
+
+
+class _State(msgspec.Struct):
+    """The entries of a state that all buffers have, but for ``data``; types of buffers add more."""
+
+    capacity: int
+    storage: Literal["array", "object"] | None
+    tail: int
+    valid_count: int
+    push_count: Natural
+    sampler: dict[str, Any]
+    remover: dict[str, Any]
+    limiter: dict[str, Any]
+    metadata: dict[str, Any]
+
+
+def check(state: Mapping[str, Any], capacity: int) -> None:
+    """Check everything in a state, but its rows, that needs no part.
+
+    Raises:
+        CheckpointVersionError: another version, or a buffer of another capacity.
+        CheckpointCorruptError: a missing entry or one of the wrong type.
+    """
+    version = state.get("version")
+    if version != VERSION:
+        raise CheckpointVersionError(
+            f"the buffer state has version {version!r}; this dingsdk reads {VERSION}",
+            found=version,
+            expected=VERSION,
+        )
+    try:
+        found = msgspec.convert(dict(state), _State)
+    except msgspec.ValidationError as error:
+        raise CheckpointCorruptError(f"the buffer state is wrong: {error}") from error
+    if found.capacity != capacity:
+        raise CheckpointVersionError(
+            f"the state is of a buffer of {found.capacity} rows, this one has {capacity}; use the "
+            "same replay_buffer_size, or load {'data': state['data']} to push its rows",
+            found=found.capacity,
+            expected=capacity,
+        )
+
+
+def load(table: Table, state: Mapping[str, Any]) -> None:
+    """Restore a state with its rows; see :meth:`Table.load_state_dict`."""
+    check(state, table.replay_buffer_size)
+    rows = rows_of(state.get("data"))
+    # Episodes are a list in columns too.
+    kinds = ("array",) if isinstance(rows, SampleBatch) else ("object", "array")
+    if state["storage"] not in (kinds if len(rows) else (None,)):
+        raise CheckpointCorruptError(
+            f"the buffer state's storage is {state['storage']!r}, but its data is of {kinds[0]!r}"
+        )
+    try:
+        restore(table, state, len(rows), lambda: [rows] if len(rows) else [])
+    except SchemaMismatchError as error:
+        raise _wrong_data(error) from error
+
+
+def rows_of(data: Any) -> Rows:
+    """Return the rows of a ``data`` entry: a list, a SampleBatch, or columns.
+
+    Raises:
+        CheckpointCorruptError: it is none of these.
+    """
+    if isinstance(data, (SampleBatch, list)):
+        return data
+    try:
+        return SampleBatch(data)
+    except SchemaMismatchError as error:
+        raise _wrong_data(error) from error
+
+
+def _wrong_data(error: Exception) -> CheckpointCorruptError:
+    return CheckpointCorruptError(f"the buffer state's data is wrong: {error}")
+
+
+def restore(
+    table: Table,
+    state: Mapping[str, Any],
+    count: int,
+    pieces: Callable[[], Iterable[Rows]],
+    as_pushed: bool = False,
+) -> bool:
+    """Restore a checked state, or raise and change nothing.
+
+    Args:
+        table: The table, whose lock is not held.
+        state: The state; its ``data`` is not used.
+        count: How many rows it has.
+        pieces: Returns them, oldest first; may be called again.
+        as_pushed: Whether the rows count as pushed now, and only an empty table takes them.
+
+    Returns:
+        Whether it was done: another thread may have pushed meanwhile.
+
+    Raises:
+        CheckpointVersionError, CheckpointCorruptError: a part refuses its state, or it contradicts
+            that of another.
+        SchemaMismatchError, ConfigError: the storage does not accept the rows.
+    """
+    # New parts are made first, so that a wrong state changes nothing.
+    parts = table._parts
+    remover, limiter, sampler = (
+        parts.remover(),
+        parts.limiter(),
+        parts.sampler(table.sampler_family),
+    )
+    remover.load_state_dict(state["remover"])
+    limiter.load_state_dict(state["limiter"])
+    sampler.load_state_dict(state["sampler"])
+    if count != remover.count:
+        raise CheckpointCorruptError(
+            f"the buffer state has {count} rows and counts {remover.count}"
+        )
+    metadata = table._metadata.restored(state["metadata"], count)
+    for key, value in _described(remover, metadata).items():
+        if state.get(key) != value:
+            raise CheckpointCorruptError(
+                f"{key} is {state.get(key)!r}, but the parts of the state give {value!r}"
+            )
+    storage, kind = None, state["storage"]
+    if not (table._is_durable or (parts.chooses_storage and kind is None)):
+        storage = table._new_storage(kind if parts.chooses_storage else None)
+    if storage is not None or table._sampler_listens or table._listeners:
+        for where, rows in _placed(remover, pieces()):
+            if storage is not None:
+                storage.put(where, storage.accept(rows))
+            sampler.on_restore(where, rows)
+            for listener in table._listeners:
+                listener.check(rows)
+    with table._change():
+        if as_pushed and table._count:
+            return False
+        table._load_extra_state(state, sampler, metadata)
+        pushed_before = table.push_count
+        table._empty()
+        if table._is_durable:
+            # There is one such storage; if its disk is full, the buffer is left empty.
+            assert table._storage is not None
+            table._storage.expect(count)
+            for where, rows in _placed(remover, pieces()):
+                table._storage.put(where, table._storage.accept(rows))
+        else:
+            table._use_storage(storage)
+        table._remover, table._metadata = remover, metadata
+        table._use_limiter(limiter)
+        table._use_sampler(sampler)
+        # The rows of the state count as pushed here, so that totals add up. Why those that
+        # left early did so is not in the state.
+        table._pushed += count
+        limiter.size = table._count = metadata.count(count)
+        table._left["used_up"] += count - table._count
+        push_count = pushed_before + table._count if as_pushed else state["push_count"]
+        table._pushed_before_clear = table._pushed - push_count
+        table._announce(table._listeners)
+        if metadata.keeps_facts and count:
+            # Rows leave that this buffer, by its settings, would not hold.
+            table._storage.mark(remover.oldest_first(), LEFT)  # type: ignore[union-attr]
+            for where in list(table._living()):
+                table._use_up(where, metadata.uses(where))
+        if table._is_durable:
+            table._storage.commit(table._committed_state())  # type: ignore[union-attr]
+    return True
+
+
+def recover(table: Table) -> None:
+    """Take over the rows that an earlier process left in a durable storage."""
+    storage = table._storage
+    if storage is None or (recovered := storage.recovered()) is None:
+        return
+    table._remover.load_state_dict(recovered)
+    metadata, count = table._metadata, table._remover.count
+    table._pushed = table._count = count
+    table._limiter.on_insert(count)
+    if table._sampler_listens or metadata.keeps_facts:
+        for where in table._positions():
+            rows, facts = metadata.prepare(storage.take(where))
+            if facts is not None:
+                metadata.insert(where, facts)
+            table._sampler.on_insert(where, rows, None if facts is None else facts.priorities)
+    table._pushed_before_clear = count - recovered.get("push_count", count)
+    if not metadata.keeps_facts:
+        return
+    # Rows of an earlier process keep their ids, and how often they were sampled.
+    metadata.renumber(recovered.get("next_unique_id", table.push_count))
+    where = table._remover.oldest_first()
+    marks = storage.recovered_marks(where)
+    if marks is not None:
+        metadata.set_uses(where, marks.clip(0))
+        table._remove(where[marks == LEFT], "used_up")  # or stale: the reason is not stored
+
+
+def _described(remover: Remover, metadata: NoMetadata) -> dict[str, Any]:
+    """Return the entries of a state that follow from those of its parts."""
+    count = remover.count
+    newest = remover.by_age(np.arange(count - 1, count, dtype=np.int64)) if count else [-1]
+    tail = (int(newest[0]) + 1) % remover.capacity
+    ids = {"next_unique_id": metadata.next_id} if metadata.keeps_facts else {}
+    return {"tail": tail, "valid_count": count, **ids}
+
+
+def _placed(remover: Remover, pieces: Iterable[Rows]) -> Iterator[tuple[NDArray[np.int64], Rows]]:
+    """Return all rows of a remover, which come oldest first, with their positions."""
+    first = 0
+    for rows in pieces:
+        yield remover.by_age(np.arange(first, first + len(rows), dtype=np.int64)), rows
+        first += len(rows)
