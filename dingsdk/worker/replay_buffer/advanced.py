@@ -94,7 +94,8 @@ class AdvancedReplayBuffer(Table):
 
     A row leaves when it is overwritten, was sampled ``max_use`` times, or is ``max_staleness``
     learner iterations old. :meth:`count` counts the rows that are left. Rows that were saved and
-    pushed into another buffer by :meth:`load_data` keep their priority and uses.
+    pushed into another buffer by :meth:`load_data` keep their priority and uses. After
+    :meth:`clear`, ``push_count`` and the ids go on, and the largest priority is 1 again.
 
     Source: Schaul et al. 2016, "Prioritized Experience Replay"; DI-engine's
     ``AdvancedReplayBuffer``, whose keys these are. Differences:
@@ -218,14 +219,6 @@ class AdvancedReplayBuffer(Table):
     def skipped_updates(self) -> int:
         """Updated priorities of rows that had left."""
         return self._skipped_updates
-
-    def clear(self) -> None:
-        """Drop all rows; ``push_count`` and the ids go on, the largest priority is 1 again.
-
-        Raises:
-            BufferClosedError: the buffer is closed.
-        """
-        super().clear()
 
     def update(self, info: Mapping[str, Any]) -> None:
         """Set the priorities of sampled rows.
