@@ -132,6 +132,7 @@ def compile_config(
         }
     _derive(compiled)
     _check_collects(compiled)
+    _check_on_policy(compiled["policy"], mode)
     _check_device(compiled["policy"])
     _try_env(compiled, found)
     if save_cfg:
@@ -266,6 +267,36 @@ def _check_collects(cfg: Mapping[str, Any]) -> None:
                 path=path,
                 capacity=capacity,
                 needed=needed,
+            )
+
+
+def _check_on_policy(policy: Mapping[str, Any], mode: str) -> None:
+    """Check what bounds the age of samples.
+
+    Raises:
+        ConfigError: an option that would do nothing, or a training without a size.
+    """
+    path = "policy.other.commander.max_policy_lag"
+    lag = policy["other"]["commander"].get("max_policy_lag")
+    if lag and not policy["on_policy"]:
+        raise ConfigError(
+            f"{path} is {lag}, but a policy of type {policy['type']!r} is trained on samples "
+            "of any age; leave it 0",
+            path=path,
+        )
+    if policy["on_policy"] and mode == "parallel":
+        if not policy["collect"]["n_sample"]:
+            raise ConfigError(
+                "on-policy training in parallel mode needs policy.collect.n_sample, the samples of "
+                "one training; set it, or use --mode serial",
+                path="policy.collect.n_sample",
+            )
+        if policy["collect"]["collector"].get("traj_len_inf"):
+            raise ConfigError(
+                "policy.collect.collector.traj_len_inf keeps trajectories whole, but on-policy "
+                "training in parallel mode cuts them where the policy changes; set it to false, or "
+                "use --mode serial",
+                path="policy.collect.collector.traj_len_inf",
             )
 
 

@@ -153,6 +153,8 @@ class RunResult:
         run_dir: The run folder; it is gone where the run was interrupted before it began.
         evaluations: All evaluations, oldest first.
         checkpoints: ``{"latest": path, "best": path}``, only those that exist.
+        policy_lag: How many versions older than the newest policy trained samples were, as
+            ``mean``, ``p99`` and ``largest``; None but for on-policy training in parallel mode.
         signal: Number of the signal that interrupted the run, else None.
     """
 
@@ -167,6 +169,7 @@ class RunResult:
     run_dir: Path
     evaluations: tuple[Evaluation, ...] = ()
     checkpoints: Mapping[str, Path] = field(default_factory=dict)
+    policy_lag: Mapping[str, float] | None = None
     signal: int | None = None
 
 

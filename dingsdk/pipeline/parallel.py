@@ -79,11 +79,17 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         if reason == "limit":
             reason = _finish_evaluations(context, coordinator)
         end_tasks()
+        lag = coordinator.status().policy_lag
         status = dataclasses.replace(_status(context, coordinator), buffer_fill=fill)
         context.set_status_source(lambda: status)
         if coordinator.failure is not None:
             raise _with_trace(coordinator.failure, workers)
-        return context.finish(reason, "parallel", status.env_steps, status.train_iter)
+        result = context.finish(reason, "parallel", status.env_steps, status.train_iter)
+        if lag is None:
+            return result
+        text = "trained samples were %.2f versions old on average, 99 %% of them at most %d"
+        _log.info(text, lag.mean, lag.p99)
+        return dataclasses.replace(result, policy_lag=lag._asdict())
 
 
 def _make_workers(
@@ -112,6 +118,8 @@ def worker_config(context: RunContext) -> Any:
         ConfigError: the replay buffer gives no single rows, or its storage holds no columns.
     """
     cfg = context.cfg
+    if cfg.policy.on_policy:
+        return _on_policy_config(context)
     buffer_cfg, path = cfg.policy.other.replay_buffer, "policy.other.replay_buffer"
     names = buffer_cfg.get("import_names") or ()
     cls = default_manager().get("buffers", buffer_cfg.type, names, path)
@@ -147,6 +155,15 @@ def worker_config(context: RunContext) -> Any:
     return to_easydict(deep_merge_dicts(cfg, changes))
 
 
+def _on_policy_config(context: RunContext) -> Any:
+    """Return the config of an on-policy run for workers: its learner stores some collects."""
+    cfg = context.cfg
+    size = max(4 * cfg.policy.collect.n_sample, cfg.policy.other.replay_buffer.replay_buffer_size)
+    buffer = {"replay_buffer_size": size, "limiter": {"type": "min_size"}}
+    changes = {"exp_name": str(context.run_dir), "policy": {"other": {"replay_buffer": buffer}}}
+    return to_easydict(deep_merge_dicts(cfg, changes))
+
+
 def _watch(
     context: RunContext,
     coordinator: Coordinator,
@@ -171,7 +188,9 @@ def _watch(
 
 
 def write_paces(tb_logger: TensorboardLogger, status: CoordinatorStatus) -> None:
-    """Write ``pace/<worker>`` and ``relative_pace/<worker>`` over the env steps of the run."""
+    """Write ``pace/<worker>``, ``relative_pace/<worker>`` and ``policy_lag/*`` over env steps."""
+    for name, value in (status.policy_lag._asdict() if status.policy_lag else {}).items():
+        tb_logger.add_scalar(f"policy_lag/{name}", value, status.env_steps)
     for worker_id, pace in status.paces.items():
         tb_logger.add_scalar(f"pace/{worker_id}", pace.per_s, status.env_steps)
         if pace.relative is not None:

@@ -132,7 +132,8 @@ class PPOPolicy(BasePolicy):
         logs = []
         for _ in range(learn.epoch_per_collect):
             order = torch.from_numpy(self.rng.permutation(size)).to(self.device)
-            for rows in torch.split(order, learn.batch_size):
+            # Of almost equal sizes: a few rows left over would make a noisy step.
+            for rows in torch.tensor_split(order, max(1, round(size / learn.batch_size))):
                 logs.append(self._step({key: batch[key][rows] for key in _COLUMNS}))
         return logs
 

@@ -32,7 +32,8 @@ class BaseParallelCollector(Configurable, ABC):
 
     Attached from outside before ``start()``: ``send_metadata(meta)`` and
     ``send_stepdata(data_id, batch)``, which may block, ``get_policy_update_info(path)``,
-    which may not, and ``yield_turn()``, called once per round.
+    which may not, ``await_admission(env_steps)``, which an on-policy collector calls when it has
+    taken all steps that it may, and ``yield_turn()``, called once per round.
 
     ``start`` runs in one thread; ``close`` and ``get_finish_info`` may be called from any.
     Other than in DI-engine, ``close`` only sets a flag and there are no helper threads, a
@@ -70,6 +71,7 @@ class BaseParallelCollector(Configurable, ABC):
         self.send_metadata: Callable[[dict[str, Any]], None] = _not_attached
         self.send_stepdata: Callable[[str, SampleBatch], None] = _not_attached
         self.get_policy_update_info: Callable[[str], dict[str, Any] | None] = _not_attached
+        self.await_admission: Callable[[int], tuple[int, int] | None] = _not_attached
         self.yield_turn: Callable[[], None] = _no_turn
         self._setup_timer()
         self._setup_logger()
@@ -89,6 +91,8 @@ class BaseParallelCollector(Configurable, ABC):
             self._start_thread()
             while not self._is_closed and not self._is_done():
                 self.yield_turn()
+                if not self._may_go_on():
+                    break
                 began = time.perf_counter()
                 obs = self._observe()
                 output = self._policy_inference(obs)
@@ -207,6 +211,10 @@ class BaseParallelCollector(Configurable, ABC):
         folder = Path(self._exp_name) / "log" / ("evaluator" if self._eval_flag else "collector")
         self._logger, _ = build_logger(str(folder), self._instance_name, need_tb=False)
         self._logger.log(logging.DEBUG, "cfg: %s", self._cfg)
+
+    def _may_go_on(self) -> bool:
+        """Called before each round, and may wait; False: the collector was closed meanwhile."""
+        return True
 
     def _iter_after_hook(self) -> None:
         """Called after each round."""

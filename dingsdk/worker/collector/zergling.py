@@ -65,6 +65,8 @@ class ZerglingParallelCollector(BaseParallelCollector):
         self._update_policy_s = self._section.update_policy_second
         self._policy_timeout_s = self._section.policy_timeout_s
         self._collect_setting = {} if self._eval_flag else dict(cfg.get("collect_setting") or {})
+        self._is_on_policy = bool(cfg["policy"].get("on_policy")) and not self._eval_flag
+        self._admitted_steps = 0
         self._policy_iter = 0
         self._last_update = -math.inf
         self._returns: deque[float] = deque(maxlen=_MAX_RETURNS_KEPT)
@@ -152,7 +154,9 @@ class ZerglingParallelCollector(BaseParallelCollector):
                 "please set n_sample or n_episode: policy.collect names neither", what="n_sample"
             )
         # Whole episodes when the policy counts in episodes; each is sent as it ends.
-        self._rows_per_payload = 1 if n_episode else int(n_sample)
+        self._rows_per_payload: float = 1 if n_episode else int(n_sample)
+        if self._is_on_policy:
+            self._rows_per_payload = math.inf  # they are sent with the last step admitted
         self._unroll_len = int(read("unroll_len"))
         traj_len = traj_len_of(
             read("cfg"), None if n_episode else n_sample, self._unroll_len, self._env_num
@@ -185,8 +189,41 @@ class ZerglingParallelCollector(BaseParallelCollector):
     def _is_done(self) -> bool:
         return self._rollout.is_finished or self._episode_count >= self._target_episodes
 
+    def _may_go_on(self) -> bool:
+        return not self._is_on_policy or self._is_admitted()
+
+    def _is_admitted(self) -> bool:
+        """Whether the next round may be taken; a payload has the steps of one policy version."""
+        steps = self._rollout.env_steps
+        update = self.get_policy_update_info(self._cfg["policy_update_path"])
+        if update is None and steps < self._admitted_steps:
+            return True
+        self._send_all()
+        if update is not None:
+            self._load(update)
+        delivered = {"delivered_steps": steps, "policy_iter": self._policy_iter}
+        self.send_metadata({**self._progress(), **delivered})
+        if steps < self._admitted_steps:
+            return True
+        admission = self.await_admission(steps)
+        if admission is None:
+            return False
+        self._admitted_steps, policy_iter = admission
+        while self._policy_iter < policy_iter and not self._is_closed:
+            self._update_policy()
+        return not self._is_closed
+
+    def _send_all(self) -> None:
+        """Cut all trajectories here, and send what was collected."""
+        assert self._writer is not None  # a collector, no evaluator
+        self._writer.cut_unfinished()
+        if self._writer.pending_rows:
+            self._send_payload(self._writer)
+
     def _iter_after_hook(self) -> None:
-        if self._eval_flag or time.monotonic() - self._last_update < self._update_policy_s:
+        if self._eval_flag or self._is_on_policy:
+            return
+        if time.monotonic() - self._last_update < self._update_policy_s:
             return
         self._last_update = time.monotonic()
         update = self.get_policy_update_info(self._cfg["policy_update_path"])
@@ -196,9 +233,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
     def _finish_task(self) -> None:
         # Once closed nobody waits for data, and sending might.
         if self._writer is not None and not self._is_closed:
-            self._writer.cut_unfinished()
-            if self._writer.pending_rows:
-                self._send_payload(self._writer)
+            self._send_all()
         self.info(f"finished: {self._episode_count} episodes, {self._rollout.env_steps} steps")
 
     def _update_policy(self) -> None:

@@ -55,6 +55,7 @@ class BaseCommCollector(CommWorker):
         """Size and digest of the payloads that are stored and not announced yet."""
         self._held_up_by = ""
         self._is_run_held_up = False
+        self._admission = (0, 0)
         self._policy_version: int | None = None
         self._policy_model: Mapping[str, Any] | None = None
 
@@ -78,12 +79,17 @@ class BaseCommCollector(CommWorker):
             self._stored.clear()
             self._policy_version = self._policy_model = None
             self._held_up_by, self._is_run_held_up = "", False
+            self._admission = (0, 0)
             self._collector = made = self._create_collector(task_info)
         self.start_job(made.start, made.close, f"{self.collector_uid}-collector")
         return {"message": "collector task has started"}
 
     def _process_data_task(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
         self._is_run_held_up = bool(task.get("is_held_up"))
+        if "admitted_steps" in task:
+            with self.condition:
+                self._admission = (int(task["admitted_steps"]), int(task["policy_iter"]))
+                self.condition.notify_all()
         return self.deal_with_collector_data()
 
     def deal_with_collector_data(self) -> Mapping[str, Any]:
@@ -135,6 +141,7 @@ class BaseCommCollector(CommWorker):
         collector.send_metadata = self.send_metadata
         collector.send_stepdata = self.send_stepdata
         collector.get_policy_update_info = self.get_policy_update_info
+        collector.await_admission = self.await_admission
         collector.yield_turn = self.yield_turn
         return collector
 
@@ -153,6 +160,17 @@ class BaseCommCollector(CommWorker):
         if self._task_info["collector_cfg"].get("eval_flag"):
             self._policy_model = model
         return {"model": model, "iter": self._policy_version}
+
+    def await_admission(self, taken: int) -> tuple[int, int] | None:
+        """Wait until more than ``taken`` env steps are admitted.
+
+        Returns:
+            (env steps admitted in all, train iteration of the policy to take them with); None
+            where the task is over.
+        """
+        with self.condition:
+            is_admitted = self.job_wait(lambda: self._admission[0] > taken)
+            return self._admission if is_admitted else None
 
     def _payload_id(self, path: str) -> str:
         prefix = self._task_info.get("payload_prefix")

@@ -96,6 +96,9 @@ class BaseCommLearner(CommWorker):
         super().__init__(cfg, transport, worker_id)
         self._policies = PolicyPublisher(self)
         self._learner: Any = None
+        self._is_on_policy = False
+        """Whether each training ends a version, which is published before the next one."""
+        self._sent_iter = -1
         self._rows: RowStore | None = None
         self._leased: deque[dict[str, Any]] = deque()
         self._demand: dict[str, Any] | None = None
@@ -108,9 +111,10 @@ class BaseCommLearner(CommWorker):
     def hooks4call(self) -> list[LearnerHook]:
         """The hooks that make a learner publish its policy and report."""
         freq = {"send_policy_freq": self._cfg.send_policy_freq}
+        after_iter = SendPolicyHook("send_policy", position="after_iter", ext_args=freq)
         return [
             SendPolicyHook("send_policy", position="before_run"),
-            SendPolicyHook("send_policy", position="after_iter", ext_args=freq),
+            *([] if self._is_on_policy else [after_iter]),
             SendPolicyHook("send_policy", position="after_run"),
             SendLearnInfoHook("send_learn_info", 100, position="after_iter"),
             SendLearnInfoHook("send_learn_info", 100, position="after_run"),
@@ -128,6 +132,8 @@ class BaseCommLearner(CommWorker):
     def deal_with_learner_start(self, task_info: Mapping[str, Any]) -> Mapping[str, Any]:
         """Build the task's learner and run it; raises as ``building``."""
         with self.building(task_info):
+            self._is_on_policy = bool(task_info["policy"].get("on_policy"))
+            self._sent_iter = -1
             self._leased.clear()
             self._priorities.clear()
             self._demand = self._info = None
@@ -276,6 +282,8 @@ class BaseCommLearner(CommWorker):
         """Return the columns of the next leased batch, asking for more; None: stop."""
         self.advance()
         if not self._leased:
+            if self._is_on_policy and self._learner.train_iter != self._sent_iter:
+                self._send_newest()
             with self.condition:
                 self._info = self._learn_info()
                 self._demand = {
@@ -295,6 +303,7 @@ class BaseCommLearner(CommWorker):
         Where the disk is full, the version before stays the newest. The next one is tried after
         ``send_policy_freq`` iterations, and while the learner waits for data.
         """
+        self._sent_iter = int(state["iter"])
         self._policies.publish(
             str(self._task_info["policy_id"]),
             state["model"],
@@ -302,10 +311,13 @@ class BaseCommLearner(CommWorker):
             is_last=self._learner.learn_info["learner_done"],
         )
 
+    def _send_newest(self) -> None:
+        model = self._learner.policy.state_dict()["model"]
+        self.send_policy({"model": model, "iter": self._learner.train_iter})
+
     def _catch_up(self) -> None:
         if self._policies.is_behind:
-            model = self._learner.policy.state_dict()["model"]
-            self.send_policy({"model": model, "iter": self._learner.train_iter})
+            self._send_newest()
 
     def send_learn_info(self, info: Mapping[str, Any]) -> None:
         """Report ``BaseLearner.learn_info`` of the iteration just done."""

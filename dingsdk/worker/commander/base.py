@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from dingsdk.config import Configurable, Count, NotNegative, PartSection
+from dingsdk.config import Configurable, Count, NotNegative, PartSection, Whole
 
 Task = dict[str, Any]
 
@@ -71,11 +71,14 @@ class BaseParallelCommander(Configurable, ABC):
             collector_task_space: Collector tasks out at a time; None: one a collector.
             learner_task_space: Learner tasks out at a time.
             eval_interval: Seconds between two evaluations.
+            max_policy_lag: Versions that a sample of an on-policy policy may be behind the newest
+                when it is trained on. With 0 collectors stop while the learner trains.
         """
 
         collector_task_space: Count | None = None
         learner_task_space: Count = 1
         eval_interval: NotNegative = 60.0
+        max_policy_lag: Whole = 0
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         self._cfg = cfg

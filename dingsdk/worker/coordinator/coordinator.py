@@ -17,6 +17,7 @@ from dingsdk.worker.comm.scheduler import Condition, Job
 from dingsdk.worker.comm.slave import RENEWALS
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
 from dingsdk.worker.coordinator.experience import Experience, metadata_config
+from dingsdk.worker.coordinator.on_policy import OnPolicyExperience, PolicyLag
 from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.coordinator.roles import Role, TaskControl, create_roles
 from dingsdk.worker.coordinator.scheduler_state import SchedulerState
@@ -48,6 +49,8 @@ class CoordinatorStatus:
     """Why workers wait for room to store what they have, where they do."""
     paces: Mapping[str, Pace]
     """How fast the workers that have tasks get on, by their ids."""
+    policy_lag: PolicyLag | None
+    """How old trained samples were, in versions of an on-policy policy."""
 
 
 class Coordinator(Configurable, TaskControl):
@@ -97,6 +100,7 @@ class Coordinator(Configurable, TaskControl):
         self._state = SchedulerState(self.roles, create_parallel_commander(cfg), self.cfg, clock)
         self._jobs: list[Job] = []
         self._train_iter = 0
+        self._policy_lag: PolicyLag | None = None
         self._learner_tasks = 0
         self._looked_at = self._swept_at = clock()
         self._has_news = False
@@ -178,6 +182,7 @@ class Coordinator(Configurable, TaskControl):
                 evicted=now.evicted,
                 held_up_by=self._state.outage.text,
                 paces=now.pace.paces(),
+                policy_lag=self._policy_lag,
             )
 
     def running_tasks(self) -> list[TaskState]:
@@ -231,9 +236,15 @@ class Coordinator(Configurable, TaskControl):
     def open_experience(self, state: TaskState) -> None:
         with self.condition:
             if self.experience_of(state) is None:
-                cfg = metadata_config(state.task["replay_buffer_cfg"])
-                buffer = create_buffer(cfg, exp_name=str(self._cfg["exp_name"]))
-                self._state.experiences[state.buffer_id] = Experience(buffer)
+                self._state.experiences[state.buffer_id] = self._new_experience(state)
+
+    def _new_experience(self, state: TaskState) -> Experience:
+        policy = self._cfg["policy"]
+        if policy.get("on_policy"):
+            max_lag = policy["other"]["commander"].get("max_policy_lag", 0)
+            return OnPolicyExperience(int(policy["collect"]["n_sample"]), int(max_lag))
+        cfg = metadata_config(state.task["replay_buffer_cfg"])
+        return Experience(create_buffer(cfg, exp_name=str(self._cfg["exp_name"])))
 
     def end_batch_leases(self, state: TaskState) -> None:
         with self.condition:
@@ -285,6 +296,11 @@ class Coordinator(Configurable, TaskControl):
 
     def deal_with_collector_progress(self, state: TaskState, report: Mapping[str, Any]) -> bool:
         with self.condition:
+            experience = self.experience_of(state)
+            if "delivered_steps" in report and isinstance(experience, OnPolicyExperience):
+                steps, policy_iter = report["delivered_steps"], report["policy_iter"]
+                experience.admission.report(state.task_id, int(steps), int(policy_iter))
+                self.condition.notify_all()
             return self._state.progress(state, report)
 
     def deal_with_collector_finish_task(
@@ -329,6 +345,9 @@ class Coordinator(Configurable, TaskControl):
             if experience is not None:
                 experience.settle(state, info)
                 garbage = self._state.take_garbage(experience)
+            if isinstance(experience, OnPolicyExperience):
+                self._policy_lag = experience.admission.lag
+                self.condition.notify_all()  # its collectors may go on
             self._state.commander.update_learner_info(state.task_id, info)
         if garbage:
             self.data_store.delete(garbage)

@@ -15,6 +15,7 @@ from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.comm.worker import CommWorker
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
 from dingsdk.worker.coordinator.experience import Experience
+from dingsdk.worker.coordinator.on_policy import OnPolicyExperience
 from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
 from dingsdk.worker.factory import create_comm_collector, create_comm_learner
 
@@ -288,6 +289,16 @@ class CollectorRole(Role):
 
     def drive(self, control: TaskControl, state: TaskState, task: Mapping[str, Any]) -> None:
         """Start a collector, take its reports until it is done, close it."""
+        try:
+            self._drive(control, state, task)
+        finally:
+            with control.condition:
+                experience = control.experience_of(state)
+                if isinstance(experience, OnPolicyExperience):
+                    experience.admission.forget(state.task_id)
+                    control.condition.notify_all()
+
+    def _drive(self, control: TaskControl, state: TaskState, task: Mapping[str, Any]) -> None:
         start = {"name": "collector_start_task", "task_info": task}
         control.ask(state, start, "start_timeout_s")
         control.deal_with_task_started(state)
@@ -295,7 +306,7 @@ class CollectorRole(Role):
         is_done, answers_left = False, LAST_ANSWERS
         while answers_left and not control.must_end(state):
             demand = {"name": "collector_data_task", "is_held_up": bool(control.held_up_by)}
-            answer = control.ask(state, demand)
+            answer = control.ask(state, {**demand, **_admit(control, state)})
             control.deal_with_storage(state, str(answer.get("held_up_by", "")))
             reports = answer["reports"]
             state.waiting = frozenset(str(r["data_id"]) for r in reports if "data_id" in r)
@@ -343,6 +354,23 @@ def _comm_section(role: Role) -> dict[str, Any]:
         named_modules(role.run_cfg).union(section.get("allowed_modules") or ())
     )
     return section
+
+
+def _admit(control: TaskControl, state: TaskState) -> dict[str, int]:
+    """Return how far a collector of an on-policy learner may go; waits while it may not at all."""
+    found: dict[str, int] = {}
+
+    def can_go_on() -> bool:
+        experience = control.experience_of(state)
+        if control.must_end(state) or not isinstance(experience, OnPolicyExperience):
+            return True
+        found.update(experience.admit(state))
+        return experience.admission.has_outstanding(state.task_id)
+
+    if not state.is_evaluation:
+        with control.condition:
+            control.condition.wait_for(can_go_on, WAIT_S)
+    return found
 
 
 def _acknowledge(control: TaskControl, state: TaskState, report: Mapping[str, Any]) -> None:
