@@ -79,6 +79,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         if reason == "limit":
             reason = _finish_evaluations(context, coordinator)
         end_tasks()
+        write_paces(tb_logger, coordinator.status())
         lag = coordinator.status().policy_lag
         status = dataclasses.replace(_status(context, coordinator), buffer_fill=fill)
         context.set_status_source(lambda: status)

@@ -49,7 +49,7 @@ class CoordinatorStatus:
     """Why workers wait for room to store what they have, where they do."""
     paces: Mapping[str, Pace]
     """How fast the workers that have tasks get on, by their ids."""
-    policy_lag: PolicyLag | None
+    policy_lag: PolicyLag | None = None
     """How old trained samples were, in versions of an on-policy policy."""
 
 
@@ -242,7 +242,8 @@ class Coordinator(Configurable, TaskControl):
         policy = self._cfg["policy"]
         if policy.get("on_policy"):
             max_lag = policy["other"]["commander"].get("max_policy_lag", 0)
-            return OnPolicyExperience(int(policy["collect"]["n_sample"]), int(max_lag))
+            trainings = int(policy["learn"].get("update_per_collect", 1))
+            return OnPolicyExperience(int(policy["collect"]["n_sample"]), int(max_lag), trainings)
         cfg = metadata_config(state.task["replay_buffer_cfg"])
         return Experience(create_buffer(cfg, exp_name=str(self._cfg["exp_name"])))
 

@@ -231,9 +231,9 @@ class RowQueue:
         self._drawn = 0
 
     def discard(self, lost: Mapping[int, str]) -> None:
-        """Remove the rows of payloads that cannot be read, ``{number: reason}``."""
-        kept = []
-        for batch in self._batches:
+        """Remove the rows of payloads that cannot be read, ``{number: reason}``, unless drawn."""
+        kept = self._batches[: self._drawn]
+        for batch in self._batches[self._drawn :]:
             if int(batch.columns["payload"][0]) in lost:
                 self._removed(batch, "lost")
             else:
@@ -264,11 +264,13 @@ class OnPolicyExperience(Experience):
     Args:
         n_sample: Rows that a training needs, >= 1.
         max_lag: See ``Admission``.
+        trainings: How many times the learner trains on the same rows, >= 1.
     """
 
     buffer: RowQueue
 
-    def __init__(self, n_sample: int, max_lag: int) -> None:
+    def __init__(self, n_sample: int, max_lag: int, trainings: int = 1) -> None:
+        self._trainings = trainings
         self.admission = Admission(n_sample, max_lag)
         self._train_iter = 0
         super().__init__(RowQueue(self.admission))
@@ -281,6 +283,15 @@ class OnPolicyExperience(Experience):
         queue, admission = self.buffer, self.admission
         steps = admission.admit(state.task_id, queue.waiting, is_training=queue.is_training)
         return {"admitted_steps": steps, "policy_iter": admission.newest_iter}
+
+    def lease(
+        self, state: TaskState, batch_size: int, batches: int, train_iter: int
+    ) -> dict[str, Any] | None:
+        """Draw all rows; None while the training may not begin."""
+        leased = super().lease(state, batch_size, 1, train_iter)
+        if leased is not None:
+            leased["batches"] *= self._trainings
+        return leased
 
     def settle(self, state: TaskState, info: Mapping[str, Any] | None = None) -> None:
         """End the lease of a learner; rows that it did not train on wait for the next."""

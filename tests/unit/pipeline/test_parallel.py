@@ -11,6 +11,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from dingsdk.pipeline.parallel import write_paces
 from dingsdk.worker.coordinator import CoordinatorStatus
+from dingsdk.worker.coordinator.on_policy import PolicyLag
 from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.run_logger import build_tb_logger
 
@@ -39,6 +40,7 @@ def test_paces_are_written_over_the_env_steps(tmp_path: Path) -> None:
             "c0": Pace("collector", 50.0, 0.5, False),
             "e0": Pace("evaluator", 30.0, None, False),
         },
+        policy_lag=PolicyLag(0.25, 1, 2),
     )
     with closing(build_tb_logger(tmp_path, "coordinator")) as tb_logger:
         write_paces(tb_logger, status)
@@ -46,5 +48,8 @@ def test_paces_are_written_over_the_env_steps(tmp_path: Path) -> None:
     assert sorted(scalars(path.read_bytes())) == [
         ("pace/c0", 10, 50.0),
         ("pace/e0", 10, 30.0),
+        ("policy_lag/largest", 10, 2.0),
+        ("policy_lag/mean", 10, 0.25),
+        ("policy_lag/p99", 10, 1.0),
         ("relative_pace/c0", 10, 0.5),
     ]

@@ -1,0 +1,113 @@
+"""PPO in parallel mode: each sample is trained on once, and none is older than allowed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dingsdk import train
+from dingsdk.errors import ConfigError
+from dingsdk.pipeline.train import compile_run
+from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.worker.coordinator import Coordinator
+
+SETS = (
+    "env.collector_env_num=4",
+    "env.evaluator_env_num=2",
+    "env.n_evaluator_episode=2",
+    "policy.collect.n_sample=256",
+    "policy.learn.batch_size=64",
+    "policy.learn.epoch_per_collect=2",
+    "system.collector_num=2",
+    "system.max_env_steps=4000",
+)
+
+
+def run(*sets: str, transport: str = "in_memory") -> Any:
+    sets = (*SETS, *sets)
+    with use_manager(PluginManager()):
+        return train("cartpole-ppo", mode="parallel", transport=transport, sets=sets, seed=3)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def evicted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
+    """What left the experience of a run, by reason, as the coordinator counts it at its end."""
+    found: list[dict[str, int]] = []
+    close = Coordinator.close
+
+    def look(self: Coordinator, *args: Any, **kwargs: Any) -> Any:
+        self.validate_state()
+        found.append(dict(self.status().evicted))
+        return close(self, *args, **kwargs)
+
+    monkeypatch.setattr(Coordinator, "close", look)
+    return found
+
+
+@pytest.mark.parametrize("concurrency", ["greenlets", "threads"])
+@pytest.mark.parametrize("max_lag", [0, 2])
+def test_trained_samples_are_as_new_as_asked_for(
+    max_lag: int, concurrency: str, evicted: list[dict[str, int]]
+) -> None:
+    result = run(
+        f"policy.other.commander.max_policy_lag={max_lag}",
+        f"system.transport.concurrency={concurrency}",
+        "system.transport.check_wire=true",
+    )
+
+    assert result.reason == "limit"
+    assert result.env_steps >= 4000
+    # 2 passes over at least 256 samples in minibatches of 64
+    assert result.train_iter >= 8 * 10
+    assert result.policy_lag is not None
+    assert 0 <= result.policy_lag["mean"] <= result.policy_lag["largest"] <= max_lag
+    assert evicted[0].keys() == {"trained"}
+    assert evicted[0]["trained"] >= 10 * 256
+    record = json.loads((result.run_dir / "result.json").read_text())
+    assert record["policy_lag"] == result.policy_lag
+    (events,) = result.run_dir.glob("log/coordinator_tb_logger/events*")
+    assert b"policy_lag/mean" in events.read_bytes()
+
+
+@pytest.mark.slow
+def test_collectors_in_processes_are_held_back() -> None:
+    result = run("system.max_env_steps=2000", transport="flask_fs")
+
+    assert result.reason == "limit"
+    assert result.policy_lag == {"mean": 0.0, "p99": 0, "largest": 0}
+
+
+@pytest.mark.slow
+def test_task_with_an_end_of_its_own_loses_no_rows(evicted: list[dict[str, int]]) -> None:
+    result = run("env.collector_episode_num=2")
+
+    assert result.reason == "limit"
+    assert evicted[0].keys() == {"trained"}
+
+
+@pytest.mark.parametrize(
+    ("sets", "path"),
+    [
+        (["policy.collect.n_sample=null"], "policy.collect.n_sample"),
+        (["policy.collect.collector.traj_len_inf=true"], "policy.collect.collector.traj_len_inf"),
+        (["policy.other.commander.max_policy_lag=-1"], "policy.other.commander.max_policy_lag"),
+    ],
+)
+def test_what_cannot_be_bounded_is_refused_before_the_run(sets: list[str], path: str) -> None:
+    with use_manager(PluginManager()), pytest.raises(ConfigError) as caught:
+        compile_run("cartpole-ppo", mode="parallel", transport="in_memory", sets=sets)
+    assert caught.value.facts["path"] == path
+
+
+def test_lag_of_a_policy_that_trains_on_samples_of_any_age_is_refused() -> None:
+    with use_manager(PluginManager()), pytest.raises(ConfigError) as caught:
+        compile_run("cartpole-dqn", sets=["policy.other.commander.max_policy_lag=2"])
+    assert caught.value.facts["path"] == "policy.other.commander.max_policy_lag"

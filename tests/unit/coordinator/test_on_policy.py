@@ -1,0 +1,262 @@
+"""On-policy experience: what is trained on, how old it is, and who waits for whom."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dingsdk.worker.coordinator.on_policy import Admission, OnPolicyExperience, PolicyLag
+from dingsdk.worker.coordinator.tasks import TaskState
+
+N_SAMPLE = 12
+ITERS = 5
+"""Train iterations of one training."""
+
+
+def learner() -> TaskState:
+    return TaskState("learner", "learner", {"buffer_id": "b"})
+
+
+@dataclass
+class Collector:
+    """A collector as the admission sees it: it takes steps, and sends them all at once.
+
+    Like the real one it sends what it has, and takes the newest policy, before the first step
+    after it sees one, and waits for the newest one when it gets more steps.
+    """
+
+    name: str
+    experience: OnPolicyExperience
+    admitted: int = 0
+    taken: int = 0
+    held: int = 0
+    policy: int = 0
+    payloads: int = 0
+    sent: list[int] = field(default_factory=list)
+
+    @property
+    def state(self) -> TaskState:
+        return TaskState(self.name, "collector", {"buffer_id": "b"})
+
+    def ask(self, published: int) -> None:
+        told = self.experience.admit(self.state)
+        self.admitted = told["admitted_steps"]
+        if self.taken < self.admitted and not self.held:
+            assert told["policy_iter"] <= published
+            self.policy = published
+            self.experience.admission.report(self.name, self.taken, self.policy)
+
+    def step(self, published: int) -> None:
+        if published > self.policy:
+            self.deliver()
+            self.policy = published
+            self.experience.admission.report(self.name, self.taken, self.policy)
+        if self.taken < self.admitted:
+            self.taken += 1
+            self.held += 1
+        if self.taken >= self.admitted:
+            self.deliver()
+
+    def deliver(self) -> None:
+        if self.held:
+            self.payloads += 1
+            name = f"{self.name}-{self.payloads}"
+            meta = {"data_id": name, "rows": self.held, "policy_iter": self.policy}
+            assert self.experience.push(meta, 0)
+            self.sent += [self.policy] * self.held
+            self.held = 0
+        self.experience.admission.report(self.name, self.taken, self.policy)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    max_lag=st.integers(0, 3),
+    collectors=st.integers(1, 4),
+    turns=st.lists(st.integers(0, 9), min_size=50, max_size=400),
+)
+def test_no_trained_row_is_too_old_and_none_is_lost(
+    max_lag: int, collectors: int, turns: list[int]
+) -> None:
+    """Collectors and a learner take turns in any order; every row sent is trained on in time."""
+    experience = OnPolicyExperience(N_SAMPLE, max_lag)
+    crew = [Collector(f"c{n}", experience) for n in range(collectors)]
+    state, published, trained = learner(), 0, []
+    lease: Any = None
+
+    def take_turn(turn: int) -> None:
+        nonlocal lease, published
+        if turn > collectors:
+            return
+        if turn < collectors:
+            crew[turn].ask(published)
+            crew[turn].step(published)
+        elif lease is None:
+            if experience.buffer.can_sample(1):
+                lease = experience.lease(state, 1, 8, published)
+        else:
+            (batch,) = lease["batches"]
+            rows = batch["collect_iter"].tolist()
+            assert len(rows) >= N_SAMPLE
+            assert all(published - row <= max_lag * ITERS for row in rows), (published, rows)
+            trained.extend(rows)
+            published += ITERS
+            info = {"learner_step": published, "lost_payloads": [], "priority_info": {}}
+            experience.settle(state, info)
+            lease = None
+
+    for turn in turns:
+        take_turn(turn)
+    for _ in range(200):  # everybody gets turns: training goes on, whatever happened before
+        for turn in range(collectors + 1):
+            take_turn(turn)
+
+    sent = [row for each in crew for row in each.sent]
+    assert len(trained) + experience.buffer.count() == len(sent)
+    assert published >= 10 * ITERS
+    assert experience.ledger.evicted_rows == {"trained": len(trained)}
+    experience.check()
+    lag = experience.admission.lag
+    assert lag is not None
+    assert lag.largest <= max_lag
+
+
+def test_with_no_lag_a_training_has_the_rows_of_one_version_alone() -> None:
+    experience = OnPolicyExperience(N_SAMPLE, 0)
+    first, second = (Collector(name, experience) for name in "ab")
+    for each in (first, second):
+        each.ask(0)
+    assert (first.admitted, second.admitted) == (N_SAMPLE, 0)
+    for _ in range(N_SAMPLE):
+        assert not experience.buffer.can_sample(1)
+        first.step(0)
+    state = learner()
+    assert experience.lease(state, 1, 8, 0) is not None
+    for each in (first, second):  # the learner trains
+        each.ask(0)
+        assert each.taken == each.admitted
+    experience.settle(state, {"learner_step": 5, "lost_payloads": [], "priority_info": {}})
+    for each in (first, second):
+        each.ask(5)
+    assert (first.admitted - first.taken, second.admitted) == (N_SAMPLE / 2, N_SAMPLE / 2)
+
+
+def test_collector_that_is_gone_is_not_waited_for() -> None:
+    experience = OnPolicyExperience(N_SAMPLE, 0)
+    first, second = (Collector(name, experience) for name in "ab")
+    for each in (first, second):
+        each.ask(0)
+    experience.admission.forget("a")
+    second.ask(0)
+    assert second.admitted == N_SAMPLE
+    for _ in range(N_SAMPLE):
+        second.step(0)
+    assert experience.buffer.can_sample(1)
+
+
+def test_rows_that_were_not_trained_on_wait_for_the_next_training() -> None:
+    experience = OnPolicyExperience(4, 0)
+    state = learner()
+    for name in ("a", "b"):
+        experience.push({"data_id": name, "rows": 4, "policy_iter": 0}, 0)
+    assert experience.lease(state, 1, 8, 0) is not None
+    assert experience.lease(state, 1, 8, 0) is None
+    experience.settle(state)  # the learner was lost
+    leased = experience.lease(state, 1, 8, 0)
+    assert leased is not None
+    assert leased["batches"][0]["payload"].tolist() == [0] * 4 + [1] * 4
+    info = {"learner_step": 0, "lost_payloads": [[0, "corrupt"]], "priority_info": {}}
+    experience.settle(state, info)
+    assert experience.buffer.count() == 4
+    assert experience.ledger.evicted_rows == {"corrupt": 4}
+    assert experience.take_garbage([state]) == ["a"]
+    leased = experience.lease(state, 1, 8, 0)
+    assert leased is not None
+    assert leased["batches"][0]["payload"].tolist() == [1] * 4
+    experience.settle(state, {"learner_step": 3, "lost_payloads": [], "priority_info": {}})
+    assert experience.take_garbage([state]) == ["b"]
+    experience.check()
+
+
+def test_missing_payloads_leave_at_once() -> None:
+    experience = OnPolicyExperience(4, 0)
+    for name in ("a", "b"):
+        experience.push({"data_id": name, "rows": 4, "policy_iter": 0}, 0)
+    experience.give_up_missing(["a"])
+    experience.settle(learner())
+    assert experience.readable() == ["b"]
+    assert experience.buffer.count() == 4
+
+
+def test_rows_are_leased_as_often_as_they_are_trained_on() -> None:
+    experience = OnPolicyExperience(4, 0, trainings=3)
+    experience.push({"data_id": "a", "rows": 5, "policy_iter": 0}, 0)
+    leased = experience.lease(learner(), 64, 8, 0)
+    assert leased is not None
+    assert [len(batch["row"]) for batch in leased["batches"]] == [5, 5, 5]
+
+
+def test_learner_that_went_back_to_a_checkpoint_goes_on_from_its_version() -> None:
+    admission = Admission(4, 1)
+    for train_iter in (10, 20, 30):
+        admission.trained(np.zeros(4, np.int64), train_iter)
+    admission.begin(20)
+    assert admission.newest_iter == 20
+    assert admission.newest == 2
+    assert [admission.version_of(each) for each in (0, 9, 10, 20, 30)] == [0, 0, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("iters", "expected"),
+    [
+        ([[0, 0]], PolicyLag(0.0, 0, 0)),
+        ([[0, 0], [0, 5]], PolicyLag(0.25, 1, 1)),
+        ([[0] * 100, [0] * 2 + [5] * 98, [10] * 200], PolicyLag(2 / 400, 0, 1)),
+    ],
+)
+def test_lag_is_counted_in_versions(iters: list[list[int]], expected: PolicyLag) -> None:
+    admission = Admission(1, 1)
+    assert admission.lag is None
+    for number, rows in enumerate(iters):
+        admission.trained(np.array(rows, np.int64), ITERS * (number + 1))
+    found = admission.lag
+    assert found is not None
+    assert math.isclose(found.mean, expected.mean)
+    assert found[1:] == expected[1:]
+
+
+def test_collector_that_took_over_the_newest_policy_is_not_waited_for() -> None:
+    admission = Admission(4, 1)
+    admission.admit("slow", 0, is_training=False)
+    admission.trained(np.zeros(4, np.int64), 5)
+    assert not admission.may_train(4), "what it has of version 0 would be 2 versions old"
+    admission.report("slow", 0, 5)
+    assert admission.may_train(4)
+    admission.trained(np.zeros(4, np.int64), 10)
+    admission.report("slow", 4, 5)
+    admission.admit("slow", 0, is_training=False)
+    assert admission.may_train(4), "its new steps are taken with the newest policy"
+
+
+def test_steps_beyond_the_last_grant_count_towards_no_other() -> None:
+    admission = Admission(4, 1)
+    assert admission.admit("a", 0, is_training=False) == 4
+    admission.report("a", 7, 0)
+    assert admission.admit("a", 3, is_training=False) == 8
+    assert admission.has_outstanding("a")
+    assert not admission.has_outstanding("b")
+
+
+def test_nothing_more_is_drawn_while_the_learner_trains() -> None:
+    experience = OnPolicyExperience(4, 1)
+    experience.push({"data_id": "a", "rows": 4, "policy_iter": 0}, 0)
+    assert experience.lease(learner(), 1, 8, 0) is not None
+    experience.push({"data_id": "b", "rows": 4, "policy_iter": 0}, 0)
+    assert not experience.buffer.can_sample(1)
+    assert experience.lease(learner(), 1, 8, 0) is None
+    assert experience.buffer.count() == 8
