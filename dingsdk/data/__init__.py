@@ -14,15 +14,20 @@ from dingsdk.data.container import (
     encode_json,
     encode_safetensors,
 )
+from dingsdk.data.dataloader import AsyncDataLoader
 from dingsdk.data.files import Buffer, Folder, PrivateDir, check_id
+from dingsdk.data.locks import LockContext, LockContextType
 from dingsdk.data.sample_batch import RowLoaders, SampleBatch, collate
 from dingsdk.data.seeding import derive_seed
 from dingsdk.data.wire import decode_message, encode_message
 
 __all__ = [
+    "AsyncDataLoader",
     "Buffer",
     "Folder",
     "FrameInfo",
+    "LockContext",
+    "LockContextType",
     "PrivateDir",
     "RowLoaders",
     "SampleBatch",

@@ -119,6 +119,14 @@ class EnvFn:
             ) from error
 
 
+_PACKAGES = {
+    "ALE/": ("ale_py", 'pip install "gymnasium[atari]"'),
+    "BabyAI-": ("minigrid", "pip install minigrid"),
+    "MiniGrid-": ("minigrid", "pip install minigrid"),
+}
+"""Beginning of an env id -> the module that registers it, and how to get that."""
+
+
 def find_spec(env_id: str) -> Any:
     """Return gymnasium's entry for ``env_id``, after importing the module of ``module:EnvId``.
 
@@ -141,8 +149,12 @@ def find_spec(env_id: str) -> Any:
         return gym.spec(name)
     except gym.error.Error as error:
         nearest = nearest_name(name, gym.registry)
+        package = next((p for prefix, p in _PACKAGES.items() if name.startswith(prefix)), None)
         # gymnasium suggests a name too, but knows only those of the same namespace.
         hint = f"did you mean {nearest!r}?" if nearest else f"{error}"
+        if package is not None and not module:
+            nearest = f"{package[0]}:{name}"
+            hint = f"it is part of another package: {package[1]}, and name it {nearest!r}."
         raise _unknown(
             env_id,
             f"is not known to gymnasium; {hint} An env of your own is named 'module:EnvId', "
@@ -169,6 +181,37 @@ def make_env_fns(env_cfg: Mapping[str, Any], n: int) -> list[EnvFn]:
     env_fn = EnvFn(env_cfg)
     find_spec(env_fn.env_id)
     return [env_fn] * n
+
+
+def make_env(cfg: Mapping[str, Any]) -> gym.Env[Any, Any]:
+    """Make one env of a config section; see EnvFn."""
+    return EnvFn(cfg)()
+
+
+def get_vec_env_setting(
+    cfg: Mapping[str, Any], collect: bool = True, eval_: bool = True
+) -> tuple[Callable[..., gym.Env[Any, Any]], list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Return what DI-engine's users build env managers from, one entry an env.
+
+    ``create_env_manager(manager_cfg, [partial(env_fn, cfg=c) for c in collector_cfgs])``
+
+    Args:
+        cfg: The env section, with ``collector_env_num`` and ``evaluator_env_num``.
+        collect: Whether envs to collect in are wanted.
+        eval_: Whether envs to evaluate in are wanted.
+
+    Returns:
+        ``env_fn``, the sections of the collector's envs, and those of the evaluator's.
+
+    Raises:
+        ConfigError: a section of the wrong form.
+        UnknownEnvError: gymnasium has no such env.
+    """
+    wanted = (("collector_env_num", collect), ("evaluator_env_num", eval_))
+    counts = [int(cfg.get(key, 1)) if is_wanted else 0 for key, is_wanted in wanted]
+    find_spec(EnvFn(cfg).env_id)
+    collector_cfgs, evaluator_cfgs = ([cfg] * count for count in counts)
+    return make_env, collector_cfgs, evaluator_cfgs
 
 
 def create_env_manager(

@@ -16,9 +16,9 @@ from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import DingError
 from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus, torch_threads
+from dingsdk.plugins import default_manager
 from dingsdk.policy import create_policy
 from dingsdk.worker import (
-    BaseSerialCommander,
     create_buffer,
     create_learner,
     create_serial_collector,
@@ -192,13 +192,15 @@ def _build(context: RunContext, stack: ExitStack) -> _Workers:
         collector=collector,
         evaluator=evaluator,
         buffer=buffer,
-        commander=BaseSerialCommander(
-            cfg.policy.other.get("commander", {}),
+        commander=default_manager().create(
+            "serial_commanders",
+            policy_cfg.other.serial_commander,
             learner,
             collector,
             evaluator,
             buffer,
             policy.command_mode,
+            config_path="policy.other.serial_commander",
         ),
         batch_size=policy_cfg.learn.batch_size,
         update_per_collect=policy_cfg.learn.update_per_collect,

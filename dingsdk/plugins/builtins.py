@@ -36,6 +36,7 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("learner_hooks", "log_reduce", f"{_WORKER}.learner.hooks:LogReduceHook"),
     ("commanders", "naive", f"{_WORKER}.commander.naive:NaiveCommander"),
     ("commanders", "solo", f"{_WORKER}.commander.solo:SoloCommander"),
+    ("serial_commanders", "base", f"{_WORKER}.commander.serial:BaseSerialCommander"),
     ("policies", "dqn", "dingsdk.policy.dqn:DQNPolicy"),
     ("policies", "ppo", "dingsdk.policy.ppo:PPOPolicy"),
     ("env_managers", "in_process", "dingsdk.envs.in_process:InProcessEnvManager"),

@@ -28,6 +28,10 @@ KINDS: Mapping[str, str] = {
     "learners": "learners, `cls(cfg, policy=None, tb_logger=None, dist_info=None, ...)`",
     "learner_hooks": "hooks that a config chooses for a learner, ordered by priority",
     "commanders": "what decides the next task of a parallel run, `cls(cfg)`",
+    "serial_commanders": (
+        "what gives the policy settings for the next collect of serial mode, "
+        "`cls(cfg, learner, collector, evaluator, replay_buffer, policy)`"
+    ),
     "leagues": "leagues of players, `cls(cfg)`",
     "policies": "policies, each with the modes of `dingsdk.policy`",
     "env_managers": "environments that are stepped together, `cls(cfg, env_fns)`",

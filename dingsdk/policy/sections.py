@@ -92,10 +92,12 @@ class OtherSection(Section, frozen=True, kw_only=True):
     Attributes:
         replay_buffer: The replay buffer by ``type``, with its options.
         commander: The commander of parallel mode by ``type``, with its options.
+        serial_commander: The commander of serial mode by ``type``, with its options.
     """
 
     replay_buffer: Annotated[dict[str, Any], Part("buffers")] = preset("naive")
     commander: Annotated[dict[str, Any], Part("commanders")] = preset("solo")
+    serial_commander: Annotated[dict[str, Any], Part("serial_commanders")] = preset("base")
 
 
 class EpsilonSchedule(Section, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from dingsdk.config import load_config, to_plain
 from dingsdk.errors import CheckpointCorruptError, CheckpointMissingError, EnvError
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.worker import BaseSerialCommander
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 SMALL = (
@@ -214,6 +215,28 @@ def test_observers_hear_of_start_evaluations_checkpoints_and_end(
     assert [heard[0], heard[1]] == [("configure", "cartpole-dqn"), ("started", True)]
     assert [heard[-2], heard[-1]] == [("finished", "limit"), ("unconfigure", None)]
     assert {name for name, _ in heard} >= {"evaluate", "checkpoint"}
+
+
+def test_commander_of_a_third_party_sets_how_the_run_collects(
+    tmp_path: Path, manager: PluginManager
+) -> None:
+    steps: list[int] = []
+
+    class Greedy(BaseSerialCommander):  # type: ignore[misc]
+        config: ClassVar[dict[str, Any]] = {"eps": 0.5}
+
+        def step(self) -> dict[str, Any]:
+            steps.append(self._collector.envstep)
+            return {**super().step(), "eps": self._cfg.eps}
+
+    manager.registry("serial_commanders").register("greedy", Greedy)
+    commander = "policy.other.serial_commander={type: greedy, eps: 0.1}"
+
+    train("cartpole-dqn", sets=[*SMALL, commander], output=tmp_path)
+
+    assert steps[0] == 0
+    assert steps == sorted(steps)
+    assert len(steps) > 10
 
 
 def test_failing_env_ends_the_run_with_its_error_and_a_result(

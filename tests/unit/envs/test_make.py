@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from dingsdk.envs import EnvFn, create_env_manager, make_env_fns
+from dingsdk.envs import EnvFn, create_env_manager, get_vec_env_setting, make_env_fns
 from dingsdk.errors import (
     ConfigError,
     ConfigTypeError,
@@ -62,6 +63,28 @@ def test_unknown_env_id_names_the_nearest(asked: str, nearest: str | None) -> No
 def test_unknown_namespace_passes_on_the_hint_of_gymnasium() -> None:
     with pytest.raises(UnknownEnvError, match="installed the proper package for qzqz"):
         make_env_fns({"env_id": "qzqz/Xyzw-v5"}, 1)
+
+
+def test_env_of_a_package_that_is_not_imported_says_how_to_get_and_name_it() -> None:
+    with pytest.raises(UnknownEnvError, match=r"gymnasium\[atari\]") as caught:
+        make_env_fns({"env_id": "ALE/Pong-v5"}, 1)
+
+    assert caught.value.nearest == "ale_py:ALE/Pong-v5"
+
+
+def test_setting_of_vector_envs_builds_managers_of_as_many_envs() -> None:
+    cfg = {"env_id": "CartPole-v1", "collector_env_num": 3, "evaluator_env_num": 2}
+
+    env_fn, collector_cfgs, evaluator_cfgs = get_vec_env_setting(cfg)
+    manager = create_env_manager(
+        {"type": "in_process"}, [partial(env_fn, cfg=each) for each in collector_cfgs]
+    )
+    manager.launch()
+
+    assert len(manager.ready_obs) == len(collector_cfgs) == 3
+    assert len(evaluator_cfgs) == 2
+    assert get_vec_env_setting(cfg, eval_=False)[2] == []
+    manager.close()
 
 
 def test_missing_package_passes_on_the_hint_of_gymnasium() -> None:

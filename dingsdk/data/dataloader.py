@@ -1,0 +1,148 @@
+"""Batches loaded ahead of their use, in a thread and in worker processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from dingsdk.data.pytree import map_leaves
+from dingsdk.data.sample_batch import collate
+from dingsdk.errors import ConfigError
+
+JOIN_S = 5.0
+"""How long ``close`` waits for the thread; a data source that blocks ends with the process."""
+
+
+class AsyncDataLoader:
+    """Loads batches ahead of their use; iterate, or call ``next``.
+
+    Holds at most ``2 * max(1, num_workers)`` batches that nobody took yet. Safe for several
+    consumers. Use it as a context manager, or call ``close``.
+
+    Args:
+        data_source: ``data_source(batch_size)`` returns what the next batch is made of: callables
+            without arguments that each return a sample, or the samples. It is called from one
+            thread, and may block.
+        batch_size: Handed to ``data_source``, >= 1.
+        device: Where the tensors of a batch go, as torch names devices.
+        chunk_size: Callables that a worker process runs at a time; a divisor of ``batch_size``.
+            None: one chunk a process.
+        collate_fn: Makes a batch of the list of samples; by default ``dingsdk.collate``.
+        num_workers: Processes that run the callables, which must be importable there: functions
+            of a module, or ``functools.partial`` of them. 0: the thread runs them.
+
+    Raises:
+        ConfigError: ``batch_size`` is no multiple of ``chunk_size``, or a number is too low.
+    """
+
+    def __init__(
+        self,
+        data_source: Callable[[int], Sequence[Any]],
+        batch_size: int,
+        device: str = "cpu",
+        chunk_size: int | None = None,
+        collate_fn: Callable[[Sequence[Any]], Any] = collate,
+        num_workers: int = 0,
+    ) -> None:
+        if batch_size < 1 or num_workers < 0:
+            raise ConfigError(
+                f"batch_size is {batch_size} and num_workers {num_workers}; at least 1 and 0 are "
+                "needed"
+            )
+        if chunk_size is not None and (chunk_size < 1 or batch_size % chunk_size):
+            raise ConfigError(f"batch_size {batch_size} is no multiple of chunk_size {chunk_size}")
+        self._source = data_source
+        self._batch_size = batch_size
+        self._device = device
+        self._chunk_size = chunk_size or -(-batch_size // max(1, num_workers))
+        self._collate = collate_fn
+        self._num_workers = num_workers
+        self._limit = 2 * max(1, num_workers)
+        self._ready: deque[Any] = deque()
+        self._error: BaseException | None = None
+        self._is_closed = False
+        self._change = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="data-loader", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next batch; waits for it. Returns None once the loader is closed.
+
+        Raises:
+            Exception: What the data source, a callable or ``collate_fn`` raised.
+        """
+        with self._change:
+            self._change.wait_for(lambda: self._ready or self._error or self._is_closed)
+            if self._is_closed:
+                return None
+            if not self._ready and self._error is not None:
+                raise self._error
+            self._change.notify_all()
+            return self._ready.popleft()
+
+    def close(self) -> None:
+        """End the thread and the processes, and wake whoever waits; idempotent."""
+        with self._change:
+            self._is_closed = True
+            self._ready.clear()
+            self._change.notify_all()
+        self._thread.join(JOIN_S)
+
+    def __enter__(self) -> AsyncDataLoader:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        try:
+            with self._open_executor() as executor:
+                while self._has_room():
+                    batch = self._load(self._source(self._batch_size), executor)
+                    with self._change:
+                        if self._is_closed:
+                            return
+                        self._ready.append(batch)
+                        self._change.notify_all()
+        except Exception as error:
+            # The consumers are in other threads; each of them gets it.
+            with self._change:
+                self._error = error
+                self._change.notify_all()
+
+    def _has_room(self) -> bool:
+        """Wait for room; return False once the loader is closed."""
+        with self._change:
+            self._change.wait_for(lambda: self._is_closed or len(self._ready) < self._limit)
+            return not self._is_closed
+
+    def _open_executor(self) -> AbstractContextManager[Executor | None]:
+        if self._num_workers == 0:
+            return nullcontext()
+        context = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(self._num_workers, mp_context=context)
+
+    def _load(self, data: Sequence[Any], executor: Executor | None) -> Any:
+        if len(data) and callable(data[0]):
+            if executor is None:
+                data = _call_all(data)
+            else:
+                size = self._chunk_size
+                chunks = [data[start : start + size] for start in range(0, len(data), size)]
+                data = [sample for done in executor.map(_call_all, chunks) for sample in done]
+        batch = self._collate(data)
+        if self._device == "cpu":
+            return batch
+        return map_leaves(lambda x: x.to(self._device) if hasattr(x, "to") else x, batch)
+
+
+def _call_all(loaders: Sequence[Callable[[], Any]]) -> list[Any]:
+    return [load() for load in loaders]

@@ -1,0 +1,141 @@
+"""Batches come in order, ahead of their use, and errors reach who asks for them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from dingsdk.data import AsyncDataLoader, LockContext, LockContextType
+from dingsdk.errors import ConfigError
+
+
+def sample(index: int) -> dict[str, Any]:
+    return {"index": torch.tensor(index), "pid": os.getpid()}
+
+
+def broken() -> dict[str, Any]:
+    raise ValueError("no sample here")
+
+
+class Source:
+    """Counts what it was asked for."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self._make = make
+        self.calls = 0
+
+    def __call__(self, batch_size: int) -> list[Any]:
+        first = self.calls * batch_size
+        self.calls += 1
+        return [self._make(first + i) for i in range(batch_size)]
+
+
+@pytest.fixture(params=[0, 2])
+def num_workers(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+def load_sample(index: int) -> partial[dict[str, Any]]:
+    return partial(sample, index)
+
+
+def test_batches_come_in_order_from_the_processes_asked_for(num_workers: int) -> None:
+    with AsyncDataLoader(Source(load_sample), 4, chunk_size=2, num_workers=num_workers) as loader:
+        first, second = next(loader), next(loader)
+
+    assert first["index"].tolist() == [0, 1, 2, 3]
+    assert second["index"].tolist() == [4, 5, 6, 7]
+    assert (os.getpid() in first["pid"].tolist()) is (num_workers == 0)
+
+
+def test_samples_themselves_are_only_collated() -> None:
+    with AsyncDataLoader(Source(sample), 2) as loader:
+        assert next(loader)["index"].tolist() == [0, 1]
+
+
+def test_own_collate_function_gets_the_list_of_samples() -> None:
+    with AsyncDataLoader(Source(sample), 3, collate_fn=len) as loader:
+        assert next(loader) == 3
+
+
+def test_batches_nobody_takes_are_at_most_two_ahead() -> None:
+    taken = threading.Semaphore(0)
+    source = Source(sample)
+
+    def counted(batch_size: int) -> list[Any]:
+        taken.release()
+        return source(batch_size)
+
+    with AsyncDataLoader(counted, 1) as loader:
+        for _ in range(2):
+            assert taken.acquire(timeout=30)
+        assert not taken.acquire(timeout=0.2)
+        next(loader)
+        assert taken.acquire(timeout=30)
+    assert source.calls == 3
+
+
+def test_error_of_a_sample_reaches_who_asks_for_the_batch(num_workers: int) -> None:
+    with AsyncDataLoader(lambda n: [broken] * n, 2, num_workers=num_workers) as loader:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="no sample here"):
+                next(loader)
+
+
+def test_batches_that_are_ready_come_before_the_error() -> None:
+    given: Iterator[list[Any]] = iter([[sample(0)], [sample(1)]])
+    with AsyncDataLoader(lambda n: next(given, [broken]), 1) as loader:
+        assert [next(loader)["index"].item() for _ in range(2)] == [0, 1]
+        with pytest.raises(ValueError, match="no sample here"):
+            next(loader)
+
+
+def test_close_wakes_who_waits_and_ends_the_batches() -> None:
+    blocked: threading.Event = threading.Event()
+    found: list[Any] = []
+    loader = AsyncDataLoader(lambda n: [blocked.wait(60)] * n, 1)
+    waiting = threading.Thread(target=lambda: found.append(next(loader)))
+    closing = threading.Thread(target=loader.close)
+
+    waiting.start()
+    closing.start()
+    waiting.join(30)
+    assert found == [None]
+
+    blocked.set()
+    closing.join(30)
+    loader.close()
+    assert next(loader) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"batch_size": 0}, {"num_workers": -1}, {"chunk_size": 3}, {"chunk_size": 0}],
+)
+def test_numbers_that_cannot_work_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        AsyncDataLoader(Source(sample), **{"batch_size": 4, **wrong})
+
+
+@pytest.mark.parametrize("lock_type", LockContextType)
+def test_lock_is_held_by_one_at_a_time(lock_type: LockContextType) -> None:
+    lock, entered = LockContext(lock_type), threading.Event()
+
+    def enter() -> None:
+        with lock:
+            entered.set()
+
+    other = threading.Thread(target=enter)
+    with lock:
+        other.start()
+        assert not entered.wait(0.1)
+    assert entered.wait(30)
+    other.join(30)
+    lock.acquire()
+    lock.release()
