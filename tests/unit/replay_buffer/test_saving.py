@@ -16,6 +16,7 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import BufferClosedError, RunFolderError
+from dingsdk.testing import recorded_writes
 from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.persistence import load, save
 from dingsdk.worker.replay_buffer.state import Snapshot
@@ -291,3 +292,21 @@ def test_two_saves_at_once_are_refused(tmp_path: Path) -> None:
     assert caught.value.path == str(tmp_path)
     save(tmp_path, buffer)
     assert loaded(tmp_path) == list(range(10))
+
+
+def test_a_save_is_on_disk_before_its_manifest_names_it(tmp_path: Path) -> None:
+    buffer = make_buffer()
+    push(buffer, 40)
+    with recorded_writes() as log:
+        save(tmp_path, buffer, SEGMENT)
+    manifest = tmp_path / "manifest.json"
+    assert log.is_durable(manifest)
+    named = next(i for i, call in enumerate(log.calls) if call[-1] == str(manifest))
+    before = log.calls[:named]
+    files = [path for path in tmp_path.iterdir() if path != manifest]
+    assert len(files) > 2
+    for path in files:
+        is_named = next(i for i, call in enumerate(before) if call[-1] == str(path))
+        assert ("sync", str(path)) in before[is_named + 1 :] or log.is_durable(path)
+    last_file = max(i for i, call in enumerate(before) if call[0] == "rename")
+    assert ("sync", str(tmp_path)) in before[last_file + 1 :]
