@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
+from dingsdk.data.pytree import Path, map_leaves
 from dingsdk.envs.base import EnvManager, StepColumns
 from dingsdk.envs.spaces import Obs
 from dingsdk.errors import SchemaMismatchError
+from dingsdk.policy.base import CollectMode, EvalMode
 from dingsdk.worker.collector.policy_output import RandomActions, check_columns
-from dingsdk.worker.collector.rollout import ActingMode, Rollout
-
-Path = tuple[str, ...]
+from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, Writer
 
 # Far beyond any time, yet two of them still add up within int64.
 _NEVER = 1 << 60
@@ -36,12 +37,12 @@ class BatchedRollout(Rollout):
     def __init__(
         self,
         env: EnvManager,
-        policy: ActingMode,
+        policy: CollectMode | EvalMode,
         writer: ColumnsWriter | None = None,
         quota: NDArray[np.int64] | None = None,
     ) -> None:
         super().__init__(env, policy, writer, quota)
-        self._forward = policy.forward_batch
+        self._forward: Any = policy.forward_batch
         self._make_transitions: Any = getattr(policy, "make_transitions", None)
         self._env_ids = np.arange(self._env_num)
         # What is passed to the manager: None is its fast path for all envs.
@@ -97,10 +98,12 @@ class BatchedRollout(Rollout):
         self._begun[env_ids] = self._time
         returns = self._returns[env_ids].tolist()
         self._returns[env_ids] = 0
-        infos = None
+        ids = env_ids.tolist()
+        episodes: Iterable[EpisodeRecord] = map(EpisodeRecord, ids, returns, lengths)
         if step.episode_info:
             infos = {int(self._env_ids[row]): info for row, info in step.episode_info.items()}
-        self._end_episodes(env_ids, returns, lengths, infos)
+            episodes = [_with_info(each, infos.get(each.env_id) or {}) for each in episodes]
+        self._end_episodes(ids, episodes)
 
     def _skip(self, env_ids: NDArray[np.int64]) -> None:
         """Take back what a round counted for envs that made no transition in it."""
@@ -135,11 +138,11 @@ class BatchedRollout(Rollout):
         self._is_partial = True
         if self._can_step_some:
             stay = self._is_live[self._env_ids]
-            self._obs = _rows(self._obs, stay)
+            self._obs = map_leaves(lambda rows: rows[stay], self._obs)
             self._env_ids = self._subset = self._env_ids[stay]
 
 
-class ColumnsWriter:
+class ColumnsWriter(Writer):
     """Records rounds in columns and cuts them into trajectory pieces.
 
     All envs share one time axis; an env's unfinished trajectory is the stretch from its
@@ -161,21 +164,17 @@ class ColumnsWriter:
         self._traj_len = _NEVER if traj_len is None else traj_len
         self._make_samples = make_samples
         self._env_num = env_num
-        self.level_seeds: Sequence[int] | Mapping[int, int] | None = None
         self.clear()
 
     def clear(self) -> None:
-        """Forget all that was recorded."""
         capacity = 64 if self._traj_len == _NEVER else max(64, 2 * self._traj_len)
         self._store = ColumnStore(self._env_num, min(capacity, 4096))
         self._iters = np.empty(self._store.capacity, np.int64)
         self._starts = np.zeros(self._env_num, np.int64)
         self._time = 0
         self._next_full = self._traj_len
-        # One entry a piece that waits: lists, because pieces come a few at a time.
-        self._piece_envs: list[int] = []
-        self._piece_starts: list[int] = []
-        self._piece_stops: list[int] = []
+        # (env, start, stop) of the pieces that wait.
+        self._pieces: list[tuple[int, int, int]] = []
         self.pending_rows = 0
 
     def record(self, columns: Mapping[str, Any], train_iter: int) -> None:
@@ -192,7 +191,6 @@ class ColumnsWriter:
         self._time += 1
 
     def drop(self, env_ids: NDArray[np.int64]) -> None:
-        """Forget the unfinished trajectories of these envs, the newest round included."""
         self._starts[env_ids] = self._time
 
     def cut(self, ended: NDArray[np.int64] | None) -> None:
@@ -209,9 +207,7 @@ class ColumnsWriter:
             ended = is_due.nonzero()[0]
         if ended is not None and len(ended):
             starts = self._starts[ended].tolist()
-            self._piece_envs += ended.tolist()
-            self._piece_starts += starts
-            self._piece_stops += [time] * len(starts)
+            self._pieces += zip(ended.tolist(), starts, repeat(time))
             self.pending_rows += time * len(starts) - sum(starts)
             self._starts[ended] = time
         if time >= self._next_full:
@@ -219,18 +215,14 @@ class ColumnsWriter:
             self._next_full = int(self._starts.min()) + self._traj_len
 
     def cut_unfinished(self) -> None:
-        """Cut all trajectories here, as if full; without a ``traj_len`` they are left alone."""
-        if self._traj_len == _NEVER:
-            return
-        self.cut((self._starts < self._time).nonzero()[0])
+        if self._traj_len != _NEVER:
+            self.cut((self._starts < self._time).nonzero()[0])
 
     def flush(self) -> SampleBatch | None:
-        """Convert all pieces that wait; None when there are none. The result is owned."""
-        if not self._piece_envs:
+        if not self._pieces:
             return None
-        envs = np.array(self._piece_envs)
-        stops = np.array(self._piece_stops)
-        lengths = stops - np.array(self._piece_starts)
+        envs, starts, stops = np.array(self._pieces).T
+        lengths = stops - starts
         ends = lengths.cumsum()
         # Row k of a piece lies at time start + k: one arange, shifted piece by piece.
         times = np.arange(ends[-1]) + (stops - ends).repeat(lengths)
@@ -241,24 +233,17 @@ class ColumnsWriter:
             seeds = np.array([self.level_seeds[i] for i in range(self._env_num)], np.int64)
             extra["seed"] = seeds.take(row_envs)
         columns.update(extra)
-        self._piece_envs.clear()
-        self._piece_starts.clear()
-        self._piece_stops.clear()
+        self._pieces.clear()
         self.pending_rows = 0
-        self._rewind()
-        samples = self._make_samples(columns, ends)
-        return _with_missing(samples, extra)
-
-    def _rewind(self) -> None:
-        """Start again at the front when no trajectory is unfinished."""
-        unfinished = self._starts < self._time
-        if not unfinished.any():
+        if not (self._starts < self._time).any():
+            # No trajectory is unfinished: start again at the front.
             self._starts[:] = 0
             self._time = 0
             self._next_full = self._traj_len
+        return _with_missing(self._make_samples(columns, ends), extra)
 
     def _make_room(self) -> None:
-        first = min([int(self._starts.min()), *self._piece_starts])
+        first = min([int(self._starts.min()), *(start for _, start, _ in self._pieces)])
         # Moving less than half keeps the cost per round constant, and never overlaps.
         if first * 2 < self._store.capacity:
             self._store.grow(self._time)
@@ -268,8 +253,7 @@ class ColumnsWriter:
         kept = self._time - first
         self._iters[:kept] = self._iters[first : self._time]
         self._starts -= first
-        self._piece_starts = [start - first for start in self._piece_starts]
-        self._piece_stops = [stop - first for stop in self._piece_stops]
+        self._pieces = [(env, start - first, stop - first) for env, start, stop in self._pieces]
         self._time = kept
         self._next_full -= first
 
@@ -291,33 +275,24 @@ class ColumnStore:
         self._slots: list[tuple[Path, NDArray[Any], tuple[int, ...]]] = []
 
     def write(self, time: int, columns: Mapping[str, Any]) -> None:
-        """Write one round.
-
-        Args:
-            time: Row to write, ``0 <= time < capacity``.
-            columns: Arrays ``[env_num, ...]``, possibly in nested dicts.
+        """Write one round of arrays ``[env_num, ...]``, possibly in nested dicts.
 
         Raises:
             SchemaMismatchError: names, shapes or dtypes differ from the first write.
         """
         if not self._slots:
             self._allocate(columns)
-        try:
-            for path, slot, shape in self._slots:
-                value: Any = columns
+        for path, slot, shape in self._slots:
+            value: Any = columns
+            try:
                 for key in path:
                     value = value[key]
-                if value.shape != shape or value.dtype != slot.dtype:
-                    self._refuse(path, slot, value)
-                slot[time] = value
-        except (KeyError, AttributeError) as error:
-            raise SchemaMismatchError(
-                f"the policy's make_transitions gave no array for the column {'.'.join(path)!r} "
-                "that its first call gave",
-                key=".".join(path),
-                expected="an array",
-                found=None,
-            ) from error
+            except (KeyError, TypeError, IndexError):
+                value = None
+            if type(value) is not np.ndarray or value.shape != shape or value.dtype != slot.dtype:
+                expected = f"{slot.dtype}{list(shape)} as in its first call"
+                raise _mismatch(path, expected, None if isinstance(value, Mapping) else value)
+            slot[time] = value
 
     def gather(self, times: NDArray[np.int64], envs: NDArray[np.int64]) -> dict[str, Any]:
         """Return the rows ``(times[k], envs[k])`` of every column as new arrays."""
@@ -345,36 +320,19 @@ class ColumnStore:
             self._slots[index] = (path, larger, shape)
 
     def _allocate(self, columns: Mapping[str, Any]) -> None:
-        slots = []
-        rows = self.env_num
         for path, value in _leaves(columns, ()):
-            if not isinstance(value, np.ndarray) or value.shape[:1] != (rows,):
-                raise SchemaMismatchError(
-                    f"column {'.'.join(path)!r} of the policy's make_transitions must be an "
-                    f"array with {rows} rows, one for each env; found {_describe(value)}",
-                    key=".".join(path),
-                    expected=(rows,),
-                    found=_describe(value),
-                )
-            slot = np.empty((self.capacity, *value.shape), value.dtype)
-            slots.append((path, slot, value.shape))
-        self._slots = slots
-
-    def _refuse(self, path: Path, slot: NDArray[Any], value: Any) -> None:
-        expected = f"{slot.dtype}{list(slot.shape[2:])}"
-        raise SchemaMismatchError(
-            f"column {'.'.join(path)!r} had rows of {expected}, now {_describe(value)} came: "
-            "make_transitions must give every round the same shapes and dtypes",
-            key=".".join(path),
-            expected=expected,
-            found=_describe(value),
-        )
+            if not isinstance(value, np.ndarray) or value.shape[:1] != (self.env_num,):
+                raise _mismatch(path, f"an array of {self.env_num} rows, one for each env", value)
+        self._slots = [
+            (path, np.empty((self.capacity, *value.shape), value.dtype), value.shape)
+            for path, value in _leaves(columns, ())
+        ]
 
 
-def _rows(obs: Obs, mask: NDArray[np.bool_]) -> Obs:
-    if isinstance(obs, Mapping):
-        return {key: _rows(value, mask) for key, value in obs.items()}
-    return obs[mask]
+def _with_info(record: EpisodeRecord, info: Mapping[str, Any]) -> EpisodeRecord:
+    """Return the record with what the env reported, its own idea of the return included."""
+    total = info.get("eval_episode_return", record.episode_return)
+    return record._replace(episode_return=float(np.sum(np.asarray(total))), info=info)
 
 
 def _with_missing(samples: SampleBatch, extra: Mapping[str, NDArray[Any]]) -> SampleBatch:
@@ -400,7 +358,14 @@ def _leaves(node: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, Any]]:
             yield (*path, key), value
 
 
-def _describe(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return f"{value.dtype}{list(value.shape)}"
-    return type(value).__name__
+def _mismatch(path: Path, expected: str, value: Any) -> SchemaMismatchError:
+    name = ".".join(path)
+    is_array = isinstance(value, np.ndarray)
+    found = f"{value.dtype}{list(value.shape)}" if is_array else type(value).__name__
+    return SchemaMismatchError(
+        f"the policy's make_transitions must give the column {name!r} as {expected}; it gave "
+        f"{'none' if value is None else found}",
+        key=name,
+        expected=expected,
+        found=None if value is None else found,
+    )

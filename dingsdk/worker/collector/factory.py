@@ -1,4 +1,4 @@
-"""Builds the collecting loop for a policy: in columns where it can, else in dicts."""
+"""Builds the control loop for a policy: in columns where it can, else in dicts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 from dingsdk.envs.base import EnvManager
 from dingsdk.policy.base import CollectMode, EvalMode
 from dingsdk.worker.collector.columns import BatchedRollout, ColumnsWriter
-from dingsdk.worker.collector.rollout import Rollout
+from dingsdk.worker.collector.rollout import Rollout, Writer
 from dingsdk.worker.collector.rows import DictRollout, RowsWriter
-
-SampleWriter = ColumnsWriter | RowsWriter
 
 
 def create_collecting_rollout(
@@ -25,8 +23,8 @@ def create_collecting_rollout(
     *,
     has_tensor_obs: bool = False,
     deepcopy_obs: bool = False,
-) -> tuple[Rollout, SampleWriter]:
-    """Build a rollout that records: in columns where the policy can, else in rows.
+) -> tuple[Rollout, Writer]:
+    """Build a rollout that records, and its writer.
 
     Args:
         env: A launched manager.
@@ -41,10 +39,7 @@ def create_collecting_rollout(
         columns = ColumnsWriter(env.env_num, traj_len, policy.make_samples)
         return BatchedRollout(env, policy, columns), columns
     rows = RowsWriter(env.env_num, traj_len, policy, deepcopy_obs)
-    rollout = DictRollout(
-        env, policy, rows, has_tensor_obs=has_tensor_obs, deepcopy_obs=deepcopy_obs
-    )
-    return rollout, rows
+    return DictRollout(env, policy, rows, None, has_tensor_obs, deepcopy_obs), rows
 
 
 def create_measuring_rollout(

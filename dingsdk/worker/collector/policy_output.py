@@ -15,10 +15,6 @@ from dingsdk.errors import NonFiniteError, PolicyOutputError
 def check_columns(output: Any, rows: int) -> None:
     """Check a batched answer: an ``action``, ``rows`` rows each, finite floats.
 
-    Args:
-        output: What ``forward_batch`` returned.
-        rows: Number of envs that were asked about.
-
     Raises:
         PolicyOutputError: no ``action``, or a column of the wrong length.
         NonFiniteError: a float column with NaN or infinity.
@@ -60,7 +56,7 @@ def check_dicts(outputs: Any, env_ids: list[int]) -> None:
     for env_id in env_ids:
         output = outputs.get(env_id) if isinstance(outputs, Mapping) else None
         if not isinstance(output, Mapping) or "action" not in output:
-            raise _no_action(output, env_id)
+            raise _no_action(output, f" for env {env_id}")
         for key, value in output.items():
             if not _is_finite(value):
                 raise _non_finite(key, [env_id])
@@ -87,13 +83,10 @@ class RandomActions:
             low = int(space.start)
             return self._rng.integers(low, low + int(space.n), count).astype(space.dtype)
         if isinstance(space, spaces.Box) and space.is_bounded("both"):
-            drawn: NDArray[Any]
+            shape = (count, *space.shape)
             if space.dtype.kind == "f":
-                drawn = self._rng.uniform(space.low, space.high, (count, *space.shape))
-            else:
-                drawn = self._rng.integers(
-                    space.low, space.high, (count, *space.shape), endpoint=True
-                )
+                return self._rng.uniform(space.low, space.high, shape).astype(space.dtype)
+            drawn = self._rng.integers(space.low, space.high, shape, endpoint=True)
             return drawn.astype(space.dtype)
         return np.stack([np.asarray(space.sample()) for _ in range(count)])
 
@@ -107,9 +100,8 @@ def _is_finite(value: Any) -> bool:
     return True
 
 
-def _no_action(output: Any, env_id: int | None = None) -> PolicyOutputError:
+def _no_action(output: Any, where: str = "") -> PolicyOutputError:
     found = sorted(map(str, output)) if isinstance(output, Mapping) else type(output).__name__
-    where = "" if env_id is None else f" for env {env_id}"
     return PolicyOutputError(
         f"the policy's forward must answer with an 'action'{where}; found {found}",
         key="action",

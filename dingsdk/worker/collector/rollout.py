@@ -8,15 +8,17 @@ columns and in dicts.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ConfigError
+from dingsdk.plugins import observe
+from dingsdk.policy.base import CollectMode, EvalMode
 from dingsdk.worker.collector.policy_output import RandomActions
 
 
@@ -36,27 +38,11 @@ class EpisodeRecord(NamedTuple):
     info: Mapping[str, Any] = MappingProxyType({})
 
 
-class ActingMode(Protocol):
-    """What a rollout needs of a policy: the collect and the eval mode have it."""
-
-    @property
-    def forward(self) -> Any:
-        """Actions for observations by env id."""
-
-    @property
-    def reset(self) -> Any:
-        """Forget the state of some envs, or of all."""
-
-    @property
-    def forward_batch(self) -> Any:
-        """Actions for columns of observations; not every policy has it."""
-
-
-class Writer(Protocol):
-    """What a rollout needs of a writer: to drop the unfinished trajectories of some envs."""
-
-    def drop(self, env_ids: NDArray[np.int64]) -> None:
-        """Discard the unfinished trajectories of these envs."""
+def tell_observers(source: str, episodes: Iterable[EpisodeRecord]) -> None:
+    """Call the hook ``dingsdk_after_episode`` for each finished episode."""
+    after_episode = observe().after_episode
+    for env_id, episode_return, length, _ in episodes:
+        after_episode(source=source, env_id=env_id, episode_return=episode_return, length=length)
 
 
 def episode_quota(n_episode: int, env_num: int, path: str) -> NDArray[np.int64]:
@@ -78,6 +64,34 @@ def episode_quota(n_episode: int, env_num: int, path: str) -> NDArray[np.int64]:
     return n_episode // env_num + (np.arange(env_num) < n_episode % env_num)
 
 
+class Writer(ABC):
+    """Records transitions and cuts them into the pieces that train samples are made of.
+
+    Attributes:
+        level_seeds: By env id, recorded as the column ``seed``; None for no such column.
+        pending_rows: How many transitions or samples wait for ``flush``.
+    """
+
+    level_seeds: Sequence[int] | None = None
+    pending_rows = 0
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget all that was recorded."""
+
+    @abstractmethod
+    def drop(self, env_ids: NDArray[np.int64]) -> None:
+        """Forget the unfinished trajectories of these envs, the newest round included."""
+
+    @abstractmethod
+    def cut_unfinished(self) -> None:
+        """Cut all trajectories here, as if full; without a ``traj_len`` they are left alone."""
+
+    @abstractmethod
+    def flush(self) -> Any:
+        """Hand out the samples of all pieces that wait; None when there are none."""
+
+
 class Rollout(ABC):
     """Steps the envs of one manager with one policy; not safe for concurrent callers.
 
@@ -97,7 +111,7 @@ class Rollout(ABC):
     def __init__(
         self,
         env: EnvManager,
-        policy: ActingMode,
+        policy: CollectMode | EvalMode,
         writer: Writer | None = None,
         quota: NDArray[np.int64] | None = None,
     ) -> None:
@@ -158,11 +172,7 @@ class Rollout(ABC):
         """Record one round and count its steps and episodes."""
 
     def _refuse_to_idle(self) -> None:
-        """Refuse to go on when all envs are DONE: the rollout would never end.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Raise when all envs are DONE: the rollout would never end."""
         raise ConfigError(
             f"every env has used up the {self._env.episode_num:g} episodes that the env manager "
             "allows it, and more are to be played; leave env_manager.episode_num away",
@@ -176,40 +186,17 @@ class Rollout(ABC):
             self._writer.drop(env_ids)
         self._policy.reset(env_ids.tolist())
 
-    def _end_episodes(
-        self,
-        env_ids: NDArray[np.int64],
-        returns: Sequence[float],
-        lengths: Sequence[int],
-        infos: Mapping[int, Mapping[str, Any]] | None,
-    ) -> None:
-        """Count finished episodes and retire envs at their quota.
-
-        Args:
-            env_ids: int64[k], live envs whose episode ended.
-            returns: Sums of their rewards.
-            lengths: Their numbers of transitions.
-            infos: What the envs reported, by env id; an ``eval_episode_return`` among it is
-                taken for the return.
-        """
-        ids = env_ids.tolist()
-        if infos:
-            for env_id, value, length in zip(ids, returns, lengths, strict=True):
-                info = infos.get(env_id) or {}
-                if "eval_episode_return" in info:
-                    value = float(np.sum(np.asarray(info["eval_episode_return"])))
-                self.episodes.append(EpisodeRecord(env_id, value, length, info))
-        else:
-            self.episodes.extend(map(EpisodeRecord, ids, returns, lengths))
-        self._policy.reset(ids)
-        if self._quota is not None:
-            self._episode_counts[env_ids] += 1
-            self._retire(env_ids[self._episode_counts[env_ids] >= self._quota[env_ids]])
-
-    def _retire(self, env_ids: NDArray[np.int64]) -> None:
-        if len(env_ids):
-            self._is_live[env_ids] = False
-            self.is_finished = not self._is_live.any()
+    def _end_episodes(self, env_ids: list[int], episodes: Iterable[EpisodeRecord]) -> None:
+        """Count finished episodes of live envs, and retire envs at their quota."""
+        self.episodes.extend(episodes)
+        self._policy.reset(env_ids)
+        if self._quota is None:
+            return
+        self._episode_counts[env_ids] += 1
+        is_live = self._is_live & (self._episode_counts < self._quota)
+        if (is_live != self._is_live).any():
+            self._is_live = is_live
+            self.is_finished = not is_live.any()
             self._on_retired()
 
     def _on_retired(self) -> None:  # noqa: B027 - not every form has something to do

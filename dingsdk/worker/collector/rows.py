@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dingsdk.data.columns import torch_to_numpy
 from dingsdk.data.pytree import to_tensor
 from dingsdk.envs.base import EnvManager, Timestep
-from dingsdk.policy.base import CollectMode
+from dingsdk.policy.base import CollectMode, EvalMode
 from dingsdk.worker.collector.policy_output import RandomActions, check_dicts
-from dingsdk.worker.collector.rollout import ActingMode, Rollout
+from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, Writer
 
 
 class DictRollout(Rollout):
@@ -35,7 +36,7 @@ class DictRollout(Rollout):
     def __init__(
         self,
         env: EnvManager,
-        policy: ActingMode,
+        policy: CollectMode | EvalMode,
         writer: RowsWriter | None = None,
         quota: NDArray[np.int64] | None = None,
         has_tensor_obs: bool = False,
@@ -79,7 +80,8 @@ class DictRollout(Rollout):
         return outputs
 
     def step_env(self, output: Mapping[int, Any]) -> dict[int, Timestep]:
-        return self._env.step({i: _as_array(each["action"]) for i, each in output.items()})
+        actions = {i: torch_to_numpy(each["action"]) for i, each in output.items()}
+        return self._env.step({i: np.asarray(action) for i, action in actions.items()})
 
     def record(self, obs: Any, output: Any, step: Mapping[int, Timestep], train_iter: int) -> None:
         for env_id in sorted(step):
@@ -87,31 +89,24 @@ class DictRollout(Rollout):
                 self._record_one(env_id, step[env_id], train_iter)
 
     def _record_one(self, env_id: int, timestep: Timestep, train_iter: int) -> None:
-        index = np.array([env_id])
         if timestep.info.get("abnormal"):
-            self._abandon(index)
+            self._abandon(np.array([env_id]))
             self._lengths[env_id] = 0
             return
         self.env_steps += 1
         self._lengths[env_id] += 1
         if self._writer is not None:
-            self._writer.record(
-                env_id,
-                self._policy.process_transition(  # type: ignore[attr-defined]
-                    self._obs_pool[env_id], self._output_pool[env_id], timestep
-                ),
-                train_iter,
-                bool(timestep.done),
-            )
+            process: Any = self._policy.process_transition  # type: ignore[union-attr]
+            transition = process(self._obs_pool[env_id], self._output_pool[env_id], timestep)
+            self._writer.record(env_id, transition, train_iter, bool(timestep.done))
         if timestep.done:
-            length = self._lengths[env_id]
-            self._lengths[env_id] = 0
-            info = dict(timestep.info.get("episode_info") or {})
-            info["eval_episode_return"] = timestep.info["eval_episode_return"]
-            self._end_episodes(index, [0.0], [length], {env_id: info})
+            length, self._lengths[env_id] = self._lengths[env_id], 0
+            info = timestep.info.get("episode_info") or {}
+            total = float(np.sum(np.asarray(timestep.info["eval_episode_return"])))
+            self._end_episodes([env_id], [EpisodeRecord(env_id, total, length, info)])
 
 
-class RowsWriter:
+class RowsWriter(Writer):
     """Keeps a buffer of transitions per env and converts those that end or are full.
 
     Args:
@@ -130,20 +125,14 @@ class RowsWriter:
         self._policy = policy
         self._deepcopy = deepcopy
         self._env_num = env_num
-        self.level_seeds: Sequence[int] | Mapping[int, int] | None = None
         self.clear()
 
     def clear(self) -> None:
-        """Forget all that was recorded."""
         self._trajectories = [
             TrajBuffer(self._traj_len, deepcopy=self._deepcopy) for _ in range(self._env_num)
         ]
         self._samples: list[Any] = []
-
-    @property
-    def pending_rows(self) -> int:
-        """Samples that wait for ``flush``."""
-        return len(self._samples)
+        self.pending_rows = 0
 
     def record(
         self, env_id: int, transition: dict[str, Any], train_iter: int, is_done: bool
@@ -158,28 +147,23 @@ class RowsWriter:
             self._convert(trajectory)
 
     def cut_unfinished(self) -> None:
-        """Cut all trajectories here, as if full; without a ``traj_len`` they are left alone."""
-        if self._traj_len is None:
-            return
-        for trajectory in self._trajectories:
-            if trajectory:
+        if self._traj_len is not None:
+            for trajectory in filter(None, self._trajectories):
                 self._convert(trajectory)
 
     def drop(self, env_ids: NDArray[np.int64]) -> None:
-        """Forget the unfinished trajectories of these envs."""
         for env_id in env_ids.tolist():
             self._trajectories[env_id].clear()
 
     def flush(self) -> list[Any] | None:
-        """Hand out the samples that wait; None when there are none."""
-        if not self._samples:
-            return None
         samples, self._samples = self._samples, []
-        return samples
+        self.pending_rows = 0
+        return samples or None
 
     def _convert(self, trajectory: TrajBuffer) -> None:
         converted = to_tensor_transitions(trajectory, not self._deepcopy)
         self._samples.extend(self._policy.get_train_sample(converted))
+        self.pending_rows = len(self._samples)
         trajectory.clear()
 
 
@@ -203,13 +187,10 @@ class CachePool:
         A sequence stores a list even when it has one element, so that the number of
         players can be read back from what was stored (the reference stores the bare item).
         """
-        if isinstance(data, Mapping):
-            for index, item in data.items():
-                self._items[index] = copy.deepcopy(item) if self._deepcopy else item
-            return
-        for index in data[0]:
-            items = [each[index] for each in data]
-            self._items[index] = copy.deepcopy(items) if self._deepcopy else items
+        if not isinstance(data, Mapping):
+            data = {index: [each[index] for each in data] for index in data[0]}
+        for index, item in data.items():
+            self._items[index] = copy.deepcopy(item) if self._deepcopy else item
 
     def __getitem__(self, index: int) -> Any:
         return self._items[index]
@@ -265,17 +246,8 @@ def to_tensor_transitions(
         return []
     if not shallow_copy_next_obs or "next_obs" not in data[0]:
         return [to_tensor(each, transform_scalar=False) for each in data]
-    last = len(data) - 1
-    converted: list[dict[str, Any]] = []
-    for position, each in enumerate(data):
-        keep = {k: v for k, v in each.items() if k != "next_obs" or position == last}
-        converted.append(to_tensor(keep, transform_scalar=False))
+    shared = [{k: v for k, v in each.items() if k != "next_obs"} for each in data[:-1]]
+    converted = [to_tensor(each, transform_scalar=False) for each in [*shared, data[-1]]]
     for current, following in itertools.pairwise(converted):
         current["next_obs"] = following["obs"]
     return converted
-
-
-def _as_array(action: Any) -> NDArray[Any]:
-    if hasattr(action, "detach"):
-        action = action.detach().cpu().numpy()
-    return np.asarray(action)

@@ -13,12 +13,11 @@ from dingsdk.errors import NotSetError
 from dingsdk.plugins import observe
 from dingsdk.worker.collector.base import ISerialCollector
 from dingsdk.worker.collector.factory import (
-    SampleWriter,
     create_collecting_rollout,
     traj_len_of,
 )
 from dingsdk.worker.collector.policy_output import RandomActions
-from dingsdk.worker.collector.rollout import Rollout
+from dingsdk.worker.collector.rollout import Rollout, Writer
 
 
 class SampleSerialCollector(ISerialCollector):
@@ -52,7 +51,7 @@ class SampleSerialCollector(ISerialCollector):
     _config_path: ClassVar[str] = "policy.collect.collector"
 
     _rollout: Rollout | None = None
-    _writer: SampleWriter | None = None
+    _writer: Writer | None = None
     _has_warned = False
     _default_n_sample: int | None = None
 
@@ -160,7 +159,7 @@ class SampleSerialCollector(ISerialCollector):
             )
         return int(wanted)
 
-    def _ready(self) -> tuple[Rollout, SampleWriter]:
+    def _ready(self) -> tuple[Rollout, Writer]:
         """Return the rollout, built when env and policy are both there."""
         if self._rollout is not None and self._writer is not None:
             return self._rollout, self._writer

@@ -18,13 +18,18 @@ from dingsdk.errors import ConfigError, NotSetError, TaskTimeoutError
 from dingsdk.plugins import observe
 from dingsdk.policy import create_policy
 from dingsdk.worker.collector.factory import (
-    SampleWriter,
     create_collecting_rollout,
     create_measuring_rollout,
     traj_len_of,
 )
 from dingsdk.worker.collector.parallel_base import BaseParallelCollector
-from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, episode_quota
+from dingsdk.worker.collector.rollout import (
+    EpisodeRecord,
+    Rollout,
+    Writer,
+    episode_quota,
+    tell_observers,
+)
 
 # Enough for any mean; a task without an end must not grow for ever.
 _MAX_RETURNS_KEPT = 10_000
@@ -73,7 +78,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
         self._episode_count = 0
         self._sample_count = 0
         self._payload_count = 0
-        self._writer: SampleWriter | None = None
+        self._writer: Writer | None = None
         seed = cfg.get("seed")
         field = "eval" if self._eval_flag else "collect"
         try:
@@ -264,17 +269,10 @@ class ZerglingParallelCollector(BaseParallelCollector):
 
     def _note_episodes(self, episodes: list[EpisodeRecord]) -> None:
         self._episode_count += len(episodes)
-        after_episode = observe().after_episode
-        for each in episodes:
-            self._returns.append(each.episode_return)
-            after_episode(
-                source=self._instance_name,
-                env_id=each.env_id,
-                episode_return=each.episode_return,
-                length=each.length,
-            )
+        self._returns.extend(each.episode_return for each in episodes)
+        tell_observers(self._instance_name, episodes)
 
-    def _send_payload(self, writer: SampleWriter) -> None:
+    def _send_payload(self, writer: Writer) -> None:
         samples = writer.flush()
         if not samples:
             return
