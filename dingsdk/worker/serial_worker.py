@@ -55,33 +55,24 @@ class SerialWorker(Configurable, ABC):
 
     @property
     def env(self) -> EnvManager:
-        """The env manager in use.
-
-        Raises:
-            NotSetError: none was ever given.
-        """
+        """The env manager in use; NotSetError where none was ever given."""
         if self._env is None:
-            raise NotSetError(
-                f"please set env first: {self._instance_name} has no env manager; pass one to "
-                "the constructor or to reset_env",
-                what="env",
-            )
+            raise self._not_set("env", "env manager")
         return self._env
 
     @property
     def policy(self) -> Any:
-        """The policy mode in use.
-
-        Raises:
-            NotSetError: none was ever given.
-        """
+        """The policy mode in use; NotSetError where none was ever given."""
         if self._policy is None:
-            raise NotSetError(
-                f"please set policy first: {self._instance_name} has no policy; pass one to the "
-                "constructor or to reset_policy",
-                what="policy",
-            )
+            raise self._not_set("policy", "policy")
         return self._policy
+
+    def _not_set(self, what: str, kind: str) -> NotSetError:
+        return NotSetError(
+            f"please set {what} first: {self._instance_name} has no {kind}; pass one to the "
+            f"constructor or to reset_{what}",
+            what=what,
+        )
 
     def reset_env(self, _env: EnvManager | None = None) -> None:
         """Take and launch another manager, or reset the envs of the current one.
@@ -102,17 +93,20 @@ class SerialWorker(Configurable, ABC):
         Raises:
             NotSetError: no policy was ever given.
         """
-        if _policy is not None:
-            self._policy = _policy
-        self.policy.reset()
+        self._take_policy(_policy)
 
     def reset(self, _policy: Any = None, _env: EnvManager | None = None) -> None:
-        """Reset env and policy (None: those that it has), and zero all counters."""
+        """Reset env and policy (None: those that it has), and zero all counters and caches."""
         if _env is not None or self._env is not None:
             self.reset_env(_env)
         if _policy is not None or self._policy is not None:
-            self.reset_policy(_policy)
+            self._take_policy(_policy)
         self._zero()
+
+    def _take_policy(self, policy: Any) -> None:
+        if policy is not None:
+            self._policy = policy
+        self.policy.reset()
 
     @abstractmethod
     def _zero(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from dingsdk.envs.base import EnvManager
 from dingsdk.plugins import observe
-from dingsdk.worker.collector.rollout import EpisodeRecord
+from dingsdk.worker.collector.rollout import EpisodeRecord, tell_observers
 from dingsdk.worker.run_logger import write_statistics
 from dingsdk.worker.serial_worker import SerialWorker
 
@@ -48,24 +48,42 @@ class ISerialCollector(SerialWorker):
         self._total_episode_count = 0
         self._total_sample_count = 0
         self._last_log_iter = 0
+        self._start_interval()
+
+    def _start_interval(self) -> None:
+        """Zero what is counted from one log to the next."""
         self._finished: list[EpisodeRecord] = []
-        # Counted since the last log.
         self._logged_envsteps = 0
         self._logged_samples = 0
         self._duration_s = 0.0
 
-    def _note_episodes(self, episodes: Sequence[EpisodeRecord]) -> None:
-        """Count finished episodes and tell the observers."""
-        self._finished.extend(episodes)
-        self._total_episode_count += len(episodes)
-        after_episode = observe().after_episode
-        for each in episodes:
-            after_episode(
-                source=self._instance_name,
-                env_id=each.env_id,
-                episode_return=each.episode_return,
-                length=each.length,
-            )
+    def _end_collect(
+        self,
+        episodes: Sequence[EpisodeRecord],
+        *,
+        envsteps: int,
+        samples: int,
+        seconds: float,
+        train_iter: int,
+        is_recorded: bool = True,
+    ) -> None:
+        """Count what one call of ``collect`` made, log it and tell the observers."""
+        self._total_envstep_count += envsteps
+        self._total_sample_count += samples
+        if is_recorded:
+            self._total_episode_count += len(episodes)
+            self._finished.extend(episodes)
+            self._logged_envsteps += envsteps
+            self._logged_samples += samples
+            self._duration_s += seconds
+            tell_observers(self._instance_name, episodes)
+            self._log(train_iter)
+        observe().after_collect(
+            source=self._instance_name,
+            sample_count=samples,
+            envstep=self._total_envstep_count,
+            train_iter=train_iter,
+        )
 
     def _log(self, train_iter: int) -> None:
         """Write statistics when ``collect_print_freq`` iterations have passed."""
@@ -73,17 +91,12 @@ class ISerialCollector(SerialWorker):
             return
         self._last_log_iter = train_iter
         variables = self._statistics()
-        self._logger.info(
-            "collect at iteration %d\n%s",
-            train_iter,
-            self._logger.get_tabulate_vars_hor(variables),
-        )
+        table = self._logger.get_tabulate_vars_hor(variables)
+        self._logger.info("collect at iteration %d\n%s", train_iter, table)
         write_statistics(
             self._tb_logger, self._instance_name, variables, train_iter, self._total_envstep_count
         )
-        self._finished.clear()
-        self._logged_envsteps = self._logged_samples = 0
-        self._duration_s = 0.0
+        self._start_interval()
 
     def _statistics(self) -> dict[str, Any]:
         returns = np.array([each.episode_return for each in self._finished])

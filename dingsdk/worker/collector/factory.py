@@ -20,7 +20,6 @@ def create_collecting_rollout(
     env: EnvManager,
     policy: CollectMode,
     traj_len: int | None,
-    *,
     has_tensor_obs: bool = False,
     deepcopy_obs: bool = False,
 ) -> tuple[Rollout, Writer]:

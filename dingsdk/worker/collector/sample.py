@@ -10,12 +10,8 @@ from dingsdk.config import PartSection, Seed, Whole
 from dingsdk.data import SampleBatch
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import NotSetError
-from dingsdk.plugins import observe
 from dingsdk.worker.collector.base import ISerialCollector
-from dingsdk.worker.collector.factory import (
-    create_collecting_rollout,
-    traj_len_of,
-)
+from dingsdk.worker.collector.factory import create_collecting_rollout, traj_len_of
 from dingsdk.worker.collector.policy_output import RandomActions
 from dingsdk.worker.collector.rollout import Rollout, Writer
 
@@ -50,32 +46,19 @@ class SampleSerialCollector(ISerialCollector):
     _cfg: Config
     _config_path: ClassVar[str] = "policy.collect.collector"
 
-    _rollout: Rollout | None = None
-    _writer: Writer | None = None
+    _rollout: tuple[Rollout, Writer] | None = None
     _has_warned = False
     _default_n_sample: int | None = None
 
     def reset_env(self, _env: EnvManager | None = None) -> None:
         """As ``SerialWorker.reset_env``; unfinished trajectories are dropped."""
         super().reset_env(_env)
-        self._rollout = self._writer = None
+        self._rollout = None
 
     def reset_policy(self, _policy: Any = None) -> None:
-        """As ``SerialWorker.reset_policy``; the env must be set first.
-
-        Raises:
-            NotSetError: there is no env, or no policy.
-        """
+        """As ``SerialWorker.reset_policy``; NotSetError also where there is no env yet."""
         _ = self.env
-        self._take_policy(_policy)
-
-    def reset(self, _policy: Any = None, _env: EnvManager | None = None) -> None:
-        """Reset env and policy (None: those that it has) and zero all counters and caches."""
-        if _env is not None or self._env is not None:
-            self.reset_env(_env)
-        if _policy is not None or self._policy is not None:
-            self._take_policy(_policy)
-        self._zero()
+        super().reset_policy(_policy)
 
     def collect(
         self,
@@ -132,15 +115,17 @@ class SampleSerialCollector(ISerialCollector):
         result: SampleBatch | list[Any] = _join(flushed)
         if drop_extra and have > wanted:
             result = result[:wanted]
-        self._total_envstep_count += rollout.env_steps - steps_before
-        self._total_sample_count += len(result)
-        if record_random_collect:
-            self._logged_envsteps += rollout.env_steps - steps_before
-            self._logged_samples += len(result)
-            self._duration_s += time.perf_counter() - started
         if self._on_policy:
             writer.clear()
-        self._finish_collect(rollout, train_iter, len(result), record_random_collect)
+        episodes, rollout.episodes = rollout.episodes, []
+        self._end_collect(
+            episodes,
+            envsteps=rollout.env_steps - steps_before,
+            samples=len(result),
+            seconds=time.perf_counter() - started,
+            train_iter=train_iter,
+            is_recorded=record_random_collect,
+        )
         return result
 
     def _wanted(self, n_sample: int | None) -> int:
@@ -161,47 +146,24 @@ class SampleSerialCollector(ISerialCollector):
 
     def _ready(self) -> tuple[Rollout, Writer]:
         """Return the rollout, built when env and policy are both there."""
-        if self._rollout is not None and self._writer is not None:
-            return self._rollout, self._writer
-        env, policy = self.env, self.policy
-        traj_len = traj_len_of(
-            self._policy_cfg, self._default_n_sample, self._unroll_len, env.env_num
-        )
-        self._rollout, self._writer = create_collecting_rollout(
-            env,
-            policy,
-            traj_len,
-            has_tensor_obs=self._cfg.transform_obs,
-            deepcopy_obs=self._cfg.deepcopy_obs,
-        )
-        self._random_actions = RandomActions(env.action_space, self._cfg.seed)
-        return self._rollout, self._writer
+        if self._rollout is None:
+            env, policy, n_sample = self.env, self.policy, self._default_n_sample
+            traj_len = traj_len_of(self._policy_cfg, n_sample, self._unroll_len, env.env_num)
+            self._rollout = create_collecting_rollout(
+                env, policy, traj_len, self._cfg.transform_obs, self._cfg.deepcopy_obs
+            )
+            self._random_actions = RandomActions(env.action_space, self._cfg.seed)
+        return self._rollout
 
     def _take_policy(self, policy: Any) -> None:
         if policy is not None:
-            self._policy = policy
             read = policy.get_attribute
             self._policy_cfg = read("cfg")
             self._default_n_sample = read("n_sample")
             self._unroll_len = int(read("unroll_len"))
             self._on_policy = bool(read("on_policy"))
-            self._rollout = self._writer = None
-        self.policy.reset()
-
-    def _finish_collect(
-        self, rollout: Rollout, train_iter: int, samples: int, is_recorded: bool
-    ) -> None:
-        episodes, rollout.episodes = rollout.episodes, []
-        if episodes and is_recorded:
-            self._note_episodes(episodes)
-        if is_recorded:
-            self._log(train_iter)
-        observe().after_collect(
-            source=self._instance_name,
-            sample_count=samples,
-            envstep=self._total_envstep_count,
-            train_iter=train_iter,
-        )
+            self._rollout = None
+        super()._take_policy(policy)
 
 
 def _join(flushed: list[Any]) -> Any:
