@@ -35,6 +35,7 @@ from dingsdk.testing import (
     BUFFER_CAPABILITIES,
     BUFFER_RULES,
     CAPABILITIES,
+    PART_RULES,
     POLICY_CAPABILITIES,
     POLICY_RULES,
     RULES,
@@ -53,6 +54,7 @@ def pages() -> dict[str, str]:
         "config.md": config_page(),
         "errors.md": errors_page(),
         "hooks.md": hooks_page(),
+        "part-rules.md": part_rules_page(),
         "policy-rules.md": policy_rules_page(),
         "transport-rules.md": transport_rules_page(),
     }
@@ -185,11 +187,27 @@ def buffer_rules_page() -> str:
     """Return the rules of the buffer contract."""
     intro = (
         "What every replay buffer does, whatever storage, sampler, remover and limiter it is made "
-        "of, and `dingsdk.testing` checks: `check_buffer` all of it, a subclass of "
-        "`BufferContract` as one test a rule, and `BufferMachine` against a plain model. [Extend "
-        "the buffer](../how-to/extend-the-buffer.md) shows all three."
+        "of (which have [rules of their own](part-rules.md)), and `dingsdk.testing` checks: "
+        "`check_buffer` all of it, a subclass of `BufferContract` as one test a rule, and "
+        "`BufferMachine` against a plain model. [Extend the "
+        "buffer](../how-to/extend-the-buffer.md) shows all three."
     )
     return _rules_page("replay buffer", intro, BUFFER_CAPABILITIES, BUFFER_RULES)
+
+
+def part_rules_page() -> str:
+    """Return the rules of the parts of a buffer."""
+    intro = (
+        "What every storage, sampler, remover and limiter does by itself, and `dingsdk.testing` "
+        "checks: `check_part` all of a kind, a subclass of `StorageContract`, `SamplerContract`, "
+        "`RemoverContract` or `LimiterContract` as one test a rule. [Extend the "
+        "buffer](../how-to/extend-the-buffer.md) shows one."
+    )
+    parts = [
+        _rules(kind, book.known_capabilities, tuple(book.rules), f"{kind.capitalize()} rule ")
+        for kind, book in PART_RULES.items()
+    ]
+    return _page("Rules of the parts of a replay buffer", "\n\n".join([intro, *parts]))
 
 
 def policy_rules_page() -> str:
@@ -205,8 +223,13 @@ def policy_rules_page() -> str:
 def _rules_page(
     part: str, intro: str, capabilities: Mapping[str, str], rules: tuple[Rule, ...]
 ) -> str:
+    return _page(f"Rules of a {part}", f"{intro}\n\n{_rules(part, capabilities, rules)}")
+
+
+def _rules(
+    part: str, capabilities: Mapping[str, str], rules: tuple[Rule, ...], title: str = ""
+) -> str:
     parts = [
-        intro,
         f"A {part} declares what it can do beyond the rules for all; some rules are for those "
         "that declare it:",
         "\n".join(f"- `{name}`: {text}" for name, text in capabilities.items()),
@@ -214,9 +237,9 @@ def _rules_page(
     for rule in rules:
         _, _, rest = rule.text.partition("\n\n")
         only = f"Only with `{rule.needs}`." if rule.needs else ""
-        lines = [f"## {rule.number}. {rule.title}", " ".join(rest.split()), only]
+        lines = [f"## {title}{rule.number}. {rule.title}", " ".join(rest.split()), only]
         parts.append("\n\n".join(line for line in lines if line))
-    return _page(f"Rules of a {part}", "\n\n".join(parts))
+    return "\n\n".join(parts)
 
 
 def _page(title: str, body: str) -> str:

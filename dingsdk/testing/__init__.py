@@ -2,8 +2,9 @@
 
 ``check_transport`` runs every rule of the transports and needs no test framework;
 ``TransportContract`` makes a pytest test of each. ``check_buffer`` and ``BufferContract`` do that
-for replay buffers and the storages, samplers, removers and limiters that they are made of;
-``BufferMachine`` compares one with a plain model, through any sequence of calls.
+for replay buffers; ``BufferMachine`` compares one with a plain model, through any sequence of
+calls. ``check_part`` and ``StorageContract``, ``SamplerContract``, ``RemoverContract`` and
+``LimiterContract`` hold the parts of a buffer to rules of their own, without a buffer.
 ``check_policy`` and ``PolicyContract`` are for policies. The rules are listed in
 ``docs/reference``. ``FaultProxy`` puts a bad network before an endpoint,
 ``failing_calls`` a bad disk below a storage; ``recorded_writes`` tells what a disk was waited for.
@@ -14,16 +15,29 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dingsdk.testing.buffer_check import check_buffer, check_buffer_rule
-from dingsdk.testing.buffer_rules import BUFFER_CAPABILITIES, BUFFER_RULES
+from dingsdk.testing.buffer_rules import (
+    BUFFER_CAPABILITIES,
+    BUFFER_RULES,
+    check_buffer,
+    check_buffer_rule,
+)
 from dingsdk.testing.fault_proxy import Fault, FaultProxy, seeded_faults
 from dingsdk.testing.os_calls import WriteLog, failing_calls, recorded_writes
+from dingsdk.testing.part_rules import PART_RULES, check_part
 from dingsdk.testing.rule import ContractError, ContractReport, Rule, RuleBroken, RuleResult
 from dingsdk.testing.rules import CAPABILITIES, RULES, check_rule, check_transport
 
 if TYPE_CHECKING:
     from dingsdk.testing.buffer_machine import BufferMachine
-    from dingsdk.testing.contract import BufferContract, PolicyContract, TransportContract
+    from dingsdk.testing.contract import (
+        BufferContract,
+        LimiterContract,
+        PolicyContract,
+        RemoverContract,
+        SamplerContract,
+        StorageContract,
+        TransportContract,
+    )
     from dingsdk.testing.policy_rules import (
         POLICY_CAPABILITIES,
         POLICY_RULES,
@@ -36,6 +50,7 @@ __all__ = [
     "BUFFER_CAPABILITIES",
     "BUFFER_RULES",
     "CAPABILITIES",
+    "PART_RULES",
     "POLICY_CAPABILITIES",
     "POLICY_RULES",
     "RULES",
@@ -45,15 +60,20 @@ __all__ = [
     "ContractReport",
     "Fault",
     "FaultProxy",
+    "LimiterContract",
     "PolicyContract",
     "PolicyUnderTest",
+    "RemoverContract",
     "Rule",
     "RuleBroken",
     "RuleResult",
+    "SamplerContract",
+    "StorageContract",
     "TransportContract",
     "WriteLog",
     "check_buffer",
     "check_buffer_rule",
+    "check_part",
     "check_policy",
     "check_policy_rule",
     "check_rule",
@@ -67,7 +87,15 @@ __all__ = [
 # Modules that need pytest, Hypothesis or torch, which the others do without.
 _LAZY = {
     "buffer_machine": ("BufferMachine",),
-    "contract": ("BufferContract", "PolicyContract", "TransportContract"),
+    "contract": (
+        "BufferContract",
+        "LimiterContract",
+        "PolicyContract",
+        "RemoverContract",
+        "SamplerContract",
+        "StorageContract",
+        "TransportContract",
+    ),
     "policy_rules": (
         "POLICY_CAPABILITIES",
         "POLICY_RULES",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -20,12 +21,119 @@ from hypothesis.stateful import (
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import InvalidPriorityError, SchemaMismatchError
-from dingsdk.testing.buffer_bench import BufferBench, expect, expect_equal, raises
-from dingsdk.testing.buffer_model import TRAJECTORY, BufferModel
-from dingsdk.testing.buffer_rows import flat, number_of, numbers_of, spoil
+from dingsdk.testing.buffer_bench import (
+    BufferBench,
+    expect,
+    expect_equal,
+    flat,
+    number_of,
+    numbers_of,
+    raises,
+    spoil,
+)
 from dingsdk.testing.buffer_rules import BUFFER_CAPABILITIES
 from dingsdk.testing.rule import PATIENCE_S, check_capabilities
 from dingsdk.worker.replay_buffer import IBuffer
+
+TRAJECTORY = 5
+"""Rows of a trajectory, by their numbers: the last one of each is its end."""
+
+
+class BufferModel:
+    """A deque of the numbers of the rows that must be in a buffer, and dicts of what is known.
+
+    Args:
+        capacity: Of the buffer.
+        max_use: Samples after which a row leaves.
+
+    Attributes:
+        pushed: Rows pushed since the model was made or cleared.
+        window: How many of the newest rows are sampled among.
+        priority: Number -> priority, of all rows ever.
+        used: Number -> times sampled.
+    """
+
+    def __init__(self, capacity: int, max_use: float = math.inf) -> None:
+        self.capacity = self.window = capacity
+        self.max_use = max_use
+        self.pushed = 0
+        self.priority: dict[int, float] = {}
+        self.used: Counter[int] = Counter()
+        # A row that left early leaves a hole, which the ring fills when its turn comes.
+        self._ring: deque[int] = deque(maxlen=capacity)
+        self._largest = 1.0
+        self._next = 0
+
+    def fresh(self, n: int) -> list[int]:
+        """Return the next numbers."""
+        self._next += n
+        return list(range(self._next - n, self._next))
+
+    @property
+    def rows(self) -> list[int]:
+        """The rows that are there, oldest first."""
+        return [number for number in self._ring if self.used[number] < self.max_use]
+
+    @property
+    def population(self) -> list[int]:
+        """The rows that can be sampled, oldest first."""
+        return self.rows[-self.window :]
+
+    def push(self, numbers: list[int], gone: Collection[int] | None = None) -> list[int]:
+        """Add rows; return those that leave for it, oldest first (known: any may)."""
+        everything = [*self.rows, *numbers]
+        if gone is None:
+            self._ring.extend(numbers)
+        else:
+            self._ring = deque((n for n in everything if n not in gone), self.capacity)
+        self.pushed += len(numbers)
+        self.priority.update(dict.fromkeys(numbers, self._largest))
+        return everything[: len(everything) - len(self.rows)]
+
+    def load(self) -> None:
+        """Become the model of a new buffer that loaded a save of this one."""
+        self.pushed = len(self.rows)
+
+    def reopen(self) -> None:
+        """Become the model of a buffer that found the rows of this one on disk.
+
+        Their priorities begin anew, and where it does not matter for leaving, their uses.
+        """
+        self._largest = 1.0
+        if self.max_use == math.inf:
+            self.used.clear()
+        self.priority.update(dict.fromkeys(self._ring, 1.0))
+
+    def clear(self) -> list[int]:
+        """Drop all rows; return them, oldest first."""
+        gone = self.rows
+        self._ring.clear()
+        self.pushed = 0
+        self._largest = 1.0
+        return gone
+
+    def update(self, priorities: Iterable[tuple[int, float]]) -> None:
+        """Set the priorities of those rows that are there."""
+        for number, priority in priorities:
+            if number in self.rows:
+                self.priority[number] = priority
+                self._largest = max(self._largest, priority)
+
+    def weights(self, alpha: float, beta: float) -> dict[int, float]:
+        """Return the importance weight of each row."""
+        mass = {number: self.priority[number] ** alpha for number in self.rows}
+        least = min(mass.values())
+        return {number: (value / least) ** -beta for number, value in mass.items()}
+
+    def starts(self, length: int) -> list[int]:
+        """Return the rows from which ``length`` rows of one trajectory follow."""
+        rows = set(self.rows)
+        return [
+            first
+            for first in self.rows
+            if first % TRAJECTORY + length <= TRAJECTORY and first + length - 1 in rows
+        ]
+
 
 _CLOSE = 1e-3
 _Step = TypeVar("_Step", bound=Callable[..., Any])
@@ -71,6 +179,8 @@ class BufferMachine(RuleBasedStateMachine):
     )
     def start(self, capacity: int, seed: int, max_use: float) -> None:
         check_capabilities(self.capabilities, BUFFER_CAPABILITIES)
+        if "fifo" not in self.capabilities and "parts" not in self.capabilities:
+            raise ValueError("of a buffer without 'fifo' only listeners know the rows that left")
         self.folder = tempfile.TemporaryDirectory(prefix="dingsdk-machine-")
         self.bench = BufferBench(
             self.make_buffer, Path(self.folder.name), self.capabilities, PATIENCE_S
@@ -103,7 +213,6 @@ class BufferMachine(RuleBasedStateMachine):
             with self.folder, self.bench:
                 pass
 
-    # Pushing ----------------------------------------------------------------------------------
     def rows(self, numbers: list[int]) -> list[Any]:
         rows = self.bench.rows(*numbers)
         if self.bench.has("sequences"):
@@ -112,9 +221,9 @@ class BufferMachine(RuleBasedStateMachine):
         return rows
 
     def push(self, numbers: list[int], data: Any) -> None:
-        expected = self.model.push(numbers)
         self.gone.clear()
         self.buffer.push(data, 0)
+        expected = self.model.push(numbers, None if self.bench.has("fifo") else self.gone)
         if self.bench.has("parts"):
             expect_equal(self.gone, expected, "rows that left")
 
@@ -146,7 +255,6 @@ class BufferMachine(RuleBasedStateMachine):
         with raises("a push with a bad row", SchemaMismatchError):
             self.buffer.push([*self.rows(list(range(n))), bad], 0)
 
-    # Sampling ---------------------------------------------------------------------------------
     @rule(size=st.integers(0, 12))
     def sample(self, size: int) -> None:
         self.check_sample(size, self.model.population)
@@ -221,7 +329,6 @@ class BufferMachine(RuleBasedStateMachine):
             expect(all(b == a + 1 for a, b in pairwise(sequence)), f"{sequence} is no sequence")
         expect_equal(len(numbers), size * length, "rows of the sequences")
 
-    # Changing what is drawn -------------------------------------------------------------------
     @_only("elastic")
     @rule(envsteps=st.lists(st.integers(1, 12), min_size=1, max_size=3))
     def move_the_window(self, envsteps: list[int]) -> None:
@@ -271,7 +378,6 @@ class BufferMachine(RuleBasedStateMachine):
         # Some kinds count on where others begin anew.
         self.pushed_before = self.buffer.push_count
 
-    # Keeping ----------------------------------------------------------------------------------
     @rule()
     def move_to_another_buffer(self) -> None:
         old = self.buffer

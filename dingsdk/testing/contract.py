@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import pytest
 
 from dingsdk.policy.base import Policy
-from dingsdk.testing.buffer_check import BUFFER_BOOK
+from dingsdk.testing.buffer_rules import BUFFER_BOOK
+from dingsdk.testing.part_rules import PART_RULES
 from dingsdk.testing.policy_rules import POLICY_BOOK, PolicyUnderTest
 from dingsdk.testing.rule import PATIENCE_S, Rule, RuleBook
 from dingsdk.testing.rules import TRANSPORT_BOOK
@@ -87,6 +88,50 @@ class BufferContract(Contract):
 
     def _part(self) -> Any:
         return self.make_buffer
+
+
+class StorageContract(Contract):
+    """Base class of a storage's contract tests; see ``PART_RULES["storage"].known_capabilities``.
+
+    Example:
+        >>> class TestMyStorage(StorageContract):
+        ...     capabilities = frozenset({"any_order"})
+        ...     def make_part(self, capacity, seed, folder):
+        ...         return MyStorage({}, capacity)
+    """
+
+    book = PART_RULES["storage"]
+
+    def make_part(self, capacity: int, seed: int, folder: Path) -> Any:
+        """Return a fresh part. Rules may call it more than once.
+
+        Args:
+            capacity: Rows of the buffer that it is to be for.
+            seed: Of what it draws.
+            folder: For what it keeps on disk; a durable storage opens the rows that it finds.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.make_part(...) is missing")
+
+    def _part(self) -> Any:
+        return self.make_part
+
+
+class SamplerContract(StorageContract):
+    """The same for samplers; see ``PART_RULES["sampler"].known_capabilities``."""
+
+    book = PART_RULES["sampler"]
+
+
+class RemoverContract(StorageContract):
+    """The same for removers; see ``PART_RULES["remover"].known_capabilities``."""
+
+    book = PART_RULES["remover"]
+
+
+class LimiterContract(StorageContract):
+    """The same for limiters; see ``PART_RULES["limiter"].known_capabilities``."""
+
+    book = PART_RULES["limiter"]
 
 
 class PolicyContract(Contract):

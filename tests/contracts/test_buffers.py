@@ -14,7 +14,9 @@ from dingsdk.testing import BufferContract
 from dingsdk.worker.replay_buffer import IBuffer
 from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
 
-BASE = frozenset({"parts", "saves"})
+from .random_remover import RandomRemover
+
+BASE = frozenset({"fifo", "parts", "saves"})
 ROWS = BASE | {"distinct", "ages"}
 PRIORITIZED = BASE | {"ages", "priorities"}
 
@@ -46,6 +48,22 @@ class MappedContract(Contract):
 class TestNaiveOverArrays(Contract):
     parts: ClassVar = {"type": "naive", "storage": {"type": "array"}}
     capabilities: ClassVar[Collection[str]] = ROWS | {"columns"}
+
+
+class TestNaiveWithRandomRemover(Contract):
+    parts: ClassVar = {"type": "naive", "remover": {"type": "random"}}
+    capabilities = (ROWS | {"columns", "objects"}) - {"fifo"}
+
+    @pytest.fixture(autouse=True)
+    def _type(self) -> Iterator[None]:
+        with use_manager(PluginManager()) as manager:
+            manager.registry("removers").register("random", RandomRemover)
+            yield
+
+
+class TestAdvancedWithRandomRemover(TestNaiveWithRandomRemover):
+    parts: ClassVar = {"type": "advanced", "remover": {"type": "random"}}
+    capabilities = (PRIORITIZED | {"columns", "proportional"}) - {"fifo"}
 
 
 class TestNaiveOverLinkedArrays(TestNaiveOverArrays):

@@ -15,6 +15,7 @@ from dingsdk.testing import (
     BUFFER_CAPABILITIES,
     BUFFER_RULES,
     CAPABILITIES,
+    PART_RULES,
     RULES,
     Rule,
     RuleBroken,
@@ -31,8 +32,12 @@ def make(run_dir: Path) -> InMemoryTransport:
 
 @pytest.mark.parametrize(
     ("rules", "capabilities"),
-    [(RULES, CAPABILITIES), (BUFFER_RULES, BUFFER_CAPABILITIES)],
-    ids=["transports", "buffers"],
+    [
+        (RULES, CAPABILITIES),
+        (BUFFER_RULES, BUFFER_CAPABILITIES),
+        *((book.rules, book.known_capabilities) for book in PART_RULES.values()),
+    ],
+    ids=["transports", "buffers", *PART_RULES],
 )
 def test_rules_are_numbered_without_gaps_and_described(
     rules: tuple[Rule, ...], capabilities: Mapping[str, str]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 
 PATIENCE_S = 0.5
-BASE = frozenset({"parts", "saves"})
+BASE = frozenset({"fifo", "parts", "saves"})
 
 
 class Mutant:

@@ -14,7 +14,7 @@ from dingsdk.testing import BufferMachine
 from dingsdk.worker.replay_buffer import IBuffer
 from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
 
-BASE = frozenset({"parts", "saves"})
+BASE = frozenset({"fifo", "parts", "saves"})
 ROWS = BASE | {"distinct", "ages"}
 PRIORITIZED = BASE | {"ages", "priorities"}
 

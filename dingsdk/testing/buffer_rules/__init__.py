@@ -1,25 +1,18 @@
-"""The table of rules of the replay buffers."""
+"""The rules of the replay buffers, and what checks them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
-from dingsdk.testing.buffer_rules import (
-    closing,
-    keeping,
-    parts,
-    priorities,
-    pushing,
-    sampling,
-    sequences,
-    threads,
-)
-from dingsdk.testing.rule import Rule, collect
+from dingsdk.testing.buffer_bench import BufferBench, MakeBuffer
+from dingsdk.testing.buffer_rules import kinds, lives, rows, threads
+from dingsdk.testing.rule import PATIENCE_S, ContractReport, Rule, RuleBook, collect
 
 BUFFER_CAPABILITIES: Final[Mapping[str, str]] = {
     "columns": "Rows are dicts of numbers and arrays, kept in columns, and sampled as SampleBatch.",
     "objects": "A row may be any object. Batches are lists.",
+    "fifo": "The oldest rows leave first; without it any row may make room for a new one.",
     "distinct": "Rows are drawn alike; one comes twice in a batch only with `replace=True`.",
     "ages": "`sample` takes `sample_range`, a slice over the rows by age.",
     "priorities": (
@@ -31,15 +24,43 @@ BUFFER_CAPABILITIES: Final[Mapping[str, str]] = {
     "episodes": "A row is an episode: a SampleBatch or a list of transitions, of any length.",
     "elastic": "Samples come from a window of the newest rows, which `update(envstep)` moves.",
     "parts": (
-        "Made of parts as `ReplayBuffer` is: `limiter` is a setting, `timeout_s` an argument of "
-        "`push` and `sample`, and there are `add_remove_listener` and `stats`."
+        "Made of parts as `NaiveReplayBuffer` is: `limiter` is a setting, `timeout_s` an argument "
+        "of `push` and `sample`, and there are `add_remove_listener` and `stats`."
     ),
     "durable": "Rows stay in a folder when the buffer is closed.",
     "saves": "`save_data` and `load_data` serve the rows of the kit.",
 }
 """What a buffer may declare that it is or can do, and what follows."""
 
-BUFFER_RULES: Final[tuple[Rule, ...]] = collect(
-    (pushing, sampling, keeping, closing, parts, threads, sequences, priorities)
-)
+BUFFER_RULES: Final[tuple[Rule, ...]] = collect((rows, lives, threads, kinds))
 """Every rule, by number. Numbers are never used again for another rule."""
+
+BUFFER_BOOK: Final = RuleBook(BUFFER_RULES, BUFFER_CAPABILITIES, BufferBench)
+
+check_buffer_rule = BUFFER_BOOK.check_rule
+
+
+def check_buffer(
+    make: MakeBuffer,
+    *,
+    capabilities: Collection[str] = (),
+    patience_s: float = PATIENCE_S,
+) -> ContractReport:
+    """Hold a replay buffer, and the parts it is made of, to every rule of the contract.
+
+    Args:
+        make: Returns a fresh buffer with the settings that it is given, over those that it is to
+            be tested with, e.g. ``lambda cfg: MyBuffer({"storage": {"type": "mine"}, **cfg})``.
+            The settings are ``replay_buffer_size`` and ``seed``, and what the capabilities name.
+        capabilities: Which of ``BUFFER_CAPABILITIES`` the buffer has; rules that need another
+            one do not apply.
+        patience_s: How long something that must happen may take.
+
+    Returns:
+        The results, where no rule is broken.
+
+    Raises:
+        ContractError: some are; ``report`` has all results, ``broken`` the numbers.
+        ValueError: an unknown capability.
+    """
+    return BUFFER_BOOK.check(make, capabilities, patience_s)

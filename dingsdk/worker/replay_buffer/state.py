@@ -221,6 +221,7 @@ def restore(
     storage, kind = None, state["storage"]
     if not (table._is_durable or (parts.chooses_storage and kind is None)):
         storage = table._new_storage(kind if parts.chooses_storage else None)
+        storage.expect(count)
     if storage is not None or table._sampler_listens or table._listeners:
         for where, rows in _placed(remover, pieces()):
             if storage is not None:

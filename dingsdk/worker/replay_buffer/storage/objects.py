@@ -55,6 +55,9 @@ class ObjectStorage(Storage):
                 )
         return [self._packed(self._copy(row)) for row in rows]
 
+    def expect(self, rows: int) -> None:
+        self._items = [None] * rows
+
     def put(self, where: Where, rows: list[Any]) -> None:
         if isinstance(where, slice):
             self._items[where] = rows

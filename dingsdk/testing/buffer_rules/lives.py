@@ -1,20 +1,31 @@
-"""Rules 21 to 27, and 59: seeds, states and saved rows."""
+"""Rules 21 to 30, and 59: seeds, states, saved rows, and what closing gives back."""
 
 from __future__ import annotations
 
 import copy
+import gc
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import (
+    BufferClosedError,
     CheckpointCorruptError,
     CheckpointMissingError,
     CheckpointVersionError,
 )
-from dingsdk.testing.buffer_bench import CAPACITY, BufferBench, expect, expect_equal, raises
-from dingsdk.testing.buffer_rows import spoil
+from dingsdk.testing.buffer_bench import (
+    CAPACITY,
+    BufferBench,
+    Call,
+    expect,
+    expect_equal,
+    raises,
+    spoil,
+    update_of,
+)
 from dingsdk.testing.rule import needs
 from dingsdk.testing.samples import expect_same
 
@@ -62,7 +73,7 @@ def rule_23_state_is_a_copy(bench: BufferBench) -> None:
     other = bench.buffer(seed=9)
     other.load_state_dict(state)
     spoil(_as_batch(state["data"]))
-    bench.expect_contents(buffer, [*range(2, CAPACITY), 20, 21], "after a state was changed")
+    bench.expect_contents(buffer, [*range(CAPACITY), 20, 21], "after a state was changed")
     bench.expect_contents(other, range(CAPACITY), "after the loaded state was changed")
 
 
@@ -108,8 +119,8 @@ def rule_26_saved_rows_are_pushed_back(bench: BufferBench) -> None:
     for held in (3, CAPACITY + 2, CAPACITY + 3, 2):
         buffer = bench.buffer(*range(held))
         buffer.save_data(folder)
-        rows = range(held)[-CAPACITY:]
-        bench.expect_contents(buffer, rows, "after save_data()")
+        bench.expect_contents(buffer, range(held), "after save_data()")
+        rows = bench.contents(buffer)
         new = bench.buffer()
         new.load_data(folder)
         bench.expect_contents(new, rows, "after load_data()")
@@ -180,9 +191,7 @@ def _use(bench: BufferBench, buffer: Any) -> None:
         buffer.update(7)
     found = bench.sample(buffer, 2)
     if bench.has("priorities"):
-        keys = ("replay_unique_id", "replay_buffer_idx")
-        info = {key: [int(row[key]) for row in found] for key in keys}
-        buffer.update({**info, "priority": [4.0, 0.1]})
+        buffer.update(update_of(found, [4.0, 0.1]))
 
 
 def _expect_refused(buffer: Any, folder: Path, name: str) -> None:
@@ -201,3 +210,66 @@ def _is_json(content: bytes) -> bool:
     except ValueError:
         return False
     return True
+
+
+def rule_28_constructor_makes_nothing(bench: BufferBench) -> None:
+    """Making a buffer makes no file, no folder and no thread; neither does using it."""
+    threads, files = set(threading.enumerate()), _entries()
+    buffer = bench.buffer()
+    started = [each.name for each in threading.enumerate() if each not in threads]
+    expect_equal(started, [], "threads of a new buffer")
+    expect_equal(sorted(_entries() - files), [], "files in the working folder of a new buffer")
+    bench.push(buffer, 1, 2)
+    bench.draw(buffer, 1)
+    expect_equal(sorted(_entries() - files), [], "files in the working folder after a push")
+
+
+def rule_29_close_is_idempotent(bench: BufferBench) -> None:
+    """``close`` may be called twice, from many threads, and before use; ``count`` is then 0.
+
+    Whatever else reads or writes rows raises BufferClosedError, and saving leaves no folder.
+    """
+    for held in (0, 3):
+        buffer = bench.buffer(*range(held))
+        for call in [Call(buffer.close, "close()") for _ in range(4)]:
+            call.value(bench.patience_s)
+        buffer.close()
+        expect_equal(buffer.count(), 0, "count() of a closed buffer")
+        folder = bench.folder / "rows"
+        for name, use in {
+            "push()": lambda: bench.push(buffer, 1),  # noqa: B023 - called in this round
+            "push([])": lambda: buffer.push([], 0),  # noqa: B023
+            "sample(1)": lambda: bench.sample(buffer, 1),  # noqa: B023
+            "sample(0)": lambda: bench.sample(buffer, 0),  # noqa: B023
+            "clear()": buffer.clear,
+            "state_dict()": buffer.state_dict,
+            "save_data()": lambda: buffer.save_data(str(folder)),  # noqa: B023
+        }.items():
+            with raises(f"{name} of a closed buffer", BufferClosedError):
+                use()
+        expect(not folder.exists(), "save_data() of a closed buffer made a folder")
+
+
+def rule_30_close_gives_everything_back(bench: BufferBench) -> None:
+    """After its close a buffer leaves no thread and no open file."""
+    bench.buffer(1).close()  # what is set up once a process is set up now
+    threads, files = set(threading.enumerate()), _open_files()
+    for _ in range(2):
+        buffer = bench.buffer(*range(9))
+        bench.draw(buffer, 2)
+        buffer.close()
+    left = [each.name for each in threading.enumerate() if each not in threads]
+    expect_equal(left, [], "threads left")
+    del buffer
+    gc.collect()
+    expect(_open_files() <= files, f"{_open_files() - files} open files left")
+
+
+def _entries() -> set[str]:
+    return {path.name for path in Path.cwd().iterdir()}
+
+
+def _open_files() -> int:
+    # Where the system does not list them, there is nothing to compare.
+    folder = Path("/proc/self/fd")
+    return sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0

@@ -1,0 +1,339 @@
+"""Rules 1 to 20: what is pushed, refused and sampled."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import ConfigError, SchemaMismatchError
+from dingsdk.testing.buffer_bench import (
+    CAPACITY,
+    BufferBench,
+    expect,
+    expect_equal,
+    make_row,
+    numbers_of,
+    raises,
+    spoil,
+)
+from dingsdk.testing.rule import RuleBroken, needs
+from dingsdk.testing.samples import expect_same
+
+
+def rule_01_push_keeps_rows_in_order(bench: BufferBench) -> None:
+    """Rows are kept in the order in which they were pushed, up to the capacity.
+
+    A list or SampleBatch is many rows, in its order; anything else is one. ``count`` is how many
+    the buffer holds, ``push_count`` how many were pushed, ``replay_buffer_size`` the capacity.
+    """
+    buffer = bench.buffer()
+    expect_equal((buffer.count(), buffer.push_count), (0, 0), "counts of a new buffer")
+    expect_equal(buffer.replay_buffer_size, CAPACITY, "replay_buffer_size")
+    one = bench.rows(0)
+    buffer.push(one if bench.has("episodes") else one[0], 0)
+    buffer.push(bench.rows(1, 2), 1)
+    buffer.push(bench.batch(3, 4), 2)
+    bench.expect_contents(buffer, range(5), "after one, two in a list and two in a batch")
+    expect_equal(buffer.push_count, 5, "push_count")
+
+
+@needs("fifo")
+def rule_02_full_buffer_drops_the_oldest(bench: BufferBench) -> None:
+    """A full buffer overwrites its oldest rows, whatever the sizes of the pushes.
+
+    ``push_count`` grows by every row, ``count`` stays.
+    """
+    for size in (1, 2, 4, 5, CAPACITY):
+        buffer = bench.buffer()
+        for first in range(0, 4 * CAPACITY, size):
+            numbers = range(first, first + size)
+            buffer.push(bench.rows(*numbers) if first % 2 else bench.batch(*numbers), 0)
+            expect_equal(buffer.push_count, first + size, "push_count")
+            bench.expect_contents(buffer, range(first + size), f"of pushes of {size}")
+
+
+@needs("fifo")
+def rule_03_longer_push_keeps_the_newest(bench: BufferBench) -> None:
+    """Of a push of more rows than the capacity, the newest stay."""
+    for held in (0, 2, CAPACITY):
+        for size in (CAPACITY + 1, 2 * CAPACITY, 3 * CAPACITY + 2):
+            buffer = bench.buffer(*range(held))
+            buffer.push(bench.rows(*range(100, 100 + size)), 0)
+            bench.expect_contents(buffer, range(100, 100 + size), f"after {size} onto {held}")
+            expect_equal(buffer.push_count, held + size, "push_count")
+
+
+def rule_04_empty_push_changes_nothing(bench: BufferBench) -> None:
+    """An empty list or batch is no row."""
+    for held in (0, 2):
+        buffer = bench.buffer(*range(held))
+        buffer.push([], 0)
+        buffer.push(bench.batch(7)[:0], 0)
+        bench.expect_contents(buffer, range(held), "after empty pushes")
+        expect_equal(buffer.push_count, held, "push_count")
+
+
+def rule_05_stored_rows_are_apart_from_the_pushed(bench: BufferBench) -> None:
+    """What the caller does with pushed rows changes nothing stored.
+
+    The same row pushed twice is two rows.
+    """
+    buffer = bench.buffer()
+    twice, batch = bench.rows(1)[0], bench.batch(2, 3)
+    rows = [twice, twice]
+    buffer.push(rows, 0)
+    buffer.push(batch, 0)
+    spoil(rows[:1])
+    rows.clear()
+    spoil(batch)
+    bench.expect_contents(buffer, [1, 1, 2, 3], "after the caller's were overwritten")
+
+
+def rule_06_pushed_rows_are_not_written_to(bench: BufferBench) -> None:
+    """A push never changes what the caller gave it; neither do samples and updates."""
+    buffer = bench.buffer()
+    for data in (bench.rows(0, 1), bench.batch(2, 3), bench.rows(*range(10, 20))):
+        before = copy.deepcopy(data)
+        buffer.push(data, 0)
+        for _ in range(4):
+            spoil(bench.sample(buffer, 2))
+        expect_same(data, before, "what was pushed")
+
+
+def rule_07_nothing_is_no_row(bench: BufferBench) -> None:
+    """None and an empty dict are refused with SchemaMismatchError, alone and among rows.
+
+    Nothing of such a push is stored.
+    """
+    nothing: tuple[Any, ...] = (None, {})
+    for held in (0, 2, CAPACITY):
+        buffer = bench.buffer(*range(held))
+        for bad in nothing:
+            for data in ([bad], [*bench.rows(8, 9), bad], bad):
+                with raises(f"push({data!r:.80})", SchemaMismatchError):
+                    buffer.push(data, 0)
+                expect_equal(buffer.push_count, held, "push_count after a refused push")
+        bench.expect_contents(buffer, range(held), "after refused pushes")
+        # The refused ones did not decide what the buffer holds.
+        bench.push(buffer, 50)
+        expect_equal(bench.contents(buffer)[-1], 50, "the newest row after refused pushes")
+
+
+@needs("columns")
+def rule_08_rows_that_do_not_fit_are_refused(bench: BufferBench) -> None:
+    """A row unlike those stored is refused with SchemaMismatchError, which names the key.
+
+    That is one with a key more or less, or another shape, kind or nesting, alone, among good
+    rows, or as columns (where another dtype is too much as well). Nothing of it is stored.
+    """
+    good = make_row(7)
+    lacking = {key: value for key, value in good.items() if key != "reward"}
+    bad: dict[str, list[dict[str, Any]]] = {
+        "reward": [lacking, {**good, "reward": None}, {**good, "reward": np.zeros(2, np.float32)}],
+        "extra": [{**good, "extra": 1}],
+        "id": [{**good, "id": 0.5}, {**good, "id": "7"}],
+        "obs": [{**good, "obs": np.zeros(2, np.float32)}],
+        "obs.pos": [{**good, "obs": {**good["obs"], "pos": np.zeros(3, np.float32)}}],
+    }
+    for held in (1, CAPACITY):
+        buffer = bench.buffer(*range(held))
+        for key, rows in bad.items():
+            for row in rows:
+                for data in (row, [row], [make_row(8), row]):
+                    _expect_refused(buffer, data, key)
+        columns = bench.batch(7, 8).columns
+        wider = columns["reward"].astype(np.float64)
+        _expect_refused(buffer, SampleBatch({**columns, "reward": wider}), "reward")
+        _expect_refused(buffer, SampleBatch({**columns, "extra": wider}), "extra")
+        bench.expect_contents(buffer, range(held), "after refused pushes")
+        expect_equal(buffer.push_count, held, "push_count after refused pushes")
+        bench.push(buffer, 50)
+        expect_equal(bench.contents(buffer)[-1], 50, "the newest row after refused pushes")
+
+
+@needs("objects")
+def rule_09_any_object_is_a_row(bench: BufferBench) -> None:
+    """Strings, tuples, numbers, dicts of anything and objects come back as they were.
+
+    Containers are copies: a list inside a sampled dict is the caller's own.
+    """
+    thing = object()
+    for row in ("text", (1, "two"), 5, {"note": "text", "more": [1, {"a": None}]}, thing):
+        buffer = bench.buffer()
+        buffer.push([row], 0)
+        found = bench.sample(buffer, 1)
+        expect_equal(found, [row], "the row")
+        if isinstance(row, dict):
+            row["more"].append(2)
+            found[0]["more"].clear()
+            expect_equal(bench.sample(buffer, 1)[0]["more"], [1, {"a": None}], "a list of the row")
+
+
+def _expect_refused(buffer: Any, data: Any, key: str) -> None:
+    try:
+        buffer.push(data, 0)
+    except SchemaMismatchError as error:
+        expect_equal(error.key, key, f"the key that the error of a push of {data!r:.120} names")
+    else:
+        raise RuleBroken(f"push of {data!r:.120} was taken, whose {key} does not fit")
+
+
+_SPREADS = 5.0
+"""A count may be off by that many standard deviations: once in two million draws of one."""
+
+
+def rule_10_sample_has_the_size_and_whole_rows(bench: BufferBench) -> None:
+    """``sample(n)`` returns ``n`` rows as they were pushed, all of which the buffer holds."""
+    buffer = bench.buffer(*range(10))
+    rows = bench.held(buffer, range(10))
+    for size in range(1, CAPACITY + 1):
+        strange = set(bench.draw(buffer, size)) - set(rows)
+        expect(not strange, f"rows {sorted(strange)} were drawn, which had left")
+
+
+@needs("columns")
+def rule_11_columns_come_back_as_columns(bench: BufferBench) -> None:
+    """A batch is a SampleBatch with the columns and dtypes of what was pushed first."""
+    buffer = bench.buffer(1, 2, 3)
+    pushed = bench.batch(1)
+    found = bench.sample(buffer, 2)
+    expect(isinstance(found, SampleBatch), f"a batch is a {type(found).__name__}")
+    for name in ("id", "reward", "done"):
+        expect_equal(found.columns[name].dtype, pushed.columns[name].dtype, f"dtype of {name}")
+
+
+def rule_12_every_row_can_be_drawn(bench: BufferBench) -> None:
+    """Each row that the buffer holds is drawn sooner or later, also when the buffer is full."""
+    for held in (1, 3, CAPACITY, CAPACITY + 2):
+        buffer = bench.buffer(*range(held))
+        expected = set(bench.held(buffer, range(held)))
+        size = (len(expected) + 1) // 2
+        found: set[int] = set()
+        for _ in range(200):
+            found.update(bench.draw(buffer, size))
+            if found == expected:
+                break
+        expect_equal(sorted(found), sorted(expected), f"rows drawn in 200 batches of {size}")
+
+
+def rule_13_sampled_rows_are_the_callers(bench: BufferBench) -> None:
+    """What the caller does with a batch changes nothing stored, and no other batch."""
+    buffer = bench.buffer(*range(CAPACITY))
+    earlier = bench.sample(buffer, CAPACITY)
+    numbers = numbers_of(earlier)
+    for _ in range(3):
+        spoil(bench.sample(buffer, CAPACITY))
+    expect_equal(numbers_of(earlier), numbers, "an earlier batch after later ones were changed")
+    bench.push(buffer, *range(20, 20 + CAPACITY))
+    expect_equal(numbers_of(earlier), numbers, "a batch after its rows were overwritten")
+    bench.expect_contents(buffer, range(20, 20 + CAPACITY), "after batches were changed")
+
+
+def rule_14_sample_of_none_is_empty(bench: BufferBench) -> None:
+    """``sample(0)`` is ``[]``, whatever the buffer holds."""
+    for held in (0, 3):
+        expect_equal(bench.sample(bench.buffer(*range(held)), 0), [], f"sample(0) of {held}")
+
+
+def rule_15_none_where_it_cannot_serve(bench: BufferBench) -> None:
+    """A sample of more rows than there are is None, at once; then the buffer serves on."""
+    buffer = bench.buffer()
+    expect_equal(bench.sample(buffer, 1), None, "a sample of an empty buffer")
+    bench.push(buffer, 1, 2)
+    expect_equal(bench.sample(buffer, 3), None, "a sample of 3 of 2 rows")
+    expect_equal(bench.sample(buffer, CAPACITY + 1), None, "a sample larger than the capacity")
+    bench.expect_contents(buffer, [1, 2], "after samples that could not be served")
+
+
+def rule_16_wrong_sizes_are_refused(bench: BufferBench) -> None:
+    """A size that is no integer, or below 0, is a ConfigError (a ValueError)."""
+    buffer = bench.buffer(1, 2)
+    sizes: tuple[Any, ...] = (-1, 1.5, "1", None, True)
+    for size in sizes:
+        with raises(f"sample({size!r})", ConfigError):
+            bench.sample(buffer, size)
+    bench.expect_contents(buffer, [1, 2], "after refused sizes")
+
+
+@needs("distinct")
+def rule_17_rows_of_a_batch_are_distinct(bench: BufferBench) -> None:
+    """No row comes twice in a batch; with ``replace`` one may, and a batch exceed the rows."""
+    buffer = bench.buffer(*range(CAPACITY))
+    for size in [2, 3, CAPACITY - 1, CAPACITY] * 12:
+        numbers = bench.draw(buffer, size)
+        expect_equal(len(set(numbers)), size, f"distinct rows of {numbers}")
+    repeated = bench.draw(buffer, 10 * CAPACITY, replace=True)
+    expect_equal(sorted(set(repeated)), list(range(CAPACITY)), "rows drawn with replacement")
+
+
+@needs("distinct")
+def rule_18_rows_are_drawn_alike(bench: BufferBench) -> None:
+    """Each row is as likely as any other, with and without replacement, and so is each pair."""
+    buffer = bench.buffer(*range(CAPACITY + 3))
+    times = 500
+    for size, options in ((1, {}), (2, {}), (CAPACITY - 1, {}), (3, {"replace": True})):
+        counts: Counter[int] = Counter()
+        for _ in range(times):
+            counts.update(bench.draw(buffer, size, **options))
+        expect_alike(counts, CAPACITY, f"rows in batches of {size}, {options}")
+    pairs = Counter(tuple(sorted(bench.draw(buffer, 2))) for _ in range(times))
+    expect_alike(pairs, CAPACITY * (CAPACITY - 1) // 2, "pairs")
+
+
+@needs("ages")
+def rule_19_sample_range_counts_by_age(bench: BufferBench) -> None:
+    """``sample_range`` is a slice of the rows by age, oldest first; negative from the newest.
+
+    It means the same when the buffer has wrapped around. An empty range gives None, as one of too
+    few distinct rows does, and what is no slice is a ConfigError.
+    """
+    slices = [slice(-2, None), slice(0, 2), slice(None), slice(None, 3), slice(1, -1), slice(2, 99)]
+    for held in (4, CAPACITY, CAPACITY + 4):
+        buffer = bench.buffer(*range(held))
+        rows = bench.held(buffer, range(held))
+        for ages in slices:
+            expected, found = set(rows[ages]), set()
+            for _ in range(60):
+                found.update(bench.draw(buffer, len(expected), sample_range=ages))
+                if found == expected:
+                    break
+            expect_equal(sorted(found), sorted(expected), f"rows drawn from {ages} of {rows}")
+            if bench.has("distinct"):
+                few = bench.sample(buffer, len(expected) + 1, sample_range=ages)
+                expect_equal(few, None, f"a sample larger than {ages} of {rows}")
+    for empty in (slice(50, 60), slice(0, 0)):
+        expect_equal(bench.sample(buffer, 1, sample_range=empty), None, f"a sample of {empty}")
+    with raises("sample_range=3", ConfigError):
+        bench.sample(buffer, 1, sample_range=3)
+
+
+def rule_20_clear_drops_all_rows(bench: BufferBench) -> None:
+    """After ``clear`` the buffer is empty, and takes rows like a new one, of any columns."""
+    for held in (0, 3, CAPACITY + 2):
+        buffer = bench.buffer(*range(held))
+        buffer.clear()
+        expect_equal(buffer.count(), 0, "count() after clear()")
+        expect_equal(bench.sample(buffer, 1), None, "a sample after clear()")
+        expect_equal(bench.contents(buffer), [], "rows after clear()")
+        bench.push(buffer, *range(20, 21 + CAPACITY))
+        bench.expect_contents(buffer, range(20, 21 + CAPACITY), "after clear() and a push")
+        if not bench.has("episodes"):
+            buffer.clear()
+            observed = {name: bench.rows(0)[0][name] for name in ("obs", "next_obs")}
+            buffer.push([{**observed, "other": 1.0}], 0)
+            expect_equal(buffer.count(), 1, "count() after a push of other columns")
+
+
+def expect_alike(counts: Counter[Any], kinds: int, what: str) -> None:
+    """Expect each of so many kinds, all of which should come, about as often as any other."""
+    total = counts.total()
+    share = total / kinds
+    # Distinct rows of a batch spread less than independent draws, which this is the width of.
+    width = _SPREADS * (share * (1 - 1 / kinds)) ** 0.5
+    for drawn, count in counts.items():
+        expect(abs(count - share) <= width, f"{what}: {drawn} came {count} times of {total}")
+    expect_equal(len(counts), kinds, f"{what}: how many came at all")

@@ -1,0 +1,82 @@
+"""The rules of the parts of a replay buffer, each part checked by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from dingsdk.testing.part_rules import limiters, removers, samplers, storages
+from dingsdk.testing.part_rules.bench import MakePart, PartBench
+from dingsdk.testing.rule import PATIENCE_S, ContractReport, RuleBook, collect
+
+PART_RULES: Final[Mapping[str, RuleBook[MakePart]]] = {
+    "storage": RuleBook(
+        collect((storages,)),
+        {
+            "columns": "Rows are dicts of numbers and arrays, returned as SampleBatch.",
+            "objects": "A row may be any object.",
+            "grids": "`take` accepts positions of several dimensions.",
+            "any_order": "Rows may leave in any order; without it the oldest leave first.",
+            "durable": "Rows stay in the folder when the storage is closed.",
+        },
+        PartBench,
+    ),
+    "sampler": RuleBook(
+        collect((samplers,)),
+        {
+            "rows": "A `RowSampler`: it draws single rows that are all alike.",
+            "distinct": "Any two rows come together in a batch as often as any other two.",
+            "priorities": "A `PrioritySampler`: it draws single rows by their priority.",
+            "proportional": "A row's share of the draws is `priority ** alpha`.",
+            "sequences": "A `SequenceSampler`: it draws runs of consecutive rows.",
+        },
+        PartBench,
+    ),
+    "remover": RuleBook(
+        collect((removers,)),
+        {
+            "fifo": "The oldest rows leave first, and their positions are used in that order.",
+            "ages": "`newer` tells how many rows came after others.",
+            "random": "Which rows leave depends on the seed.",
+        },
+        PartBench,
+    ),
+    "limiter": RuleBook(
+        collect((limiters,)),
+        {
+            "min_size": "`min_size` rows have to be there before any is sampled.",
+            "bounded": "Pushes wait for samples.",
+            "timed": "Time alone may admit what was refused; `retry_after_s` says when.",
+        },
+        PartBench,
+    ),
+}
+"""What checks the parts of each kind: their rules, and what they may declare beyond these."""
+
+
+def check_part(
+    kind: str,
+    make: MakePart,
+    *,
+    capabilities: Collection[str] = (),
+    patience_s: float = PATIENCE_S,
+) -> ContractReport:
+    """Hold a part of a replay buffer to every rule for its kind.
+
+    Args:
+        kind: ``storage``, ``sampler``, ``remover`` or ``limiter``.
+        make: ``make(capacity, seed, folder)`` returns a fresh part. ``folder`` is for what it
+            keeps on disk; a durable storage opens the rows that it finds there.
+        capabilities: Which of ``PART_RULES[kind].known_capabilities`` the part has; rules that
+            need another one do not apply.
+        patience_s: How long something that must happen may take.
+
+    Returns:
+        The results, where no rule is broken.
+
+    Raises:
+        ContractError: some are; ``report`` has all results, ``broken`` the numbers.
+        ValueError: an unknown capability.
+    """
+    book: RuleBook[Any] = PART_RULES[kind]
+    return book.check(make, capabilities, patience_s)

@@ -1,0 +1,62 @@
+"""The bench that a rule of a buffer's part works at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.testing.bench import RuleBench, expect, expect_equal
+
+CAPACITY = 8
+MakePart = Callable[[int, int, Path], Any]
+"""Returns a fresh part, given the capacity, a seed and a folder of its own."""
+_SPREADS = 5.0
+"""A count may be off by that many standard deviations: once in two million draws of one."""
+
+
+class PartBench(RuleBench[MakePart]):
+    """The bench of a part: fresh ones, closed at the end."""
+
+    def __init__(
+        self, make: MakePart, folder: Path, capabilities: Collection[str], patience_s: float
+    ) -> None:
+        super().__init__(make, folder, capabilities, patience_s)
+        self._parts: list[Any] = []
+
+    def part(self, capacity: int = CAPACITY, seed: int = 0, folder: str = "") -> Any:
+        """Return a fresh part, in a folder of its own if none is named."""
+        self._parts.append(
+            self._make(capacity, seed, self.folder / (folder or f"part{len(self._parts)}"))
+        )
+        return self._parts[-1]
+
+    def _close(self, error: BaseException | None) -> None:
+        for part in self._parts:
+            getattr(part, "close", lambda: None)()
+
+
+def positions(start: int, n: int, capacity: int = CAPACITY) -> slice | NDArray[np.int64]:
+    """Return ``n`` positions of a ring in the form in which a buffer gives them."""
+    stop = start + n
+    return slice(start, stop) if stop <= capacity else np.arange(start, stop) % capacity
+
+
+def as_list(where: slice | NDArray[np.int64]) -> list[int]:
+    """Return positions one by one."""
+    found = np.arange(where.start, where.stop) if isinstance(where, slice) else np.asarray(where)
+    return [int(position) for position in found]
+
+
+def expect_alike(counts: Counter[Any], kinds: int, what: str) -> None:
+    """Expect each of ``kinds`` equally likely outcomes about as often as any other."""
+    total = counts.total()
+    share = total / kinds
+    width = _SPREADS * (share * (1 - 1 / kinds)) ** 0.5
+    for drawn, count in counts.items():
+        expect(abs(count - share) <= width, f"{what}: {drawn} came {count} times of {total}")
+    expect_equal(len(counts), kinds, f"{what}: how many came at all")

@@ -1,0 +1,525 @@
+"""Parts of a replay buffer with one defect each."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from dingsdk.errors import CheckpointCorruptError, SchemaMismatchError
+from dingsdk.worker.replay_buffer.limiter import (
+    MinSizeLimiter,
+    PushSampleRateLimiter,
+    SamplesPerInsertLimiter,
+)
+from dingsdk.worker.replay_buffer.remover import FifoRemover
+from dingsdk.worker.replay_buffer.sampler.priority import ProportionalSampler
+from dingsdk.worker.replay_buffer.sampler.sequence import SequenceSampler
+from dingsdk.worker.replay_buffer.sampler.uniform import UniformSampler
+from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
+from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
+from dingsdk.worker.replay_buffer.storage.objects import ObjectStorage
+
+from ..contracts.random_remover import RandomRemover
+
+
+class Mutant:
+    """Stands before the class of a part, and says what it is to be tested with."""
+
+    kind: ClassVar[str]
+    breaks: ClassVar[int]
+    also: ClassVar[frozenset[int]]
+    capabilities: ClassVar[frozenset[str]]
+    cfg: ClassVar[Mapping[str, Any]] = {}
+
+    @classmethod
+    def make(cls, capacity: int, seed: int, folder: Path) -> Any:
+        args = {"storage": (capacity,), "limiter": (seed,)}.get(cls.kind, (capacity, seed))
+        return cls(cls.cfg, *args)  # type: ignore[call-arg]
+
+
+MUTANTS: list[type[Mutant]] = []
+_Made = TypeVar("_Made", bound=type[Mutant])
+
+
+def mutant(breaks: int, *also: int) -> Callable[[_Made], _Made]:
+    """Say which rule a mutant breaks, and which others its defect cannot but break as well."""
+
+    def mark(made: _Made) -> _Made:
+        made.breaks, made.also = breaks, frozenset(also)
+        MUTANTS.append(made)
+        return made
+
+    return mark
+
+
+class Arrays(Mutant, ArrayStorage):
+    kind = "storage"
+    capabilities = frozenset({"columns", "grids", "any_order"})
+
+
+class Objects(Mutant, ObjectStorage):
+    kind = "storage"
+    capabilities = frozenset({"objects", "any_order"})
+
+
+class Maps(Mutant, MemmapStorage):
+    kind = "storage"
+    capabilities = frozenset({"columns", "grids", "durable"})
+
+    @classmethod
+    def make(cls, capacity: int, seed: int, folder: Path) -> Any:
+        return cls({"path": str(folder), "reopen": True}, capacity)
+
+
+@mutant(1)
+class SortsWhatItTakes(Objects):
+    def take(self, where: Any) -> list[Any]:
+        return super().take(where if isinstance(where, slice) else np.sort(where))
+
+
+@mutant(2, 13)
+class WritesOneRowTooMany(Objects):
+    def put(self, where: Any, rows: Any) -> None:
+        super().put(where, rows)
+        if isinstance(where, np.ndarray) and where[-1] + 1 < len(self._items):
+            self._items[where[-1] + 1] = rows[-1]
+
+
+@mutant(3)
+class TakesNothingForARow(Objects):
+    def accept(self, rows: Any) -> Any:
+        with contextlib.suppress(SchemaMismatchError):
+            return super().accept(rows)
+        return []
+
+
+@mutant(3)
+class ForgetsItsFormWhenItRefuses(Arrays):
+    def accept(self, rows: Any) -> Any:
+        try:
+            return super().accept(rows)
+        except SchemaMismatchError:
+            self.clear()
+            raise
+
+
+@mutant(4, 2)
+class StoresWhatItAccepts(Objects):
+    def accept(self, rows: Any) -> Any:
+        accepted = super().accept(rows)
+        if len(accepted) == 1 and len(self._items) == self.capacity:
+            self._items[0] = accepted[0]
+        return accepted
+
+
+@mutant(5)
+class KeepsPushedRows(Objects):
+    def accept(self, rows: Any) -> Any:
+        super().accept(rows)
+        return list(rows)
+
+
+@mutant(6, 11)
+class GivesItsOwnRows(Objects):
+    def take(self, where: Any) -> list[Any]:
+        return [self._items[p] for p in np.arange(self.capacity)[where].tolist()]
+
+
+@mutant(7)
+class AdmitsRowsThatLackAKey(Arrays):
+    def takes_row(self, row: dict[str, Any]) -> bool:
+        return self._layout is not None
+
+
+@mutant(7)
+class DropsSingleRows(Arrays):
+    def put_row(self, position: int, row: dict[str, Any]) -> None:
+        pass
+
+
+@mutant(8)
+class KeepsItsForm(Arrays):
+    def clear(self) -> None:
+        pass
+
+
+@mutant(9)
+class FillsFrom0(Objects):
+    def expect(self, rows: int) -> None:
+        pass
+
+
+@mutant(10)
+class WidensColumns(Arrays):
+    def take(self, where: Any) -> Any:
+        found = super().take(where)
+        if "reward" not in found.columns:
+            return found
+        return found.with_columns(reward=found.columns["reward"].astype(np.float64))
+
+
+@mutant(11, 5)
+class TurnsTuplesIntoLists(Objects):
+    def accept(self, rows: Any) -> Any:
+        return super().accept([list(row) if isinstance(row, tuple) else row for row in rows])
+
+
+@mutant(12)
+class FlattensGrids(Arrays):
+    def take(self, where: Any) -> Any:
+        return super().take(where if isinstance(where, slice) else where.reshape(-1))
+
+
+@mutant(13)
+class RelinksSharedRows(Arrays):
+    cfg: ClassVar = {"next_of": "obs"}
+
+
+@mutant(14)
+class ForgetsMarks(Maps):
+    def mark(self, where: Any, marks: Any) -> None:
+        pass
+
+
+@mutant(14)
+class CommitsLate(Maps):
+    def commit(self, state: Mapping[str, int]) -> None:
+        if "more" not in state:
+            super().commit(state)
+
+
+class Rows(Mutant, UniformSampler):
+    kind = "sampler"
+    capabilities = frozenset({"rows", "distinct"})
+
+
+class Priorities(Mutant, ProportionalSampler):
+    kind = "sampler"
+    capabilities = frozenset({"priorities", "proportional"})
+
+
+class Sequences(Mutant, SequenceSampler):
+    kind = "sampler"
+    capabilities = frozenset({"sequences"})
+
+
+@mutant(1)
+class TakesNoSeed(Rows):
+    def __init__(self, cfg: Mapping[str, Any], capacity: int, seed: int) -> None:
+        super().__init__(cfg, capacity, None)
+        self._rng = np.random.default_rng(np.random.PCG64(3))
+
+
+@mutant(2)
+class ForgetsTheRandomState(Rows):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        own = self._rng
+        super().load_state_dict(state)
+        self._rng = own
+
+
+@mutant(2)
+class ForgetsWhereItsTrajectoryBegan(Sequences):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._has_end = None
+        self._next_since = 0
+
+    def on_restore(self, where: Any, rows: Any) -> None:
+        super().on_restore(where, [{**row, "done": False} for row in rows])
+
+
+@mutant(3)
+class TakesAnyState(Rows):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        with contextlib.suppress(CheckpointCorruptError):
+            super().load_state_dict(state)
+
+
+@mutant(4)
+class KeepsRowsThatWereCleared(Sequences):
+    def clear(self) -> None:
+        if not hasattr(self, "_count"):
+            super().clear()
+
+
+@mutant(5, 4, 6, 7)
+class RepeatsRanks(Rows):
+    def draw(self, population: int, size: int, replace: bool = False) -> Any:
+        return super().draw(population, size, True)
+
+
+@mutant(6)
+class MistakesRankForAge(Rows):
+    """Takes the highest ranks for the newest rows, and prefers these."""
+
+    capabilities = frozenset({"rows"})
+
+    def draw(self, population: int, size: int, replace: bool = False) -> Any:
+        ages = np.arange(population) + 2.0
+        return self._rng.choice(population, size, replace, p=ages / ages.sum())
+
+
+@mutant(7)
+class DrawsNeighbours(Rows):
+    def draw(self, population: int, size: int, replace: bool = False) -> Any:
+        if replace:
+            return super().draw(population, size, True)
+        return (np.arange(size) + int(self._rng.integers(population))) % population
+
+
+@mutant(8, 10)
+class IgnoresPushedPriorities(Priorities):
+    def on_insert(self, where: Any, rows: Any, priorities: Any = None) -> None:
+        super().on_insert(where, rows)
+
+
+@mutant(8)
+class GivesNewRows1(Priorities):
+    def on_insert(self, where: Any, rows: Any, priorities: Any = None) -> None:
+        known = np.full(len(rows), 1.0) if priorities is None else priorities
+        super().on_insert(where, rows, known)
+
+
+@mutant(9)
+class DrawsRowsThatLeft(Priorities):
+    def on_remove(self, where: Any) -> None:
+        self.assign(where, 1e-3)
+
+
+@mutant(9)
+class IgnoresAmong(Priorities):
+    def draw(self, size: int, among: Any = None) -> Any:
+        return super().draw(size)
+
+
+@mutant(10, 11, 12)
+class DrawsRowsAlike(Priorities):
+    def assign(self, where: Any, priorities: Any) -> None:
+        super().assign(where, priorities)
+        self._tree.assign(np.arange(self.capacity)[where], np.ones(np.size(where)))
+
+    def on_insert(self, where: Any, rows: Any, priorities: Any = None) -> None:
+        super().on_insert(where, rows, priorities)
+        self._tree.assign(np.arange(self.capacity)[where], np.ones(len(rows)))
+
+
+@mutant(11, 12)
+class WeighsTheOtherWay(Priorities):
+    def importance(self, where: Any, beta: float) -> Any:
+        weights = super().importance(where, beta)
+        return weights.min() / weights
+
+
+@mutant(12)
+class IgnoresBeta(Priorities):
+    def importance(self, where: Any, beta: float) -> Any:
+        return super().importance(where, 1.0 if beta else 0.0)
+
+
+@mutant(12)
+class IgnoresAlpha(Priorities):
+    def assign(self, where: Any, priorities: Any) -> None:
+        alpha, self.alpha = self.alpha, 1.0
+        super().assign(where, priorities)
+        self.alpha = alpha
+
+
+@mutant(13, 14)
+class CrossesEnds(Sequences):
+    def on_insert(self, where: Any, rows: Any, priorities: Any = None) -> None:
+        super().on_insert(where, [{**row, "done": False} for row in rows])
+
+
+@mutant(14)
+class PrefersLateStarts(Sequences):
+    def draw(self, size: int, length: int) -> Any:
+        found, other = super().draw(size, length), super().draw(size, length)
+        if found is None:
+            return None
+        return found if found.where.sum() > other.where.sum() else other
+
+
+@mutant(14)
+class CountsRowsForStarts(Sequences):
+    def count_starts(self, length: int) -> int:
+        return self._count
+
+
+class Ring(Mutant, FifoRemover):
+    kind = "remover"
+    capabilities = frozenset({"fifo", "ages"})
+
+
+class Random(Mutant, RandomRemover):
+    kind = "remover"
+    capabilities = frozenset({"random"})
+
+
+@mutant(1, 4, 6, 7)
+class StartsAnywhere(Random):
+    def allot(self, n: int) -> Any:
+        where, leaving = super().allot(n)
+        return np.sort(where)[::-1] if leaving is None else where, leaving
+
+
+@mutant(2, 4, 5, 7)
+class ReusesOnePosition(Random):
+    def allot(self, n: int) -> Any:
+        where, leaving = super().allot(n)
+        return (where, leaving) if leaving is None else (np.full(n, where[0]), leaving)
+
+
+@mutant(3, 8)
+class TellsRowsThatLeaveYoungestFirst(Ring):
+    def allot(self, n: int) -> Any:
+        where, leaving = super().allot(n)
+        if leaving is None:
+            return where, None
+        return where, np.arange(self.capacity)[leaving][::-1]
+
+
+@mutant(4, 3, 7)
+class ForgetsTheOrderAtTheSeam(Ring):
+    def by_age(self, ages: Any) -> Any:
+        return ages
+
+
+@mutant(5)
+class RanksTheNewestAlone(Random):
+    def positions(self, ranks: Any) -> Any:
+        return self.by_age(np.maximum(ranks, self.count // 2))
+
+
+@mutant(6)
+class KeepsRowsWhenCleared(Ring):
+    def clear(self) -> None:
+        self._tail = 0
+
+
+@mutant(7)
+class ForgetsTheTail(Ring):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        if self._count == self.capacity:
+            self._tail = 0
+
+
+@mutant(7)
+class TakesAnyStateOfRows(Ring):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        with contextlib.suppress(CheckpointCorruptError):
+            super().load_state_dict(state)
+
+
+@mutant(8)
+class ClaimsToBeARing(Random):
+    is_fifo = True
+    capabilities = frozenset({"fifo"})
+
+
+@mutant(9)
+class CountsItselfAmongTheNewer(Ring):
+    def newer(self, where: Any) -> Any:
+        return super().newer(where) + 1
+
+
+@mutant(10)
+class HasOneSeed(Random):
+    def __init__(self, cfg: Mapping[str, Any], capacity: int, seed: int) -> None:
+        super().__init__(cfg, capacity, 0)
+
+
+class MinSize(Mutant, MinSizeLimiter):
+    kind = "limiter"
+    capabilities = frozenset({"min_size"})
+    cfg: ClassVar = {"min_size": 10}
+
+
+class Ratio(Mutant, SamplesPerInsertLimiter):
+    kind = "limiter"
+    capabilities = frozenset({"min_size", "bounded"})
+    cfg: ClassVar = {"samples_per_insert": 1.5, "min_size": 10}
+
+
+class Rate(Mutant, PushSampleRateLimiter):
+    kind = "limiter"
+    capabilities = frozenset({"bounded", "timed"})
+    cfg: ClassVar = {"max": 2.0, "min": 0.5}
+
+
+@mutant(1, 5)
+class CountsPushes(MinSize):
+    def on_insert(self, n: int) -> None:
+        super().on_insert(n)
+        self.inserts += 1 - n
+
+
+@mutant(2, 7)
+class RefusesTheFirstRows(MinSize):
+    def can_insert(self, n: int) -> bool:
+        return n <= 100 and self.size + n >= 4
+
+
+@mutant(3)
+class TakesAQuestionForASample(Ratio):
+    cfg: ClassVar = {**Ratio.cfg, "error_buffer": 30.0}
+
+    def can_sample(self, n: int) -> bool:
+        admitted = super().can_sample(n)
+        if admitted and self.samples < 50:
+            self.samples += n
+        return admitted
+
+
+@mutant(4, 2, 8)
+class LeavesNoRoomForABatch(Ratio):
+    cfg: ClassVar = {**Ratio.cfg, "error_buffer": 5.0}
+
+
+@mutant(5)
+class ForgetsSamples(Ratio):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.samples = 0
+
+
+@mutant(6)
+class TakesAnyCounts(MinSize):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        with contextlib.suppress(CheckpointCorruptError):
+            super().load_state_dict(state)
+
+
+@mutant(7)
+class ForgetsRowsThatLeft(MinSize):
+    def can_sample(self, n: int) -> bool:
+        return self.inserts >= self.min_size
+
+
+@mutant(7)
+class SamplesOneRowEarly(MinSize):
+    def can_sample(self, n: int) -> bool:
+        return self.size >= self.min_size - 1
+
+
+@mutant(8, 7)
+class AdmitsEveryPush(Ratio):
+    def can_insert(self, n: int) -> bool:
+        return True
+
+
+@mutant(9)
+class NeverSaysWhen(Rate):
+    def retry_after_s(self) -> float | None:
+        return None
+
+
+@mutant(9)
+class AsksToTryAtOnce(MinSize):
+    def retry_after_s(self) -> float | None:
+        return 0.0

@@ -1,0 +1,29 @@
+"""Each rule of a buffer's parts notices the part that breaks it, and no other does."""
+
+from __future__ import annotations
+
+import pytest
+
+from dingsdk.testing import PART_RULES, ContractError, check_part
+
+from .part_mutants import MUTANTS, Mutant
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "made", MUTANTS, ids=lambda made: f"{made.kind}-{made.breaks:02d}-{made.__name__}"
+)
+def test_mutant_breaks_its_rule_alone(made: type[Mutant]) -> None:
+    with pytest.raises(ContractError) as caught:
+        check_part(made.kind, made.make, capabilities=made.capabilities, patience_s=1.0)
+
+    broken = set(caught.value.broken)
+    assert made.breaks in broken
+    assert broken <= {made.breaks, *made.also}, str(caught.value)
+
+
+@pytest.mark.parametrize("kind", PART_RULES)
+def test_every_rule_has_a_mutant(kind: str) -> None:
+    broken = {made.breaks for made in MUTANTS if made.kind == kind}
+    assert broken == {rule.number for rule in PART_RULES[kind].rules}
