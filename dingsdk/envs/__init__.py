@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from dingsdk.envs.make import get_vec_env_setting as get_vec_env_setting
     from dingsdk.envs.make import make_env_fns as make_env_fns
     from dingsdk.envs.make import seed_envs as seed_envs
+    from dingsdk.envs.subprocess import AsyncSubprocessEnvManager as AsyncSubprocessEnvManager
+    from dingsdk.envs.subprocess import SubprocessEnvManager as SubprocessEnvManager
     from dingsdk.envs.vector import VectorEnvManager as VectorEnvManager
 else:
     # gymnasium takes a good part of a second to import.

@@ -88,12 +88,15 @@ class Capabilities:
         partial_step: ``step``/``step_batch`` may name a subset of the envs.
         reset_takes_step: an env spends one step on its reset after an episode end
             (gymnasium's next-step autoreset); that row has ``valid=False``.
+        asynchronous: ``step`` may return fewer envs than it was given, and ``ready_obs`` leaves
+            out those that are not back yet.
     """
 
     per_env_seed: bool = True
     per_env_reset: bool = True
     partial_step: bool = True
     reset_takes_step: bool = False
+    asynchronous: bool = False
 
 
 class EnvManager(Configurable, ABC):
@@ -329,6 +332,23 @@ class EnvManager(Configurable, ABC):
                 key="env_id",
                 expected=list(known),
                 found=unknown,
+            )
+
+    def _running(self) -> NDArray[np.bool_]:
+        """Return which envs wait for an action."""
+        return ~self._parked
+
+    def _check_running(self, env_ids: Sequence[int]) -> None:
+        self._check_ids(env_ids)
+        is_running = self._running()
+        if len(set(env_ids)) < len(env_ids) or not is_running[list(env_ids)].all():
+            running = np.flatnonzero(is_running).tolist()
+            raise PolicyOutputError(
+                f"actions for envs {list(env_ids)}, each env once; running are {running}. A DONE "
+                "env needs a launch(), one without auto_reset a reset()",
+                key="env_id",
+                expected=running,
+                found=list(env_ids),
             )
 
     def _new_seeds(self, env_ids: Sequence[int]) -> list[int | None]:

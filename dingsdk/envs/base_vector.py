@@ -276,7 +276,7 @@ class BaseVectorEnvManager(EnvManager):
             self._discard()
             if self._failures_in_row > self.section.max_retry:
                 self._closed = True
-                raise env_error(error, None, self._failures_in_row) from error
+                raise env_error(error, "the vector env", self._failures_in_row) from error
             _log.warning(
                 "the vector env failed (%d of at most %d in a row); all episodes are dropped: "
                 "%s: %s",

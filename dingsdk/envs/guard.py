@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import signal
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -13,6 +16,7 @@ import gymnasium as gym
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs.spaces import ObservationSchema
 from dingsdk.errors import EnvError, SchemaMismatchError
+from dingsdk.plugins import default_manager
 
 if TYPE_CHECKING:
     from dingsdk.envs.base import EnvManager
@@ -135,7 +139,9 @@ class GuardedEnv(gym.Env[Any, Any]):
             self._failures += 1
             self._failures_in_row += 1
             if self._failures_in_row > self._section.max_retry:
-                raise env_error(error, self._env_id, self._failures_in_row) from error
+                raise env_error(
+                    error, f"env {self._env_id}", self._failures_in_row, self._env_id
+                ) from error
             _log.warning(
                 "env %d failed (%d of at most %d in a row); its episode is dropped: %s: %s",
                 self._env_id,
@@ -156,6 +162,39 @@ class GuardedEnv(gym.Env[Any, Any]):
                 return restart_seed(self._seed, self._rebuilds, self.keep_seed)
 
 
+class GuardedEnvFn:
+    """Makes a GuardedEnv; picklable, for child processes."""
+
+    def __init__(self, env_fn: Callable[[], Any], env_id: int, section: EnvManager.Config) -> None:
+        self._args = (env_fn, env_id, section)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Wrappers are made by type key: the child must know the types registered here.
+        return {**vars(self), "_snapshot": default_manager().snapshot()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        default_manager().restore(state.pop("_snapshot"))
+        vars(self).update(state)
+
+    def __call__(self) -> GuardedEnv:
+        return GuardedEnv(*self._args)
+
+
+@contextmanager
+def ctrl_c_blocked() -> Iterator[None]:
+    """Block SIGINT while child processes start, so that they ignore a Ctrl-C in the terminal.
+
+    A terminal sends Ctrl-C to the whole process group, but the run decides when its envs end.
+    A child process inherits the blocked signals of the thread that started it.
+    """
+    resource_tracker.ensure_running()  # it must survive a Ctrl-C too, and ignores it by itself
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def restart_seed(
     seed: int | None, rebuilds: int, keep_seed: bool, name: str = "rebuild"
 ) -> int | None:
@@ -165,9 +204,8 @@ def restart_seed(
     return derive_seed(seed, name, rebuilds)
 
 
-def env_error(cause: BaseException, env_id: int | None, failures: int) -> EnvError:
-    """Return the error that ends a run for an env (None: a vector env as a whole)."""
-    who = "the vector env" if env_id is None else f"env {env_id}"
+def env_error(cause: BaseException, who: str, failures: int, env_id: int | None = None) -> EnvError:
+    """Return the error that ends a run for ``who``: an env, a vector env, a process."""
     return EnvError(
         f"{who} failed {failures} times without completing an episode; correct it, or raise "
         f"env_manager.max_retry. Its last error: {type(cause).__name__}: {cause}",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep
 from dingsdk.envs.guard import ABNORMAL, EPISODE_INFO, FAILURES, GuardedEnv, close_quietly
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
-from dingsdk.errors import ConfigError, PolicyOutputError
+from dingsdk.errors import ConfigError
 
 
 class InProcessEnvManager(EnvManager):
@@ -152,16 +152,3 @@ class InProcessEnvManager(EnvManager):
             if not self._parked[env_id]:
                 self._reset_one(env_id, {})
         return step
-
-    def _check_running(self, env_ids: Sequence[int]) -> None:
-        self._check_ids(env_ids)
-        stopped = [env_id for env_id in env_ids if self._parked[env_id]]
-        if stopped or len(set(env_ids)) < len(env_ids):
-            running = np.flatnonzero(~self._parked).tolist()
-            raise PolicyOutputError(
-                f"actions for envs {list(env_ids)}, each env once; running are {running}. A DONE "
-                "env needs a launch(), one without auto_reset a reset()",
-                key="env_id",
-                expected=running,
-                found=list(env_ids),
-            )

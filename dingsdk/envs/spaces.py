@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -85,16 +85,31 @@ class ObservationSchema:
         Raises:
             ConfigError: the space has no columns.
         """
-        if self._children is not None:
-            return {
-                name: child.stack([row[name] for row in rows])
-                for name, child in self._children.items()
-            }
-        self.require_columns()
-        column = np.empty((len(rows), *self._shape), dtype=self.dtype)
+        columns = self.allocate(len(rows), np.empty)
         for index, row in enumerate(rows):
-            column[index] = row
-        return column
+            self.put(columns, index, row)
+        return columns
+
+    def allocate(
+        self, count: int, new: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
+    ) -> Obs:
+        """Return columns ``[count, ...]`` of arrays that ``new(shape, dtype)`` makes.
+
+        Raises:
+            ConfigError: the space has no columns.
+        """
+        if self._children is not None:
+            return {name: child.allocate(count, new) for name, child in self._children.items()}
+        self.require_columns()
+        return new((count, *self._shape), self.dtype)
+
+    def put(self, columns: Obs, index: int, row: Any) -> None:
+        """Write an observation that ``conform`` returned into a row of columns."""
+        if self._children is None:
+            columns[index] = row
+        else:
+            for name, child in self._children.items():
+                child.put(columns[name], index, row[name])
 
     def replace(self, columns: Obs, rows: Sequence[int], values: Sequence[Any]) -> Obs:
         """Return a copy of ``columns`` whose ``rows`` hold ``values``."""
@@ -107,8 +122,8 @@ class ObservationSchema:
         column[list(rows)] = values
         return column
 
-    def row(self, columns: Obs, index: int) -> Any:
-        """Return one observation out of columns, as views."""
+    def row(self, columns: Obs, index: int | NDArray[np.int64]) -> Any:
+        """Return one observation out of columns, as views; of an index array a copy of rows."""
         if self._children is not None:
             return {name: child.row(columns[name], index) for name, child in self._children.items()}
         return columns[index]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from multiprocessing import resource_tracker
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -15,12 +12,10 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 
 from dingsdk.config import NotNegative
-from dingsdk.envs.base import EnvManager
 from dingsdk.envs.base_vector import BaseVectorEnvManager
-from dingsdk.envs.guard import GuardedEnv
+from dingsdk.envs.guard import GuardedEnvFn, ctrl_c_blocked
 from dingsdk.envs.make import EnvFn
 from dingsdk.errors import ConfigError
-from dingsdk.plugins import default_manager
 
 
 class VectorEnvManager(BaseVectorEnvManager):
@@ -99,39 +94,6 @@ class VectorEnvManager(BaseVectorEnvManager):
         if isinstance(self._vec, AsyncVectorEnv):
             _end_processes(self._vec)
         super()._discard()
-
-
-class GuardedEnvFn:
-    """Makes a GuardedEnv; picklable, for child processes."""
-
-    def __init__(self, env_fn: Callable[[], Any], env_id: int, section: EnvManager.Config) -> None:
-        self._args = (env_fn, env_id, section)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Wrappers are made by type key: the child must know the types registered here.
-        return {**vars(self), "_snapshot": default_manager().snapshot()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        default_manager().restore(state.pop("_snapshot"))
-        vars(self).update(state)
-
-    def __call__(self) -> GuardedEnv:
-        return GuardedEnv(*self._args)
-
-
-@contextmanager
-def ctrl_c_blocked() -> Iterator[None]:
-    """Block SIGINT while child processes start, so that they ignore a Ctrl-C in the terminal.
-
-    A terminal sends Ctrl-C to the whole process group, but the run decides when its envs end.
-    A child process inherits the blocked signals of the thread that started it.
-    """
-    resource_tracker.ensure_running()  # it must survive a Ctrl-C too, and ignores it by itself
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end_processes(vec: Any, timeout_s: float = 4.0) -> None:

@@ -41,6 +41,8 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("policies", "ppo", "dingsdk.policy.ppo:PPOPolicy"),
     ("env_managers", "in_process", "dingsdk.envs.in_process:InProcessEnvManager"),
     ("env_managers", "base", "dingsdk.envs.in_process:InProcessEnvManager"),
+    ("env_managers", "subprocess", "dingsdk.envs.subprocess:SubprocessEnvManager"),
+    ("env_managers", "async_subprocess", "dingsdk.envs.subprocess:AsyncSubprocessEnvManager"),
     ("env_managers", "vector", "dingsdk.envs.vector:VectorEnvManager"),
     ("roles", "learner", f"{_WORKER}.coordinator.roles:LearnerRole"),
     ("roles", "collector", f"{_WORKER}.coordinator.roles:CollectorRole"),

@@ -1,0 +1,601 @@
+"""Env managers whose envs live in child processes, which share memory with this one."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import multiprocessing
+import os
+import select
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.shared_memory import SharedMemory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.config import Count, Positive
+from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep
+from dingsdk.envs.guard import (
+    ABNORMAL,
+    EPISODE_INFO,
+    ERROR,
+    FAILURES,
+    GuardedEnv,
+    GuardedEnvFn,
+    close_quietly,
+    ctrl_c_blocked,
+    env_error,
+    restart_seed,
+)
+from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
+from dingsdk.errors import ConfigError, DingError, EnvError
+
+_CLOSE_TIMEOUT_S = 4.0
+
+# What a process is told, and what it answers. A step and its answer are one byte each way, unless
+# there are infos.
+_STEP, _STEP_WITH_INFOS, _RESET, _CLOSE = b"s", b"i", b"r", b"c"
+_DONE, _DONE_AND_MORE, _FAILED = b"d", b"m", b"f"
+
+_log = logging.getLogger(__name__)
+
+
+class SubprocessEnvManager(EnvManager):
+    """Type ``subprocess``: groups of envs in child processes; it supports everything.
+
+    Observations and actions lie in shared memory, so that a step pickles nothing; only what an
+    env puts into its ``info`` is sent, in the dict form. A process steps its envs one after the
+    other, all processes work at the same time, and ``step`` waits for all envs that it was given.
+
+    A process that ends, or that takes longer than its timeout, costs its envs their episodes. It
+    is started again, up to ``max_retry`` times in a row. Processes are spawned: what makes the
+    envs must be importable, and a script needs the ``__main__`` guard.
+    """
+
+    class Config(EnvManager.Config, frozen=True, kw_only=True):
+        """Section ``env_manager``.
+
+        Attributes:
+            envs_per_process: Envs of one child process; None: as many as spreads them over the
+                CPU cores that this process may use, one in ``async_subprocess``.
+            step_timeout: Seconds that one step of a process may take.
+            reset_timeout: Seconds that the start of a process, or a reset of its envs, may take.
+        """
+
+        envs_per_process: Count | None = None
+        step_timeout: Positive = 60.0
+        reset_timeout: Positive = 60.0
+
+    def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Callable[[], Any]]) -> None:
+        super().__init__(cfg, env_fns)
+        ids, size = range(self._env_num), self.section.envs_per_process or self._group_size()
+        self._groups = [_Group(list(ids[low : low + size])) for low in ids[::size]]
+        self._group_of = [group for group in self._groups for _ in group.env_ids]
+        self._memory: SharedMemory | None = None
+        self._board: Any = None
+        self._poll = select.poll()
+        self._by_descriptor: dict[int, _Group] = {}
+        # Groups that have not answered yet, by the file descriptor of their pipe.
+        self._busy: dict[int, _Group] = {}
+        # True for envs that are in a step, up to the call that returns its result.
+        self._under_way = np.zeros(self._env_num, dtype=np.bool_)
+        # Envs whose step has ended; its result lies on the board.
+        self._finished: set[int] = set()
+        # Envs that waited for an action when their process was lost; their next step says so.
+        self._lost: set[int] = set()
+        self._infos: dict[int, dict[str, Any]] = {}
+        self._reset_kwargs: dict[int, Mapping[str, Any]] = {}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
+
+    @property
+    def ready_obs(self) -> dict[int, Any]:
+        obs, schema = self.current_obs(), self._spaces[0]
+        running = np.flatnonzero(self._running()).tolist()
+        return {env_id: schema.row(obs, env_id) for env_id in running}
+
+    def current_obs(self) -> Obs:
+        self._check_open()
+        return self._spaces[0].own(self._board.obs)
+
+    def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
+        self._begin(actions)
+        self._wait(for_all=True)
+        return self._timesteps()
+
+    def step_batch(
+        self, actions: NDArray[Any], env_ids: NDArray[np.int64] | None = None
+    ) -> StepColumns:
+        self._check_open()
+        self._wait(for_all=True)
+        if env_ids is None:
+            env_ids = np.arange(self._env_num)
+        else:
+            self._check_running(env_ids.tolist())
+        self._board.actions[env_ids] = self._spaces[1].batch(actions, len(env_ids))
+        self._send(env_ids[~self._parked[env_ids]], _STEP)
+        self._wait(for_all=True)
+        return self._take(env_ids)[0]
+
+    def seed(
+        self, seed: int | Sequence[int] | Mapping[int, int], dynamic_seed: bool | None = None
+    ) -> None:
+        super().seed(seed, dynamic_seed)
+        for group in self._groups:
+            group.rebuilds = 0
+
+    def _group_size(self) -> int:
+        return math.ceil(self._env_num / len(os.sched_getaffinity(0)))
+
+    def _running(self) -> NDArray[np.bool_]:
+        return ~(self._parked | self._under_way)
+
+    def _begin(self, actions: Mapping[int, Any]) -> None:
+        """Check actions in dict form, and start their steps."""
+        self._check_open()
+        self._check_running(list(actions))
+        checker = self._spaces[1]
+        checked = {env_id: checker.single(action) for env_id, action in actions.items()}
+        for env_id, action in checked.items():
+            self._board.actions[env_id] = action
+        self._send(np.array(list(actions), dtype=np.int64), _STEP_WITH_INFOS)
+
+    def _send(self, env_ids: NDArray[np.int64], command: bytes) -> None:
+        """Start the steps of envs whose actions lie on the board."""
+        self._under_way[env_ids] = True
+        if self._lost:
+            lost = self._lost.intersection(env_ids.tolist())
+            self._lost -= lost
+            self._finished |= lost
+            env_ids = np.setdiff1d(env_ids, list(lost))
+        self._board.asked[env_ids] = True
+        self._board.goes_on[env_ids] = self.section.auto_reset & (
+            self._episodes[env_ids] + 1 < self.episode_num
+        )
+        groups: Iterable[_Group] = self._groups
+        if len(env_ids) < self._env_num:
+            groups = dict.fromkeys(self._group_of[env_id] for env_id in env_ids.tolist())
+        deadline = time.monotonic() + self.section.step_timeout
+        for group in groups:
+            self._busy[group.ask(command, deadline)] = group
+
+    def _wait(self, *, for_all: bool) -> None:
+        """Wait for the answers of all busy groups, or only till an env has ended its step."""
+        while self._busy:
+            wait_s = 0.0
+            if for_all or not self._finished:
+                deadline = min(group.deadline for group in self._busy.values())
+                wait_s = max(0.0, deadline - time.monotonic())
+            answers = self._poll.poll(math.ceil(wait_s * 1000))
+            for descriptor, _ in answers:
+                # A process that was not asked has ended.
+                self._receive(self._by_descriptor[descriptor])
+            if answers and for_all:
+                continue
+            now = time.monotonic()
+            for group in [group for group in self._busy.values() if group.deadline <= now]:
+                del self._busy[group.connection.fileno()]
+                self._replace(group, ProcessLostError(f"{group} gave no answer in time"))
+            if not answers and self._finished and not for_all:
+                return
+
+    def _receive(self, group: _Group) -> None:
+        """Take in what a group has answered."""
+        self._busy.pop(group.connection.fileno(), None)
+        try:
+            self._infos.update(group.answer())
+        except ProcessLostError as error:
+            self._replace(group, error)
+            return
+        except DingError:
+            self.close()
+            raise
+        asked = [env_id for env_id in group.env_ids if self._board.asked[env_id]]
+        self._board.asked[asked] = False
+        self._failure_count += int(self._board.failures[asked].sum())
+        self._finished.update(env_id for env_id in asked if self._under_way[env_id])
+
+    def _take(self, env_ids: NDArray[np.int64]) -> tuple[StepColumns, dict[int, dict[str, Any]]]:
+        """Return the results and the infos of envs that have ended their step or are parked."""
+        board, schema = self._board, self._spaces[0]
+        self._under_way[env_ids] = False
+        self._finished.difference_update(env_ids.tolist())
+        infos = {i: self._infos.pop(i) for i in env_ids.tolist() if i in self._infos}
+        obs = final_obs = schema.row(board.obs, env_ids)
+        reward, terminated, truncated, abnormal = (
+            column[env_ids]
+            for column in (board.reward, board.terminated, board.truncated, board.abnormal)
+        )
+        parked = self._parked[env_ids]
+        abnormal &= ~parked
+        valid = ~(parked | abnormal)
+        is_all_valid = valid.all()
+        if not is_all_valid:
+            reward[~valid] = 0
+            terminated &= valid
+            truncated &= valid
+        rows = np.flatnonzero(terminated | truncated)
+        episode_info = {}
+        if rows.size:
+            ended = env_ids[rows]
+            last = [schema.row(board.final_obs, env_id) for env_id in ended]
+            final_obs = schema.replace(obs, rows.tolist(), last)
+            self._count_episodes(ended)
+            for row, env_id in zip(rows.tolist(), ended.tolist(), strict=True):
+                self._group_of[env_id].failures_in_row = 0
+                if info := infos.get(env_id, {}).get(EPISODE_INFO):
+                    episode_info[row] = info
+        step = StepColumns(
+            obs,
+            final_obs,
+            reward,
+            terminated,
+            truncated,
+            valid=None if is_all_valid else valid,
+            abnormal=abnormal if abnormal.any() else None,
+            episode_info=episode_info,
+        )
+        return step, infos
+
+    def _timesteps(self) -> dict[int, Timestep]:
+        """Return the results of all envs that have ended their step, in dict form."""
+        ids = sorted(self._finished)
+        if not ids:
+            return {}
+        columns, infos = self._take(np.array(ids))
+        schema, timesteps = self._spaces[0], {}
+        for row, env_id in enumerate(ids):
+            info = infos.get(env_id, {})
+            info["terminated"] = bool(columns.terminated[row])
+            info["truncated"] = bool(columns.truncated[row])
+            timesteps[env_id] = self._timestep(
+                env_id, schema.row(columns.final_obs, row), float(columns.reward[row]), info
+            )
+        return timesteps
+
+    def _open(self) -> None:
+        self._under_way[:] = False
+        for waiting in (self._finished, self._lost, self._infos, self._reset_kwargs):
+            waiting.clear()
+        for group in self._groups:
+            group.failures_in_row = group.rebuilds = 0
+        self._start(self._groups)
+
+    def _start(self, groups: Sequence[_Group]) -> None:
+        """Start the processes of groups, which make their envs; the first fixes the spaces."""
+        deadline = time.monotonic() + self.section.reset_timeout
+        with ctrl_c_blocked():
+            for group in groups:
+                group.start(deadline)
+                self._by_descriptor[group.connection.fileno()] = group
+                self._poll.register(group.connection, select.POLLIN)
+        for group in groups:
+            made = [(i, GuardedEnvFn(self._env_fns[i], i, self.section)) for i in group.env_ids]
+            try:
+                group.connection.send((self._env_num, dict(made)))
+            except OSError:
+                continue  # it has ended, which its answer will tell
+            except Exception as error:
+                raise ConfigError(
+                    f"env_manager.type: the envs of {group} cannot be sent to a child process "
+                    f"({error}); make them by an importable function or class, or use in_process",
+                    path="env_manager.type",
+                ) from error
+        for group in groups:
+            spaces = group.answer(wait=True)
+            if self._memory is None:
+                schema, checker = ObservationSchema(spaces[0]), ActionChecker(spaces[1])
+                self._spaces = (schema, checker)
+                size = _Board(schema, checker, self._env_num).size
+                self._memory = SharedMemory(create=True, size=size)
+                self._board = _Board(schema, checker, self._env_num, self._memory.buf)
+            with contextlib.suppress(OSError):
+                group.connection.send(self._memory.name)
+
+    def _discard(self) -> None:
+        self._end(self._groups, _CLOSE_TIMEOUT_S)
+        self._board = None
+        if self._memory is not None:
+            self._memory.close()
+            self._memory.unlink()
+            self._memory = None
+
+    def _end(self, groups: Sequence[_Group], timeout_s: float) -> None:
+        """End the processes of groups; those that are there after ``timeout_s`` are killed."""
+        deadline = time.monotonic() + timeout_s
+        living = [group for group in groups if group.process is not None]
+        for group in living:
+            self._busy.pop(group.connection.fileno(), None)
+            self._poll.unregister(group.connection)
+            group.ask(_CLOSE, deadline)
+        for group in living:
+            group.end()
+
+    def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
+        self._wait(for_all=True)
+        self._finished.difference_update(env_ids)
+        self._lost.difference_update(env_ids)
+        self._reset_kwargs.update({i: kwargs[i] for i in env_ids if kwargs.get(i)})
+        seeds = dict(zip(env_ids, self._new_seeds(env_ids), strict=True))
+        rows = list(env_ids)
+        self._under_way[rows] = self._parked[rows] = False
+        self._returns[rows] = 0.0
+        for group in dict.fromkeys(self._group_of[env_id] for env_id in env_ids):
+            given = {
+                env_id: {"seed": seeds[env_id], **(kwargs.get(env_id) or {})}
+                for env_id in group.env_ids
+                if env_id in seeds
+            }
+            self._busy[self._ask_reset(group, given)] = group
+        self._wait(for_all=True)
+        # A process that was lost on the way was reset as well.
+        self._lost.difference_update(env_ids)
+        for env_id in env_ids:
+            self._infos.pop(env_id, None)
+
+    def _ask_reset(self, group: _Group, kwargs: Mapping[int, Any]) -> int:
+        self._board.asked[list(kwargs)] = True
+        deadline = time.monotonic() + self.section.reset_timeout
+        return group.ask(_RESET, deadline, (not self._dynamic_seed, kwargs))
+
+    def _replace(self, group: _Group, error: Exception) -> None:
+        """Start a lost process again; its envs begin new episodes.
+
+        Raises:
+            EnvError: it was lost too often in a row.
+        """
+        text = f"{type(error).__name__}: {error}"
+        while True:
+            self._failure_count += len(group.env_ids)
+            group.failures_in_row += 1
+            self._end([group], 0.0)
+            if group.failures_in_row > self.section.max_retry:
+                self.close()
+                env_id = group.env_ids[0] if len(group.env_ids) == 1 else None
+                raise env_error(error, str(group), group.failures_in_row, env_id) from error
+            _log.warning(
+                "%s (%d of at most %d times in a row); the episodes of its envs are dropped",
+                error,
+                group.failures_in_row,
+                self.section.max_retry,
+            )
+            time.sleep(self.section.retry_waiting_time)
+            group.rebuilds += 1
+            keep = not self._dynamic_seed
+            kwargs = {
+                # Not the name that a guarded env takes for a rebuild of its own.
+                i: {
+                    **self._reset_kwargs.get(i, {}),
+                    "seed": restart_seed(self._seeds[i], group.rebuilds, keep, "rebuild_process"),
+                }
+                for i in group.env_ids
+            }
+            try:
+                self._start([group])
+                self._ask_reset(group, kwargs)
+                group.answer(wait=True)
+                break
+            except ProcessLostError as again:
+                error = again
+            except DingError:
+                self.close()
+                raise
+        rows, board = group.env_ids, self._board
+        board.reward[rows] = board.failures[rows] = 0
+        board.terminated[rows] = board.truncated[rows] = board.asked[rows] = False
+        board.abnormal[rows] = True
+        for env_id in rows:
+            self._infos[env_id] = {ABNORMAL: True, ERROR: text}
+            (self._finished if self._under_way[env_id] else self._lost).add(env_id)
+
+
+class AsyncSubprocessEnvManager(SubprocessEnvManager):
+    """Type ``async_subprocess``: ``step`` returns whatever env has ended its step.
+
+    An env that is slow holds no other up: it is not in ``ready_obs`` while it steps, and a later
+    ``step``, for which the others may be named alone, returns its result. ``step`` waits until
+    an env is ready for an action. ``step_batch`` waits for all envs that it is given.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(asynchronous=True)
+
+    def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
+        """Start the steps of the envs named; return those that have ended, of this call or before.
+
+        An empty ``actions`` waits for a step that is under way.
+        """
+        self._begin(actions)
+        timesteps: dict[int, Timestep] = {}
+        while self._busy or self._finished:
+            self._wait(for_all=False)
+            timesteps |= self._timesteps()
+            if self._running().any():
+                break
+        return timesteps
+
+    def _group_size(self) -> int:
+        return 1
+
+
+class ProcessLostError(RuntimeError):
+    """The process of a group of envs has ended, or did not answer in time."""
+
+
+@dataclass(eq=False)
+class _Group:
+    """The envs of one child process, and the pipe to it."""
+
+    env_ids: list[int]
+    process: Any = None
+    connection: Connection = None  # type: ignore[assignment]
+    deadline: float = 0.0
+    failures_in_row: int = 0
+    rebuilds: int = 0
+
+    def __str__(self) -> str:
+        first, last = self.env_ids[0], self.env_ids[-1]
+        return f"the process of env {first}" + (f" to {last}" if last > first else "")
+
+    def start(self, deadline: float) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.deadline = deadline
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def ask(self, command: bytes, deadline: float, more: Any = None) -> int:
+        """Send a command; return the file descriptor that the answer comes from."""
+        self.deadline = deadline
+        # A process that has ended is found out where its answer is awaited.
+        with contextlib.suppress(OSError):
+            self.connection.send_bytes(command)
+            if more is not None:
+                self.connection.send(more)
+        return self.connection.fileno()
+
+    def answer(self, *, wait: bool = False) -> Any:
+        """Return what the process sent along with its answer, ``{}`` for nothing.
+
+        Args:
+            wait: Wait for it until the deadline; False: it is there.
+
+        Raises:
+            ProcessLostError: the process has ended or is late.
+            DingError: what its envs raised.
+        """
+        if wait and not self.connection.poll(max(0.0, self.deadline - time.monotonic())):
+            raise ProcessLostError(f"{self} gave no answer in time")
+        try:
+            answer = self.connection.recv_bytes()
+            more = {} if answer == _DONE else self.connection.recv()
+        except (EOFError, OSError):
+            self.process.join(_CLOSE_TIMEOUT_S)
+            raise ProcessLostError(f"{self} ended with exit code {self.process.exitcode}") from None
+        if answer == _FAILED:
+            error, text = more
+            error.add_note(f"In the child process:\n{text}")
+            raise error
+        return more
+
+    def end(self) -> None:
+        """Wait for the end of the process until the deadline, then kill it."""
+        self.process.join(max(0.0, self.deadline - time.monotonic()))
+        if self.process.exitcode is None:
+            self.process.kill()
+            self.process.join()
+        self.process.close()
+        self.connection.close()
+        self.process = None
+
+
+class _Board:
+    """Columns with a row for each env, in shared memory.
+
+    Args:
+        memory: Where they lie; None to learn their ``size`` in bytes alone.
+    """
+
+    def __init__(
+        self,
+        schema: ObservationSchema,
+        checker: ActionChecker,
+        env_num: int,
+        memory: memoryview | None = None,
+    ) -> None:
+        self._memory = memory
+        self.size = 0
+        self.obs = schema.allocate(env_num, self._column)
+        self.final_obs = schema.allocate(env_num, self._column)
+        actions = checker.filler(env_num)
+        self.actions = self._column(actions.shape, actions.dtype)
+        self.reward = self._column((env_num,), np.dtype(np.float32))
+        self.failures = self._column((env_num,), np.dtype(np.int32))
+        # Which envs are to step or to be reset, and which go on with another episode after one.
+        self.asked, self.goes_on, self.terminated, self.truncated, self.abnormal = (
+            self._column((env_num,), np.dtype(np.bool_)) for _ in range(5)
+        )
+
+    def _column(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        start = math.ceil(self.size / 64) * 64
+        self.size = start + max(1, math.prod(shape) * dtype.itemsize)
+        if self._memory is None:
+            return np.empty(0, dtype)
+        return np.ndarray(shape, dtype, self._memory, start)
+
+
+def _serve(connection: Connection) -> None:
+    """Make the envs of a group, and do as the manager says; runs in the child process."""
+    envs: dict[int, GuardedEnv] = {}
+    memory = None
+    try:
+        env_num, env_fns = connection.recv()
+        for env_id, env_fn in env_fns.items():
+            envs[env_id] = env_fn()
+        spaces = next((env.observation_space, env.action_space) for env in envs.values())
+        connection.send_bytes(_DONE_AND_MORE)
+        connection.send(spaces)
+        memory = SharedMemory(connection.recv())
+        schema = ObservationSchema(spaces[0])
+        board = _Board(schema, ActionChecker(spaces[1]), env_num, memory.buf)
+        while (command := connection.recv_bytes()) != _CLOSE:
+            infos = {}
+            if command == _RESET:
+                keep_seed, kwargs = connection.recv()
+                for env_id, given in kwargs.items():
+                    envs[env_id].keep_seed = keep_seed
+                    obs, info = envs[env_id].reset(**given)
+                    schema.put(board.obs, env_id, obs)
+                    board.failures[env_id] = info.get(FAILURES, 0)
+            else:
+                # Its own rows alone: those of other processes change in the meantime.
+                for env_id in [env_id for env_id in envs if board.asked[env_id]]:
+                    info = _step(envs[env_id], env_id, schema, board)
+                    if info and (command == _STEP_WITH_INFOS or EPISODE_INFO in info):
+                        infos[env_id] = info
+            connection.send_bytes(_DONE_AND_MORE if infos else _DONE)
+            if infos:
+                connection.send(infos)
+    except EOFError:
+        pass  # the manager's process has ended
+    except (Exception, SystemExit) as error:
+        text = "".join(traceback.format_exception(error))
+        if not isinstance(error, DingError):
+            error = EnvError(f"{type(error).__name__}: {error}", env_id=None, traceback=text)
+        with contextlib.suppress(OSError):
+            connection.send_bytes(_FAILED)
+            connection.send((error, error.facts.get("traceback", text)))
+    finally:
+        for env in envs.values():
+            close_quietly(env)
+        board = None  # type: ignore[assignment]
+        if memory is not None:
+            memory.close()
+
+
+def _step(env: GuardedEnv, env_id: int, schema: ObservationSchema, board: _Board) -> dict[str, Any]:
+    """Step an env, put the result on the board, and return its info."""
+    obs, reward, terminated, truncated, info = env.step(board.actions[env_id].copy())
+    failures = info.get(FAILURES, 0)
+    if terminated or truncated:
+        schema.put(board.final_obs, env_id, obs)
+        if board.goes_on[env_id]:
+            obs, of_reset = env.reset()
+            failures += of_reset.get(FAILURES, 0)
+    schema.put(board.obs, env_id, obs)
+    board.reward[env_id] = reward
+    board.terminated[env_id] = terminated
+    board.truncated[env_id] = truncated
+    board.abnormal[env_id] = bool(info.get(ABNORMAL))
+    board.failures[env_id] = failures
+    return info
