@@ -132,14 +132,14 @@ class InProcessEnvManager(EnvManager):
             close_quietly(self._envs.pop())
 
     def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
+        for env in self._envs:
+            env.keep_seed = not self._dynamic_seed
         for env_id, seed in zip(env_ids, self._new_seeds(env_ids), strict=True):
             self._reset_one(env_id, {"seed": seed, **(kwargs.get(env_id) or {})})
             self._returns[env_id], self._parked[env_id] = 0.0, False
 
     def _reset_one(self, env_id: int, kwargs: Mapping[str, Any]) -> None:
-        env = self._envs[env_id]
-        env.keep_seed = not self._dynamic_seed
-        self._obs[env_id], info = env.reset(**kwargs)
+        self._obs[env_id], info = self._envs[env_id].reset(**kwargs)
         self._failure_count += info.get(FAILURES, 0)
 
     def _step_one(self, env_id: int, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:

@@ -344,7 +344,8 @@ class SubprocessEnvManager(EnvManager):
     def _ask_reset(self, group: _Group, kwargs: Mapping[int, Any]) -> int:
         self._board.asked[list(kwargs)] = True
         deadline = time.monotonic() + self.section.reset_timeout
-        return group.ask(_RESET, deadline, (not self._dynamic_seed, kwargs))
+        self._board.keeps_seed[:] = not self._dynamic_seed
+        return group.ask(_RESET, deadline, kwargs)
 
     def _replace(self, group: _Group, error: Exception) -> None:
         """Start a lost process again; its envs begin new episodes.
@@ -521,10 +522,11 @@ class _Board:
         self.actions = self._column(actions.shape, actions.dtype)
         self.reward = self._column((env_num,), np.dtype(np.float32))
         self.failures = self._column((env_num,), np.dtype(np.int32))
-        # Which envs are to step or to be reset, and which go on with another episode after one.
-        self.asked, self.goes_on, self.terminated, self.truncated, self.abnormal = (
-            self._column((env_num,), np.dtype(np.bool_)) for _ in range(5)
-        )
+        flags = (self._column((env_num,), np.dtype(np.bool_)) for _ in range(6))
+        # Which envs are to step or to be reset; which begin another episode after one, and which
+        # begin every episode from their seed.
+        self.asked, self.goes_on, self.keeps_seed, *ends = flags
+        self.terminated, self.truncated, self.abnormal = ends
 
     def _column(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         start = math.ceil(self.size / 64) * 64
@@ -551,9 +553,8 @@ def _serve(connection: Connection) -> None:
         while (command := connection.recv_bytes()) != _CLOSE:
             infos = {}
             if command == _RESET:
-                keep_seed, kwargs = connection.recv()
-                for env_id, given in kwargs.items():
-                    envs[env_id].keep_seed = keep_seed
+                for env_id, given in connection.recv().items():
+                    envs[env_id].keep_seed = bool(board.keeps_seed[env_id])
                     obs, info = envs[env_id].reset(**given)
                     schema.put(board.obs, env_id, obs)
                     board.failures[env_id] = info.get(FAILURES, 0)
@@ -585,6 +586,7 @@ def _serve(connection: Connection) -> None:
 
 def _step(env: GuardedEnv, env_id: int, schema: ObservationSchema, board: _Board) -> dict[str, Any]:
     """Step an env, put the result on the board, and return its info."""
+    env.keep_seed = bool(board.keeps_seed[env_id])
     obs, reward, terminated, truncated, info = env.step(board.actions[env_id].copy())
     failures = info.get(FAILURES, 0)
     if terminated or truncated:

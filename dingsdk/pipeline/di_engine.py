@@ -25,7 +25,6 @@ _PARTS = {
 _COMM_PARTS = ("comm_learner", "comm_collector")
 _COMM_ALIASES = ("comm_learner_type", "comm_collector_type")
 _PARALLEL_COLLECTORS = frozenset({"zergling", "marine"})
-_PROCESS_MANAGERS = frozenset({"subprocess", "subprocess_v2", "async_subprocess"})
 
 NOT_CARRIED: Mapping[str, str] = {
     "reward_model": "reward models are not part of dingsdk",
@@ -203,9 +202,8 @@ def _rename_types(main: dict[str, Any]) -> None:
     for key in ("step_timeout", "reset_timeout"):
         if manager.get(key, 0) is None:
             del manager[key]
-    if (kind := manager.get("type")) in _PROCESS_MANAGERS:
-        manager.update(type="vector", vectorization_mode="async")
-        _log.info("env_manager.type: %s is vector with vectorization_mode async here", kind)
+    if manager.get("type") == "subprocess_v2":
+        manager["type"] = "subprocess"
 
 
 _VERSION = re.compile(r"-v(\d+)$")

@@ -127,18 +127,26 @@ def test_episodes_per_evaluator_env_give_the_total() -> None:
     assert compile_config(shape).env.n_evaluator_episode == 16
 
 
-def test_envs_in_processes_stay_in_processes() -> None:
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("subprocess", "subprocess"),
+        ("subprocess_v2", "subprocess"),
+        ("async_subprocess", "async_subprocess"),
+    ],
+)
+def test_envs_in_processes_stay_in_processes(theirs: str, ours: str) -> None:
     shape = serial_shape()
     shape["main_config"]["env"]["manager"] = {
         "shared_memory": True,
         "step_timeout": None,
         "max_retry": 5,
     }
-    shape["create_config"]["env_manager"] = {"type": "subprocess"}
+    shape["create_config"]["env_manager"] = {"type": theirs}
 
     manager = compile_config(shape).env_manager
 
-    assert (manager.type, manager.vectorization_mode, manager.max_retry) == ("vector", "async", 5)
+    assert (manager.type, manager.max_retry) == (ours, 5)
 
 
 def test_switches_that_are_off_carry_over() -> None:

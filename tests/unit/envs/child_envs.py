@@ -1,0 +1,56 @@
+"""Envs for child processes, which import this module by its name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+STEP, RAISE, EXIT, HANG, TELL = range(5)
+
+
+class ChildEnv(gym.Env[Any, Any]):
+    """Observes [a number drawn at reset, step]; an episode has three steps, rewarded 1, 2 and 3.
+
+    Actions: RAISE raises, EXIT ends the process with code 3, HANG waits until somebody opens the
+    fifo ``gate`` for writing, TELL puts the process id into the info.
+    """
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gym.spaces.Discrete(5)
+
+    def __init__(self, gate: Path | None = None) -> None:
+        self._gate = gate
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._time = 0
+        self._drawn = (options or {}).get("start", self.np_random.random())
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        info = {}
+        if action == RAISE:
+            raise RuntimeError("raises in the child")
+        if action == EXIT:
+            os._exit(3)
+        if action == HANG:
+            assert self._gate is not None
+            self._gate.open().close()
+        if action == TELL:
+            info["pid"] = os.getpid()
+        self._time += 1
+        if is_over := self._time == 3:
+            info["episode_info"] = {"length": 3}
+        return self._observe(), float(self._time), is_over, False, info
+
+    def _observe(self) -> Any:
+        return np.array([self._drawn, self._time], np.float32)
+
+
+def fail() -> None:
+    """Make no env."""
+    raise RuntimeError("no env can be made")

@@ -1,0 +1,205 @@
+"""Envs in child processes: what is shared, who waits for whom, and processes that are lost."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from dingsdk.envs import EnvManager, create_env_manager, make_env_fns
+from dingsdk.errors import ConfigError, EnvError, UnknownEnvError
+
+STEP, RAISE, EXIT, HANG, TELL = range(5)
+SYNC, ASYNC = {"type": "subprocess"}, {"type": "async_subprocess"}
+Launch = Callable[..., EnvManager]
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    os.mkfifo(tmp_path / "gate")
+    return tmp_path / "gate"
+
+
+@pytest.fixture
+def launch(monkeypatch: pytest.MonkeyPatch, gate: Path) -> Launch:
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    env_fn = functools.partial(importlib.import_module("child_envs").ChildEnv, gate)
+
+    def launch_(cfg: dict[str, Any], n: int = 2, **kwargs: Any) -> EnvManager:
+        manager = create_env_manager(cfg, [env_fn] * n)
+        manager.seed(7)
+        manager.launch(kwargs.get("reset_param"))
+        return manager
+
+    return launch_
+
+
+def pid_of(manager: EnvManager, env_id: int) -> int:
+    pid: int = manager.step({env_id: TELL})[env_id].info["pid"]
+    return pid
+
+
+def test_steps_are_those_of_the_plain_loop(launch: Launch) -> None:
+    plain = launch({"type": "in_process", "max_retry": 99}, 3)
+    with plain, launch({**SYNC, "envs_per_process": 2, "max_retry": 99}, 3) as m:
+        rng = np.random.default_rng(0)
+        for index in range(40):
+            ids = np.flatnonzero(rng.random(3) < 0.7) if index % 3 else None
+            actions = rng.choice([STEP, STEP, STEP, RAISE], 3 if ids is None else len(ids))
+            expected, found = plain.step_batch(actions, ids), m.step_batch(actions, ids)
+            for one, other in zip(expected, found, strict=True):
+                np.testing.assert_equal(one, other)
+            np.testing.assert_equal(plain.current_obs(), m.current_obs())
+            assert plain.failure_count == m.failure_count
+            if index % 10 == 9:
+                for manager in (plain, m):
+                    manager.seed({1: index}, dynamic_seed=index % 20 == 9)
+                    manager.reset({1: {"options": {"start": 0.5}}} if index == 19 else None)
+        for _ in range(8):
+            np.testing.assert_equal(plain.step({2: STEP, 0: STEP}), m.step({2: STEP, 0: STEP}))
+            assert plain.ready_obs.keys() == m.ready_obs.keys()
+
+
+def test_finite_episodes_park_an_env(launch: Launch) -> None:
+    with launch({**SYNC, "episode_num": 2, "envs_per_process": 2}) as manager:
+        returns = []
+        while not manager.done:
+            for timestep in manager.step(dict.fromkeys(manager.ready_obs, STEP)).values():
+                if timestep.done:
+                    returns.append(timestep.info["eval_episode_return"])
+                    assert timestep.info["episode_info"] == {"length": 3}
+                    assert timestep.obs[1] == 3
+        assert returns == [6.0] * 4
+        columns = manager.step_batch(np.zeros(2, int))
+        assert not columns.valid.any()  # type: ignore[union-attr]
+        assert not columns.reward.any()
+
+
+def test_killed_process_costs_its_envs_their_episodes(launch: Launch) -> None:
+    cfg = {**SYNC, "envs_per_process": 2}
+    with launch(cfg, 3, reset_param={1: {"options": {"start": 0.25}}}) as manager:
+        manager.step(dict.fromkeys(range(3), STEP))
+        os.kill(pid_of(manager, 0), signal.SIGKILL)
+        timesteps = manager.step({0: STEP, 2: STEP})
+        assert timesteps[0].info["abnormal"] is True
+        assert "process of env 0 to 1 ended with exit code -9" in timesteps[0].info["error"]
+        assert (timesteps[2].reward, "abnormal" in timesteps[2].info) == (2.0, False)
+        # The other env of the process was not stepped; its next step tells.
+        assert manager.ready_obs[1].tolist() == [0.25, 0]
+        assert manager.step({1: STEP})[1].info["abnormal"] is True
+        assert manager.step({1: STEP})[1].reward == 1.0
+        assert manager.failure_count == 2
+
+
+def test_process_that_is_lost_too_often_ends_the_run(launch: Launch) -> None:
+    with launch({**SYNC, "max_retry": 1}, 1) as manager:
+        assert manager.step_batch(np.array([EXIT])).abnormal.tolist() == [True]  # type: ignore[union-attr]
+        with pytest.raises(EnvError, match=r"process of env 0 failed 2 times.*code 3") as caught:
+            manager.step_batch(np.array([EXIT]))
+        assert manager.closed
+    assert (caught.value.env_id, caught.value.failures) == (0, 2)
+
+
+def test_completed_episode_forgives_a_lost_process(launch: Launch) -> None:
+    with launch({**SYNC, "max_retry": 1}, 1) as manager:
+        for _ in range(2):
+            assert manager.step_batch(np.array([EXIT])).abnormal is not None
+            for _ in range(3):
+                columns = manager.step_batch(np.array([STEP]))
+            assert columns.terminated[0]
+
+
+def test_late_process_is_replaced(launch: Launch) -> None:
+    with launch({**SYNC, "step_timeout": 5.0}, 1) as manager:
+        pid = pid_of(manager, 0)
+        os.kill(pid, signal.SIGSTOP)
+        timestep = manager.step({0: STEP})[0]
+        assert "gave no answer in time" in timestep.info["error"]
+        assert not psutil.pid_exists(pid)
+        assert manager.step({0: STEP})[0].reward == 1.0
+
+
+def test_error_in_a_child_keeps_its_traceback(launch: Launch) -> None:
+    with launch({**SYNC, "max_retry": 0}) as manager:
+        with pytest.raises(EnvError, match=r"env 1 failed 1 times.*raises in the child") as caught:
+            manager.step({0: STEP, 1: RAISE})
+        assert manager.closed
+    assert 'raise RuntimeError("raises in the child")' in "".join(caught.value.__notes__)
+
+
+def test_slow_env_holds_no_other_up(launch: Launch, gate: Path) -> None:
+    with launch(ASYNC, 3) as manager:
+        assert manager.capabilities.asynchronous
+        first = manager.step({0: HANG, 1: STEP, 2: STEP})
+        assert 0 not in first
+        assert first
+        rewards: dict[int, list[float]] = {0: [], 1: [], 2: []}
+        for _ in range(20):
+            assert 0 not in manager.ready_obs
+            for env_id, timestep in manager.step(dict.fromkeys(manager.ready_obs, STEP)).items():
+                rewards[env_id].append(timestep.reward)
+        assert rewards[0] == []
+        assert len(rewards[1]) + len(rewards[2]) >= 20
+        gate.open("w").close()
+        last: dict[int, Any] = {}
+        while 0 not in last:
+            last = manager.step(dict.fromkeys(manager.ready_obs, STEP))
+        assert (last[0].reward, last[0].obs[1]) == (1.0, 1)
+        assert 0 in manager.ready_obs
+
+
+def test_reset_drops_a_step_that_is_under_way(launch: Launch, gate: Path) -> None:
+    with launch(ASYNC, 2) as manager:
+        manager.step({0: HANG, 1: STEP})
+        gate.open("w").close()
+        manager.reset()
+        assert sorted(manager.ready_obs) == [0, 1]
+        timesteps = manager.step({0: STEP})
+        assert {env_id: each.reward for env_id, each in timesteps.items()} == {0: 1.0}
+
+
+def test_processes_and_memory_are_gone_after_close(launch: Launch) -> None:
+    manager = launch({**SYNC, "envs_per_process": 1}, 2)
+    pids = [pid_of(manager, env_id) for env_id in range(2)]
+    assert len({*pids, os.getpid()}) == 3
+    memory = Path("/dev/shm") / manager._memory.name  # type: ignore[attr-defined]
+    assert memory.exists()
+    manager.close()
+    manager.close()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert not memory.exists()
+    manager.launch()
+    assert manager.step({0: STEP})[0].reward == 1.0
+    manager.close()
+
+
+def test_ctrl_c_in_the_terminal_does_not_reach_the_processes(launch: Launch) -> None:
+    with launch(SYNC, 1) as manager:
+        os.kill(pid_of(manager, 0), signal.SIGINT)
+        assert manager.step({0: STEP})[0].reward == 2.0
+        assert manager.failure_count == 0
+
+
+def test_envs_that_cannot_be_made_in_a_child_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    for env_fns, error, text in (
+        ([lambda: None], ConfigError, "importable function"),
+        ([importlib.import_module("child_envs").fail], EnvError, "no env can be made"),
+        (make_env_fns({"env_id": "CartPole-v1", "kwargs": {"x": 1}}, 1), ConfigError, "env.kwargs"),
+    ):
+        manager = create_env_manager(SYNC, env_fns)
+        with pytest.raises(error, match=text):
+            manager.launch()
+        assert manager.closed
+    with pytest.raises(UnknownEnvError):
+        make_env_fns({"env_id": "CartPol-v1"}, 1)
