@@ -494,8 +494,8 @@ def _parse_layout(core: bytes) -> _Layout:
             name: np.broadcast_to(np.zeros((), dtype), shape)
             for name, (shape, dtype, _) in zip(manifest.columns, arrays, strict=True)
         }
-        rows = len(_join(manifest.tree, manifest.columns, blanks))
-        paths = tuple(path for path, _ in _leaves_of(manifest.tree["$batch"], ()))
+        batch = _join(manifest.tree, manifest.columns, blanks)
+        paths, rows = tuple(_paths_of(batch.columns)), len(batch)
     return _Layout(manifest.kind, manifest.tree, manifest.columns, tuple(arrays), end, paths, rows)
 
 
@@ -702,30 +702,20 @@ class _Joiner:
         )
 
     def _batch(self, node: Any) -> SampleBatch:
-        leaves = list(_leaves_of(node, ()))
-        arrays = [self._array(name) for _, name in leaves]
-        rows = {array.shape[:1] for array in arrays}
-        if len(rows) != 1 or rows == {()}:
-            raise ValueError("columns of a batch have one length")
-        return SampleBatch.trusted(_nest([path for path, _ in leaves], arrays), len(arrays[0]))
+        before = len(self.used)
+        batch = SampleBatch(self.visit(node))  # refuses what is no nest of columns
+        paths = list(_paths_of(batch.columns))
+        if len(paths) != len(self.used) - before or max(map(len, paths)) > MAX_DEPTH + 1:
+            raise ValueError("a batch is a nest of arrays")
+        return batch
 
 
-def _leaves_of(node: Any, path: _Path) -> Iterator[tuple[_Path, str]]:
-    """Yield path and array name of each column of a batch."""
-    if not isinstance(node, dict) or not node or len(path) > MAX_DEPTH + 1:
-        raise ValueError("a batch is a nest of dicts")
-    if len(node) == 1 and isinstance(node.get("$array"), str):
-        yield path, node["$array"]
-        return
-    entries = list(node.items())
-    if len(node) == 1 and "$items" in node:
-        entries = [(str(key), child) for key, child in _a_list(node["$items"])]
-        if len(dict(entries)) < len(entries):
-            raise ValueError("a name occurs twice")
-    elif any(key.startswith("$") for key in node):
-        raise ValueError("an unknown tag")
-    for key, child in entries:
-        yield from _leaves_of(child, (*path, key))
+def _paths_of(columns: Mapping[str, Any]) -> Iterator[_Path]:
+    for name, column in columns.items():
+        if isinstance(column, dict):
+            yield from ((name, *path) for path in _paths_of(column))
+        else:
+            yield (name,)
 
 
 def _nest(paths: Sequence[_Path], arrays: Sequence[NDArray[Any]]) -> dict[str, Any]:
