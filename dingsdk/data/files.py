@@ -18,9 +18,9 @@ import re
 import secrets
 import stat
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self
 
 from dingsdk.errors import (
     ClosedError,
@@ -33,7 +33,6 @@ from dingsdk.errors import (
 )
 
 Buffer = bytes | bytearray | memoryview
-_T = TypeVar("_T")
 
 _ADVICE = {
     errno.ENOSPC: "free some disk space",
@@ -165,7 +164,7 @@ class Folder:
         check_id(name, "folder")
         opened = type(self).__new__(type(self))
         opened.path = self.path / name
-        with self._using("open", name) as folder:
+        with _Use(self, "open", name) as folder:
             opened._open(name, folder, create)
         return opened
 
@@ -183,7 +182,7 @@ class Folder:
             RunFolderError: another reason, such as a folder of that name.
         """
         self._check_name(name)
-        with self._using("write", name) as folder:
+        with _Use(self, "write", name) as folder:
             _replace(folder, name, buffers, durable)
 
     def sync(self, name: str | None = None) -> None:
@@ -194,7 +193,7 @@ class Folder:
         """
         if name is not None:
             self._check_name(name)
-        with self._using("write", name or "") as folder:
+        with _Use(self, "write", name or "") as folder:
             if name is None:
                 os.fsync(folder)
                 return
@@ -212,8 +211,13 @@ class Folder:
             DataCorruptError: it is no regular file, or has more than ``max_bytes``.
             StorageFullError, RunFolderError: as :meth:`write_atomic`.
         """
-        with self._reading(name, max_bytes) as (descriptor, found):
+        descriptor, found = self._open_file(name, max_bytes)
+        try:
             return self._read(name, descriptor, found.st_size)
+        except OSError as error:
+            raise self._error("read", name, error) from error
+        finally:
+            close_reader(descriptor)
 
     def view(self, name: str, max_bytes: int, map_above: int = 64 << 10) -> memoryview:
         """Return a file's content, read-only: a copy if small, else a map.
@@ -229,12 +233,10 @@ class Folder:
         Raises:
             as :meth:`read`.
         """
-        with self._reading(name, max_bytes) as (descriptor, found):
+        descriptor, found = self._open_file(name, max_bytes)
+        try:
             if found.st_size > map_above:
-                try:
-                    return memoryview(mmap.mmap(descriptor, found.st_size, access=mmap.ACCESS_READ))
-                except ValueError as error:  # cut off since
-                    raise DataCorruptError(f"{self.path / name}: {error}", where=name) from error
+                return memoryview(mmap.mmap(descriptor, found.st_size, access=mmap.ACCESS_READ))
             # bytes: numpy looks through a read-only view of a bytearray.
             content = os.read(descriptor, found.st_size)
             if len(content) < found.st_size:  # above 2 GiB, or cut off
@@ -242,12 +244,25 @@ class Folder:
                 content = bytes(self._read(name, descriptor, found.st_size))
             self._check_read(name, found)
             return memoryview(content)
+        except DingError:
+            raise
+        except OSError as error:
+            raise self._error("read", name, error) from error
+        except ValueError as error:  # from mmap: cut off since
+            raise DataCorruptError(f"{self.path / name}: {error}", where=name) from error
+        finally:
+            close_reader(descriptor)
 
     def stat(self, name: str) -> os.stat_result | None:
         """Return what stands under the name (links not followed), None where nothing does."""
         self._check_name(name)
-        with self._using("look at", name) as folder:
-            return _unless_gone(os.stat, name, dir_fd=folder, follow_symlinks=False) or None
+        with _Use(self, "look at", name) as folder:
+            try:
+                return os.stat(name, dir_fd=folder, follow_symlinks=False)
+            except OSError as error:
+                if error.errno not in _GONE:
+                    raise
+        return None
 
     def unlink(self, name: str) -> bool:
         """Remove a file or link; return whether there was one.
@@ -257,16 +272,15 @@ class Folder:
         """
         if not _TEMPORARY.fullmatch(name):
             self._check_name(name)
-        with self._using("remove", name) as folder:
-            return _unless_gone(os.unlink, name, dir_fd=folder) is not False
+        with _Use(self, "remove", name) as folder:
+            return _unless_gone(os.unlink, name, dir_fd=folder)
 
     def move(self, name: str, target: Folder, new_name: str) -> bool:
         """Move a file (or what else stands there) to another folder; False if it is gone."""
         self._check_name(name)
         target._check_name(new_name)
-        with self._using("move", name) as source, target._descriptor as folder:
-            moved = _unless_gone(os.rename, name, new_name, src_dir_fd=source, dst_dir_fd=folder)
-            return moved is not False
+        with _Use(self, "move", name) as source, _Use(target) as folder:
+            return _unless_gone(os.rename, name, new_name, src_dir_fd=source, dst_dir_fd=folder)
 
     def names(self) -> list[str]:
         """Return the names in the folder, sorted, temporary files included.
@@ -274,7 +288,7 @@ class Folder:
         Left out are other names that begin with a dot, and in a private folder all that we do
         not give.
         """
-        with self._using("list") as folder:
+        with _Use(self, "list") as folder:
             found = os.listdir(folder)  # noqa: PTH208 - a descriptor
         return sorted(n for n in found if self._names.fullmatch(n) or _TEMPORARY.fullmatch(n))
 
@@ -287,7 +301,7 @@ class Folder:
         return sum(map(self._remove_dead, filter(_TEMPORARY.fullmatch, self.names())))
 
     def _remove_dead(self, name: str) -> bool:
-        with self._descriptor as folder:
+        with _Use(self) as folder:
             try:
                 # For writing, as some file servers lock no others.
                 descriptor = os.open(name, _OVERWRITE, dir_fd=folder)
@@ -321,7 +335,7 @@ class Folder:
                         inner.unlink(entry)
         except DataMissingError:
             return True
-        with self._using("remove", name) as folder:
+        with _Use(self, "remove", name) as folder:
             try:
                 _unless_gone(os.rmdir, name, dir_fd=folder)
             except OSError as error:
@@ -332,7 +346,7 @@ class Folder:
 
     def free_bytes(self) -> int:
         """Return how much more we may write on this disk."""
-        with self._using("look at") as folder:
+        with _Use(self, "look at") as folder:
             disk = os.fstatvfs(folder)
         return disk.f_bavail * disk.f_frsize
 
@@ -377,13 +391,9 @@ class Folder:
             raise RunFolderError(f"{self.path} is refused: {why}", path=str(self.path), reason=why)
         self._descriptor = _SharedDescriptor(descriptor)
 
-    def _using(self, action: str, name: str = "") -> _Use:
-        return _Use(self, action, name)
-
-    @contextlib.contextmanager
-    def _reading(self, name: str, max_bytes: int) -> Iterator[tuple[int, os.stat_result]]:
+    def _open_file(self, name: str, max_bytes: int) -> tuple[int, os.stat_result]:
         self._check_name(name)
-        with self._using("read", name) as folder:
+        with _Use(self, "read", name) as folder:
             descriptor = os.open(name, _OPEN_FILE, dir_fd=folder)
             try:
                 found = os.fstat(descriptor)
@@ -392,9 +402,10 @@ class Folder:
                     why = f"{found.st_size} bytes; at most {max_bytes} are read"
                 if why:
                     self._refuse(name, why)
-                yield descriptor, found
-            finally:
+            except BaseException:
                 close_reader(descriptor)
+                raise
+        return descriptor, found
 
     def _check_read(self, name: str, found: os.stat_result) -> None:
         """Refuse what was read of a file if it may be that of another."""
@@ -462,9 +473,8 @@ class PrivateDir(Folder):
         self._check_name(name)
         pool._check_name(pooled)
         temporary = f".tmp-{secrets.token_hex(8)}"
-        with self._using("write", name) as folder, pool._descriptor as source:
-            ids = {"src_dir_fd": source, "dst_dir_fd": folder}
-            if _unless_gone(os.rename, pooled, temporary, **ids) is False:
+        with _Use(self, "write", name) as folder, _Use(pool) as source:
+            if not _unless_gone(os.rename, pooled, temporary, src_dir_fd=source, dst_dir_fd=folder):
                 return False
             is_done = False
             try:
@@ -523,61 +533,59 @@ def close_reader(descriptor: int) -> None:
 class _SharedDescriptor:
     """A folder's descriptor, closed after its last user: the system reuses numbers at once."""
 
-    __slots__ = ("_is_closed", "_lock", "_number", "_users")
+    __slots__ = ("is_closed", "lock", "number", "users")
 
     def __init__(self, number: int) -> None:
-        self._number = number
-        self._lock = threading.Lock()
-        self._users = 0
-        self._is_closed = False
-
-    def __enter__(self) -> int:
-        with self._lock:
-            if self._is_closed:
-                raise ClosedError("the folder is closed", what="folder")
-            self._users += 1
-        return self._number
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._users -= 1
-            is_last = self._is_closed and self._users == 0
-        if is_last:
-            close_reader(self._number)
+        self.number = number
+        self.lock = threading.Lock()
+        self.users = 0
+        self.is_closed = False
 
     def close(self) -> None:
-        with self._lock:
-            is_last = not self._is_closed and self._users == 0
-            self._is_closed = True
+        with self.lock:
+            is_last = not self.is_closed and self.users == 0
+            self.is_closed = True
         if is_last:
-            close_reader(self._number)
+            close_reader(self.number)
 
 
 class _Use:
-    """One use of a folder's descriptor; gives its OSErrors their types."""
+    """One use of a folder's descriptor; gives its OSErrors their types, if it has a name."""
 
-    __slots__ = ("_action", "_folder", "_name")
+    __slots__ = ("_action", "_folder", "_name", "_shared")
 
-    def __init__(self, folder: Folder, action: str, name: str) -> None:
+    def __init__(self, folder: Folder, action: str = "", name: str = "") -> None:
         self._folder, self._action, self._name = folder, action, name
+        self._shared = folder._descriptor
 
     def __enter__(self) -> int:
-        return self._folder._descriptor.__enter__()
+        shared = self._shared
+        with shared.lock:
+            if shared.is_closed:
+                raise ClosedError("the folder is closed", what="folder")
+            shared.users += 1
+        return shared.number
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._folder._descriptor.__exit__()
-        if isinstance(error, OSError) and not isinstance(error, DingError):
+        shared = self._shared
+        with shared.lock:
+            shared.users -= 1
+            is_last = shared.is_closed and shared.users == 0
+        if is_last:
+            close_reader(shared.number)
+        if self._action and isinstance(error, OSError) and not isinstance(error, DingError):
             raise self._folder._error(self._action, self._name, error) from error
 
 
-def _unless_gone(call: Callable[..., _T], *args: Any, **options: Any) -> _T | Literal[False]:
-    """Return what a call returns; False where its file is gone."""
+def _unless_gone(call: Callable[..., None], *args: Any, **options: Any) -> bool:
+    """Call a function of ``os``; return False where its file is gone."""
     try:
-        return call(*args, **options)
+        call(*args, **options)
     except OSError as error:
-        if error.errno in _GONE:
-            return False
-        raise
+        if error.errno not in _GONE:
+            raise
+        return False
+    return True
 
 
 def _replace(folder: int, name: str, chunks: Sequence[Buffer], durable: bool) -> None:

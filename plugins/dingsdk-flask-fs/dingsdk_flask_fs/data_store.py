@@ -151,8 +151,8 @@ class FileDataStore(StepDataStore):
             DataCorruptError: it is not what was put; the file is set aside.
             ClosedError: the store was closed meanwhile.
         """
-        check_id(data_id, "data_id")
-        return self._find(data_id, timeout_s, lambda: self._load(data_id, expected_digest))
+        folder, name = self._place_of(data_id)
+        return self._find(data_id, timeout_s, lambda: self._load(folder, name, expected_digest))
 
     def get_verified(self, data_id: str, digest: str, timeout_s: float = 2.0) -> SampleBatch:
         return self.get(data_id, timeout_s, digest)
@@ -241,12 +241,12 @@ class FileDataStore(StepDataStore):
         name = check_id(data_id, "data_id") + _SUFFIX
         return self._shards[zlib.crc32(data_id.encode()) % _SHARDS], name
 
-    def _load(self, data_id: str, expected_digest: str | None) -> SampleBatch:
-        folder, name = self._place_of(data_id)
+    def _load(self, folder: PrivateDir, name: str, expected_digest: str | None) -> SampleBatch:
         try:
             content = folder.view(name, self._max_bytes, map_above=_COPIED_BYTES)
             return decode_batch(content, self._max_bytes, expected_digest=expected_digest)
         except DataCorruptError as error:
+            data_id = name.removesuffix(_SUFFIX)
             if folder.stat(name) is None:  # deleted while we read it
                 raise DataMissingError(f"no payload {data_id!r}", data_id=data_id) from error
             self._set_aside(folder, data_id)
