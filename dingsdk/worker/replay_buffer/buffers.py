@@ -118,9 +118,10 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
 
     All rows up to the capacity are kept, so a window that grows again finds the older ones.
 
-    The rest is as in :class:`NaiveReplayBuffer`. Source: DI-engine's ``ElasticReplayBuffer``.
-    Differences: numbers and linear schedules, which a config file can hold; :meth:`push` moves
-    the window as :meth:`update` does.
+    The rest is as in :class:`NaiveReplayBuffer`, but for a ``sample_range``, which is refused: the
+        window is the range. Source: DI-engine's ``ElasticReplayBuffer``. Differences: numbers and
+    linear schedules, which a config file can hold; :meth:`push` moves the window as
+    :meth:`update` does.
     """
 
     class Config(NaiveReplayBuffer.Config, frozen=True, kw_only=True):
@@ -181,27 +182,12 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
         with self._change():
             self._envstep, self._size = envstep, size
 
-    def sample(
-        self,
-        size: int,
-        cur_learner_iter: int,
-        sample_range: slice | None = None,
-        replace: bool = False,
-        timeout_s: float | None = None,
-    ) -> SampleBatch | list[Any] | None:
-        """Return ``size`` rows drawn from the newest; see :meth:`NaiveReplayBuffer.sample`.
-
-        Raises:
-            ConfigError: a ``sample_range`` is given: the window is the range.
-        """
+    def _ages(self, sample_range: slice | None) -> range | None:
         if sample_range is not None:
             raise ConfigError(
                 "an elastic buffer takes no sample_range, as its window is one; use type naive",
                 path="sample_range",
             )
-        return super().sample(size, cur_learner_iter, None, replace, timeout_s)
-
-    def _ages(self, sample_range: slice | None) -> range | None:
         count = self._remover.count
         return None if self._size >= count else range(count - self._size, count)
 

@@ -43,10 +43,6 @@ class RowFacts:
     priorities: NDArray[np.float64] | None
     iters: NDArray[np.int64]
 
-    def __getitem__(self, rows: slice) -> RowFacts:
-        priorities = None if self.priorities is None else self.priorities[rows]
-        return RowFacts(priorities, self.iters if len(self.iters) == 1 else self.iters[rows])
-
 
 class RowMetadata(NoMetadata):
     """Id, ``collect_iter`` and number of uses of the row at each position.
