@@ -25,7 +25,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.rows_of: dict[str, int] = {}
         self.digest_of: dict[str, str | None] = {}
         self.retired: list[str] = []
-        self.in_buffer: list[int] = []
+        self.in_buffer: list[tuple[int, int]] = []  # (payload, row)
+        self.kept: dict[int, list[int]] = {}
         self.pinned: list[set[int]] = []
         self.deleted: set[int] = set()
 
@@ -55,7 +56,8 @@ class LedgerMachine(RuleBasedStateMachine):
             self.number_of[name], self.rows_of[name] = number, rows
             self.digest_of[name] = digest
             assert self.ledger.digest(number) == digest
-            self.in_buffer += [number] * rows
+            self.in_buffer += [(number, row) for row in range(rows)]
+            self.kept[number] = list(range(rows))
         elif rows == self.rows_of[name] and (
             None in (digest, self.digest_of[name]) or digest == self.digest_of[name]
         ):
@@ -67,15 +69,39 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 8))
     def evict_oldest(self, count: int) -> None:
-        gone, self.in_buffer = self.in_buffer[:count], self.in_buffer[count:]
-        if gone:
-            self.ledger.evict(np.asarray(gone, dtype=np.int64), "overwritten")
+        self.evict(self.in_buffer[:count])
+
+    @rule(seed=st.integers(0, 1000), count=st.integers(1, 8))
+    def evict_any(self, seed: int, count: int) -> None:
+        rng = np.random.default_rng(seed)
+        chosen = rng.permutation(len(self.in_buffer))[:count]
+        self.evict([self.in_buffer[index] for index in chosen.tolist()])
+
+    def evict(self, gone: list[tuple[int, int]]) -> None:
+        self.in_buffer = [each for each in self.in_buffer if each not in set(gone)]
+        numbers, rows = np.array(gone, np.int64).reshape(-1, 2).T
+        self.ledger.evict(numbers, rows, "overwritten")
+
+    @rule()
+    def free_rows(self) -> None:
+        pinned = set[int]().union(*self.pinned)
+        for number, rows in self.ledger.free_rows().items():
+            assert number not in pinned
+            assert set(rows.tolist()) < set(self.kept[number])
+            self.kept[number] = rows.tolist()
+        live = dict.fromkeys(self.number_of.values(), 0) | Counter(n for n, _ in self.in_buffer)
+        spare = sum(
+            len(self.kept[number]) - rows
+            for number, rows in live.items()
+            if rows and number not in pinned
+        )
+        assert 10 * spare <= 2 * len(self.in_buffer)  # a tenth in all, a tenth of a payload
 
     @rule(seed=st.integers(0, 1000))
     def pin_some(self, seed: int) -> None:
         if self.in_buffer:
             rng = np.random.default_rng(seed)
-            chosen = {int(each) for each in rng.choice(self.in_buffer, 3)}
+            chosen = {self.in_buffer[each][0] for each in rng.integers(len(self.in_buffer), size=3)}
             self.ledger.pin(chosen)
             self.pinned.append(chosen)
 
@@ -86,7 +112,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def collect_garbage(self) -> None:
-        wanted = set(self.in_buffer).union(*self.pinned)
+        wanted = {number for number, _ in self.in_buffer}.union(*self.pinned)
         known = set(self.number_of.values()) - self.deleted
         garbage = self.ledger.take_garbage()
         assert set(garbage) == known - wanted
@@ -96,9 +122,11 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def every_acknowledged_row_is_accounted_for(self) -> None:
         self.ledger.check(len(self.in_buffer))
-        rows = Counter(self.in_buffer)
+        rows = Counter(number for number, _ in self.in_buffer)
         for number, count in rows.items():
             assert self.ledger.rows_left(number) == count
+            left = {row for each, row in self.in_buffer if each == number}
+            assert left <= set(self.kept[number])
 
 
 TestLedger = LedgerMachine.TestCase

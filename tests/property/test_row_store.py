@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dingsdk import SampleBatch
 from dingsdk.errors import (
-    ConfigError,
     DataCorruptError,
     DataMissingError,
     PayloadsLostError,
@@ -19,11 +19,12 @@ from dingsdk.errors import (
 )
 from dingsdk.worker.comm.row_store import RowStore
 
-CAPACITY = 24
+LEAST = 16
+"""Rows, so that rings of a few payloads have holes and grow."""
 
 
 class RowStoreMachine(RuleBasedStateMachine):
-    """Payloads of up to five rows, dropped in any order, never more than half the capacity.
+    """Payloads of up to five rows, freed in any order, whole and row by row.
 
     Each goes on where the one before ended, as pieces of one trajectory do.
     """
@@ -34,9 +35,10 @@ class RowStoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.steps = 0
         self.payloads: dict[int, SampleBatch] = {}
+        self.kept: dict[int, list[int]] = {}
         self.loads = 0
         self.count = 0
-        self.store = RowStore(CAPACITY, self.storage, self._load)
+        self.store = RowStore(8, self.storage, self._load, LEAST)
 
     def _load(self, name: str, digest: str | None) -> SampleBatch:
         self.loads += 1
@@ -44,14 +46,13 @@ class RowStoreMachine(RuleBasedStateMachine):
 
     @rule(rows=st.integers(1, 5), touch=st.booleans())
     def announce(self, rows: int, touch: bool) -> None:
-        if sum(len(batch) for batch in self.payloads.values()) + rows > CAPACITY // 2:
-            return
         number, self.count = self.count, self.count + 1
         values = number * 100 + np.arange(rows)
         obs = np.arange(self.steps, self.steps + rows + 1, dtype=np.float32)[:, None]
         self.steps += rows
         columns = {"value": values, "pair": np.stack([values, -values], 1)}
         self.payloads[number] = SampleBatch({**columns, "obs": obs[:-1], "next_obs": obs[1:]})
+        self.kept[number] = list(range(rows))
         self.store.announce({f"p{number}": number})
         if touch:
             self._gather([(number, 0)])
@@ -61,7 +62,7 @@ class RowStoreMachine(RuleBasedStateMachine):
         if self.payloads:
             rng = np.random.default_rng(seed)
             numbers = rng.choice(list(self.payloads), count).tolist()
-            self._gather([(n, int(rng.integers(len(self.payloads[n])))) for n in numbers])
+            self._gather([(n, int(rng.choice(self.kept[n]))) for n in numbers])
 
     @rule(seed=st.integers(0, 1000), count=st.integers(1, 4))
     def drop(self, seed: int, count: int) -> None:
@@ -71,6 +72,24 @@ class RowStoreMachine(RuleBasedStateMachine):
             for number in gone.tolist():
                 del self.payloads[number]
             self.store.drop(np.concatenate([gone, [self.count + 7]]))
+
+    @rule(seed=st.integers(0, 1000), count=st.integers(1, 4))
+    def keep(self, seed: int, count: int) -> None:
+        if self.payloads:
+            rng = np.random.default_rng(seed)
+            kept = {}
+            for number in np.unique(rng.choice(list(self.payloads), count)).tolist():
+                rows = self.kept[number]
+                chosen = np.sort(rng.choice(rows, rng.integers(1, len(rows) + 1), replace=False))
+                self.kept[number] = chosen.tolist()
+                kept[number] = chosen
+            self.store.keep(kept)
+
+    @invariant()
+    def has_little_room_to_spare(self) -> None:
+        held = sum(len(self.kept[number]) for number in self.payloads)
+        assert self.store.rows <= held
+        assert self.store.ring_rows <= max(LEAST, 1.3 * self.store.rows)
 
     def _gather(self, wanted: list[tuple[int, int]]) -> None:
         batch = self.store.gather(
@@ -139,12 +158,47 @@ def test_gathered_batch_is_owned() -> None:
     assert again.columns["value"].tolist() == [0, 1]
 
 
-def test_live_payloads_beyond_the_capacity_are_an_error_that_names_the_key() -> None:
-    store = RowStore(10, {}, lambda *name: SampleBatch({"value": np.arange(4)}))
-    store.announce({"a": 0, "b": 1, "c": 2})
-    with pytest.raises(ConfigError) as caught:
-        store.gather(np.asarray([0, 1, 2]), np.zeros(3, np.int64))
-    assert caught.value.path == "policy.other.replay_buffer.replay_buffer_size"
+def hundreds(name: str, digest: str | None) -> SampleBatch:
+    return SampleBatch({"value": [int(name)] * 600})
+
+
+@pytest.mark.parametrize("kind", ["array", "memmap"])
+def test_payloads_beyond_the_reserved_rows_are_held(kind: str, tmp_path: Path) -> None:
+    storage = {"type": kind, **({"path": str(tmp_path / "rows")} if kind == "memmap" else {})}
+    store = RowStore(
+        8, storage, lambda name, digest: SampleBatch({"value": [int(name)] * 600}), LEAST
+    )
+    store.announce({str(number): number for number in range(10)})
+    for number in range(10):
+        store.gather(np.asarray([number]), np.asarray([599]))
+    assert (len(store), store.rows) == (10, 6000)
+    batch = store.gather(np.arange(10), np.arange(10))
+    assert batch.columns["value"].tolist() == list(range(10))
+
+
+def test_memory_is_given_back_when_payloads_leave() -> None:
+    store = RowStore(8, {}, hundreds, LEAST)
+    store.announce({str(number): number for number in range(100)})
+    store.gather(np.arange(100), np.arange(100))
+    assert 60_000 <= store.ring_rows <= 1.3 * 60_000
+    store.drop(np.asarray([number for number in range(100) if number % 10]))
+    assert (store.rows, store.ring_rows) == (6000, int(1.15 * 6000))
+    left = np.arange(0, 100, 10)
+    assert store.gather(left, left).columns["value"].tolist() == left.tolist()
+
+
+def test_rows_that_are_freed_of_a_payload_make_room() -> None:
+    loaded = SampleBatch({"value": np.arange(5000)})
+    store = RowStore(8, {}, lambda *name: loaded, LEAST)
+    store.announce({"p": 0, "q": 1})
+    store.gather(np.asarray([0]), np.asarray([4999]))
+    kept = np.arange(0, 5000, 10)
+    store.keep({0: kept, 1: kept})
+    store.keep({0: kept[:3]})
+    assert (store.rows, store.ring_rows) == (3, LEAST)
+    wanted = np.asarray([0, 0, 1]), np.asarray([20, 0, 4990])
+    assert store.gather(*wanted).columns["value"].tolist() == [20, 0, 4990]
+    assert store.rows == 3 + 500
 
 
 def test_unannounced_payload_is_a_protocol_error() -> None:

@@ -139,11 +139,8 @@ class BaseCommLearner(CommWorker):
             self._demand = self._info = None
             self._learner = self._create_learner(task_info)
         buffer_cfg = task_info["replay_buffer_cfg"]
-        # Twice the size: rows leased for training outlive their eviction from the buffer.
         self._rows = RowStore(
-            2 * int(buffer_cfg["replay_buffer_size"]) + int(task_info.get("payload_rows", 0)),
-            buffer_cfg.get("storage", {}),
-            self._load_payload,
+            int(buffer_cfg["replay_buffer_size"]), buffer_cfg.get("storage", {}), self._load_payload
         )
         self.start_job(self._learner.start, self._learner.close, f"{self.info.worker_id}-learner")
         return {"message": "learner task has started"}
@@ -172,6 +169,7 @@ class BaseCommLearner(CommWorker):
         dropped = data.get("dropped")
         if dropped is not None and len(dropped):
             self._rows.drop(np.asarray(dropped))
+        self._rows.keep({int(each): rows for each, rows in data.get("kept", [])})
         with self.condition:
             self._info = None
             self._leased.extend(data["batches"])

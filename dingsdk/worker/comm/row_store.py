@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import (
-    ConfigError,
-    DataCorruptError,
-    DataMissingError,
-    PayloadsLostError,
-    ProtocolError,
-)
+from dingsdk.errors import DataCorruptError, DataMissingError, PayloadsLostError, ProtocolError
 from dingsdk.plugins import default_manager
+from dingsdk.worker.replay_buffer import Storage
+
+MOST_SHARE, GROWN_SHARE = 1.3, 1.15
+"""Rows of the ring for each row held: at most, and where it was just made longer."""
 
 
 class RowStore:
@@ -27,10 +25,19 @@ class RowStore:
     payload turns that into a single gather. Extents are given out round a ring, which for
     payloads that leave in the order they came never has to search.
 
+    Payloads are held from their first touch until they are dropped. The ring has up to 1.3
+    positions for each row that is held: where holes between extents waste more, they are closed,
+    and where many rows have left, the storage is made anew.
+
     Args:
-        capacity: Rows that fit; a buffer's size plus what is on its way.
+        capacity: Rows to reserve addresses for; for more, the storage grows.
         storage_cfg: Config of the storage, as a replay buffer has it.
         load: (data id, its digest where one was announced) -> payload, on the first touch.
+        least_rows: Positions that the ring may have, however few rows are held.
+
+    Attributes:
+        rows: Rows held.
+        ring_rows: Positions of the ring; no other part of the storage was ever written to.
     """
 
     def __init__(
@@ -38,19 +45,25 @@ class RowStore:
         capacity: int,
         storage_cfg: Mapping[str, Any],
         load: Callable[[str, str | None], SampleBatch],
+        least_rows: int = 1024,
     ) -> None:
-        self._capacity = capacity
-        cfg = dict(storage_cfg)
-        if cfg.get("type") in (None, "auto"):
-            cfg["type"] = "array"
-        self._storage = default_manager().create("storages", cfg, capacity)
+        self._least_rows = least_rows
+        self._capacity = max(capacity, least_rows)
+        self._storage_cfg = dict(storage_cfg)
+        if self._storage_cfg.get("type") in (None, "auto"):
+            self._storage_cfg["type"] = "array"
+        self._storage = self._new_storage()
         self._load = load
         self._names: dict[int, tuple[str, str | None]] = {}
         self._lost: dict[int, str] = {}
         """Why payloads could not be read: to look for them again would cost every batch a wait."""
         self._offsets = np.full(1024, -1, dtype=np.int64)
+        self._kept: dict[int, NDArray[np.int64]] = {}
+        """The rows that are held of a payload, ascending, where these are not all."""
         self._extents: list[tuple[int, int, int]] = []  # (start, end, number), by start
         self._head = 0
+        self.rows = 0
+        self.ring_rows = least_rows
 
     def __len__(self) -> int:
         """Number of payloads held."""
@@ -70,15 +83,34 @@ class RowStore:
         for number in gone:
             self._names.pop(number, None)
             self._lost.pop(number, None)
+            self._kept.pop(number, None)
             if number < len(self._offsets):
                 self._offsets[number] = -1
+        self._shrink()
+
+    def keep(self, kept: Mapping[int, NDArray[np.int64]]) -> None:
+        """Free the other rows of payloads.
+
+        Args:
+            kept: int64[n] rows by payload number, ascending and not empty; of the rows kept so
+                far, where some were freed before.
+        """
+        starts = {number: index for index, (_, _, number) in enumerate(self._extents)}
+        for number, rows in kept.items():
+            if number in starts:
+                start, _, _ = self._extents[starts[number]]
+                batch = self._storage.take(self._positions(np.full(len(rows), number), rows))
+                self._extents[starts[number]] = (start, start + len(rows), number)
+                self._write(start, batch)
+            self._kept[number] = np.asarray(rows, np.int64)
+        self._shrink()
 
     def gather(self, payloads: NDArray[np.int64], rows: NDArray[np.int64]) -> SampleBatch:
         """Return the rows as one owned batch, loading payloads on first touch.
 
         Args:
-            payloads: int64[n], payload numbers.
-            rows: int64[n], row within the payload.
+            payloads: int64[n] or int64[n, time], payload numbers.
+            rows: Of the same shape, row within the payload.
 
         Raises:
             PayloadsLostError: payloads of the batch are missing or damaged; the others are held.
@@ -91,8 +123,16 @@ class RowStore:
         offsets = self._offsets[payloads]
         if offsets.min() < 0:
             self._load_all(np.unique(payloads[offsets < 0]).tolist())
-            offsets = self._offsets[payloads]
-        return self._storage.take(offsets + rows)  # type: ignore[no-any-return]
+        return cast(SampleBatch, self._storage.take(self._positions(payloads, rows)))
+
+    def _positions(self, payloads: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        where: NDArray[np.int64] = self._offsets[payloads] + rows
+        if self._kept:
+            for number in self._kept.keys() & set(payloads.reshape(-1).tolist()):
+                mine = payloads == number
+                found = np.searchsorted(self._kept[number], rows[mine])
+                where[mine] = self._offsets[number] + found
+        return where
 
     def _load_all(self, numbers: list[int]) -> None:
         for number in numbers:
@@ -107,7 +147,14 @@ class RowStore:
             except DataCorruptError:
                 self._lost[number] = "corrupt"
             else:
-                self._put(self._allocate(len(batch)), batch, number)
+                if number in self._kept:
+                    batch = batch.take(self._kept[number])
+                start = self._allocate(len(batch))
+                self._write(start, batch)
+                self._head = start + len(batch)
+                bisect.insort(self._extents, (start, self._head, number))
+                self._offsets[number] = start
+                self.rows += len(batch)
         reasons = {number: self._lost[number] for number in numbers if number in self._lost}
         if reasons:
             raise PayloadsLostError(
@@ -118,44 +165,70 @@ class RowStore:
         """Return the start of a free extent, looking from the ring's head on."""
         start = self._free_extent(size)
         if start is None:
-            # Payloads that left out of order have torn holes; closing them costs one copy.
-            self._compact()
-            start = self._free_extent(size)
-        if start is None:
-            raise ConfigError(
-                f"the learner holds {self._capacity} rows of step data and all are live; raise "
-                "policy.other.replay_buffer.replay_buffer_size or lower policy.collect.n_sample",
-                path="policy.other.replay_buffer.replay_buffer_size",
-            )
+            rows = self.rows + size
+            start = self._extents[-1][1] if self._extents else 0
+            if start + size > self._most_rows(rows):
+                # Payloads that left out of order have torn holes; closing them costs one copy.
+                self._compact()
+                start = self.rows
+            self.ring_rows = max(self.ring_rows, start + size, int(GROWN_SHARE * rows))
+            if self.ring_rows > self._capacity:
+                self._grow(max(2 * self._capacity, self.ring_rows))
         return start
 
     def _free_extent(self, size: int) -> int | None:
-        if size > self._capacity:
+        if size > self.ring_rows:
             return None
-        start = self._head if self._head + size <= self._capacity else 0
+        start = self._head if self._head + size <= self.ring_rows else 0
         for _ in range(len(self._extents) + 2):
             index = bisect.bisect_left(self._extents, (start + size, 0, 0)) - 1
             if index < 0 or self._extents[index][1] <= start:
                 return start
             start = self._extents[index][1]
-            if start + size > self._capacity:
+            if start + size > self.ring_rows:
                 start = 0
         return None
 
-    def _compact(self) -> None:
-        if not self._extents:
-            return
-        rows = self._storage.take(
-            np.concatenate([np.arange(start, end) for start, end, _ in self._extents])
-        )
+    def _grow(self, capacity: int) -> None:
+        """Make the storage larger, or raise ConfigError or StorageFullError."""
+        grow = getattr(self._storage, "grow", None)
+        self._capacity = capacity
+        if grow is None or self.rows == 0:
+            self._rebuild()
+        else:
+            grow(capacity)
+
+    def _shrink(self) -> None:
+        """Give memory back after rows were freed; files keep their length."""
+        self.rows = sum(end - start for start, end, _ in self._extents)
+        if self.ring_rows > self._most_rows(self.rows) and not self._storage.is_durable:
+            self._rebuild()
+            self.ring_rows = max(self._least_rows, int(GROWN_SHARE * self.rows))
+
+    def _rebuild(self) -> None:
+        """Move all rows to a new storage, without holes."""
+        old, self._storage = self._storage, self._new_storage()
+        self._compact(old)
+        old.close()
+
+    def _compact(self, source: Storage | None = None) -> None:
+        """Move all rows to the start of the storage, from another one or its own later part."""
+        source = source or self._storage
         extents, self._extents, self._head = self._extents, [], 0
         for start, end, number in extents:
-            self._put(self._head, rows[self._head : self._head + end - start], number)
+            self._write(self._head, source.take(slice(start, end)))
+            self._offsets[number] = self._head
+            self._extents.append((self._head, self._head + end - start, number))
+            self._head += end - start
 
-    def _put(self, start: int, rows: SampleBatch, number: int) -> None:
+    def _write(self, start: int, rows: Any) -> None:
         self._storage.put(slice(start, start + len(rows)), self._storage.accept(rows))
         # Payloads leave in any order, so none may rely on what another holds.
         self._storage.seal()
-        self._head = start + len(rows)
-        bisect.insort(self._extents, (start, self._head, number))
-        self._offsets[number] = start
+
+    def _new_storage(self) -> Storage:
+        made = default_manager().create("storages", self._storage_cfg, self._capacity)
+        return cast(Storage, made)
+
+    def _most_rows(self, held: int) -> int:
+        return max(self._least_rows, int(MOST_SHARE * held))

@@ -24,13 +24,24 @@ which is longer than any message is on its way."""
 
 @dataclass(slots=True)
 class _Payload:
-    """A payload: what was announced of it, its rows in the buffer and the leases on it."""
+    """A payload: what was announced of it, its rows in the buffer and the leases on it.
+
+    ``live`` is bool[rows], True for the rows in the buffer. ``kept`` are the rows that learners
+    are to hold, None for all.
+    """
 
     data_id: str
     rows: int
     digest: str | None
     left: int
+    live: NDArray[np.bool_]
     pins: int = 0
+    kept: NDArray[np.int64] | None = None
+
+    @property
+    def freeable(self) -> int:
+        """Rows that learners hold, and nobody needs."""
+        return (self.rows if self.kept is None else len(self.kept)) - self.left
 
     @property
     def is_garbage(self) -> bool:
@@ -57,6 +68,7 @@ class PayloadLedger:
         self._numbers: dict[str, int] = {}
         self._next = 0
         self._garbage: list[int] = []
+        self._freeable_rows = 0
         self.acked_rows = 0
         self.evicted_rows: Counter[str] = Counter()
 
@@ -87,7 +99,7 @@ class PayloadLedger:
             return None
         number, self._next = self._next, self._next + 1
         self._numbers[data_id] = number
-        self._payloads[number] = _Payload(data_id, rows, digest, left=rows)
+        self._payloads[number] = _Payload(data_id, rows, digest, rows, np.ones(rows, np.bool_))
         self.acked_rows += rows
         return number
 
@@ -109,15 +121,39 @@ class PayloadLedger:
         payload = self._payloads.get(number)
         return 0 if payload is None else payload.left
 
-    def evict(self, numbers: NDArray[np.int64], reason: str) -> None:
-        """Note rows that left the buffer: int64[n], the payload number of each."""
+    def evict(self, numbers: NDArray[np.int64], rows: NDArray[np.int64], reason: str) -> None:
+        """Note rows that left the buffer: int64[n], the payload number and the row of each."""
         if not len(numbers):
             return
         self.evicted_rows[reason] += len(numbers)
-        found, counts = np.unique(numbers, return_counts=True)
-        for number, count in zip(found.tolist(), counts.tolist(), strict=True):
-            self._payloads[number].left -= count
+        order = np.argsort(numbers, kind="stable")
+        found, starts = np.unique(numbers[order], return_index=True)
+        for number, gone in zip(found.tolist(), np.split(rows[order], starts[1:]), strict=True):
+            payload = self._payloads[number]
+            payload.live[gone] = False
+            payload.left -= len(gone)
+            self._freeable_rows += len(gone)
             self._collect(number)
+
+    def free_rows(self) -> dict[int, NDArray[np.int64]]:
+        """Return the rows that are still needed, of payloads that hold too many others.
+
+        Empty while learners hold at most a tenth more rows than are in the buffer. Payloads that
+        are pinned are left alone.
+        """
+        live_rows = self.acked_rows - self.evicted_rows.total()
+        if 10 * self._freeable_rows <= live_rows:
+            return {}
+        kept: dict[int, NDArray[np.int64]] = {}
+        for number, payload in self._payloads.items():
+            if payload.left and not payload.pins and 10 * payload.freeable > payload.left:
+                self._freeable_rows -= payload.freeable
+                kept[number] = payload.kept = np.flatnonzero(payload.live)
+        return kept
+
+    def kept_rows(self, number: int) -> NDArray[np.int64] | None:
+        """Return the rows of a payload that learners are to hold, None for all."""
+        return self._payloads[number].kept
 
     def pin(self, numbers: Iterable[int]) -> None:
         """Keep payloads that are leased for training."""
@@ -135,7 +171,8 @@ class PayloadLedger:
         garbage = {number: self.name(number) for number in self._garbage}
         for number, name in garbage.items():
             del self._numbers[name]
-            self._retired[name] = self._payloads.pop(number)
+            retired = self._retired[name] = self._payloads.pop(number)
+            self._freeable_rows -= retired.freeable
             if len(self._retired) > self._retired_kept:
                 del self._retired[next(iter(self._retired))]
         self._garbage.clear()
@@ -224,11 +261,15 @@ class Experience:
         names = {number: self.ledger.name(number) for number in fresh}
         digests = {name: self.ledger.digest(number) for number, name in names.items()}
         dropped, state.dropped = state.dropped, []
+        kept = {each: self.ledger.kept_rows(each) for each in fresh}
+        kept |= state.kept
+        state.kept = {}
         return {
             "batches": drawn,
             "payloads": {name: number for number, name in names.items()},
             "digests": {name: digest for name, digest in digests.items() if digest is not None},
             "dropped": dropped,
+            "kept": [(each, rows) for each, rows in kept.items() if rows is not None],
         }
 
     def settle(self, state: TaskState, info: Mapping[str, Any] | None = None) -> None:
@@ -260,14 +301,20 @@ class Experience:
             self.buffer.clear()  # there is nothing in it to draw, only room to be had
 
     def take_garbage(self, states: list[TaskState]) -> list[str]:
-        """Return the ids of payloads that nobody needs; the learners are told next time."""
+        """Return the ids of payloads that nobody needs.
+
+        The learners are told next time, and also which rows of other payloads they may free.
+        """
         garbage = self.ledger.take_garbage()
-        if not garbage:
-            return []
-        for state in states:
-            known = state.announced & garbage.keys()
-            state.announced -= known
-            state.dropped.extend(known)
+        kept = self.ledger.free_rows()
+        if garbage or kept:
+            for state in states:
+                known = state.announced & garbage.keys()
+                state.announced -= known
+                state.dropped.extend(known)
+                state.kept |= {number: kept[number] for number in state.announced & kept.keys()}
+                for number in known & state.kept.keys():
+                    del state.kept[number]
         return list(garbage.values())
 
     def check(self) -> None:
@@ -295,14 +342,15 @@ class Experience:
         return None
 
     def _on_removed(self, removed: Any, reason: str) -> None:
-        payloads = removed.columns["payload"]
+        payloads, rows = removed.columns["payload"], removed.columns["row"]
         lost = self._lost.keys() & set(payloads.tolist()) if self._lost else ()
         for number in lost:
-            self.ledger.evict(payloads[payloads == number], self._lost[number])
-            payloads = payloads[payloads != number]
+            mine = payloads == number
+            self.ledger.evict(payloads[mine], rows[mine], self._lost[number])
+            payloads, rows = payloads[~mine], rows[~mine]
             if not self.ledger.rows_left(number):
                 del self._lost[number]
-        self.ledger.evict(payloads, reason)
+        self.ledger.evict(payloads, rows, reason)
 
     def _give_up(self, number: int, reason: str) -> None:
         if self.ledger.rows_left(number):

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dingsdk.worker.comm.transport import WorkerInfo
 
 
@@ -67,6 +70,8 @@ class TaskState:
     """Payload numbers that the learner of this attempt has been told of."""
     dropped: list[int] = field(default_factory=list)
     """Of these, the ones deleted since the learner was last told."""
+    kept: dict[int, NDArray[np.int64]] = field(default_factory=dict)
+    """The rows that are still needed of some of these, where others were freed since then."""
 
     @property
     def buffer_id(self) -> str:
