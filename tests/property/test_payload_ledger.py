@@ -106,6 +106,15 @@ class LedgerMachine(RuleBasedStateMachine):
             self.pinned.append(chosen)
 
     @rule()
+    def lease_last_use(self) -> None:
+        """The oldest row is sampled, and leaves before its payload is pinned."""
+        if self.in_buffer:
+            number, _ = self.in_buffer[0]
+            self.evict(self.in_buffer[:1])
+            self.ledger.pin({number})
+            self.pinned.append({number})
+
+    @rule()
     def unpin_oldest(self) -> None:
         if self.pinned:
             self.ledger.unpin(self.pinned.pop(0))

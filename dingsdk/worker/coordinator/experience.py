@@ -67,7 +67,7 @@ class PayloadLedger:
         self._payloads: dict[int, _Payload] = {}
         self._numbers: dict[str, int] = {}
         self._next = 0
-        self._garbage: list[int] = []
+        self._garbage: set[int] = set()
         self._freeable_rows = 0
         self.acked_rows = 0
         self.evicted_rows: Counter[str] = Counter()
@@ -168,7 +168,8 @@ class PayloadLedger:
 
     def take_garbage(self) -> dict[int, str]:
         """Return the payloads to delete, ``{number: data_id}``; they are retired."""
-        garbage = {number: self.name(number) for number in self._garbage}
+        # A row that leaves because it was sampled often enough is leased a moment later.
+        garbage = {n: self.name(n) for n in sorted(self._garbage) if self._payloads[n].is_garbage}
         for number, name in garbage.items():
             del self._numbers[name]
             retired = self._retired[name] = self._payloads.pop(number)
@@ -190,7 +191,7 @@ class PayloadLedger:
 
     def _collect(self, number: int) -> None:
         if self._payloads[number].is_garbage:
-            self._garbage.append(number)
+            self._garbage.add(number)
 
 
 def metadata_config(buffer_cfg: Mapping[str, Any]) -> dict[str, Any]:
