@@ -28,19 +28,9 @@ def evaluate(
 
     found = play(run, checkpoint=checkpoint, episodes=episodes, seed=seed)
     if as_json:
-        click.echo(
-            json.dumps(
-                {
-                    "checkpoint": str(found.checkpoint),
-                    "train_iter": found.train_iter,
-                    "mean": found.mean,
-                    "std": found.std,
-                    "min": found.min,
-                    "max": found.max,
-                    "returns": list(found.returns),
-                }
-            )
-        )
+        names = ("train_iter", "mean", "std", "min", "max", "returns")
+        record = {name: getattr(found, name) for name in names}
+        click.echo(json.dumps({"checkpoint": str(found.checkpoint), **record}))
         return
     from rich.console import Console
     from rich.table import Table
@@ -49,11 +39,6 @@ def evaluate(
     table = Table()
     for heading in ("episodes", "mean return", "std", "min", "max"):
         table.add_column(heading, justify="right")
-    table.add_row(
-        str(len(found.returns)),
-        f"{found.mean:.2f}",
-        f"{found.std:.2f}",
-        f"{found.min:.2f}",
-        f"{found.max:.2f}",
-    )
+    figures = (found.mean, found.std, found.min, found.max)
+    table.add_row(str(len(found.returns)), *(f"{figure:.2f}" for figure in figures))
     Console().print(table)

@@ -91,7 +91,7 @@ def console_progress(mode: str) -> ProgressFactory:
             highlight=False,
             markup=False,
         )
-        return ConsoleProgress(console, context.status, env.stop_value)
+        return ConsoleProgress(console, lambda: context.status(), env.stop_value)
 
     return progress
 

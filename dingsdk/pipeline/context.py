@@ -188,6 +188,7 @@ class RunContext:
             a run that does not look at ``stop``.
         on_address: None where the run starts its own workers. Otherwise they come by
             themselves, and it is told the coordinator's address and what else they need.
+        status: Returns a snapshot for the progress, in whose thread it runs; set by the pipeline.
     """
 
     cfg: Any
@@ -197,16 +198,7 @@ class RunContext:
     has_begun: bool = False
     is_breakable: bool = False
     on_address: Callable[[str, str], None] | None = None
-    _status_source: Callable[[], RunStatus] | None = None
-
-    def set_status_source(self, source: Callable[[], RunStatus]) -> None:
-        """Name the callable that progress asks for a snapshot; it runs in another thread."""
-        self._status_source = source
-
-    def status(self) -> RunStatus:
-        """Return the newest snapshot; an empty one before the pipeline named a source."""
-        source = self._status_source
-        return RunStatus() if source is None else source()
+    status: Callable[[], RunStatus] = RunStatus
 
     def is_limit_reached(self, env_steps: int, train_iter: int) -> bool:
         """Whether ``system.max_env_steps`` or the learner's ``train_iterations`` are used up."""

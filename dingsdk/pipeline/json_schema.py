@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -99,10 +99,8 @@ def _part(
 
 
 def _fits_json(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return all(map(_fits_json, value.values()))
-    if isinstance(value, list):
-        return all(map(_fits_json, value))
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return value is None or isinstance(value, bool | int | str)
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -64,7 +64,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             on_collecting=context.recorder.mark_first_step,
             on_evaluated=lambda *result: _record(context, tb_logger, coordinator, *result),
         )
-        context.set_status_source(lambda: _status(context, coordinator))
+        context.status = lambda: _status(context, coordinator)
         workers = _make_workers(context, cfg, transport, coordinator.master)
         # Tasks are closed before their workers: a learner saves its checkpoint then.
         stack.callback(lambda: workers.close(time_to_close(1)))
@@ -82,7 +82,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         write_paces(tb_logger, coordinator.status())
         lag = coordinator.status().policy_lag
         status = dataclasses.replace(_status(context, coordinator), buffer_fill=fill)
-        context.set_status_source(lambda: status)
+        context.status = lambda: status
         if coordinator.failure is not None:
             raise _with_trace(coordinator.failure, workers)
         result = context.finish(reason, "parallel", status.env_steps, status.train_iter)

@@ -48,8 +48,8 @@ def make_run_folder(root: Path, exp_name: str, now: datetime | None = None) -> P
         RunFolderError: the folder cannot be created or written to.
     """
     ensure_dir(root)
-    stamp = (now or datetime.now()).strftime("%y%m%d-%H%M%S")
-    for name in _candidates(exp_name, stamp):
+    stamped = f"{exp_name}-{now or datetime.now():%y%m%d-%H%M%S}"
+    for name in (exp_name, stamped, *(f"{stamped}-{count}" for count in range(2, 100))):
         folder = root / name
         try:
             folder.mkdir(mode=0o700)
@@ -111,11 +111,6 @@ def private_files() -> Iterator[None]:
         yield
     finally:
         os.umask(before)
-
-
-def _candidates(exp_name: str, stamp: str) -> list[str]:
-    stamped = f"{exp_name}-{stamp}"
-    return [exp_name, stamped, *(f"{stamped}-{count}" for count in range(2, 100))]
 
 
 def find_checkpoints(run_dir: Path) -> dict[str, Path]:
@@ -246,9 +241,8 @@ def _draw(evaluations: Sequence[Evaluation], stop_value: float, title: str) -> A
 def _add_time_axis(axes: Any, evaluations: Sequence[Evaluation]) -> None:
     """Label the top edge with the wall-clock time at a few of the evaluations."""
     count = min(5, len(evaluations))
-    picked = [
-        evaluations[round(i * (len(evaluations) - 1) / max(1, count - 1))] for i in range(count)
-    ]
+    last = len(evaluations) - 1
+    picked = [evaluations[round(i * last / max(1, count - 1))] for i in range(count)]
     top = axes.secondary_xaxis("top")
     digits = 1 if evaluations[-1].elapsed_s < 20 else 0
     labels = [f"{each.elapsed_s:.{digits}f} s" for each in picked]

@@ -54,7 +54,7 @@ def serial_pipeline(context: RunContext) -> RunResult:
         stack.enter_context(torch_threads(context.cfg.system.torch_threads))
         with _breakable(context):
             workers = _build(context, stack)
-        context.set_status_source(lambda: _status(context, workers))
+        context.status = lambda: _status(context, workers)
         context.has_begun = True
         workers.learner.call_hook("before_run")
         context.recorder.mark_first_step()
@@ -69,7 +69,7 @@ def serial_pipeline(context: RunContext) -> RunResult:
             reason = "interrupted"
         workers.learner.call_hook("after_run")
         status = _status(context, workers)
-        context.set_status_source(lambda: status)
+        context.status = lambda: status
         return context.finish(
             reason, "serial", workers.collector.envstep, workers.learner.train_iter
         )
