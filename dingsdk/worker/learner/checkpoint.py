@@ -14,6 +14,7 @@ import importlib.metadata
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,45 +52,38 @@ _KIND, _POINTER_KIND = "checkpoint", "newest-checkpoint"
 _POINTER = f"{LATEST}.json"
 _POINTER_BYTES = 4096
 _REFERENCE_ENDINGS = (".pth.tar", ".pth", ".pt", ".ckpt")
-_STEM = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_STEM = r"[A-Za-z0-9_-]{1,128}"
 _PICKLES = (b"PK\x03\x04", b"\x80")
 """How files of torch.save and pickles of protocol 2 and later begin."""
 _logger = logging.getLogger(__name__)
 
 
-class _Contents(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint holds. Fields that are not known here are ignored on reading."""
+class _Pointer(msgspec.Struct, kw_only=True):
+    """What ``latest.json`` holds."""
+
+    stem: Annotated[str, msgspec.Meta(pattern=rf"^{_STEM}\Z")]
+    iteration: int
+
+
+class Checkpoint(msgspec.Struct, kw_only=True):
+    """What ``load_checkpoint`` read.
+
+    Attributes:
+        iteration: Train iteration of the learner.
+        envstep: Environment steps collected so far; -1 if unknown.
+        state: The policy's state dict, tensors on the CPU.
+        meta: What else the writer put in.
+        path: The file.
+        skipped: Why newer checkpoints of the folder were passed over; empty unless a folder
+            or ``latest`` was asked for and its newest checkpoint is damaged.
+    """
 
     iteration: Annotated[int, msgspec.Meta(ge=0)]
     envstep: int
     meta: dict[str, Any]
     state: dict[Any, Any]
-    dingsdk: str
-    torch: str
-
-
-class Checkpoint:
-    """What ``load_checkpoint`` read.
-
-    Attributes:
-        path: The file.
-        iteration: Train iteration of the learner.
-        envstep: Environment steps collected so far; -1 if unknown.
-        state: The policy's state dict, tensors on the CPU.
-        meta: What else the writer put in.
-        skipped: Why newer checkpoints of the folder were passed over; empty unless a folder
-            or ``latest`` was asked for and its newest checkpoint is damaged.
-    """
-
-    __slots__ = ("envstep", "iteration", "meta", "path", "skipped", "state")
-
-    def __init__(self, path: Path, contents: _Contents) -> None:
-        self.path = path
-        self.iteration = contents.iteration
-        self.envstep = contents.envstep
-        self.state = contents.state
-        self.meta = contents.meta
-        self.skipped: tuple[CheckpointError, ...] = ()
+    path: Path = Path()
+    skipped: tuple[CheckpointError, ...] = ()
 
 
 def save_checkpoint(
@@ -127,7 +121,7 @@ def save_checkpoint(
     """
     stem = _stem_of(stem)
     path = Path(directory) / f"{stem}{SUFFIX}"
-    if stem == LATEST or not _STEM.fullmatch(stem):
+    if stem == LATEST or not re.fullmatch(_STEM, stem):
         raise CheckpointError(
             f"{stem!r} cannot name a checkpoint: use letters, digits, '_' and '-', at most 128, "
             f"and not {LATEST!r}, which always names the newest one.",
@@ -255,38 +249,57 @@ def _newest_first(directory: Path, skipped: list[CheckpointError]) -> Iterator[s
 
 def _read_pointer(folder: Folder) -> str:
     """Return the name of the file that ``latest.json`` names."""
-    path = folder.path / _POINTER
-    try:
-        found = decode_json(_POINTER_KIND, folder.read(_POINTER, _POINTER_BYTES), _POINTER_BYTES)
-        stem = found["stem"]
-        if not _STEM.fullmatch(stem):
-            raise _corrupt(path, f"it names {stem!r}, which cannot be a checkpoint")
-    except (DataCorruptError, DataMissingError) as error:
-        raise _typed(path, error) from error
-    except (TypeError, KeyError) as error:
-        raise _corrupt(path, "it names no checkpoint") from error
-    return f"{stem}{SUFFIX}"
+    with _checkpoint_errors(folder.path / _POINTER):
+        text = folder.read(_POINTER, _POINTER_BYTES)
+        return (
+            msgspec.convert(decode_json(_POINTER_KIND, text, _POINTER_BYTES), _Pointer).stem
+            + SUFFIX
+        )
 
 
 def _load(path: Path) -> Checkpoint:
-    if not path.parent.is_dir():
-        raise _missing(path)
-    begin = b""
-    try:
+    with _checkpoint_errors(path):
+        if not path.parent.is_dir():
+            raise DataMissingError("no folder")
         with Folder(path.parent, create=False) as folder:
             content = folder.view(path.name, MAX_BYTES)
-        begin = bytes(content[:4])
-        value = decode_safetensors(_KIND, content)
-        contents = msgspec.convert(value, _Contents, strict=True)
-    except DataCorruptError as error:
-        raise _foreign(path) if begin.startswith(_PICKLES) else _typed(path, error) from error
+        try:
+            value = decode_safetensors(_KIND, content)
+        except DataCorruptError as error:
+            if bytes(content[:4]).startswith(_PICKLES):
+                raise _foreign(path) from error
+            raise
+        found = msgspec.convert(value, Checkpoint, strict=True)
+    found.path, found.skipped = path, ()
+    return found
+
+
+@contextmanager
+def _checkpoint_errors(path: Path) -> Iterator[None]:
+    """Raise what reading a container raises as errors of the checkpoint at ``path``."""
+    try:
+        yield
     except DataMissingError as error:
-        raise _missing(path) from error
-    except RunFolderError as error:
-        raise _corrupt(path, f"it cannot be read: {error}") from error
-    except msgspec.ValidationError as error:
-        raise _corrupt(path, str(error)) from error
-    return Checkpoint(path, contents)
+        raise CheckpointMissingError(
+            f"no checkpoint at {path}. Give a folder for its newest checkpoint, or the name of a "
+            f"{SUFFIX} file in it.",
+            path=str(path),
+        ) from error
+    except DataVersionError as error:
+        raise CheckpointVersionError(
+            f"the checkpoint file {path} has {error}. Install the version that wrote it, or "
+            "choose another checkpoint.",
+            path=str(path),
+            found=error.found,
+            expected=error.expected,
+        ) from error
+    except (DataCorruptError, RunFolderError, msgspec.ValidationError) as error:
+        raise CheckpointCorruptError(
+            f"the checkpoint file {path} is damaged: {error}. Choose another checkpoint; nothing "
+            "was loaded from this one.",
+            path=str(path),
+            why=str(error),
+        ) from error
 
 
 def _stem_of(name: str) -> str:
@@ -301,37 +314,6 @@ def _number_of(name: str, prefix: str = "iteration_") -> int:
     """Return the number in the name of a numbered checkpoint, -1 for other names."""
     number = name.removeprefix(prefix).removesuffix(SUFFIX)
     return int(number) if name == f"{prefix}{number}{SUFFIX}" and number.isdecimal() else -1
-
-
-def _typed(path: Path, error: DataCorruptError | DataMissingError) -> CheckpointError:
-    if isinstance(error, DataMissingError):
-        return _missing(path)
-    if isinstance(error, DataVersionError):
-        return CheckpointVersionError(
-            f"the checkpoint file {path} has {error}. Install the version that wrote it, or "
-            "choose another checkpoint.",
-            path=str(path),
-            found=error.found,
-            expected=error.expected,
-        )
-    return _corrupt(path, str(error))
-
-
-def _missing(path: Path) -> CheckpointMissingError:
-    return CheckpointMissingError(
-        f"no checkpoint at {path}. Give a folder for its newest checkpoint, or the name of a "
-        f"{SUFFIX} file in it.",
-        path=str(path),
-    )
-
-
-def _corrupt(path: Path, why: str) -> CheckpointCorruptError:
-    return CheckpointCorruptError(
-        f"the checkpoint file {path} is damaged: {why}. Choose another checkpoint; nothing was "
-        "loaded from this one.",
-        path=str(path),
-        why=why,
-    )
 
 
 def _foreign(path: Path) -> CheckpointCorruptError:

@@ -29,8 +29,6 @@ from dingsdk.worker.learner.checkpoint import load_checkpoint, prune_checkpoints
 from dingsdk.worker.learner.monitor import as_number
 
 if TYPE_CHECKING:
-    import torch
-
     from dingsdk.worker.learner.base import BaseLearner
 
 HookTable = dict[str, list["LearnerHook"]]
@@ -59,18 +57,8 @@ class Hook(ABC):
                 name=name,
                 found=priority,
             )
-        self._name = name
-        self._priority = priority
-
-    @property
-    def name(self) -> str:
-        """Name of this hook."""
-        return self._name
-
-    @property
-    def priority(self) -> float:
-        """Place in the order; lower is earlier."""
-        return self._priority
+        self.name = name
+        self.priority = priority
 
     @abstractmethod
     def __call__(self, engine: Any) -> None:
@@ -82,10 +70,13 @@ class LearnerHook(Hook):
 
     Args:
         name, priority: As for ``Hook``.
-        position: One of ``positions``.
+        position: When it runs; one of ``positions``.
+        ext_args: What the config gives it: read as ``Args`` where the class declares that
+            section, as ``self.args``.
 
     Raises:
         HookError: Another position.
+        ConfigError: ``ext_args`` are not those of ``Args``.
 
     Example:
         >>> class CountHook(LearnerHook):
@@ -98,8 +89,17 @@ class LearnerHook(Hook):
     """
 
     positions: ClassVar[tuple[str, ...]] = ("before_run", "after_run", "before_iter", "after_iter")
+    Args: ClassVar[type[Section] | None] = None
 
-    def __init__(self, name: str, priority: float, *, position: str, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        priority: float,
+        *,
+        position: str,
+        ext_args: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(name, priority, **kwargs)
         if position not in self.positions:
             raise HookError(
@@ -108,12 +108,8 @@ class LearnerHook(Hook):
                 found=position,
                 nearest=nearest_name(str(position), self.positions),
             )
-        self._position = position
-
-    @property
-    def position(self) -> str:
-        """When it runs; one of ``positions``."""
-        return self._position
+        self.position = position
+        self.args: Any = self.Args and read_section(self.Args, ext_args or {}, "ext_args")
 
     @abstractmethod
     def __call__(self, engine: BaseLearner) -> None:
@@ -150,7 +146,7 @@ class _Entry(Section, frozen=True, kw_only=True):
 
     type: str = ""
     position: str = ""
-    name: str = ""
+    name: str
     priority: Any = 100
     ext_args: dict[str, Any] | None = None
     import_names: tuple[str, ...] = ()
@@ -194,19 +190,20 @@ def build_learner_hook_by_cfg(cfg: Mapping[str, Any], config_path: str = _CONFIG
     hooks: HookTable = {position: [] for position in LearnerHook.positions}
     for key, value in cfg.items():
         path = f"{config_path}.{key}"
-        if isinstance(value, Mapping):
-            kind, position, name, *_ = _SIMPLIFIED.get(key, ("", "", key))
-            given = {"type": kind, "position": position} if kind else {}
-            entry = read_section(_Entry, {**given, "name": name, **value}, path)
-            for required in ("type", "position"):
-                if not getattr(entry, required):
-                    raise _wrong_type(f"{path}.{required}", "str", value.get(required))
-        elif key not in _SIMPLIFIED:
+        full = {"name": key}
+        if key in _SIMPLIFIED:
+            full = dict(zip(("type", "position", "name"), _SIMPLIFIED[key][:3], strict=True))
+        elif not isinstance(value, Mapping):
             raise _unknown(key, path)
-        elif not value:
-            continue
-        else:
-            entry = _simplified(key, value, path)
+        if not isinstance(value, Mapping):
+            if not value:
+                continue
+            value = _simplified_args(key, value, path)
+        entry = read_section(_Entry, {**full, **value}, path)
+        # Checked after the rest, so that a misspelt key is named as such.
+        for required in ("type", "position"):
+            if not getattr(entry, required):
+                raise _wrong_type(f"{path}.{required}", "str", value.get(required))
         add_learner_hook(hooks, _create(entry, path))
     return hooks
 
@@ -234,25 +231,26 @@ def merge_hooks(hooks1: HookTable, hooks2: HookTable) -> HookTable:
     }
 
 
-def _simplified(key: str, value: Any, path: str) -> _Entry:
-    kind, position, name, priority, argument, expected = _SIMPLIFIED[key]
+def _simplified_args(key: str, value: Any, path: str) -> dict[str, Any]:
+    *_, priority, argument, expected = _SIMPLIFIED[key]
     # A bool is an int: `freq: True` means every iteration. 1e4 is how people write 10000.
     if expected is int and isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, expected):
         raise _wrong_type(path, expected.__name__, value)
-    ext_args = {} if argument is None else {argument: expected(value)}
-    return _Entry(type=kind, position=position, name=name, priority=priority, ext_args=ext_args)
+    return {"priority": priority, "ext_args": argument and {argument: expected(value)}}
 
 
 def _create(entry: _Entry, path: str) -> LearnerHook:
     hook_type = default_manager().get(
         "learner_hooks", entry.type, import_names=entry.import_names, config_path=path
     )
-    ext_args = to_easydict(entry.ext_args or {})
     try:
         hook: LearnerHook = hook_type(
-            entry.name, entry.priority, position=entry.position, ext_args=ext_args
+            entry.name,
+            entry.priority,
+            position=entry.position,
+            ext_args=to_easydict(entry.ext_args or {}),
         )
     except Exception as error:
         error.add_note(
@@ -298,29 +296,21 @@ class _PeriodArgs(Section, frozen=True, kw_only=True):
     """What hooks are given that act now and then.
 
     Attributes:
-        freq: Iterations from one action to the next.
+        freq: Acts in iterations that are divisible by it.
     """
 
     freq: Count = 1
 
 
 class LoadCkptHook(LearnerHook):
-    """Loads a checkpoint into the policy, and continues its iteration and env step counts.
+    """Loads the checkpoint ``load_path``, and continues its iteration and env step counts."""
 
-    Args:
-        ext_args: ``load_path`` (required; see ``load_checkpoint``; ``''`` loads nothing).
-    """
-
-    def __init__(
-        self, name: str, priority: float, *, ext_args: Mapping[str, Any], **kwargs: Any
-    ) -> None:
-        super().__init__(name, priority, **kwargs)
-        self._load_path = read_section(_LoadArgs, ext_args, "ext_args").load_path
+    Args = _LoadArgs
 
     def __call__(self, engine: BaseLearner) -> None:
-        if not self._load_path:
+        if not self.args.load_path:
             return
-        checkpoint = load_checkpoint(self._load_path)
+        checkpoint = load_checkpoint(self.args.load_path)
         try:
             engine.policy.load_state_dict(checkpoint.state)
         except (RuntimeError, KeyError, TypeError, ValueError) as error:
@@ -334,35 +324,19 @@ class LoadCkptHook(LearnerHook):
         engine.info(f"loaded checkpoint {checkpoint.path} of iteration {checkpoint.iteration}")
 
 
-class _PeriodicHook(LearnerHook):
-    """Acts every ``freq`` iterations (of ``ext_args``, default 1)."""
-
-    def __init__(
-        self,
-        name: str,
-        priority: float,
-        *,
-        ext_args: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(name, priority, **kwargs)
-        self._freq = read_section(_PeriodArgs, ext_args or {}, "ext_args").freq
-
-
-class SaveCkptHook(_PeriodicHook):
+class SaveCkptHook(LearnerHook):
     """Saves a checkpoint every ``freq`` iterations, from rank 0 alone.
 
     It is named ``engine.ckpt_name``, or ``iteration_<n>`` where that is None; of the latter
     the ``engine.keep_last_ckpt`` written last are kept. Where the disk is full after an iteration,
     that checkpoint is left out with a warning; after the run it is an error.
-
-    Args:
-        ext_args: ``freq`` (default 1): save when the iteration is divisible by it.
     """
+
+    Args = _PeriodArgs
 
     def __call__(self, engine: BaseLearner) -> None:
         iteration = engine.last_iter.val
-        if engine.rank != 0 or iteration % self._freq:
+        if engine.rank != 0 or iteration % self.args.freq:
             return
         try:
             path = save_checkpoint(
@@ -383,25 +357,23 @@ class SaveCkptHook(_PeriodicHook):
             prune_checkpoints(engine.checkpoint_dir, engine.keep_last_ckpt)
 
 
-class LogShowHook(_PeriodicHook):
+class LogShowHook(LearnerHook):
     """Follows the logged variables, and shows their moving averages every ``freq`` iterations.
 
     Shown are the variables that the policy's ``monitor_vars()`` names, as a text table and as
     tensorboard curves ``{instance}_iter/{var}_avg`` over iterations and (where env steps are
     known) ``{instance}_step/{var}_avg`` over env steps; ``[scalars]name`` as
-    ``{instance}_iter/{name}/{key}``, ``[histogram]name`` as ``{instance}/{name}``.
-
-    Args:
-        ext_args: ``freq`` (default 1).
-
-    Difference from the reference: it collects ``[scalars]`` and never writes them.
+    ``{instance}_iter/{name}/{key}`` (the reference never writes them), ``[histogram]name`` as
+    ``{instance}/{name}``.
     """
+
+    Args = _PeriodArgs
 
     def __call__(self, engine: BaseLearner) -> None:
         if engine.is_logging:
             engine.monitor.record(engine.log_buffer["scalar"])
             engine.monitor.tick()
-            if engine.last_iter.val % self._freq == 0:
+            if engine.last_iter.val % self.args.freq == 0:
                 self._show(engine)
         engine.clear_log_buffer()
 
@@ -436,16 +408,7 @@ class LogReduceHook(LearnerHook):
     torch.distributed backend (the reference needs CUDA).
     """
 
-    def __init__(
-        self,
-        name: str,
-        priority: float,
-        *,
-        ext_args: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(name, priority, **kwargs)
-        read_section(Section, ext_args or {}, "ext_args")
+    Args = Section
 
     def __call__(self, engine: BaseLearner) -> None:
         if engine.world_size == 1:
@@ -465,20 +428,11 @@ class LogReduceHook(LearnerHook):
             for key in sorted(holder)
             if not key.startswith("noreduce_")
         ]
-        values = torch.tensor(
-            [as_number(key, holder[key]) for holder, key in slots],
-            dtype=torch.float64,
-            device=_reduce_device(dist.get_backend()),
-        )
+        numbers = [as_number(key, holder[key]) for holder, key in slots]
+        # NCCL reduces what is on a GPU, the one that this process has chosen.
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        values = torch.tensor(numbers, dtype=torch.float64, device=device)
         dist.all_reduce(values)
         means = (values / dist.get_world_size()).tolist()
         for (holder, key), mean in zip(slots, means, strict=True):
             holder[key] = mean
-
-
-def _reduce_device(backend: str) -> torch.device:
-    import torch
-
-    if backend == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")

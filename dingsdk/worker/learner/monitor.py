@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dingsdk.errors import PolicyOutputTypeError
 
 
 class LearnerMonitor:
-    """Named values over a sliding window of ticks, one tick an iteration.
+    """Named values over a sliding window of ticks, one tick an iteration. Not thread-safe.
 
     A value counts while it was recorded within the last ``window`` ticks, so that a variable
-    that is logged rarely does not stand for ever. Not thread-safe.
+    that is logged rarely does not stand for ever.
 
     Args:
         names: Variables to show, in order; others may be recorded as well.
@@ -35,17 +35,13 @@ class LearnerMonitor:
         Raises:
             PolicyOutputTypeError: A value is not one real number. Facts: ``key``.
         """
-        tick = self._tick
-        oldest = tick - self.window
-        known = self._values
+        oldest = self._tick - self.window
         for name, value in values.items():
             number = value if type(value) is float else as_number(name, value)
-            history = known.get(name)
-            if history is None:
-                history = known[name] = deque()
+            history = self._values.setdefault(name, deque())
             while history and history[0][0] <= oldest:
                 history.popleft()
-            history.append((tick, number))
+            history.append((self._tick, number))
 
     def tick(self) -> None:
         """Move the window on by one iteration."""
@@ -53,29 +49,14 @@ class LearnerMonitor:
 
     def avg(self, name: str) -> float | None:
         """Return the mean over the window, or None when nothing was recorded in it."""
-        return self._reduce(name, _mean)
-
-    def val(self, name: str) -> float | None:
-        """Return the value recorded last, or None."""
-        return self._reduce(name, _last)
-
-    def max(self, name: str) -> float | None:
-        """Return the largest value in the window, or None."""
-        return self._reduce(name, max)
-
-    def min(self, name: str) -> float | None:
-        """Return the smallest value in the window, or None."""
-        return self._reduce(name, min)
+        oldest = self._tick - self.window
+        values = [value for tick, value in self._values.get(name, ()) if tick >= oldest]
+        return sum(values) / len(values) if values else None
 
     def averages(self) -> dict[str, float]:
         """Return the mean of every shown variable that has one, in order."""
         shown = ((name, self.avg(name)) for name in self.names)
         return {name: mean for name, mean in shown if mean is not None}
-
-    def _reduce(self, name: str, reduce: Callable[[list[float]], float]) -> float | None:
-        oldest = self._tick - self.window
-        values = [value for tick, value in self._values.get(name, ()) if tick >= oldest]
-        return reduce(values) if values else None
 
 
 def as_number(name: str, value: Any) -> float:
@@ -98,11 +79,3 @@ def as_number(name: str, value: Any) -> float:
         expected="a number",
         found=type(value).__name__,
     )
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _last(values: list[float]) -> float:
-    return values[-1]
