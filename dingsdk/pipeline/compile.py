@@ -134,6 +134,7 @@ def compile_config(
     _check_collects(compiled)
     _check_on_policy(compiled["policy"], mode)
     _check_device(compiled["policy"])
+    _check_learners(compiled["system"])
     _try_env(compiled, found)
     if save_cfg:
         folder = Path(compiled["exp_name"])
@@ -298,6 +299,16 @@ def _check_on_policy(policy: Mapping[str, Any], mode: str) -> None:
                 "use --mode serial",
                 path="policy.collect.collector.traj_len_inf",
             )
+
+
+def _check_learners(system: Mapping[str, Any]) -> None:
+    """Raises ConfigError for several learners: they would not train together."""
+    if system["learner_num"] > 1:
+        raise ConfigError(
+            f"system.learner_num is {system['learner_num']}, but one learner trains; leave it 1. "
+            "A further one, started by hand with `dingsdk learner`, takes over if that is lost",
+            path="system.learner_num",
+        )
 
 
 def _try_env(compiled: dict[str, Any], classes: Mapping[str, Any]) -> None:

@@ -29,7 +29,7 @@ _PARALLEL_COLLECTORS = frozenset({"zergling", "marine"})
 NOT_CARRIED: Mapping[str, str] = {
     "reward_model": "reward models are not part of dingsdk",
     "world_model": "world models are not part of dingsdk",
-    "multi_gpu": "one device a learner; start more learners with system.learner_num",
+    "multi_gpu": "a run has one learner, on one device",
     "ignore_done": "an episode that a time limit cuts is told from one that ends anyway",
 }
 """Sections and switches of DI-engine that have no counterpart, with the reason."""

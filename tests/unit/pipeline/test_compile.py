@@ -422,6 +422,13 @@ def test_unknown_platform_is_a_key_error() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_several_learners_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="one learner trains") as caught:
+        compile_config(changed("system.learner_num=2"))
+
+    assert caught.value.path == "system.learner_num"
+
+
 def test_gpu_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="finds no CUDA device") as caught:
         compile_config(changed("policy.cuda=true"))
