@@ -7,7 +7,9 @@ network, epsilon-greedy in numpy, five columns stored by index. It keeps the row
 gymnasium only resets an env; they are not counted, here or there. ``ours`` is
 ``SampleSerialCollector.collect`` with the manager ``vector`` and the policy ``dqn``, from
 ``collect()`` to the SampleBatch. Both run in turns in one process; the ratio is the median
-over the turns of (ours / bare).
+over the turns of (ours / bare). Every arm acts with a network of that shape and stores what it
+collects; before the timing, the calls of each arm's network are counted: one for each step of
+all its envs, but for the rounds in which epsilon-greedy leaves the network out.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
 from dingsdk.envs import create_env_manager, make_env_fns
 from dingsdk.policy import create_policy
-from dingsdk.policy.networks import QNetwork
+from dingsdk.policy.networks import QNetwork, frozen
 from dingsdk.worker.collector.sample import SampleSerialCollector
 
 EPS = 0.1
@@ -124,13 +127,17 @@ def _stable_baselines3(envs: int, rounds: int) -> Runner:
     from stable_baselines3 import DQN
     from stable_baselines3.common.env_util import make_vec_env
 
+    # It acts with its network from the first step on, and takes no gradient step.
     model = DQN(
         "MlpPolicy",
         make_vec_env("CartPole-v1", n_envs=envs),
-        learning_starts=10**9,
+        learning_starts=0,
+        gradient_steps=0,
         buffer_size=50_000,
         train_freq=rounds,
         exploration_initial_eps=EPS,
+        exploration_final_eps=EPS,
+        policy_kwargs={"net_arch": [64, 64]},
         device="cpu",
     )
 
@@ -157,10 +164,12 @@ def _tianshou(envs: int, rounds: int) -> Runner:
         optim=torch.optim.Adam(network.parameters()),
         action_space=gym.make("CartPole-v1").action_space,
     )
+    policy.set_eps(EPS)
     collector = Collector(
         policy,
         DummyVectorEnv([lambda: gym.make("CartPole-v1") for _ in range(envs)]),
         VectorReplayBuffer(50_000, envs),
+        exploration_noise=True,
     )
     collector.reset()
 
@@ -175,19 +184,41 @@ def _tianshou(envs: int, rounds: int) -> Runner:
     return run
 
 
+def check_work(name: str, run: Runner, envs: int, seconds: float) -> None:
+    """Raise RuntimeError unless an arm asks its network once for each step of all its envs."""
+    calls, linear = 0, F.linear
+
+    def counted(inputs: Any, weight: Any, bias: Any = None) -> Any:
+        nonlocal calls
+        calls += weight.shape[1] == 4  # the layer that takes observations
+        return linear(inputs, weight, bias)
+
+    F.linear = counted
+    try:
+        started = time.perf_counter()
+        steps = run(seconds) * (time.perf_counter() - started)
+    finally:
+        F.linear = linear
+    rounds = steps / envs
+    # Stable-Baselines3 decides once for all envs whether to explore, the others for each.
+    if not (1 - 2 * EPS) * rounds <= calls <= 1.3 * rounds:
+        raise RuntimeError(f"{name}: {calls} calls of the network in about {rounds:.0f} rounds")
+
+
 def compare(envs: int, rounds: int, seconds: float, repeats: int, has_peers: bool) -> float:
     """Print the speeds for one setting; return the median ratio to the bare loop."""
     _say(f"{envs} envs, {rounds * envs} samples a collect:")
     with tempfile.TemporaryDirectory() as root:
         runners: dict[str, Runner] = {
-            "bare": bare_loop(envs, rounds, QNetwork(4, 2, (64, 64), seed=0).values),
+            "bare": bare_loop(envs, rounds, frozen(QNetwork(4, 2, (64, 64))).forward),
             "ours": ours(envs, rounds, root),
             "bare, nn.Sequential": bare_loop(envs, rounds, sequential_forward()),
         }
         if has_peers:
             runners |= peers(envs, rounds)
-        for run in runners.values():
+        for name, run in runners.items():
             run(seconds / 5)
+            check_work(name, run, envs, max(0.1, seconds / 5))
         speeds: dict[str, list[float]] = {name: [] for name in runners}
         for _ in range(repeats):
             for name, run in runners.items():

@@ -1,0 +1,37 @@
+"""The benchmark scripts run to their end; their figures mean nothing at such sizes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+COMMANDS = {
+    "collect": ["--envs", "2", "--rounds", "4", "--seconds", "0.02", "--repeats", "1"],
+    "startup": ["--repeats", "1"],
+    "time_to_solve": ["--seeds", "1", "--set", "env.stop_value=1", "--transports", "in_memory"],
+    "transport": ["trajectories", "policy", "--seconds", "0.4", "--rounds", "1"],
+}
+
+
+def test_every_script_is_run() -> None:
+    scripts = {path.stem for path in BENCHMARKS.glob("[a-z]*.py")}
+    assert scripts == COMMANDS.keys() | {"buffers"}, "buffers has tests of its own"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_script_prints_figures(name: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / f"{name}.py", *COMMANDS[name]],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert any(each.isdigit() for each in done.stdout)
