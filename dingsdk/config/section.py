@@ -37,6 +37,8 @@ Held = Annotated[int, Meta(ge=1, le=100_000)]
 """A count of things that are all held in memory at once."""
 Whole = Annotated[int, Meta(ge=0, le=LARGEST_INT)]
 Positive = Annotated[float, Meta(gt=0)]
+Finite = Annotated[float, Meta(gt=0, le=LARGEST_INT)]
+"""A number above 0 that is not infinite."""
 NotNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]

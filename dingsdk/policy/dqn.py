@@ -14,7 +14,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dingsdk.config import Count, Positive, read_section
+from dingsdk.config import Count, Finite, Positive, read_section
 from dingsdk.data import SampleBatch
 from dingsdk.policy.adam import Adam
 from dingsdk.policy.base import BasePolicy, Stateful
@@ -58,7 +58,7 @@ class DQNLearnSection(LearnSection, frozen=True, kw_only=True):
             in place of copies; None for copies.
     """
 
-    learning_rate: Positive = 1e-3
+    learning_rate: Finite = 1e-3
     loss: Literal["huber", "mse"] = "huber"
     huber_delta: Positive = 1.0
     double: bool = True

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dingsdk.config import Count, NotNegative, Positive, Share
+from dingsdk.config import Count, Finite, NotNegative, Positive, Share
 from dingsdk.data import SampleBatch
 from dingsdk.policy.adam import Adam
 from dingsdk.policy.base import BasePolicy, Stateful
@@ -42,7 +42,7 @@ class PPOLearnSection(LearnSection, frozen=True, kw_only=True):
     """
 
     epoch_per_collect: Count = 10
-    learning_rate: Positive = 3e-4
+    learning_rate: Finite = 3e-4
     clip_ratio: Positive = 0.2
     value_weight: NotNegative = 0.5
     entropy_weight: NotNegative = 0.01

@@ -10,12 +10,11 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from dingsdk.config import Count, NotNegative, Part, Positive, Section, Share, Whole, preset
+from dingsdk.config import Count, Finite, NotNegative, Part, Positive, Section, Share, Whole, preset
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import join_key
 from dingsdk.errors import CheckpointCorruptError, ConfigError
 from dingsdk.worker.replay_buffer.config import BufferSection, Parts, bounds_rates
-from dingsdk.worker.replay_buffer.limiter import Finite
 from dingsdk.worker.replay_buffer.metrics import SampleMonitor
 from dingsdk.worker.replay_buffer.row_metadata import (
     NO_ROW,

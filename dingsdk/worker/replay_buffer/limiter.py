@@ -17,10 +17,16 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from dingsdk.config import LARGEST_INT, Configurable, Count, NotNegative, PartSection, Section
+from dingsdk.config import (
+    LARGEST_INT,
+    Configurable,
+    Count,
+    Finite,
+    NotNegative,
+    PartSection,
+    Section,
+)
 from dingsdk.errors import CheckpointCorruptError
-
-Finite = Annotated[float, Meta(gt=0, le=LARGEST_INT)]
 
 _FORGOTTEN = 0.01
 """A decayed count below this is zero: what is left of one row after one window."""

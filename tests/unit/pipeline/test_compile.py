@@ -366,6 +366,8 @@ def test_fewer_episodes_than_envs_are_refused() -> None:
         ("env.evaluator_env_num=0", "env.evaluator_env_num"),
         ("policy.learn.learning_rate=0", "policy.learn.learning_rate"),
         ("policy.learn.learning_rate=-1e-3", "policy.learn.learning_rate"),
+        ("policy.learn.learning_rate=.inf", "policy.learn.learning_rate"),
+        ("policy.learn.learning_rate=.nan", "policy.learn.learning_rate"),
     ],
 )
 def test_run_that_could_never_train_is_refused(assignment: str, path: str) -> None:
