@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +64,9 @@ class RunLogger(logging.Logger):
 
     def get_tabulate_vars_hor(self, variables: Mapping[str, Any], columns: int = 5) -> str:
         """Return ``variables`` as text tables of a heading and a line, ``columns`` wide."""
-        items = list(variables.items())
-        tables = []
-        for start in range(0, len(items), columns):
-            part = items[start : start + columns]
-            tables.append(format_table([[k for k, _ in part], [_cell(v) for _, v in part]]))
-        return "\n".join(tables)
+        cells = [(name, _cell(value)) for name, value in variables.items()]
+        groups = (cells[start : start + columns] for start in range(0, len(cells), columns))
+        return "\n".join(format_table(list(zip(*group, strict=True))) for group in groups)
 
     def close(self) -> None:
         """Close the text file; idempotent. Records logged later go nowhere but up."""
@@ -132,20 +129,17 @@ class TensorboardLogger:
 
     def add_scalar(self, tag: str, value: float, global_step: int | None = None) -> None:
         """Add one point to the curve ``tag``."""
-        writer = self._open()
-        if writer is not None:
+        if (writer := self._open()) is not None:
             writer.add_scalar(tag, value, global_step)
 
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
         """Add the distribution of ``values`` (any array-like of numbers)."""
-        writer = self._open()
-        if writer is not None:
+        if (writer := self._open()) is not None:
             writer.add_histogram(tag, values, global_step)
 
     def flush(self) -> None:
         """Bring what was added to disk."""
-        writer = self._writer
-        if writer is not None:
+        if (writer := self._writer) is not None:
             writer.flush()
 
     def close(self) -> None:
@@ -164,9 +158,8 @@ class TensorboardLogger:
 
     def _open(self) -> Any:
         """Return the writer, opened now if need be; None after the last close."""
-        writer = self._writer
-        if writer is not None:
-            return writer
+        if self._writer is not None:
+            return self._writer
         with self._lock:
             if self._writer is None and not self._is_closed:
                 self._writer = _open_writer(self.logdir)
@@ -277,8 +270,7 @@ def build_logger(
     Raises:
         RunFolderError: A folder or file cannot be created or written.
     """
-    folder = Path(path).absolute()
-    stem = name or "default"
+    folder, stem = Path(path).absolute(), name or "default"
     if need_tb or need_text:
         ensure_dir(folder)
     logger = RunLogger(stem, folder / f"{stem}_logger.txt" if need_text else None, level)
@@ -293,7 +285,12 @@ def build_logger(
 
 def build_tb_logger(path: str | Path, name: str) -> TensorboardLogger:
     """Open the tensorboard log ``{name}_tb_logger`` below ``path``, as ``build_logger`` does."""
-    return _shared_writer(Path(path).absolute() / f"{name}_tb_logger")
+    folder = Path(path).absolute() / f"{name}_tb_logger"
+    ensure_dir(folder)
+    with _writers_lock:
+        writer = _writers.setdefault(folder, TensorboardLogger(folder))
+        writer._users += 1
+    return writer
 
 
 def write_statistics(
@@ -316,20 +313,10 @@ def write_statistics(
             writer.add_scalar(f"{instance_name}_step/{name}", value, envstep)
 
 
-def _shared_writer(logdir: Path) -> TensorboardLogger:
-    ensure_dir(logdir)
-    with _writers_lock:
-        writer = _writers.get(logdir)
-        if writer is None:
-            writer = _writers[logdir] = TensorboardLogger(logdir)
-        writer._users += 1
-    return writer
-
-
-def format_table(rows: list[Any]) -> str:
+def format_table(rows: Sequence[Sequence[str]]) -> str:
     """Return ``rows`` of text cells, the first being the heading, as an aligned table."""
-    widths = [max(len(str(row[i])) for row in rows) for i in range(len(rows[0]))]
-    lines = [" | ".join(str(c).rjust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [" | ".join(map(str.rjust, row, widths)) for row in rows]
     lines.insert(1, "-+-".join("-" * width for width in widths))
     return "\n".join(lines)
 

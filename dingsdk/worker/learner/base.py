@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -35,33 +36,19 @@ Batch = SampleBatch | list[Any]
 """What a policy trains on: columns, or rows."""
 
 
+@dataclass(slots=True)
 class CountVar:
-    """A count that several objects share, such as the learner's iteration.
+    """A count that several objects share, such as the learner's iteration."""
 
-    Args:
-        init_val: Value to begin with.
-    """
-
-    __slots__ = ("_val",)
-
-    def __init__(self, init_val: int = 0) -> None:
-        self._val = init_val
-
-    @property
-    def val(self) -> int:
-        """The count."""
-        return self._val
+    val: int = 0
 
     def update(self, val: int) -> None:
         """Set the count to ``val``."""
-        self._val = val
+        self.val = val
 
     def add(self, add_num: int) -> None:
         """Add ``add_num`` to the count."""
-        self._val += add_num
-
-    def __repr__(self) -> str:
-        return f"CountVar({self._val})"
+        self.val += add_num
 
 
 class DataLoaderSection(Section, frozen=True, kw_only=True):
@@ -170,6 +157,7 @@ class BaseLearner(Configurable):
         self._is_done = False
         self._is_running = False
         self._is_closed = False
+        # A close during ``start`` leaves the logs to it; one of the two must release them.
         self._state_lock = threading.Lock()
 
         hook_cfg = deep_merge_dicts(self.config["hook"], self._cfg.hook)
@@ -304,8 +292,10 @@ class BaseLearner(Configurable):
             Exception: Whatever the policy, a hook or the data source raised, after a
                 checkpoint named ``ckpt_exception`` was saved if that is possible.
         """
-        if not self._begin():
-            return
+        with self._state_lock:
+            if self._is_closed:
+                return
+            self._is_running = True
         try:
             if self._draw is None:
                 self.setup_dataloader()
@@ -349,8 +339,7 @@ class BaseLearner(Configurable):
                 is ``iteration_<n>``, to which ``latest`` then points.
 
         Raises:
-            RunFolderError: The folder cannot be written.
-            StorageFullError: There is no room now.
+            RunFolderError, StorageFullError: The folder cannot be written.
         """
         after_run = self._hooks["after_run"]
         hook = next((h for h in after_run if h.name == _SAVE_HOOK), self._save_hook)
@@ -372,11 +361,6 @@ class BaseLearner(Configurable):
         """Forget what the last iteration logged."""
         self.log_buffer = {"scalar": {}, "scalars": {}, "histogram": {}}
 
-    def _begin(self) -> bool:
-        with self._state_lock:
-            self._is_running = not self._is_closed
-            return self._is_running
-
     def _end(self) -> None:
         with self._state_lock:
             self._is_running = False
@@ -397,17 +381,16 @@ class BaseLearner(Configurable):
 
     def _fill_log_buffer(self, log: Mapping[str, Any], timings: Mapping[str, float]) -> Any:
         self.clear_log_buffer()
-        buffer = self.log_buffer
         scalars = {}
         for name, value in log.items():
             if name.startswith("[scalars]"):
-                buffer["scalars"][name.removeprefix("[scalars]")] = dict(value)
+                self.log_buffer["scalars"][name.removeprefix("[scalars]")] = dict(value)
             elif name.startswith("[histogram]"):
-                buffer["histogram"][name.removeprefix("[histogram]")] = value
+                self.log_buffer["histogram"][name.removeprefix("[histogram]")] = value
             elif name != "priority":
                 scalars[name] = value
         # The answer is the caller's to keep; the hooks change and clear the buffer.
-        buffer["scalar"] = {**scalars, **timings}
+        self.log_buffer["scalar"] = {**scalars, **timings}
         return scalars
 
     def _save_after(self, error: Exception) -> None:
@@ -443,39 +426,31 @@ def to_batch(data: Any) -> Batch:
         return data
     if isinstance(data, list):
         return [item() if callable(item) else item for item in data]
-    raise PolicyOutputTypeError(
-        f"get_data returned a {type(data).__name__}; return a SampleBatch, a list of rows, a list "
-        "of callables that return rows, or None",
-        key="get_data",
-        expected="SampleBatch | list | None",
-        found=type(data).__name__,
-    )
+    wanted = "a SampleBatch, a list of rows, a list of callables that return rows, or None"
+    raise _wrong_type("get_data", "SampleBatch | list | None", data, wanted)
 
 
 def _check_logs(logs: Any) -> None:
-    if isinstance(logs, list) and all(isinstance(log, dict) for log in logs):
-        return
-    raise PolicyOutputTypeError(
-        f"the policy's learn forward returned a {type(logs).__name__}; return a dict of log "
-        "variables, or a list of such dicts, one for each iteration",
-        key="forward",
-        expected="dict | list[dict]",
-        found=type(logs).__name__,
+    if not (isinstance(logs, list) and all(isinstance(log, dict) for log in logs)):
+        wanted = "a dict of log variables, or a list of such dicts, one for each iteration"
+        raise _wrong_type("forward", "dict | list[dict]", logs, wanted)
+
+
+def _wrong_type(key: str, expected: str, found: Any, wanted: str) -> PolicyOutputTypeError:
+    name = type(found).__name__
+    who = "the policy's learn forward" if key == "forward" else key
+    return PolicyOutputTypeError(
+        f"{who} returned a {name}; return {wanted}", key=key, expected=expected, found=name
     )
 
 
 def _priority_info(priority: Any, data: Batch) -> dict[str, Any]:
     if priority is None:
         return {}
-    return {
-        "priority": priority,
-        "replay_buffer_idx": _column(data, "replay_buffer_idx"),
-        "replay_unique_id": _column(data, "replay_unique_id"),
-    }
-
-
-def _column(data: Batch, name: str) -> Sequence[Any]:
+    names = ("replay_buffer_idx", "replay_unique_id")
     if isinstance(data, SampleBatch):
-        column: Sequence[Any] | None = data.columns.get(name)
-        return [None] * len(data) if column is None else column
-    return [row.get(name) for row in data]
+        unknown = [None] * len(data)
+        columns = {name: data.columns.get(name, unknown) for name in names}
+    else:
+        columns = {name: [row.get(name) for row in data] for name in names}
+    return {"priority": priority, **columns}

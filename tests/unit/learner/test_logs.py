@@ -362,4 +362,4 @@ def test_count_var_counts():
     assert count.val == 5
     count.update(1)
     assert count.val == 1
-    assert repr(count) == "CountVar(1)"
+    assert repr(count) == "CountVar(val=1)"
