@@ -347,7 +347,7 @@ class BasePolicy(Configurable, ABC):
             forward=self._train,
             info=lambda: f"{type(self).__name__}\n{self.section}",
             monitor_vars=lambda: list(self.monitored),
-            state_dict=lambda: {name: part.state_dict() for name, part in self.state().items()},
+            state_dict=self._state_dict,
             load_state_dict=self._load_state_dict,
             **self._common("learn"),
         )
@@ -381,21 +381,24 @@ class BasePolicy(Configurable, ABC):
     @property
     def command_mode(self) -> CommandMode:
         """What a commander may call."""
-        self._common("command")
+        self._check_serves("command")
         return CommandMode(
             get_setting_learn=lambda info: {},
             get_setting_collect=self.setting,
             get_setting_eval=lambda info: {},
         )
 
-    def _common(self, field: str) -> dict[str, Any]:
-        """Return what all modes have; raises ConfigError where the policy serves no such mode."""
+    def _check_serves(self, field: str) -> None:
         if field not in self._fields:
             raise ConfigError(
                 f"this policy was created without its {field} mode (it has "
                 f"{', '.join(sorted(self._fields))}); add {field!r} to enable_field",
                 path="policy",
             )
+
+    def _common(self, field: str) -> dict[str, Any]:
+        """Return what the modes share."""
+        self._check_serves(field)
         return {
             "reset": lambda ids=None: self.reset(ids),
             "get_attribute": self._get_attribute,
@@ -504,6 +507,9 @@ class BasePolicy(Configurable, ABC):
         if key not in {"n_sample", "n_episode", "unroll_len", "batch_size"}:
             raise NotImplementedError(f"{type(self).__name__}'s attribute {key!r} cannot be set")
         self._attributes[key] = value
+
+    def _state_dict(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self.state().items()}
 
     def _model_state(self) -> dict[str, Any]:
         return {"model": self.state()["model"].state_dict()}

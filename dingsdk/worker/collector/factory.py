@@ -25,6 +25,8 @@ def create_collecting_rollout(
 ) -> tuple[Rollout, Writer]:
     """Build a rollout that records, and its writer.
 
+    It is in columns where the policy can, unless the manager returns envs one by one.
+
     Args:
         env: A launched manager.
         policy: A collect mode.
@@ -33,7 +35,7 @@ def create_collecting_rollout(
         has_tensor_obs: Dict form only, see ``DictRollout``.
         deepcopy_obs: Dict form only, see ``DictRollout``.
     """
-    if policy.is_batched:
+    if policy.is_batched and not env.capabilities.asynchronous:
         assert policy.make_samples is not None
         columns = ColumnsWriter(env.env_num, traj_len, policy.make_samples)
         return BatchedRollout(env, policy, columns), columns
@@ -45,7 +47,7 @@ def create_measuring_rollout(
     env: EnvManager, policy: CollectMode | EvalMode, quota: NDArray[np.int64]
 ) -> Rollout:
     """Build a rollout that only counts episodes, ``quota[i]`` of env ``i``."""
-    if policy.forward_batch is not None:
+    if policy.forward_batch is not None and not env.capabilities.asynchronous:
         return BatchedRollout(env, policy, None, quota)
     return DictRollout(env, policy, None, quota, has_tensor_obs=True)
 

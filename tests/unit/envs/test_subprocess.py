@@ -7,6 +7,7 @@ import importlib
 import os
 import signal
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,12 @@ import numpy as np
 import psutil
 import pytest
 
+from dingsdk.data import SampleBatch
 from dingsdk.envs import EnvManager, create_env_manager, make_env_fns
 from dingsdk.errors import ConfigError, EnvError, UnknownEnvError
+from dingsdk.policy import create_policy
+from dingsdk.worker.collector.sample import SampleSerialCollector
+from dingsdk.worker.evaluator.interaction import InteractionSerialEvaluator
 
 STEP, RAISE, EXIT, HANG, TELL = range(5)
 SYNC, ASYNC = {"type": "subprocess"}, {"type": "async_subprocess"}
@@ -66,6 +71,21 @@ def test_steps_are_those_of_the_plain_loop(launch: Launch) -> None:
         for _ in range(8):
             np.testing.assert_equal(plain.step({2: STEP, 0: STEP}), m.step({2: STEP, 0: STEP}))
             assert plain.ready_obs.keys() == m.ready_obs.keys()
+
+
+@pytest.mark.parametrize("form", ["batched", "dict"])
+def test_steps_pickle_nothing(launch: Launch, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    def refuse(*args: Any) -> None:
+        raise AssertionError("something is pickled")
+
+    with launch(SYNC, 4) as manager, monkeypatch.context() as patch:
+        patch.setattr(ForkingPickler, "dumps", refuse)
+        patch.setattr(ForkingPickler, "loads", refuse)
+        for _ in range(2):
+            if form == "batched":
+                manager.step_batch(np.zeros(4, int))
+            else:
+                manager.step(dict.fromkeys(range(4), STEP))
 
 
 def test_finite_episodes_park_an_env(launch: Launch) -> None:
@@ -203,3 +223,26 @@ def test_envs_that_cannot_be_made_in_a_child_are_named(
         assert manager.closed
     with pytest.raises(UnknownEnvError):
         make_env_fns({"env_id": "CartPol-v1"}, 1)
+
+
+def test_collector_and_evaluator_use_envs_that_come_back_one_by_one(
+    launch: Launch, tmp_path: Path
+) -> None:
+    policy = create_policy(
+        {"type": "dqn", "model": {"obs_shape": 2, "action_shape": 1}, "collect": {"n_sample": 12}}
+    )
+    with launch(ASYNC, 3) as manager:
+        collector = SampleSerialCollector({}, manager, policy.collect_mode, exp_name=str(tmp_path))
+        batches = [collector.collect(policy_kwargs={"eps": 0.0}) for _ in range(3)]
+        rows = SampleBatch.concat([SampleBatch.from_rows(batch) for batch in batches])
+        assert len(rows) == 36
+        # Every row is a step of one episode: the observation moves on by one.
+        step = rows.columns["next_obs"][:, 1] - rows.columns["obs"][:, 1]
+        assert step.tolist() == [1.0] * 36
+        assert (rows.columns["next_obs"][:, 0] == rows.columns["obs"][:, 0]).all()
+        evaluator = InteractionSerialEvaluator(
+            {"n_episode": 7}, manager, policy.eval_mode, exp_name=str(tmp_path)
+        )
+        assert evaluator.eval()[1]["eval_episode_return"] == [6.0] * 7
+        collector.close()
+        evaluator.close()
