@@ -66,7 +66,8 @@ class BaseParallelCollector(Configurable, ABC):
         self._instance_name = str(cfg.get("instance_name") or self._uid)
         self._close_flag = threading.Event()
         self._has_started = False
-        self._policy: Any = None
+        self.policy: Any = None
+        """The collect or eval mode in use."""
         self._env_manager: EnvManager | None = None
         self.send_metadata: Callable[[dict[str, Any]], None] = _not_attached
         self.send_stepdata: Callable[[str, SampleBatch], None] = _not_attached
@@ -129,15 +130,6 @@ class BaseParallelCollector(Configurable, ABC):
     @property
     def _is_closed(self) -> bool:
         return self._close_flag.is_set()
-
-    @property
-    def policy(self) -> Any:
-        """The collect or eval mode in use."""
-        return self._policy
-
-    @policy.setter
-    def policy(self, policy: Any) -> None:
-        self._policy = policy
 
     @property
     def env_manager(self) -> EnvManager:

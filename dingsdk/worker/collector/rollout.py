@@ -135,10 +135,8 @@ class Rollout(ABC):
     ) -> None:
         """Do one round: every env that is live takes one step.
 
-        Args:
-            train_iter: Version of the policy, recorded with every transition.
-            policy_kwargs: Passed to the policy's forward.
-            random_actions: Act with these instead of asking the policy.
+        The policy, of version ``train_iter``, is asked with ``policy_kwargs``, unless there are
+        ``random_actions`` to take.
 
         Raises:
             PolicyOutputError: the policy's answer cannot be used; the envs are untouched.

@@ -24,7 +24,6 @@ from dingsdk.worker.collector.factory import (
 )
 from dingsdk.worker.collector.parallel_base import BaseParallelCollector
 from dingsdk.worker.collector.rollout import (
-    EpisodeRecord,
     Rollout,
     Writer,
     episode_quota,
@@ -67,8 +66,6 @@ class ZerglingParallelCollector(BaseParallelCollector):
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         super().__init__(cfg)
-        self._update_policy_s = self._section.update_policy_second
-        self._policy_timeout_s = self._section.policy_timeout_s
         self._collect_setting = {} if self._eval_flag else dict(cfg.get("collect_setting") or {})
         self._is_on_policy = bool(cfg["policy"].get("on_policy")) and not self._eval_flag
         self._admitted_steps = 0
@@ -83,7 +80,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
         field = "eval" if self._eval_flag else "collect"
         try:
             policy = create_policy(cfg["policy"], enable_field=[field], seed=seed)
-            self._policy = policy.eval_mode if self._eval_flag else policy.collect_mode
+            self.policy = policy.eval_mode if self._eval_flag else policy.collect_mode
             self._target_episodes = self._set_up_envs(cfg, seed)
             self._rollout = self._set_up_rollout()
         except BaseException:
@@ -102,7 +99,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
             (``reward_mean`` is NaN-free: 0 without an episode).
         """
         duration = self._duration_s or max(time.time() - self._start_time, 0.0)
-        steps = self._rollout.env_steps
+        episodes, samples, steps = self._counts().values()
         returns = list(self._returns)
         info = {
             "eval_flag": self._eval_flag,
@@ -111,14 +108,14 @@ class ZerglingParallelCollector(BaseParallelCollector):
             "train_iter": self._policy_iter,
             "collector_done": self._is_done(),
             "predefined_episode_count": self._target_episodes,
-            "real_episode_count": self._episode_count,
+            "real_episode_count": episodes,
             "step_count": steps,
-            "sample_count": self._sample_count,
-            "avg_time_per_episode": duration / max(1, self._episode_count),
+            "sample_count": samples,
+            "avg_time_per_episode": duration / max(1, episodes),
             "avg_time_per_step": duration / max(1, steps),
-            "avg_time_per_train_sample": duration / max(1, self._sample_count),
-            "avg_step_per_episode": steps / max(1, self._episode_count),
-            "avg_sample_per_episode": self._sample_count / max(1, self._episode_count),
+            "avg_time_per_train_sample": duration / max(1, samples),
+            "avg_step_per_episode": steps / max(1, episodes),
+            "avg_sample_per_episode": samples / max(1, episodes),
             "reward_mean": float(np.mean(returns)) if returns else 0.0,
             "reward_std": float(np.std(returns)) if returns else 0.0,
             "reward_raw": returns,
@@ -151,8 +148,8 @@ class ZerglingParallelCollector(BaseParallelCollector):
 
     def _set_up_rollout(self) -> Rollout:
         if self._quota is not None:
-            return create_measuring_rollout(self.env_manager, self._policy, self._quota)
-        read = self._policy.get_attribute
+            return create_measuring_rollout(self.env_manager, self.policy, self._quota)
+        read = self.policy.get_attribute
         n_sample, n_episode = read("n_sample"), read("n_episode")
         if not n_sample and not n_episode:
             raise NotSetError(
@@ -167,7 +164,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
             read("cfg"), None if n_episode else n_sample, self._unroll_len, self._env_num
         )
         rollout, self._writer = create_collecting_rollout(
-            self.env_manager, self._policy, traj_len, has_tensor_obs=True
+            self.env_manager, self.policy, traj_len, has_tensor_obs=True
         )
         return rollout
 
@@ -185,7 +182,9 @@ class ZerglingParallelCollector(BaseParallelCollector):
         episodes = self._rollout.episodes
         if episodes:
             self._rollout.episodes = []
-            self._note_episodes(episodes)
+            self._episode_count += len(episodes)
+            self._returns.extend(each.episode_return for each in episodes)
+            tell_observers(self._instance_name, episodes)
         if self._writer is not None and self._writer.pending_rows >= self._rows_per_payload:
             self._send_payload(self._writer)
         if episodes:
@@ -228,7 +227,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
     def _iter_after_hook(self) -> None:
         if self._eval_flag or self._is_on_policy:
             return
-        if time.monotonic() - self._last_update < self._update_policy_s:
+        if time.monotonic() - self._last_update < self._section.update_policy_second:
             return
         self._last_update = time.monotonic()
         update = self.get_policy_update_info(self._cfg["policy_update_path"])
@@ -243,7 +242,8 @@ class ZerglingParallelCollector(BaseParallelCollector):
 
     def _update_policy(self) -> None:
         path = self._cfg["policy_update_path"]
-        deadline = time.monotonic() + self._policy_timeout_s
+        timeout_s = self._section.policy_timeout_s
+        deadline = time.monotonic() + timeout_s
         while not self._is_closed:
             update = self.get_policy_update_info(path)
             if update is not None:
@@ -252,10 +252,10 @@ class ZerglingParallelCollector(BaseParallelCollector):
             now = time.monotonic()
             if now > deadline:
                 raise TaskTimeoutError(
-                    f"no policy was published under {path!r} within {self._policy_timeout_s} s; "
+                    f"no policy was published under {path!r} within {timeout_s} s; "
                     "does its learner run?",
                     task="first policy load",
-                    timeout_s=self._policy_timeout_s,
+                    timeout_s=timeout_s,
                 )
             self.yield_turn()
             if time.monotonic() - now < 5e-4:
@@ -263,14 +263,9 @@ class ZerglingParallelCollector(BaseParallelCollector):
                 self._close_flag.wait(1e-3)
 
     def _load(self, update: Mapping[str, Any]) -> None:
-        self._policy.load_state_dict({"model": update["model"]})
+        self.policy.load_state_dict({"model": update["model"]})
         self._policy_iter = int(update["iter"])
         self._last_update = time.monotonic()
-
-    def _note_episodes(self, episodes: list[EpisodeRecord]) -> None:
-        self._episode_count += len(episodes)
-        self._returns.extend(each.episode_return for each in episodes)
-        tell_observers(self._instance_name, episodes)
 
     def _send_payload(self, writer: Writer) -> None:
         samples = writer.flush()
