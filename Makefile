@@ -44,7 +44,7 @@ test: lint
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-all: lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "" --hypothesis-profile=thorough $(ARGS)
 
 mutate: $(STAMP)
 	$(BIN)/python -m tools.mutation --seed $(SEED) --count $(COUNT) --jobs $(JOBS) \

@@ -9,6 +9,12 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+# The same examples each time. `make test-all` takes the profile `thorough`.
+settings.register_profile("default", derandomize=True, deadline=None, stateful_step_count=25)
+settings.register_profile("thorough", settings.get_profile("default"), max_examples=400)
+settings.load_profile("default")
 
 GRACE_S = 5.0
 """Threads that were told to end may take a moment (a queue's feeder, for one)."""

@@ -7,6 +7,7 @@ import itertools
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,8 @@ from dingsdk.worker.comm import (
 _T = TypeVar("_T")
 _Make = TypeVar("_Make")
 Event = tuple[Any, ...]
+SPREADS = 5.0
+"""A count may be off by that many standard deviations: once in two million draws of one."""
 
 
 class Recorder(MasterListener):
@@ -312,3 +315,13 @@ def expect_equal(found: Any, expected: Any, what: str) -> None:
     """Raise ``RuleBroken`` unless both are equal."""
     if found != expected:
         raise RuleBroken(f"{what}: found {found!r:.300}, expected {expected!r:.300}")
+
+
+def expect_alike(counts: Counter[Any], kinds: int, what: str) -> None:
+    """Expect each of ``kinds`` equally likely outcomes about as often as any other."""
+    total = counts.total()
+    share = total / kinds
+    width = SPREADS * (share * (1 - 1 / kinds)) ** 0.5
+    for drawn, count in counts.items():
+        expect(abs(count - share) <= width, f"{what}: {drawn} came {count} times of {total}")
+    expect_equal(len(counts), kinds, f"{what}: how many came at all")

@@ -70,11 +70,11 @@ class BufferBench(RuleBench[MakeBuffer]):
         if numbers:
             buffer.push(self.batch(*numbers), 0)
 
-    def sample(self, buffer: Any, size: int, **options: Any) -> Any:
+    def sample(self, buffer: Any, size: int, iteration: int = 0, **options: Any) -> Any:
         """Return a batch of ``size`` rows; of sequences, ``size`` of one step each."""
         if self.has("sequences"):
-            return flat(buffer.sample(size, 1, 0, **options))
-        return buffer.sample(size, 0, **options)
+            return flat(buffer.sample(size, 1, iteration, **options))
+        return buffer.sample(size, iteration, **options)
 
     def draw(self, buffer: Any, size: int, **options: Any) -> list[int]:
         """Return the numbers of a batch that must come, whole and of the right size."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import tempfile
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -45,22 +46,29 @@ class BufferModel:
     Args:
         capacity: Of the buffer.
         max_use: Samples after which a row leaves.
+        max_staleness: Iterations after which a row leaves.
 
     Attributes:
         pushed: Rows pushed since the model was made or cleared.
         window: How many of the newest rows are sampled among.
         priority: Number -> priority, of all rows ever.
         used: Number -> times sampled.
+        collected: Number -> iteration in which the row was collected.
     """
 
-    def __init__(self, capacity: int, max_use: float = math.inf) -> None:
+    def __init__(
+        self, capacity: int, max_use: float = math.inf, max_staleness: float = math.inf
+    ) -> None:
         self.capacity = self.window = capacity
-        self.max_use = max_use
+        self.max_use, self.max_staleness = max_use, max_staleness
         self.pushed = 0
         self.priority: dict[int, float] = {}
         self.used: Counter[int] = Counter()
+        self.collected: dict[int, int] = {}
         # A row that left early leaves a hole, which the ring fills when its turn comes.
         self._ring: deque[int] = deque(maxlen=capacity)
+        self._stale: set[int] = set()
+        self._began: dict[int, int] = {}  # number -> the first row of its trajectory
         self._largest = 1.0
         self._next = 0
 
@@ -69,17 +77,26 @@ class BufferModel:
         self._next += n
         return list(range(self._next - n, self._next))
 
+    def is_here(self, number: int) -> bool:
+        """Whether a row of the ring has not left early."""
+        return self.used[number] < self.max_use and number not in self._stale
+
     @property
     def rows(self) -> list[int]:
         """The rows that are there, oldest first."""
-        return [number for number in self._ring if self.used[number] < self.max_use]
+        return list(filter(self.is_here, self._ring))
 
     @property
     def population(self) -> list[int]:
         """The rows that can be sampled, oldest first."""
         return self.rows[-self.window :]
 
-    def push(self, numbers: list[int], gone: Collection[int] | None = None) -> list[int]:
+    def push(
+        self,
+        numbers: list[int],
+        gone: Collection[int] | None = None,
+        priorities: Sequence[float | None] = (),
+    ) -> list[int]:
         """Add rows; return those that leave for it, oldest first (known: any may)."""
         everything = [*self.rows, *numbers]
         if gone is None:
@@ -87,8 +104,23 @@ class BufferModel:
         else:
             self._ring = deque((n for n in everything if n not in gone), self.capacity)
         self.pushed += len(numbers)
-        self.priority.update(dict.fromkeys(numbers, self._largest))
-        return everything[: len(everything) - len(self.rows)]
+        given = dict(zip(numbers, priorities, strict=False))
+        for at, number in enumerate(numbers):
+            # A push of more rows than the capacity comes in pieces.
+            if at % self.capacity == 0:
+                largest = self._largest
+            known = given.get(number)
+            self.priority[number] = largest if known is None else known
+            self._largest = max(self._largest, self.priority[number])
+            follows = number % TRAJECTORY and number - 1 in self._began
+            self._began[number] = self._began[number - 1] if follows else number
+        return [number for number in everything if number not in self._ring]
+
+    def age(self, iteration: int) -> None:
+        """Drop the rows that are too old in an iteration of the learner."""
+        for number in self.rows:
+            if iteration - self.collected.get(number, iteration) >= self.max_staleness:
+                self._stale.add(number)
 
     def load(self) -> None:
         """Become the model of a new buffer that loaded a save of this one."""
@@ -108,6 +140,7 @@ class BufferModel:
         """Drop all rows; return them, oldest first."""
         gone = self.rows
         self._ring.clear()
+        self._began.clear()
         self.pushed = 0
         self._largest = 1.0
         return gone
@@ -125,14 +158,19 @@ class BufferModel:
         least = min(mass.values())
         return {number: (value / least) ** -beta for number, value in mass.items()}
 
-    def starts(self, length: int) -> list[int]:
-        """Return the rows from which ``length`` rows of one trajectory follow."""
-        rows = set(self.rows)
-        return [
-            first
-            for first in self.rows
-            if first % TRAJECTORY + length <= TRAJECTORY and first + length - 1 in rows
-        ]
+    def sequences(self, length: int, stride: int, burn_in: int, pad: bool) -> list[list[int]]:
+        """Return the rows of every sequence that may be drawn, without those that are padding."""
+        starts = [row for row in self._ring if (row - self._began[row]) % stride == 0]
+        before, after = (-burn_in, length) if pad else (0, burn_in + length)
+        found = []
+        for start in starts:
+            whole = range(start + before, start + after)
+            held = [
+                row for row in whole if row in self._ring and self._began[row] == self._began[start]
+            ]
+            if pad or len(held) == len(whole):
+                found.append(held)
+        return found
 
 
 _CLOSE = 1e-3
@@ -175,9 +213,26 @@ class BufferMachine(RuleBasedStateMachine):
         raise NotImplementedError(f"{type(self).__name__}.reopen_buffer(buffer) is missing")
 
     @initialize(
-        capacity=st.integers(1, 9), seed=st.integers(0, 3), max_use=st.sampled_from([2, math.inf])
+        capacity=st.integers(1, 9),
+        seed=st.integers(0, 3),
+        max_use=st.sampled_from([2, math.inf]),
+        max_staleness=st.sampled_from([3, math.inf]),
+        min_size=st.sampled_from([1, 1, 3]),
+        windows=st.fixed_dictionaries(
+            {"stride": st.integers(1, 3), "burn_in": st.integers(0, 2), "pad": st.booleans()}
+        ),
+        trajectory=st.sampled_from([None, "env"]),
     )
-    def start(self, capacity: int, seed: int, max_use: float) -> None:
+    def start(
+        self,
+        capacity: int,
+        seed: int,
+        max_use: float,
+        max_staleness: float,
+        min_size: int,
+        windows: dict[str, Any],
+        trajectory: str | None,
+    ) -> None:
         check_capabilities(self.capabilities, BUFFER_CAPABILITIES)
         if "fifo" not in self.capabilities and "parts" not in self.capabilities:
             raise ValueError("of a buffer without 'fifo' only listeners know the rows that left")
@@ -188,11 +243,21 @@ class BufferMachine(RuleBasedStateMachine):
         self.cfg: dict[str, Any] = {"replay_buffer_size": capacity, "seed": seed}
         if self.bench.has("elastic"):
             self.cfg["set_buffer_size"] = lambda envstep: envstep or capacity
+        self.iteration, self.trajectory = 0, trajectory
+        self.min_size = min(min_size, capacity) if self.bench.has("parts") else 1
+        if self.min_size > 1:
+            self.cfg["limiter"] = {"type": "min_size", "min_size": self.min_size}
         if not self.bench.has("priorities"):
-            max_use = math.inf
-        elif max_use < math.inf:
+            max_use = max_staleness = math.inf
+        if max_use < math.inf:
             self.cfg["max_use"] = max_use
-        self.model = BufferModel(capacity, max_use)
+        if max_staleness < math.inf:
+            self.cfg["max_staleness"] = max_staleness
+        self.windows: dict[str, Any] = {"stride": 1, "burn_in": 0, "pad": False}
+        if self.bench.has("windows"):
+            self.windows = windows
+            self.cfg["sampler"] = {"type": "sequence", "trajectory": trajectory, **windows}
+        self.model = BufferModel(capacity, max_use, max_staleness)
         self.gone: list[int] = []
         self.facts: dict[int, tuple[int, int]] = {}
         self.seed = seed
@@ -214,16 +279,29 @@ class BufferMachine(RuleBasedStateMachine):
                 pass
 
     def rows(self, numbers: list[int]) -> list[Any]:
+        """Return rows, of which some share arrays, as those of a trajectory may."""
         rows = self.bench.rows(*numbers)
-        if self.bench.has("sequences"):
-            for row, number in zip(rows, numbers, strict=True):
-                row["done"] = number % TRAJECTORY == TRAJECTORY - 1
+        if self.bench.has("episodes"):
+            return rows
+        for row, number in zip(rows, numbers, strict=True):
+            if self.bench.has("windows"):
+                row["env"] = number // TRAJECTORY
+            if self.bench.has("sequences"):
+                by_end = not (self.bench.has("windows") and self.trajectory)
+                row["done"] = by_end and number % TRAJECTORY == TRAJECTORY - 1
+            if self.bench.has("priorities"):
+                row["collect_iter"] = max(0, self.iteration - number % 3)
+        for row, after in pairwise(rows):
+            row["next_obs"] = after["obs"]
         return rows
 
-    def push(self, numbers: list[int], data: Any) -> None:
+    def push(self, numbers: list[int], data: Any, priorities: Sequence[float | None] = ()) -> None:
         self.gone.clear()
         self.buffer.push(data, 0)
-        expected = self.model.push(numbers, None if self.bench.has("fifo") else self.gone)
+        gone = None if self.bench.has("fifo") else self.gone
+        expected = self.model.push(numbers, gone, priorities)
+        iteration = self.iteration
+        self.model.collected.update((n, max(0, iteration - n % 3)) for n in numbers)
         if self.bench.has("parts"):
             expect_equal(self.gone, expected, "rows that left")
 
@@ -250,6 +328,19 @@ class BufferMachine(RuleBasedStateMachine):
         expect(batch == before, "a push changed the batch")
         spoil(batch)
 
+    @_only("priorities")
+    @rule(priorities=st.lists(st.sampled_from([None, 0.01, 0.5, 4.0, 30.0]), max_size=12))
+    def push_with_priorities(self, priorities: list[float | None]) -> None:
+        numbers = self.model.fresh(len(priorities))
+        pairs = zip(self.rows(numbers), priorities, strict=True)
+        self.push(numbers, [{**row, "priority": value} for row, value in pairs], priorities)
+
+    @_only("priorities")
+    @rule(iterations=st.integers(1, 2))
+    def train(self, iterations: int) -> None:
+        self.iteration += iterations
+        self.check_sample(1, lambda: self.model.population)
+
     @rule(bad=st.sampled_from([None, {}]), n=st.integers(0, 3))
     def push_with_one_bad_row(self, bad: Any, n: int) -> None:
         with raises("a push with a bad row", SchemaMismatchError):
@@ -257,13 +348,13 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule(size=st.integers(0, 12))
     def sample(self, size: int) -> None:
-        self.check_sample(size, self.model.population)
-        self.check_sample(min(size, len(self.model.population)), self.model.population)
+        self.check_sample(size, lambda: self.model.population)
+        self.check_sample(min(size, len(self.model.population)), lambda: self.model.population)
 
     @_only("distinct")
     @rule(size=st.integers(0, 12))
     def sample_with_replacement(self, size: int) -> None:
-        self.check_sample(size, self.model.population, replace=True)
+        self.check_sample(size, lambda: self.model.population, replace=True)
 
     @_only("ages")
     @rule(size=st.integers(1, 6), start=_bounds, stop=_bounds, step=st.sampled_from([None, 2, -1]))
@@ -271,18 +362,26 @@ class BufferMachine(RuleBasedStateMachine):
         self, size: int, start: int | None, stop: int | None, step: int | None
     ) -> None:
         ages = slice(start, stop, step)
-        self.check_sample(size, self.model.rows[ages], sample_range=ages)
+        self.check_sample(size, lambda: self.model.rows[ages], sample_range=ages)
 
-    def check_sample(self, size: int, population: list[int], **options: Any) -> None:
-        weights = {}
+    def check_sample(
+        self, size: int, population_of: Callable[[], list[int]], **options: Any
+    ) -> None:
+        if self.bench.has("windows"):
+            return  # a sample is of sequences there
+        # The limiter is asked before rows are dropped that are too old, and again after it.
+        if size > 0 and len(self.model.rows) >= self.min_size:
+            self.model.age(self.iteration)
+        population, weights = population_of(), {}
         if self.bench.has("proportional") and self.model.rows:
             weights = self.model.weights(self.buffer.alpha, self.buffer.beta)
-        found = self.bench.sample(self.buffer, size, **options)
+        found = self.bench.sample(self.buffer, size, self.iteration, **options)
         needed = 1 if options.get("replace") else size
         if self.bench.has("priorities"):
             is_served = len(self.model.rows) >= size and len(population) > 0
         else:
             is_served = len(population) >= needed
+        is_served = is_served and len(self.model.rows) >= self.min_size
         if size == 0 or not is_served:
             expect_equal(found, [] if size == 0 else None, f"a sample of {size} of {population}")
             return
@@ -304,6 +403,8 @@ class BufferMachine(RuleBasedStateMachine):
             facts = int(row["replay_unique_id"]), int(row["replay_buffer_idx"])
             expect_equal(self.facts.setdefault(number, facts), facts, "id and position of a row")
             expect_equal(int(row["use"]), self.model.used[number], f"use of row {number}")
+            age = self.iteration - self.model.collected[number]
+            expect_equal(int(row["staleness"]), age, f"staleness of row {number}")
             expect(0 < float(row["IS"]) <= 1, f"IS is {row['IS']}")
             for key, expected in (
                 ("priority", self.model.priority[number]),
@@ -318,16 +419,25 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(size=st.integers(1, 4), length=st.integers(1, 4))
     def sample_sequences(self, size: int, length: int) -> None:
         found = self.buffer.sample(size, length, 0)
-        starts = self.model.starts(length)
-        if size * length > len(self.model.rows) or not starts:
+        held, allowed = len(self.model.rows), self.model.sequences(length, **self.windows)
+        if held < max(size * length, self.min_size) or not allowed:
             expect_equal(found, None, f"{size} sequences of {length} of {self.model.rows}")
             return
-        numbers = numbers_of(flat(found))
-        for at in range(0, size * length, length):
-            sequence = numbers[at : at + length]
-            expect(sequence[0] in starts, f"{sequence} does not start at one of {starts}")
-            expect(all(b == a + 1 for a, b in pairwise(sequence)), f"{sequence} is no sequence")
-        expect_equal(len(numbers), size * length, "rows of the sequences")
+        if isinstance(found, SampleBatch):
+            steps, mask = flat(found), found.columns.get("mask")
+            expect_equal(mask is not None, self.windows["pad"], "whether there is a mask")
+            shape = (size, self.windows["burn_in"] + length)
+            expect_equal(found.columns["id"].shape, shape, "shape of the sequences")
+            kept = np.ones(shape, np.bool_) if mask is None else mask
+            expect(not found.columns["id"][~kept].any(), "padding is not all zeros")
+            each = [steps.take(np.flatnonzero(row) + n * shape[1]) for n, row in enumerate(kept)]
+            if mask is not None:
+                expect(bool(mask[:, self.windows["burn_in"]].all()), "a start is padding")
+        else:
+            each = found
+        expect_equal(len(each), size, "sequences")
+        for sequence in map(numbers_of, each):
+            expect(sequence in allowed, f"{sequence} is none of the sequences {allowed}")
 
     @_only("elastic")
     @rule(envsteps=st.lists(st.integers(1, 12), min_size=1, max_size=3))
@@ -335,7 +445,7 @@ class BufferMachine(RuleBasedStateMachine):
         for envstep in envsteps:
             self.buffer.update(envstep)
             self.model.window = min(envstep, self.model.capacity)
-            self.check_sample(len(self.model.population), self.model.population)
+            self.check_sample(len(self.model.population), lambda: self.model.population)
 
     @_only("priorities")
     @rule(data=st.data())
@@ -348,7 +458,7 @@ class BufferMachine(RuleBasedStateMachine):
         changes = data.draw(pairs)
         self.buffer.update(self.info(changes))
         self.model.update(changes)
-        self.check_sample(len(self.model.rows), self.model.rows)
+        self.check_sample(len(self.model.rows), lambda: self.model.rows)
 
     @_only("priorities")
     @rule(bad=st.sampled_from([math.nan, math.inf, -1.0]))
@@ -387,16 +497,21 @@ class BufferMachine(RuleBasedStateMachine):
 
     def replace(self, old: Any, what: str) -> None:
         """Close a buffer from which another one goes on, as far as can be told."""
-        size = len(self.model.rows) // 2
-        theirs = self.bench.sample(old, min(size, len(self.model.population)))
+        size = min(len(self.model.rows) // 2, len(self.model.population))
+        theirs = self.draw(old, size)
         self.gone.clear()
         # The model hears of one of the two samples, the other one is thrown away with its buffer.
         again = self.new_buffer(seed=self.seed + 11)
         again.load_state_dict(self.buffer.state_dict())
-        mine = self.bench.sample(again, min(size, len(self.model.population)))
-        expect_equal(numbers_of(mine), numbers_of(theirs), f"rows drawn after {what} was loaded")
+        expect_equal(self.draw(again, size), theirs, f"rows drawn after {what} was loaded")
         old.close()
         again.close()
+
+    def draw(self, buffer: Any, size: int) -> list[int] | None:
+        found = self.bench.sample(buffer, size)
+        if found is None or not self.bench.has("windows"):
+            return None if found is None else numbers_of(found)
+        return [int(row["id"]) for row in found]
 
     @_only("saves")
     @rule()
@@ -427,11 +542,10 @@ class BufferMachine(RuleBasedStateMachine):
         rows = self.model.rows
         expect_equal(self.buffer.count(), len(rows), "count()")
         expect_equal(self.buffer.push_count, self.pushed_before + self.model.pushed, "push_count")
-        left = self.model.max_use
-        found = [n for n in self.bench.contents(self.buffer) if self.model.used[n] < left]
+        found = list(filter(self.model.is_here, self.bench.contents(self.buffer)))
         expect_equal(found, rows, "rows, oldest first")
         if not self.bench.has("priorities"):  # there a sample would use rows up
-            self.check_sample(len(self.model.population), self.model.population)
+            self.check_sample(len(self.model.population), lambda: self.model.population)
         if self.bench.has("parts"):
             stats = self.buffer.stats()
             expect_equal(stats.pushed, stats.left + stats.count, "rows that came")

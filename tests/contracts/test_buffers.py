@@ -61,15 +61,18 @@ class TestNaiveWithRandomRemover(Contract):
             yield
 
 
+@pytest.mark.slow
 class TestAdvancedWithRandomRemover(TestNaiveWithRandomRemover):
     parts: ClassVar = {"type": "advanced", "remover": {"type": "random"}}
     capabilities = (PRIORITIZED | {"columns", "proportional"}) - {"fifo"}
 
 
+@pytest.mark.slow
 class TestNaiveOverLinkedArrays(TestNaiveOverArrays):
     parts: ClassVar = {"type": "naive", "storage": {"type": "array", "next_of": "obs"}}
 
 
+@pytest.mark.slow
 class TestNaiveOverMaps(MappedContract):
     parts: ClassVar = {"type": "naive", "storage": {"type": "memmap"}}
     capabilities = ROWS | {"columns", "durable"}
@@ -91,11 +94,13 @@ class PackedContract(MappedContract):
             yield
 
 
+@pytest.mark.slow
 class TestNaiveOverPackedMaps(PackedContract):
     parts: ClassVar = {"type": "naive", "storage": {"type": "packed", "compress": "lz4"}}
     capabilities = ROWS | {"columns", "durable"}
 
 
+@pytest.mark.slow
 class TestSequenceOverLinkedPackedMaps(PackedContract):
     parts: ClassVar = {
         "type": "sequence",
@@ -104,16 +109,19 @@ class TestSequenceOverLinkedPackedMaps(PackedContract):
     capabilities = BASE | {"columns", "sequences", "durable"}
 
 
+@pytest.mark.slow
 class TestNaiveOverObjects(Contract):
     parts: ClassVar = {"type": "naive", "storage": {"type": "object"}}
     capabilities = ROWS | {"objects"}
 
 
+@pytest.mark.slow
 class TestNaiveOverCompressedObjects(Contract):
     parts: ClassVar = {"type": "naive", "storage": {"type": "object", "compress": "lz4"}}
     capabilities = ROWS | {"objects"}
 
 
+@pytest.mark.slow
 class TestNaiveByFirstRow(Contract):
     parts: ClassVar = {"type": "naive"}
     capabilities = ROWS | {"columns", "objects"}
@@ -129,6 +137,7 @@ class TestSequenceOverArrays(Contract):
     capabilities = BASE | {"columns", "sequences"}
 
 
+@pytest.mark.slow
 class TestSequenceOverObjects(Contract):
     parts: ClassVar = {"type": "sequence", "storage": {"type": "object"}}
     capabilities = BASE | {"objects", "sequences"}
@@ -139,19 +148,23 @@ class TestEpisodesByFirstPush(Contract):
     capabilities: ClassVar[Collection[str]] = ROWS | {"episodes"}
 
 
+@pytest.mark.slow
 class TestEpisodesOverArrays(TestEpisodesByFirstPush):
     parts: ClassVar = {"type": "episode", "storage": {"type": "array", "next_of": "obs"}}
 
 
+@pytest.mark.slow
 class TestEpisodesOverObjects(TestEpisodesByFirstPush):
     parts: ClassVar = {"type": "episode", "storage": {"type": "object"}}
 
 
+@pytest.mark.slow
 class TestEpisodesOverMaps(MappedContract):
     parts: ClassVar = {"type": "episode", "storage": {"type": "memmap"}}
     capabilities = ROWS | {"episodes", "durable"}
 
 
+@pytest.mark.slow
 class TestEpisodesOverLinkedPackedMaps(PackedContract):
     parts: ClassVar = {
         "type": "episode",
@@ -165,16 +178,19 @@ class TestAdvancedOverArrays(Contract):
     capabilities = PRIORITIZED | {"columns", "proportional"}
 
 
+@pytest.mark.slow
 class TestAdvancedOverObjects(Contract):
     parts: ClassVar = {"type": "advanced", "storage": {"type": "object"}}
     capabilities = PRIORITIZED | {"proportional"}
 
 
+@pytest.mark.slow
 class TestAdvancedByRank(Contract):
     parts: ClassVar = {"type": "advanced", "sampler": {"type": "rank", "sort_after": 0.01}}
     capabilities = PRIORITIZED | {"columns"}
 
 
+@pytest.mark.slow
 class TestAdvancedOverMaps(MappedContract):
     parts: ClassVar = {"type": "advanced", "storage": {"type": "memmap", "next_of": "obs"}}
     capabilities = PRIORITIZED | {"columns", "proportional", "durable"}

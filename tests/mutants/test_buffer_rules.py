@@ -82,7 +82,11 @@ def is_broken(rule: Rule, made: type[Mutant], folder: Path) -> bool:
             "CrossesEnds",
             "DropsWhatLeavesItsWindow",
             "ForgetsTheOrderAtTheSeam",
+            "IgnoresPushedPriorities",
+            "KeepsStaleRows",
+            "KnowsNoStaleness",
             "LeavesWeightsAsTheyAre",
+            "ServesBelowTheMinimum",
             "SharesItsRows",
         }
     ],

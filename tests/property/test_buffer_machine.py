@@ -14,6 +14,8 @@ from dingsdk.testing import BufferMachine
 from dingsdk.worker.replay_buffer import IBuffer
 from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
 
+from ..contracts.random_remover import RandomRemover
+
 BASE = frozenset({"fifo", "parts", "saves"})
 ROWS = BASE | {"distinct", "ages"}
 PRIORITIZED = BASE | {"ages", "priorities"}
@@ -29,6 +31,7 @@ class PackedMaps(MemmapStorage):
 def _packed_type() -> Iterator[None]:
     with use_manager(PluginManager()) as manager:
         manager.registry("storages").register("packed", PackedMaps)
+        manager.registry("removers").register("random", RandomRemover)
         yield
 
 
@@ -60,49 +63,55 @@ class DurableMachine(Machine):
 
 
 def machine(
-    kind: str,
-    capabilities: frozenset[str],
-    storage: str,
-    examples: int = 20,
-    columns: Mapping[str, Any] | None = None,
-    **parts: Any,
+    kind: str, capabilities: frozenset[str], storage: str, *, slow: bool = True, **parts: Any
 ) -> type[BufferMachine.TestCase]:
     """Return the test of a type of buffer over a type of storage."""
     base = DurableMachine if "durable" in capabilities else Machine
-    whole = {"type": kind, **parts, "storage": {"type": storage, **(columns or {})}}
+    columns = parts.pop("columns", {})
+    whole = {"type": kind, **parts, "storage": {"type": storage, **columns}}
     made = type("Machine", (base,), {"capabilities": capabilities, "parts": whole})
     test: type[BufferMachine.TestCase] = made.TestCase  # type: ignore[attr-defined]
-    test.settings = settings(max_examples=examples, stateful_step_count=25, deadline=None)
-    return test
+    few = 8 if "durable" in capabilities else 20
+    thorough = settings.default.max_examples  # type: ignore[attr-defined]
+    test.settings = settings(max_examples=thorough if thorough > 100 else few)
+    return pytest.mark.slow(test) if slow else test
 
 
 LINKED = {"next_of": "obs"}
 PACKED = {"compress": "lz4"}
+DURABLE = ROWS | {"columns", "durable"}
+SEQUENCES = BASE | {"sequences", "windows"}
 
-TestNaiveOverArrays = machine("naive", ROWS | {"columns"}, "array")
+TestNaiveOverArrays = machine("naive", ROWS | {"columns"}, "array", slow=False)
 TestNaiveOverLinkedArrays = machine("naive", ROWS | {"columns"}, "array", columns=LINKED)
 TestNaiveOverObjects = machine("naive", ROWS | {"objects"}, "object")
-TestNaiveOverMaps = machine("naive", ROWS | {"columns", "durable"}, "memmap", 8)
-TestNaiveOverPackedMaps = machine(
-    "naive", ROWS | {"columns", "durable"}, "packed", 8, columns=PACKED
+TestNaiveOverMaps = machine("naive", DURABLE, "memmap")
+TestNaiveOverPackedMaps = machine("naive", DURABLE, "packed", columns=PACKED)
+TestNaiveOverLinkedPackedMaps = machine("naive", DURABLE, "packed", columns=LINKED | PACKED)
+TestNaiveWithRandomRemover = machine(
+    "naive", (ROWS | {"columns"}) - {"fifo"}, "array", remover={"type": "random"}
 )
-TestNaiveOverLinkedPackedMaps = machine(
-    "naive", ROWS | {"columns", "durable"}, "packed", 8, columns=LINKED | PACKED
+TestElasticOverArrays = machine(
+    "elastic", BASE | {"distinct", "elastic", "columns"}, "array", slow=False
 )
-TestElasticOverArrays = machine("elastic", BASE | {"distinct", "elastic", "columns"}, "array")
-TestSequenceOverArrays = machine("sequence", BASE | {"sequences", "columns"}, "array")
-TestSequenceOverObjects = machine("sequence", BASE | {"sequences", "objects"}, "object")
-TestEpisodesOverObjects = machine("episode", ROWS | {"episodes"}, "object")
+TestSequenceOverArrays = machine("sequence", SEQUENCES | {"columns"}, "array", slow=False)
+TestSequenceOverObjects = machine("sequence", SEQUENCES | {"objects"}, "object")
+TestSequenceOverLinkedMaps = machine(
+    "sequence", SEQUENCES | {"columns", "durable"}, "memmap", columns=LINKED
+)
+TestEpisodesOverObjects = machine("episode", ROWS | {"episodes"}, "object", slow=False)
 TestEpisodesOverLinkedArrays = machine("episode", ROWS | {"episodes"}, "array", columns=LINKED)
-TestEpisodesOverMaps = machine("episode", ROWS | {"episodes", "durable"}, "memmap", 8)
+TestEpisodesOverMaps = machine("episode", ROWS | {"episodes", "durable"}, "memmap")
 TestEpisodesOverLinkedPackedMaps = machine(
-    "episode", ROWS | {"episodes", "durable"}, "packed", 8, columns=LINKED | PACKED
+    "episode", ROWS | {"episodes", "durable"}, "packed", columns=LINKED | PACKED
 )
-TestAdvancedOverArrays = machine("advanced", PRIORITIZED | {"columns", "proportional"}, "array")
+TestAdvancedOverArrays = machine(
+    "advanced", PRIORITIZED | {"columns", "proportional"}, "array", slow=False
+)
 TestAdvancedOverObjects = machine("advanced", PRIORITIZED | {"proportional"}, "object")
 TestAdvancedByRank = machine(
     "advanced", PRIORITIZED | {"columns"}, "array", sampler={"type": "rank"}
 )
 TestAdvancedOverLinkedMaps = machine(
-    "advanced", PRIORITIZED | {"columns", "proportional", "durable"}, "memmap", 8, columns=LINKED
+    "advanced", PRIORITIZED | {"columns", "proportional", "durable"}, "memmap", columns=LINKED
 )

@@ -12,6 +12,7 @@ import numpy as np
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import CheckpointVersionError, InvalidPriorityError, SchemaMismatchError
+from dingsdk.testing.bench import SPREADS, expect_alike
 from dingsdk.testing.buffer_bench import (
     CAPACITY,
     WIDTH,
@@ -26,7 +27,6 @@ from dingsdk.testing.buffer_bench import (
     raises,
     update_of,
 )
-from dingsdk.testing.buffer_rules.rows import expect_alike
 from dingsdk.testing.rule import RuleBroken, needs
 
 _ROWS = 20
@@ -140,7 +140,6 @@ def _sequences(bench: BufferBench, buffer: Any, size: int, length: int) -> list[
     return sequences
 
 
-_SPREADS = 5.0
 _CLOSE = 1e-3
 """Priorities and weights may be float32, and a priority a little more than it was set to."""
 PRIORITIES = (0.5, 4.0, 1.0, 2.0, 8.0, 3.0)
@@ -258,7 +257,7 @@ def rule_50_rows_are_drawn_by_priority(bench: BufferBench) -> None:
         for number, part in enumerate(share.tolist()):
             off = abs(counts[number] - total * part)
             # Strata spread less than independent draws, which this is the width of.
-            width = _SPREADS * (total * part * (1 - part)) ** 0.5 + _CLOSE * total
+            width = SPREADS * (total * part * (1 - part)) ** 0.5 + _CLOSE * total
             expect(off <= width, f"row {number} came {counts[number]} times, not {total * part}")
 
 

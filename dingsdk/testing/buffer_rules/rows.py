@@ -10,6 +10,7 @@ import numpy as np
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, SchemaMismatchError
+from dingsdk.testing.bench import expect_alike
 from dingsdk.testing.buffer_bench import (
     CAPACITY,
     BufferBench,
@@ -182,10 +183,6 @@ def _expect_refused(buffer: Any, data: Any, key: str) -> None:
         raise RuleBroken(f"push of {data!r:.120} was taken, whose {key} does not fit")
 
 
-_SPREADS = 5.0
-"""A count may be off by that many standard deviations: once in two million draws of one."""
-
-
 def rule_10_sample_has_the_size_and_whole_rows(bench: BufferBench) -> None:
     """``sample(n)`` returns ``n`` rows as they were pushed, all of which the buffer holds."""
     buffer = bench.buffer(*range(10))
@@ -326,14 +323,3 @@ def rule_20_clear_drops_all_rows(bench: BufferBench) -> None:
             observed = {name: bench.rows(0)[0][name] for name in ("obs", "next_obs")}
             buffer.push([{**observed, "other": 1.0}], 0)
             expect_equal(buffer.count(), 1, "count() after a push of other columns")
-
-
-def expect_alike(counts: Counter[Any], kinds: int, what: str) -> None:
-    """Expect each of so many kinds, all of which should come, about as often as any other."""
-    total = counts.total()
-    share = total / kinds
-    # Distinct rows of a batch spread less than independent draws, which this is the width of.
-    width = _SPREADS * (share * (1 - 1 / kinds)) ** 0.5
-    for drawn, count in counts.items():
-        expect(abs(count - share) <= width, f"{what}: {drawn} came {count} times of {total}")
-    expect_equal(len(counts), kinds, f"{what}: how many came at all")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.testing.bench import RuleBench, expect, expect_equal
+from dingsdk.testing.bench import RuleBench
 
 CAPACITY = 8
 MakePart = Callable[[int, int, Path], Any]
 """Returns a fresh part, given the capacity, a seed and a folder of its own."""
-_SPREADS = 5.0
-"""A count may be off by that many standard deviations: once in two million draws of one."""
 
 
 class PartBench(RuleBench[MakePart]):
@@ -50,13 +47,3 @@ def as_list(where: slice | NDArray[np.int64]) -> list[int]:
     """Return positions one by one."""
     found = np.arange(where.start, where.stop) if isinstance(where, slice) else np.asarray(where)
     return [int(position) for position in found]
-
-
-def expect_alike(counts: Counter[Any], kinds: int, what: str) -> None:
-    """Expect each of ``kinds`` equally likely outcomes about as often as any other."""
-    total = counts.total()
-    share = total / kinds
-    width = _SPREADS * (share * (1 - 1 / kinds)) ** 0.5
-    for drawn, count in counts.items():
-        expect(abs(count - share) <= width, f"{what}: {drawn} came {count} times of {total}")
-    expect_equal(len(counts), kinds, f"{what}: how many came at all")

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from dingsdk.errors import CheckpointCorruptError, CheckpointVersionError
-from dingsdk.testing.bench import expect, expect_equal, raises
+from dingsdk.testing.bench import expect, expect_alike, expect_equal, raises
 from dingsdk.testing.buffer_bench import make_row
-from dingsdk.testing.part_rules.bench import CAPACITY, PartBench, as_list, expect_alike, positions
+from dingsdk.testing.part_rules.bench import CAPACITY, PartBench, as_list, positions
 from dingsdk.testing.rule import RuleBroken, needs
 from dingsdk.testing.samples import expect_same
 
