@@ -421,6 +421,10 @@ class Coordinator(Configurable, TaskControl):
             silent = self._state.pool.silent()
             failure = self._state.outage.failure()
             changed = self._state.pace.look()
+            why_quiet = "" if self.is_ending else self._state.why_quiet()
+        if why_quiet:
+            seconds = self.cfg.quiet_after_s
+            _log.warning("nothing has happened for %.0f s: %s", seconds, why_quiet)
         if failure is not None:
             self._fail(failure)
         for worker_id, pace in changed.items():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
 from dingsdk.config import Configurable, PartSection, Whole
@@ -385,12 +386,23 @@ def _acknowledge(control: TaskControl, state: TaskState, report: Mapping[str, An
         experience = control.experience_of(state)
         return control.is_ending or experience is None or experience.buffer.can_push(rows)
 
-    while not control.is_ending:
-        # Another collector may take the room between the wait and the push.
-        if control.deal_with_collector_send_data(state, report):
-            return
-        with control.condition:
-            control.condition.wait_for(can_go_on, WAIT_S)
+    with _waiting(state, f"room for {rows} rows in the replay buffer"):
+        while not control.is_ending:
+            # Another collector may take the room between the wait and the push.
+            if control.deal_with_collector_send_data(state, report):
+                return
+            with control.condition:
+                control.condition.wait_for(can_go_on, WAIT_S)
+
+
+@contextmanager
+def _waiting(state: TaskState, what: str) -> Iterator[None]:
+    """Note what a driver waits for, for the warning that a run makes no progress."""
+    state.waits_for = what
+    try:
+        yield
+    finally:
+        state.waits_for = ""
 
 
 def _wait_for_data(
@@ -403,14 +415,15 @@ def _wait_for_data(
         experience = control.experience_of(state)
         return control.is_ending or experience is None or experience.buffer.can_sample(batch_size)
 
-    while True:
-        with control.condition:
-            control.condition.wait_for(can_go_on, WAIT_S)
-            has_experience = control.experience_of(state) is not None
-        if control.is_ending:
-            return None
-        data = control.deal_with_learner_get_data(state, demand)
-        if data is not None or not has_experience:
-            return data
-        with control.condition:  # the buffer refused all the same; do not spin
-            control.condition.wait_for(lambda: control.is_ending, REFUSED_PAUSE_S)
+    with _waiting(state, f"a batch of {batch_size} samples"):
+        while True:
+            with control.condition:
+                control.condition.wait_for(can_go_on, WAIT_S)
+                has_experience = control.experience_of(state) is not None
+            if control.is_ending:
+                return None
+            data = control.deal_with_learner_get_data(state, demand)
+            if data is not None or not has_experience:
+                return data
+            with control.condition:  # the buffer refused all the same; do not spin
+                control.condition.wait_for(lambda: control.is_ending, REFUSED_PAUSE_S)

@@ -145,6 +145,31 @@ class StorageOutage:
         )
 
 
+class QuietWatch:
+    """Notices that a run makes no progress. The caller locks.
+
+    Args:
+        limit_s: For how long.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, limit_s: float, clock: Callable[[], float]) -> None:
+        self.limit_s = limit_s
+        self._clock = clock
+        self._progress: object = None
+        self._since = clock()
+        self._has_said = False
+
+    def is_news(self, progress: object) -> bool:
+        """Return True once for every time that ``progress`` stays the same for the limit."""
+        if progress != self._progress:
+            self._progress, self._since, self._has_said = progress, self._clock(), False
+        elif not self._has_said and self._clock() - self._since >= self.limit_s:
+            self._has_said = True
+            return True
+        return False
+
+
 class SchedulerState:
     """Which task is where.
 
@@ -165,6 +190,7 @@ class SchedulerState:
         self.commander = commander
         self.pool = WorkerPool(cfg.lease_s, clock)
         self.outage = StorageOutage(cfg.storage_timeout_s, clock)
+        self.quiet = QuietWatch(cfg.quiet_after_s, clock)
         self.pace = PaceBoard(cfg.straggler_factor, cfg.straggler_window_s, clock)
         self.running: dict[str, TaskState] = {}
         self.experiences: dict[str, Experience] = {}
@@ -209,6 +235,30 @@ class SchedulerState:
         state.attempt += 1
         self.running[state.task_id] = state
         return state
+
+    def why_quiet(self) -> str:
+        """Return what a run without progress waits for; empty while there is progress.
+
+        A run that waits for room in its storage says so elsewhere.
+        """
+        running = self.running.values()
+        progress = (self._ended_env_steps, [(each.task_id, each.progress) for each in running])
+        if not self.quiet.is_news(progress) or self.outage.text:
+            return ""
+        joined, causes = self.pool.counts(), []
+        for name, role in self._roles.items():
+            if role.worker_num and not joined[name]:
+                causes.append(f"no {name} has joined")
+            elif self.pool.has_idle(name) and not self._queues[name]:
+                commander = self.commander
+                kind = getattr(commander, "config", {}).get("type", type(commander).__name__)
+                causes.append(f"commander {kind!r} has handed out no task to an idle {name}")
+        for state in running:
+            worker_id = "" if state.worker is None else state.worker.worker_id
+            what = f"waits for {state.waits_for}" if state.waits_for else "has reported no progress"
+            causes.append(f"{state.kind} {worker_id} {what}")
+        rows = sum(each.buffer.count() for each in self.experiences.values())
+        return "; ".join([*causes, f"the replay buffer holds {rows} rows"])
 
     def begin(self, state: TaskState) -> None:
         """Note that a task's worker has built what it needs and works from now on."""

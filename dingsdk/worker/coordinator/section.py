@@ -26,6 +26,7 @@ class CoordinatorSection(Section, frozen=True, kw_only=True):
         storage_timeout_s: Seconds without room to store anything, before the run ends.
         orphan_grace_s: Age in seconds at which an unannounced payload is deleted.
         max_learner_tasks: The run ends when this many learner tasks have trained to their end.
+        quiet_after_s: Seconds without progress after which a warning says what the run waits for.
         last_evaluation_s: Seconds for an evaluation that runs when the training ends.
     """
 
@@ -41,4 +42,5 @@ class CoordinatorSection(Section, frozen=True, kw_only=True):
     storage_timeout_s: Positive = 600.0
     orphan_grace_s: NotNegative = 120.0
     max_learner_tasks: Count = 1
+    quiet_after_s: Positive = 30.0
     last_evaluation_s: NotNegative = 30.0

@@ -44,6 +44,7 @@ class TaskState:
         losses: When workers were lost over it without progress, monotonic seconds.
         began_at: When this attempt had built what it needs, monotonic seconds.
         progress: Env steps of this attempt, or train iterations of a learner.
+        waits_for: What its driver waits for, other than an answer of its worker; empty for nothing.
         mark: Progress that earlier attempts reached.
         env_steps: Env steps reported by this attempt (collector tasks).
         lost_env_steps: Env steps of the attempts before, whose workers were lost.
@@ -59,6 +60,7 @@ class TaskState:
     losses: tuple[float, ...] = ()
     began_at: float = math.inf
     progress: int = 0
+    waits_for: str = ""
     mark: int = 0
     env_steps: int = 0
     lost_env_steps: int = 0

@@ -452,3 +452,47 @@ def test_state_of_a_task_needs_only_its_id() -> None:
     state = TaskState("t")
     assert (state.task_id, state.kind, state.buffer_id, state.is_evaluation) == ("t", "", "", False)
     assert state.start_time > 0
+
+
+def test_run_without_progress_says_once_what_it_waits_for() -> None:
+    site = Site(quiet_after_s=30.0)
+    site.join("l0", "learner")
+    assert site.state.why_quiet() == ""
+    site.now += 29.9
+    assert site.state.why_quiet() == ""
+    site.now += 0.1
+    said = site.state.why_quiet()
+    assert "commander 'Commander' has handed out no task to an idle learner" in said
+    assert "no collector has joined" in said
+    assert "the replay buffer holds 0 rows" in said
+    for _ in range(3):
+        site.now += 100
+        assert site.state.why_quiet() == ""
+
+
+def test_progress_ends_a_quiet_time_and_the_next_one_is_told_too() -> None:
+    site = Site(quiet_after_s=30.0)
+    site.join("c0")
+    site.open_buffer()
+    state = site.assigned(collector_cfg={})
+    assert site.state.why_quiet() == ""
+    site.now += 20
+    site.state.progress(state, {"cur_step": 5})
+    assert site.state.why_quiet() == ""
+    site.now += 20
+    assert site.state.why_quiet() == ""
+    site.now += 10
+    assert "collector c0 has reported no progress" in site.state.why_quiet()
+    site.state.progress(state, {"cur_step": 6})
+    assert site.state.why_quiet() == ""
+    state.waits_for = "room for 8 rows in the replay buffer"
+    site.now += 30
+    assert "collector c0 waits for room for 8 rows in the replay buffer" in site.state.why_quiet()
+
+
+def test_run_that_waits_for_storage_has_said_so_already() -> None:
+    site = Site(quiet_after_s=30.0)
+    site.state.why_quiet()
+    site.state.outage.note("t", "no space left")
+    site.now += 31
+    assert site.state.why_quiet() == ""
