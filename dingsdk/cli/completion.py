@@ -22,7 +22,6 @@ from click.shell_completion import (
     shell_complete,
 )
 
-from dingsdk.config import EXAMPLES_DIR
 from dingsdk.plugins import default_manager
 
 VARIABLE = "_DINGSDK_COMPLETE"
@@ -46,6 +45,8 @@ def complete_config(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Propose config files and the shipped examples."""
+    from dingsdk.config import EXAMPLES_DIR
+
     examples = sorted(path.stem for path in EXAMPLES_DIR.glob("*.yaml"))
     # Files first: click's script for bash forgets what stands before them.
     files = CompletionItem(incomplete, type="file")

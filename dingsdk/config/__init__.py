@@ -5,58 +5,40 @@ booleans or None. YAML is read as people expect it: ``1e-3`` is a number, a date
 string, and a key given twice is an error.
 """
 
-from dingsdk.config.complete import FindClass, complete, config_type, read_section
-from dingsdk.config.configurable import Configurable
-from dingsdk.config.files import EXAMPLES_DIR, apply_set, load_config, save_config
-from dingsdk.config.plain import deep_merge_dicts, to_easydict, to_plain
-from dingsdk.config.section import (
-    LARGEST_INT,
-    Count,
-    Field,
-    Finite,
-    Held,
-    NotNegative,
-    Part,
-    PartSection,
-    Positive,
-    Section,
-    Seed,
-    Share,
-    Whole,
-    defaults_of,
-    documentation_of,
-    fields_of,
-    preset,
-)
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "EXAMPLES_DIR",
-    "LARGEST_INT",
-    "Configurable",
-    "Count",
-    "Field",
-    "FindClass",
-    "Finite",
-    "Held",
-    "NotNegative",
-    "Part",
-    "PartSection",
-    "Positive",
-    "Section",
-    "Seed",
-    "Share",
-    "Whole",
-    "apply_set",
-    "complete",
-    "config_type",
-    "deep_merge_dicts",
-    "defaults_of",
-    "documentation_of",
-    "fields_of",
-    "load_config",
-    "preset",
-    "read_section",
-    "save_config",
-    "to_easydict",
-    "to_plain",
-]
+from dingsdk.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from dingsdk.config.completion import FindClass as FindClass
+    from dingsdk.config.completion import complete as complete
+    from dingsdk.config.completion import config_type as config_type
+    from dingsdk.config.completion import read_section as read_section
+    from dingsdk.config.configurable import Configurable as Configurable
+    from dingsdk.config.files import EXAMPLES_DIR as EXAMPLES_DIR
+    from dingsdk.config.files import apply_set as apply_set
+    from dingsdk.config.files import load_config as load_config
+    from dingsdk.config.files import save_config as save_config
+    from dingsdk.config.plain import deep_merge_dicts as deep_merge_dicts
+    from dingsdk.config.plain import to_easydict as to_easydict
+    from dingsdk.config.plain import to_plain as to_plain
+    from dingsdk.config.section import LARGEST_INT as LARGEST_INT
+    from dingsdk.config.section import Count as Count
+    from dingsdk.config.section import Field as Field
+    from dingsdk.config.section import Finite as Finite
+    from dingsdk.config.section import Held as Held
+    from dingsdk.config.section import NotNegative as NotNegative
+    from dingsdk.config.section import Part as Part
+    from dingsdk.config.section import PartSection as PartSection
+    from dingsdk.config.section import Positive as Positive
+    from dingsdk.config.section import Section as Section
+    from dingsdk.config.section import Seed as Seed
+    from dingsdk.config.section import Share as Share
+    from dingsdk.config.section import Whole as Whole
+    from dingsdk.config.section import defaults_of as defaults_of
+    from dingsdk.config.section import documentation_of as documentation_of
+    from dingsdk.config.section import fields_of as fields_of
+    from dingsdk.config.section import preset as preset
+else:
+    # The command line lists commands without them; msgspec and yaml take 60 ms to import.
+    __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from easydict import EasyDict
 
-from dingsdk.config.complete import config_type, read_section
+from dingsdk.config.completion import config_type, read_section
 from dingsdk.config.plain import to_easydict
 from dingsdk.config.section import Section, defaults_of, derive
 

@@ -87,6 +87,7 @@ class Dumper(yaml.SafeDumper):
     """SafeDumper without anchors, that quotes what ``Loader`` would not read as text."""
 
     def ignore_aliases(self, data: Any) -> bool:
+        """Write every value in full."""
         return True
 
 

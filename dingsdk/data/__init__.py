@@ -15,7 +15,7 @@ from dingsdk.data.container import (
     encode_safetensors,
 )
 from dingsdk.data.dataloader import AsyncDataLoader
-from dingsdk.data.files import Buffer, Folder, PrivateDir, check_id
+from dingsdk.data.files import Buffer, Folder, PrivateDir, check_id, open_private
 from dingsdk.data.locks import LockContext, LockContextType
 from dingsdk.data.sample_batch import RowLoaders, SampleBatch, collate
 from dingsdk.data.seeding import derive_seed
@@ -44,4 +44,5 @@ __all__ = [
     "encode_json",
     "encode_message",
     "encode_safetensors",
+    "open_private",
 ]

@@ -13,8 +13,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from dingsdk.data import PrivateDir
-from dingsdk.data.files import open_private
+from dingsdk.data import PrivateDir, open_private
 from dingsdk.errors import AuthError
 
 FILE_VARIABLE = "DINGSDK_SECRET_FILE"
