@@ -234,6 +234,17 @@ def _derive(cfg: dict[str, Any]) -> None:
     for key, source in (("stop_value", "stop_value"), ("n_episode", "n_evaluator_episode")):
         if key in evaluator:
             evaluator[key] = env[source]
+    commander = policy["other"]["commander"]
+    interval = commander.get("eval_interval")
+    if interval is not None and "eval_interval_s" in evaluator:
+        if evaluator["eval_interval_s"] not in (None, interval):
+            raise ConfigError(
+                f"policy.other.commander.eval_interval {interval} is another name of "
+                f"policy.eval.evaluator.eval_interval_s, which is {evaluator['eval_interval_s']}; "
+                "state one of them",
+                path="policy.other.commander.eval_interval",
+            )
+        evaluator["eval_interval_s"], commander["eval_interval"] = interval, None
     if policy["unroll_len"] is not None:
         policy["collect"]["unroll_len"] = policy["unroll_len"]
 

@@ -48,7 +48,7 @@ class RunStatus:
         env_steps_per_s: Their recent rate, or None to let the display work it out.
         train_iter: Iterations trained.
         last_return: Mean return of the latest evaluation.
-        best_return: Best mean return so far.
+        best_return: Best mean return so far, of trained policies where there are any.
         buffer_fill: Samples in the replay buffer.
         buffer_capacity: Samples that it can hold.
         workers: Workers connected; 1 in serial mode.
@@ -132,8 +132,17 @@ class RunRecorder:
 
     @property
     def best_return(self) -> float | None:
-        """Best mean return so far."""
-        return max((each.mean for each in self.evaluations), default=None)
+        """Mean return of ``best``."""
+        return None if self.best is None else self.best.mean
+
+    @property
+    def best(self) -> Evaluation | None:
+        """The evaluation with the highest mean, the earliest of equals.
+
+        Any trained policy is better than the untrained one.
+        """
+        found = self.evaluations
+        return max(found, key=lambda each: (each.train_iter > 0, each.mean), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +154,8 @@ class RunResult:
         reason: ``stop_value``, ``limit`` (train iterations or env steps used up),
             ``interrupted`` (asked to stop) or ``error``.
         mode: The pipeline that ran.
-        best_return: Best mean return of an evaluation, None without one.
+        best_return: Best mean return of an evaluation, None without one; of a trained policy
+            where one was evaluated.
         last_return: Mean return of the last evaluation.
         env_steps: Env steps collected for training.
         train_iter: Iterations trained.

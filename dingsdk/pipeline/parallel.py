@@ -199,7 +199,7 @@ def write_paces(tb_logger: TensorboardLogger, status: CoordinatorStatus) -> None
 
 
 def _finish_evaluations(context: RunContext, coordinator: Coordinator) -> Reason:
-    """Wait for the evaluation that still runs: it may be the best, or reach the stop value."""
+    """Wait for the last evaluation: it may be the best, or reach the stop value."""
     left_s = coordinator.cfg.last_evaluation_s
     while not coordinator.finish_evaluations(min(POLL_S, left_s)):
         left_s -= POLL_S
@@ -217,7 +217,6 @@ def _record(
     model: Mapping[str, Any] | None,
 ) -> None:
     """Record an evaluation, and keep the weights of the best one."""
-    best_before = context.recorder.best_return
     returns = [float(each) for each in info["reward_raw"]]
     if not returns:
         return  # stopped before an episode ended
@@ -236,7 +235,7 @@ def _record(
         train_iter=evaluation.train_iter,
         envstep=env_steps,
     )
-    if model is not None and (best_before is None or evaluation.mean > best_before):
+    if model is not None and context.recorder.best is evaluation:
         save_checkpoint(
             context.run_dir / "ckpt",
             "ckpt_best",

@@ -91,7 +91,8 @@ def _run(context: RunContext, workers: _Workers) -> Reason:
         collect_kwargs = workers.commander.step()
         if context.stop.is_set():
             return "interrupted"
-        if workers.evaluator.should_eval(learner.train_iter) and _evaluate(context, workers):
+        is_due = workers.evaluator.should_eval(learner.train_iter, collector.envstep)
+        if is_due and _evaluate(context, workers):
             return "stop_value"
         if context.is_limit_reached(collector.envstep, learner.train_iter):
             return "stop_value" if _evaluate_last(context, workers) else "limit"

@@ -12,7 +12,7 @@ QUICK = (
     "policy.learn.update_per_collect=2",
     "policy.learn.learner.train_iterations=200",
     "policy.other.replay_buffer.replay_buffer_size=500",
-    "policy.other.commander.eval_interval=0.2",
+    "policy.eval.evaluator.eval_interval_s=0.2",
     "env.stop_value=1000",
 )
 """A run that ends by itself after 200 iterations. CartPole never returns more than 500; on a slow
@@ -28,6 +28,6 @@ ENDLESS = (
     "policy.learn.update_per_collect=2",
     "policy.learn.learner.hook.save_ckpt_after_iter=50",
     "policy.other.replay_buffer.replay_buffer_size=500",
-    "policy.other.commander.eval_interval=1000",
+    "policy.eval.evaluator.eval_freq=null",
 )
 """A run in small steps, which goes on until it is ended."""

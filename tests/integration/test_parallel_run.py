@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,7 +45,8 @@ def test_run_trains_evaluates_and_leaves_both_checkpoints(tmp_path: Path, concur
     best = load_checkpoint(result.checkpoints["best"])
     assert latest.iteration == 200
     assert best.state["model"].keys() == latest.state["model"].keys()
-    best_evaluation = max(result.evaluations, key=lambda each: each.mean)
+    assert result.evaluations[-1].train_iter == 200
+    best_evaluation = max(result.evaluations[1:], key=lambda each: each.mean)
     assert best.iteration == best_evaluation.train_iter
     (events,) = tmp_path.glob("log/coordinator_tb_logger/events*")
     assert b"evaluator_iter/reward_mean" in events.read_bytes()
@@ -77,6 +79,16 @@ def test_policies_of_workers_read_their_config_by_attribute(tmp_path: Path) -> N
     manager.registry("policies").register("dqn", AttributePolicy, force_overwrite=True)
     with use_manager(manager):
         assert run(tmp_path, concurrency="threads").reason == "limit"
+
+
+def test_evaluations_follow_the_iterations_as_in_serial_mode(tmp_path: Path) -> None:
+    sets = ("policy.eval.evaluator.eval_interval_s=null", "policy.eval.evaluator.eval_freq=50")
+    result = run(tmp_path, *sets, "env.collector_episode_num=1")
+    evaluated = [each.train_iter for each in result.evaluations]
+    assert evaluated[0] == 0
+    assert evaluated[-1] == 200
+    assert all(later - earlier >= 30 for earlier, later in itertools.pairwise(evaluated[:-1]))
+    assert len(evaluated) >= 3
 
 
 class EvaluatorHeldBack:

@@ -70,14 +70,14 @@ class BaseParallelCommander(Configurable, ABC):
         Attributes:
             collector_task_space: Collector tasks out at a time; None: one a collector.
             learner_task_space: Learner tasks out at a time.
-            eval_interval: Seconds between two evaluations.
+            eval_interval: Another name of ``policy.eval.evaluator.eval_interval_s``.
             max_policy_lag: Versions that a sample of an on-policy policy may be behind the newest
                 when it is trained on. With 0 collectors stop while the learner trains.
         """
 
         collector_task_space: Count | None = None
         learner_task_space: Count = 1
-        eval_interval: NotNegative = 60.0
+        eval_interval: NotNegative | None = None
         max_policy_lag: Whole = 0
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
@@ -89,7 +89,6 @@ class BaseParallelCommander(Configurable, ABC):
             space = cfg.get("system", {}).get("collector_num", 1)
         self._collector_space = LimitedSpaceContainer(0, int(space))
         self._learner_space = LimitedSpaceContainer(0, own.learner_task_space)
-        self._eval_interval_s: float = own.eval_interval
 
     @abstractmethod
     def get_collector_task(self) -> Task | None:
@@ -98,6 +97,13 @@ class BaseParallelCommander(Configurable, ABC):
     @abstractmethod
     def get_learner_task(self) -> Task | None:
         """Return the next learner task, or None while there is none to do."""
+
+    def get_last_eval_task(self) -> Task | None:
+        """Return the collector task that evaluates what a run has trained, or None for none.
+
+        Called once when a limit has ended the training and no task is out any more.
+        """
+        return None
 
     def judge_collector_finish(self, task_id: str, info: Mapping[str, Any]) -> bool:
         """Return whether a collector that reports ``info`` has done its task."""

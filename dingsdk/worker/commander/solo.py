@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from dingsdk.policy import create_policy
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
 from dingsdk.worker.commander.tasks import collector_task, learner_task
+from dingsdk.worker.evaluator.schedule import EvalSchedule
 
 _log = logging.getLogger(__name__)
 
@@ -37,15 +38,20 @@ class _CollectorTask:
     """A collector task that was issued and has not ended."""
 
     buffer_id: str
-    is_evaluation: bool
+    evaluated_at: tuple[float, float, float] | None
+    """For an evaluation: when it was issued, as the schedule counts."""
     env_steps: int = 0
+
+    @property
+    def is_evaluation(self) -> bool:
+        return self.evaluated_at is not None
 
 
 class SoloCommander(BaseParallelCommander):
     """Trains one policy until an evaluation reaches ``env.stop_value``.
 
-    The first collector task is an evaluation; further ones follow every ``eval_interval``
-    seconds, as soon as a place is free, one at a time. A result counts towards the stop
+    The first collector task is an evaluation; further ones follow as ``policy.eval.evaluator``
+    says, as soon as a place is free, one at a time. A result counts towards the stop
     value only if the learner has trained at least once. Reports about tasks that are not
     out, such as a second finish of the same task, change nothing.
 
@@ -74,14 +80,21 @@ class SoloCommander(BaseParallelCommander):
         self._collector_tasks: dict[str, _CollectorTask] = {}
         self._learner_tasks: set[str] = set()
         self._current: Task | None = None  # the newest learner task, while it is out
+        self._newest: Task | None = None  # the same, also after its end
+        self._newest_iter = 0
+        self._evaluated_iter = -1  # newest version of its policy that was evaluated
         self._learner_info: dict[str, Any] = {}
         self._ended_env_steps = 0
-        self._last_eval: float | None = None
+        evaluator = dict(cfg["policy"].get("eval", {}).get("evaluator", {}))
+        if self._own.eval_interval is not None:
+            evaluator["eval_interval_s"] = self._own.eval_interval
+        self._schedule = EvalSchedule(evaluator, clock)
         self._has_collected = True  # since the last evaluation was issued
         self._has_reached_goal = False
         self.eval_history: list[EvalRecord] = []
         self.best_eval: EvalRecord | None = None
-        """The evaluation with the highest mean return, the earliest of equals."""
+        """The evaluation with the highest mean return, the earliest of equals; any trained policy
+        is better than the untrained one."""
 
     @property
     def envstep(self) -> int:
@@ -97,7 +110,9 @@ class SoloCommander(BaseParallelCommander):
         uid = f"{self._run_id}_{number}"
         self._forget_learner()
         ids = (f"learner_task_{uid}", f"buffer_{uid}", f"policy_{uid}")
-        self._current = learner_task(self._cfg, *ids, number=number)
+        self._current = self._newest = learner_task(self._cfg, *ids, number=number)
+        self._newest_iter, self._evaluated_iter = 0, -1
+        self._schedule.reset()
         self._learner_tasks.add(self._current["task_id"])
         return self._current
 
@@ -106,30 +121,36 @@ class SoloCommander(BaseParallelCommander):
             return None
         if not self._collector_space.acquire_space():
             return None
-        number, self._collector_count = self._collector_count, self._collector_count + 1
         is_evaluation = self._is_eval_due()
-        setting: dict[str, Any] = {}
         self._has_collected = not is_evaluation
-        if is_evaluation:
-            self._last_eval = self._clock()
-        else:
-            progress = {**self._learner_info, "envstep": self.envstep}
-            setting = self._command.get_setting_collect(progress)
+        return self._collector_task(self._current, is_evaluation=is_evaluation)
+
+    def get_last_eval_task(self) -> Task | None:
+        learner, is_evaluated = self._newest, self._evaluated_iter >= self._newest_iter
+        if learner is None or is_evaluated or not self._collector_space.acquire_space():
+            return None
+        return self._collector_task(learner, is_evaluation=True)
+
+    def _collector_task(self, learner: Task, *, is_evaluation: bool) -> Task:
+        number, self._collector_count = self._collector_count, self._collector_count + 1
+        progress = {**self._learner_info, "envstep": self.envstep}
         task = collector_task(
             self._cfg,
             f"{'evaluator' if is_evaluation else 'collector'}_task_{self._run_id}_{number}",
-            self._current["buffer_id"],
-            self._current["policy_id"],
+            learner["buffer_id"],
+            learner["policy_id"],
             number=number,
-            collect_setting=setting,
+            collect_setting={} if is_evaluation else self._command.get_setting_collect(progress),
             eval_flag=is_evaluation,
         )
-        self._collector_tasks[task["task_id"]] = _CollectorTask(task["buffer_id"], is_evaluation)
+        at = self._schedule.now(self._newest_iter, self.envstep) if is_evaluation else None
+        self._collector_tasks[task["task_id"]] = _CollectorTask(task["buffer_id"], at)
         return task
 
     def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
         if self._current is not None and self._current["task_id"] == task_id:
             self._learner_info = {key: info[key] for key in info if key != "priority_info"}
+            self._newest_iter = int(info.get("learner_step", 0))
 
     def update_collector_info(self, task_id: str, info: Mapping[str, Any]) -> None:
         task = self._collector_tasks.get(task_id)
@@ -139,14 +160,17 @@ class SoloCommander(BaseParallelCommander):
     def finish_collector_task(self, task_id: str, finished_task: Mapping[str, Any]) -> bool:
         self.update_collector_info(task_id, {"cur_step": finished_task.get("step_count", 0)})
         task = self._end_collector_task(task_id)
-        if task is not None and task.is_evaluation:
+        if task is not None and task.evaluated_at is not None:
+            if self._newest is not None and self._newest["buffer_id"] == task.buffer_id:
+                self._schedule.note(task.evaluated_at)
+                self._evaluated_iter = int(finished_task["train_iter"])
             self._record(finished_task)
         return self._has_reached_goal
 
     def notify_fail_collector_task(self, task: Mapping[str, Any]) -> None:
         ended = self._end_collector_task(task["task_id"])
         if ended is not None and ended.is_evaluation:
-            self._last_eval = None
+            self._has_collected = True  # so that it can be issued anew at once
 
     def finish_learner_task(self, task_id: str, finished_task: Mapping[str, Any]) -> str:
         self._end_learner_task(task_id)
@@ -161,12 +185,10 @@ class SoloCommander(BaseParallelCommander):
     def _is_eval_due(self) -> bool:
         if any(task.is_evaluation for task in self._collector_tasks.values()):
             return False
-        if self._last_eval is None:
-            return True
         if not (self._collector_tasks or self._has_collected):
             # With one place, evaluations that last longer than their interval would take it all.
             return False
-        return self._clock() - self._last_eval > self._eval_interval_s
+        return self._schedule.is_due(self._newest_iter, self.envstep)
 
     def _record(self, result: Mapping[str, Any]) -> None:
         record = EvalRecord(
@@ -176,8 +198,7 @@ class SoloCommander(BaseParallelCommander):
             time=self._clock() - self._began,
         )
         self.eval_history.append(record)
-        if self.best_eval is None or record.reward_mean > self.best_eval.reward_mean:
-            self.best_eval = record
+        self.best_eval = max(self.eval_history, key=lambda r: (r.train_iter > 0, r.reward_mean))
         text = "evaluation at iteration %d, env step %d: mean return %.2f after %.1f s (goal %.2f)"
         _log.info(text, *record, self._stop_value)
         if record.reward_mean >= self._stop_value and record.train_iter > 0:
@@ -204,4 +225,3 @@ class SoloCommander(BaseParallelCommander):
         self._current = None
         self._learner_info = {}
         self._ended_env_steps = 0
-        self._last_eval = None

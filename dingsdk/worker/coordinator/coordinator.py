@@ -106,6 +106,7 @@ class Coordinator(Configurable, TaskControl):
         self._has_news = False
         self._is_started = False
         self._is_closed = False
+        self._is_finishing = self._owes_evaluation = False
         self.system_shutdown_flag = False
         """True once the run is over by its own rules: the stop value, or no more to train."""
         self.has_reached_goal = False
@@ -141,16 +142,22 @@ class Coordinator(Configurable, TaskControl):
         return stuck
 
     def finish_evaluations(self, timeout_s: float) -> bool:
-        """End the training; let evaluations that run play to their end, and take their results.
+        """End the training, and evaluate what it has trained; evaluations that run count too.
 
         Returns:
             Whether none is left; those that are, ``close`` cuts off and they do not count.
         """
-        self.system_shutdown_flag = True
-        self.notify()
         with self.condition:
+            if not self._is_finishing:
+                self._is_finishing = self._owes_evaluation = self.system_shutdown_flag = True
+                self.condition.notify_all()
             return self.condition.wait_for(
-                lambda: self._is_halted or not self._state.is_evaluating, timeout_s
+                lambda: (
+                    self._is_halted
+                    or self.has_reached_goal
+                    or not (self._owes_evaluation or self._state.is_evaluating)
+                ),
+                timeout_s,
             )
 
     @property
@@ -435,11 +442,20 @@ class Coordinator(Configurable, TaskControl):
         for role in self.roles:
             with self.condition:
                 if self.is_ending:
-                    return
+                    break
                 self._state.produce(role)
                 state = self._state.assign(role)
-            if state is not None:
-                self._spawn(functools.partial(self._run, state), f"{state.task_id}-driver")
+            self._start(state)
+        with self.condition:
+            if not self._owes_evaluation:
+                return
+            state, self._owes_evaluation = self._state.assign_last_evaluation()
+            self.condition.notify_all()
+        self._start(state)
+
+    def _start(self, state: TaskState | None) -> None:
+        if state is not None:
+            self._spawn(functools.partial(self._run, state), f"{state.task_id}-driver")
 
     def _sweep_orphans(self) -> None:
         """Delete unannounced payloads of dead workers, twice in each ``orphan_grace_s``."""

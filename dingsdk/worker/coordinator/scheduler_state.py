@@ -231,6 +231,24 @@ class SchedulerState:
         if worker is None:
             return None
         queue.popleft()
+        return self._give(state, worker)
+
+    def assign_last_evaluation(self) -> tuple[TaskState | None, bool]:
+        """Give the evaluation of what was trained to a worker; return it, and whether to ask again.
+
+        It waits until all other tasks have ended: the learner publishes its last policy then.
+        """
+        if self.running or not self.pool.has_idle("collector"):
+            return None, True
+        task = self.commander.get_last_eval_task()
+        worker = None if task is None else self.pool.take("collector")
+        if task is None or worker is None:
+            return None, False
+        return self._give(
+            TaskState(task["task_id"], "collector", task, self._clock()), worker
+        ), False
+
+    def _give(self, state: TaskState, worker: WorkerInfo) -> TaskState:
         state.worker, state.phase = worker, TaskPhase.ASSIGNED
         state.attempt += 1
         self.running[state.task_id] = state

@@ -27,7 +27,7 @@ class CoordinatorSection(Section, frozen=True, kw_only=True):
         orphan_grace_s: Age in seconds at which an unannounced payload is deleted.
         max_learner_tasks: The run ends when this many learner tasks have trained to their end.
         quiet_after_s: Seconds without progress after which a warning says what the run waits for.
-        last_evaluation_s: Seconds for an evaluation that runs when the training ends.
+        last_evaluation_s: Seconds for the last evaluation, after a limit has ended the training.
     """
 
     collector_task_timeout: Positive = 30.0

@@ -5,32 +5,37 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
+from msgspec import structs
+
+from dingsdk.worker.evaluator.schedule import EvalSchedule, EvaluatorSection
 from dingsdk.worker.serial_worker import SerialWorker
 
 
 class ISerialEvaluator(SerialWorker):
     """An evaluator in the caller's thread; arguments as ``SerialWorker``."""
 
+    class Config(EvaluatorSection, frozen=True, kw_only=True):
+        """Section ``policy.eval.evaluator``."""
+
     _default_name = "evaluator"
-    _best_result: float
-    _last_eval_iter: int
+    _best_result: tuple[bool, float]
+    """Whether that policy was trained, and its mean return."""
 
     @abstractmethod
     def eval(self, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
         """Evaluate the current policy; return (whether to stop training, result)."""
 
-    def should_eval(self, train_iter: int) -> bool:
-        """Whether it is time to evaluate; True also notes ``train_iter`` as the last one.
+    def should_eval(self, train_iter: int, envstep: int = 0) -> bool:
+        """Whether it is time to evaluate; True also notes it as done.
 
-        True at iteration 0 and when ``eval_freq`` iterations have passed since the last,
-        never twice for one iteration.
+        True at iteration 0 and when ``eval_freq`` iterations, ``eval_freq_env_steps`` env steps
+        or ``eval_interval_s`` seconds have passed since the last, never twice for one iteration.
         """
-        passed = train_iter - self._last_eval_iter
-        if passed == 0 or (train_iter != 0 and passed < self._cfg.eval_freq):
-            return False
-        self._last_eval_iter = train_iter
-        return True
+        is_due = self._schedule.is_due(train_iter, envstep)
+        if is_due:
+            self._schedule.note(self._schedule.now(train_iter, envstep))
+        return is_due
 
     def _zero(self) -> None:
-        self._best_result = -float("inf")
-        self._last_eval_iter = -1
+        self._best_result = (False, -float("inf"))
+        self._schedule = EvalSchedule(structs.asdict(self._cfg))

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from dingsdk.config import Count, PartSection, Section
+from dingsdk.config import Count, Section
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ConfigError, NotSetError
 from dingsdk.plugins import observe
@@ -41,11 +41,10 @@ class InteractionSerialEvaluator(ISerialEvaluator):
     the manager cannot leave one out, what it does there does not count).
     """
 
-    class Config(PartSection, frozen=True, kw_only=True):
+    class Config(ISerialEvaluator.Config, frozen=True, kw_only=True):
         """Section ``policy.eval.evaluator``.
 
         Attributes:
-            eval_freq: Train iterations between two evaluations.
             n_episode: Episodes of one evaluation.
             stop_value: Mean return that ends the run.
             render: When episodes are rendered.
@@ -53,7 +52,6 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         """
 
         type: str = "interaction"
-        eval_freq: Count = 1000
         n_episode: Count | None = None
         stop_value: int | float = math.inf
         render: RenderSection = RenderSection()
@@ -79,7 +77,8 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         """Play the episodes and report.
 
         Args:
-            save_ckpt_fn: Called with ``"ckpt_best"`` when the mean return is a new best.
+            save_ckpt_fn: Called with ``"ckpt_best"`` when the mean return is a new best; any
+                trained policy is better than the untrained one.
             train_iter: Version of the policy; the default never stops training.
             envstep: Env steps collected so far, the other axis of the curves.
             n_episode: None for the config's.
@@ -124,8 +123,9 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         self._report(statistics, train_iter, envstep)
         if is_rendering:
             self._show_video(monitor, train_iter, envstep)
-        if mean > self._best_result:
-            self._best_result = mean
+        result = (train_iter != 0, mean)
+        if result > self._best_result:
+            self._best_result = result
             if save_ckpt_fn is not None:
                 save_ckpt_fn("ckpt_best")
         observe().after_evaluate(

@@ -30,6 +30,18 @@ def start(commander):
     return learner
 
 
+def collect(commander, env_steps=0):
+    """Issue a collecting task and finish it."""
+    task = commander.get_collector_task()
+    assert not task["collector_cfg"]["eval_flag"]
+    commander.finish_collector_task(task["task_id"], collect_result(env_steps))
+
+
+def train(commander, learner, train_iter):
+    """Report an iteration of the learner."""
+    commander.update_learner_info(learner["task_id"], {"learner_step": train_iter})
+
+
 def test_collectors_wait_for_a_learner_task(commander):
     assert commander.get_collector_task() is None
 
@@ -42,9 +54,10 @@ def test_collectors_wait_for_a_learner_task(commander):
 
 
 def test_the_first_collector_task_is_an_evaluation_and_others_follow_by_the_clock(commander, clock):
-    commander.get_learner_task()
+    learner = commander.get_learner_task()
     flags = []
-    for seconds in (0, 1, 9.5, 1, 11):
+    for train_iter, seconds in enumerate((0, 1, 9.5, 1, 11)):
+        train(commander, learner, train_iter)
         clock.now += seconds
         task = commander.get_collector_task()
         is_evaluation = task["collector_cfg"]["eval_flag"]
@@ -59,9 +72,10 @@ def test_evaluations_longer_than_their_interval_leave_a_single_place_to_collecti
     main_config, clock
 ):
     commander = SoloCommander(main_config(collector_task_space=1, eval_interval=10.0), clock)
-    commander.get_learner_task()
+    learner = commander.get_learner_task()
     flags = []
-    for _ in range(5):
+    for train_iter in range(5):
+        train(commander, learner, train_iter)
         task = commander.get_collector_task()
         is_evaluation = task["collector_cfg"]["eval_flag"]
         flags.append(is_evaluation)
@@ -147,7 +161,7 @@ def test_epsilon_follows_the_env_steps_of_ended_and_running_tasks(commander):
 
 
 def test_the_run_ends_when_a_trained_policy_reaches_the_stop_value(commander, clock):
-    start(commander)
+    train(commander, start(commander), 5)
     running = commander.get_collector_task()
     clock.now += 11
     evaluation = commander.get_collector_task()
@@ -180,6 +194,67 @@ def test_a_failed_evaluation_is_issued_anew(commander):
 
     assert commander.get_collector_task()["collector_cfg"]["eval_flag"]
     assert commander.eval_history == []
+
+
+@pytest.mark.parametrize("key", ["eval_freq", "eval_freq_env_steps"])
+def test_evaluations_follow_iterations_and_env_steps_too(main_config, clock, key):
+    cfg = main_config(collector_task_space=2)
+    cfg.policy["eval"] = {"evaluator": {"eval_freq": None, key: 100}}
+    commander = SoloCommander(cfg, clock)
+    learner = start(commander)
+    for train_iter, env_steps in ((50, 40), (99, 59)):
+        train(commander, learner, train_iter)
+        collect(commander, env_steps)
+    collect(commander, 1)
+    train(commander, learner, 100)
+    assert commander.get_collector_task()["collector_cfg"]["eval_flag"]
+
+
+def test_failed_evaluation_does_not_put_the_next_one_off(commander, clock):
+    learner = start(commander)
+    train(commander, learner, 5)
+    collect(commander)
+    clock.now += 11
+    failed = commander.get_collector_task()
+    commander.notify_fail_collector_task(failed)
+    assert failed["collector_cfg"]["eval_flag"]
+    assert commander.get_collector_task()["collector_cfg"]["eval_flag"]
+
+
+def test_what_was_trained_is_evaluated_at_the_end(commander):
+    learner = start(commander)
+    train(commander, learner, 7)
+    commander.finish_learner_task(learner["task_id"], {"buffer_id": learner["buffer_id"]})
+
+    last = commander.get_last_eval_task()
+
+    assert last["collector_cfg"]["eval_flag"]
+    assert last["collector_cfg"]["policy_update_path"] == learner["policy_id"]
+    assert commander.finish_collector_task(last["task_id"], eval_result(480.0, 7)) is True
+
+
+@pytest.mark.parametrize("train_iter", [0, 7])
+def test_policy_that_was_just_evaluated_is_not_evaluated_again(commander, clock, train_iter):
+    learner = start(commander)
+    if train_iter:
+        collect(commander)
+        train(commander, learner, train_iter)
+        clock.now += 11
+        task = commander.get_collector_task()
+        commander.finish_collector_task(task["task_id"], eval_result(train_iter=train_iter))
+    commander.finish_learner_task(learner["task_id"], {"buffer_id": learner["buffer_id"]})
+    assert commander.get_last_eval_task() is None
+
+
+def test_untrained_policy_is_the_best_only_while_there_is_no_other(commander, clock):
+    learner = commander.get_learner_task()
+    for train_iter, value in ((0, 90.0), (4, 20.0), (8, 10.0)):
+        train(commander, learner, train_iter)
+        clock.now += 11
+        task = commander.get_collector_task()
+        commander.finish_collector_task(task["task_id"], eval_result(value, train_iter))
+        assert commander.best_eval.reward_mean == (90.0 if train_iter == 0 else 20.0)
+        collect(commander)
 
 
 def test_a_failed_learner_makes_collectors_wait_for_the_next_one(commander):

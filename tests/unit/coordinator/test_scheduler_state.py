@@ -34,6 +34,10 @@ class Commander:
         self.progress: list[dict[str, Any]] = []
         self.finished: list[dict[str, Any]] = []
         self.goal_is_reached = False
+        self.last: dict[str, Any] | None = None
+
+    def get_last_eval_task(self) -> dict[str, Any] | None:
+        return self.last
 
     def get_learner_task(self) -> dict[str, Any] | None:
         return self.tasks["learner"].pop(0) if self.tasks["learner"] else None
@@ -364,6 +368,26 @@ def test_lost_collector_whose_learner_is_done_is_not_tried_again(site: Site) -> 
     assert site.commander.failed == [("collector", "t")]
     site.open_buffer()
     assert site.state.assign("collector") is None
+
+
+def test_last_evaluation_waits_for_the_end_of_all_tasks_and_for_a_worker(site: Site) -> None:
+    site.join("l0", "learner")
+    learner = site.assigned("learner", **TRAINING)
+    site.commander.last = {**EVALUATING, "task_id": "last"}
+    assert site.state.assign_last_evaluation() == (None, True)
+    site.state.end(learner, TaskPhase.FINISHED, None)
+    assert site.state.assign_last_evaluation() == (None, True)
+    site.join("c0")
+    state, is_to_be_asked_again = site.state.assign_last_evaluation()
+    assert not is_to_be_asked_again
+    assert state is not None
+    assert (state.task_id, state.attempt) == ("last", 1)
+    assert site.state.is_evaluating
+
+
+def test_run_that_owes_no_evaluation_gets_none(site: Site) -> None:
+    site.join("c0")
+    assert site.state.assign_last_evaluation() == (None, False)
 
 
 # Counting -----------------------------------------------------------------------------------

@@ -138,6 +138,14 @@ def test_only_a_new_best_saves_a_checkpoint(make_evaluator, policy) -> None:
     assert saved == ["ckpt_best"] * 2
 
 
+def test_any_trained_policy_is_better_than_the_untrained_one(make_evaluator, policy) -> None:
+    saved: list[int] = []
+    evaluator = make_evaluator(policy, lengths=(3,))
+    for train_iter in (0, 0, 5, 6):
+        evaluator.eval(lambda name, n=train_iter: saved.append(n), train_iter=train_iter)
+    assert saved == [0, 5]
+
+
 def test_stops_at_the_stop_value_but_never_before_training(make_evaluator, policy) -> None:
     evaluator = make_evaluator(policy, lengths=(3,), stop_value=3)
     assert evaluator.eval(train_iter=1)[0] is True
@@ -150,6 +158,9 @@ def test_when_to_evaluate(make_evaluator, policy) -> None:
     evaluator = make_evaluator(policy, eval_freq=10)
     asked = [0, 0, 3, 10, 10, 15, 20, 25, 31]
     assert [i for i in asked if evaluator.should_eval(i)] == [0, 10, 20, 31]
+    evaluator = make_evaluator(policy, eval_freq=None, eval_freq_env_steps=100)
+    asked = [(0, 0), (1, 60), (2, 120), (3, 180), (4, 220)]
+    assert [i for i, step in asked if evaluator.should_eval(i, step)] == [0, 2, 4]
 
 
 def test_what_is_missing_is_named(tmp_path, make_evaluator, policy) -> None:

@@ -470,3 +470,15 @@ def test_hook_that_cannot_be_built_is_refused(hook: str, path: str) -> None:
     said = "".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
     assert f"policy.learn.learner.hook.{path}" in said
     assert caught.value.is_user_mistake
+
+
+def test_interval_of_the_commander_is_another_name_of_the_evaluators() -> None:
+    user = load_config("cartpole-dqn")
+    apply_set(user, "policy.other.commander.eval_interval=7")
+    cfg = compile_config(user)
+    assert cfg.policy.eval.evaluator.eval_interval_s == 7
+    assert cfg.policy.other.commander.eval_interval is None
+    assert compile_config(cfg) == cfg
+    apply_set(user, "policy.eval.evaluator.eval_interval_s=8")
+    with pytest.raises(ConfigError, match="state one of them"):
+        compile_config(user)

@@ -114,7 +114,7 @@ def test_parallel_config_maps_to_one_transport_and_the_system_section() -> None:
     assert cfg.policy.type == "dqn"
     assert cfg.policy.collect.parallel_collector.update_policy_second == 2
     assert cfg.policy.collect.collector.type == "sample"
-    assert cfg.policy.other.commander.eval_interval == 30
+    assert cfg.policy.eval.evaluator.eval_interval_s == 30
     assert cfg.system.learner.send_policy_freq == 4
 
 

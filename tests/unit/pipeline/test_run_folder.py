@@ -171,6 +171,15 @@ def test_recorder_keeps_order_best_and_last() -> None:
     assert tuple(told) == recorder.evaluations
 
 
+def test_recorder_counts_the_untrained_policy_as_best_only_where_there_is_no_other() -> None:
+    recorder = RunRecorder()
+    recorder.add_evaluation([90.0], env_steps=0, train_iter=0)
+    assert recorder.best_return == 90.0
+    for returns, train_iter in (([20.0], 5), ([20.0], 6), ([10.0], 7)):
+        recorder.add_evaluation(returns, env_steps=1, train_iter=train_iter)
+        assert recorder.best is recorder.evaluations[1]
+
+
 def test_curve_is_a_png_and_needs_an_evaluation(tmp_path: Path) -> None:
     path = tmp_path / "curve.png"
 

@@ -57,7 +57,7 @@ class Parts:
     def update(self, info: Mapping[str, Any]) -> None:
         self.note("update", dict(info))
 
-    def should_eval(self, train_iter: int) -> bool:
+    def should_eval(self, train_iter: int, envstep: int) -> bool:
         return train_iter in self.eval_due
 
     def eval(self, save: object, train_iter: int, envstep: int) -> tuple[bool, dict[str, Any]]:

@@ -1,0 +1,64 @@
+"""When a policy is evaluated; the same in both modes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dingsdk.config import Count, NotNegative, PartSection
+
+
+class EvaluatorSection(PartSection, frozen=True, kw_only=True):
+    """Keys of ``policy.eval.evaluator`` that say when to evaluate; one that has passed suffices.
+
+    Attributes:
+        eval_freq: Train iterations between two evaluations; null not to count them.
+        eval_freq_env_steps: Env steps between two evaluations.
+        eval_interval_s: Seconds between two evaluations.
+    """
+
+    eval_freq: Count | None = 1000
+    eval_freq_env_steps: Count | None = None
+    eval_interval_s: NotNegative | None = None
+
+
+class EvalSchedule:
+    """Tells when the next evaluation is due. Not thread safe.
+
+    The first is due at iteration 0. No iteration is evaluated twice.
+
+    Args:
+        section: Has the keys of ``EvaluatorSection``, or leaves them out.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self, section: Mapping[str, Any], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        keys = ("eval_freq", "eval_freq_env_steps", "eval_interval_s")
+        self._every = [section.get(key, getattr(EvaluatorSection(), key)) for key in keys]
+        self._clock = clock
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew: nothing is evaluated."""
+        self._last = (-1.0, 0.0, self._clock())
+
+    def now(self, train_iter: int, envstep: int) -> tuple[float, float, float]:
+        """Return iterations, env steps and time as ``note`` takes them."""
+        return (float(train_iter), float(envstep), self._clock())
+
+    def is_due(self, train_iter: int, envstep: int) -> bool:
+        """Whether to evaluate a policy after so many iterations and env steps."""
+        if train_iter in (0, self._last[0]):
+            return train_iter != self._last[0]
+        now = self.now(train_iter, envstep)
+        return any(
+            every is not None and at - last >= every
+            for every, at, last in zip(self._every, now, self._last, strict=True)
+        )
+
+    def note(self, at: tuple[float, float, float]) -> None:
+        """Note an evaluation that has succeeded, as of when it began."""
+        self._last = at

@@ -1,0 +1,72 @@
+"""When the next evaluation is due."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dingsdk.worker.evaluator.schedule import EvalSchedule
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def evaluated(section: dict[str, Any], clock: Clock, *moments: tuple[int, int, float]) -> list[int]:
+    """Return the iterations that are evaluated of moments (iteration, env steps, seconds)."""
+    schedule = EvalSchedule(section, clock)
+    began = clock.now
+    found = []
+    for train_iter, envstep, seconds in moments:
+        clock.now = began + seconds
+        if schedule.is_due(train_iter, envstep):
+            found.append(train_iter)
+            schedule.note(schedule.now(train_iter, envstep))
+    return found
+
+
+def test_policy_is_evaluated_at_the_start_and_every_so_many_iterations(clock: Clock) -> None:
+    moments = [(n, 0, 0.0) for n in range(0, 3000, 10)]
+    assert evaluated({}, clock, *moments) == [0, 1000, 2000]
+    assert evaluated({"eval_freq": 700}, clock, *moments) == [0, 700, 1400, 2100, 2800]
+
+
+def test_env_steps_and_seconds_count_where_the_config_says_so(clock: Clock) -> None:
+    moments = [(1, 64, 0.5), (2, 128, 1.0), (3, 192, 1.5), (4, 256, 2.0)]
+    steps = {"eval_freq": None, "eval_freq_env_steps": 100}
+    seconds = {"eval_freq": None, "eval_interval_s": 1.5}
+    assert evaluated(steps, clock, (0, 0, 0.0), *moments) == [0, 2, 4]
+    assert evaluated(seconds, clock, (0, 0, 0.0), *moments) == [0, 3]
+    both = {**steps, **seconds}
+    assert evaluated(both, clock, (0, 0, 0.0), *moments) == [0, 2, 4]
+    assert evaluated({"eval_freq": None}, clock, (0, 0, 0.0), *moments) == [0]
+
+
+def test_no_iteration_is_evaluated_twice(clock: Clock) -> None:
+    section = {"eval_freq_env_steps": 1, "eval_interval_s": 0}
+    moments = [(0, 0, 0.0), (0, 500, 60.0), (1, 600, 61.0), (1, 700, 99.0)]
+    assert evaluated(section, clock, *moments) == [0, 1]
+
+
+def test_evaluation_that_is_not_noted_stays_due_and_one_counts_from_its_begin(
+    clock: Clock,
+) -> None:
+    schedule = EvalSchedule({"eval_freq": 10}, clock)
+    assert schedule.is_due(0, 0)
+    assert schedule.is_due(0, 0)
+    began = schedule.now(0, 0)
+    assert schedule.is_due(12, 0)
+    schedule.note(began)
+    assert schedule.is_due(12, 0)
+    assert not schedule.is_due(9, 0)
+    schedule.reset()
+    assert schedule.is_due(0, 0)
