@@ -199,6 +199,7 @@ class SchedulerState:
         self._cfg = cfg
         self._clock = clock
         self._ended_env_steps = 0
+        self._ended_evicted: Counter[str] = Counter()
         self._given_up: Counter[str] = Counter()
         """Tasks of each kind that were given up since one of them finished."""
 
@@ -373,7 +374,10 @@ class SchedulerState:
     def finish_learner(self, state: TaskState, finished: Mapping[str, Any]) -> Experience | None:
         """Tell the commander a learner's result; return its experience, to be closed."""
         buffer_id = self.commander.finish_learner_task(state.task_id, finished)
-        return self.experiences.pop(buffer_id, None)
+        experience = self.experiences.pop(buffer_id, None)
+        if experience is not None:
+            self._ended_evicted += experience.ledger.evicted_rows
+        return experience
 
     def experience_of(self, state: TaskState) -> Experience | None:
         """Return the experience that a task works for, while it is open."""
@@ -407,7 +411,7 @@ class SchedulerState:
     def evicted(self) -> dict[str, int]:
         """Samples that left the buffers, by reason."""
         counts = (each.ledger.evicted_rows for each in self.experiences.values())
-        return dict(sum(counts, Counter()))
+        return dict(sum(counts, self._ended_evicted))
 
     @property
     def env_steps(self) -> int:

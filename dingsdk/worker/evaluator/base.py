@@ -28,7 +28,7 @@ class ISerialEvaluator(SerialWorker):
     def should_eval(self, train_iter: int, envstep: int = 0) -> bool:
         """Whether it is time to evaluate; True also notes it as done.
 
-        True at iteration 0 and when ``eval_freq`` iterations, ``eval_freq_env_steps`` env steps
+        True the first time and when ``eval_freq`` iterations, ``eval_freq_env_steps`` env steps
         or ``eval_interval_s`` seconds have passed since the last, never twice for one iteration.
         """
         is_due = self._schedule.is_due(train_iter, envstep)

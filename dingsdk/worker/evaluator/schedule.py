@@ -26,7 +26,7 @@ class EvaluatorSection(PartSection, frozen=True, kw_only=True):
 class EvalSchedule:
     """Tells when the next evaluation is due. Not thread safe.
 
-    The first is due at iteration 0. No iteration is evaluated twice.
+    The first is due at once. No iteration is evaluated twice.
 
     Args:
         section: Has the keys of ``EvaluatorSection``, or leaves them out.
@@ -43,7 +43,7 @@ class EvalSchedule:
 
     def reset(self) -> None:
         """Begin anew: nothing is evaluated."""
-        self._last = (-1.0, 0.0, self._clock())
+        self._last: tuple[float, float, float] | None = None
 
     def now(self, train_iter: int, envstep: int) -> tuple[float, float, float]:
         """Return iterations, env steps and time as ``note`` takes them."""
@@ -51,8 +51,8 @@ class EvalSchedule:
 
     def is_due(self, train_iter: int, envstep: int) -> bool:
         """Whether to evaluate a policy after so many iterations and env steps."""
-        if train_iter in (0, self._last[0]):
-            return train_iter != self._last[0]
+        if self._last is None or train_iter == self._last[0]:
+            return self._last is None
         now = self.now(train_iter, envstep)
         return any(
             every is not None and at - last >= every

@@ -462,6 +462,8 @@ def test_evicted_samples_of_all_buffers_are_added_up(site: Site) -> None:
             meta = {"data_id": f"{name}{n}", "rows": 32, "policy_iter": 0}
             experience.push(meta, 0)
     assert site.state.evicted == {"overwritten": 64}
+    site.state.finish_learner(TaskState("t"), {"buffer_id": "a"})
+    assert site.state.evicted == {"overwritten": 64}
 
 
 def test_finished_learner_gives_its_experience_back_once(site: Site) -> None:

@@ -69,4 +69,4 @@ def test_evaluation_that_is_not_noted_stays_due_and_one_counts_from_its_begin(
     assert schedule.is_due(12, 0)
     assert not schedule.is_due(9, 0)
     schedule.reset()
-    assert schedule.is_due(0, 0)
+    assert schedule.is_due(9, 0)
