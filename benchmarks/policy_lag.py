@@ -1,0 +1,194 @@
+"""What bounding the age of on-policy samples costs, beside dropping those that are too old.
+
+    python benchmarks/policy_lag.py [--seconds 20] [--max-lag 2] [--repeats 3]
+
+Four collectors with one env each, whose steps take between 0.5 and 50 ms, feed a learner whose
+trainings take 40 ms, over in_memory with threads. ``admission`` is what dingsdk does
+(``policy.other.commander.max_policy_lag``). ``discarding``, which only this file has, never holds
+a collector back, and drops rows that are too old when they are to be trained on. Printed are the
+share of the time in which the learner trains, the oldest row trained on, and the rows of finished
+trajectories that were dropped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+import dingsdk.pipeline.parallel as parallel
+from dingsdk.pipeline.context import RunContext
+from dingsdk.pipeline.train import compile_run
+from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.policy import PPOPolicy
+from dingsdk.worker import Coordinator
+from dingsdk.worker.coordinator.on_policy import Admission, OnPolicyExperience, RowQueue
+
+STEP_S = (0.0005, 0.0023, 0.0108, 0.05)
+"""Duration of a step of each env: 100 to 1."""
+TRAINING_S = 0.04
+_numbers = itertools.count()
+_trainings: list[tuple[float, float]] = []
+"""When each training of a run began and ended."""
+_dropped: list[int] = []
+
+
+class PacedEnv(gym.Env[Any, Any]):
+    """Random observations, episodes of 20 steps; the n-th env of a run has the n-th pace."""
+
+    observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self._pace_s = 0.0
+        self._step = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        if not self._pace_s:
+            self._pace_s = STEP_S[next(_numbers) % len(STEP_S)]
+        self._step = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        time.sleep(self._pace_s)
+        self._step += 1
+        return self.observation_space.sample(), 1.0, self._step == 20, False, {}
+
+
+class PacedPPO(PPOPolicy):
+    """PPO whose trainings take a fixed time."""
+
+    config = {"type": "paced"}  # noqa: RUF012 - as users write it
+
+    def learn(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
+        started = time.perf_counter()
+        logs = super().learn(batch)
+        time.sleep(max(0.0, TRAINING_S - (time.perf_counter() - started)))
+        _trainings.append((started, time.perf_counter()))
+        return logs
+
+
+class _Free(Admission):
+    """Admits everything, at any time."""
+
+    def admit(self, task_id: str, rows_waiting: int, *, is_training: bool) -> int:
+        super().admit(task_id, rows_waiting, is_training=is_training)
+        self._grants[task_id].admitted = self._grants[task_id].used + 64
+        return self._grants[task_id].admitted
+
+    def may_train(self, rows_waiting: int) -> bool:
+        return rows_waiting >= self.n_sample
+
+
+class _Dropping(RowQueue):
+    """Drops rows that are too old before it counts what waits."""
+
+    def can_sample(self, size: int) -> bool:
+        if not self._drawn:
+            admission, kept = self._admission, []
+            for batch in self._batches:
+                age = admission.newest - admission.version_of(int(batch.columns["collect_iter"][0]))
+                if age > admission.max_lag:
+                    _dropped.append(len(batch))
+                    self._removed(batch, "stale")
+                else:
+                    kept.append(batch)
+            self._batches = kept
+        return super().can_sample(size)
+
+
+class DiscardingExperience(OnPolicyExperience):
+    """Bounds the age of rows by dropping the old ones."""
+
+    def __init__(self, n_sample: int, max_lag: int, trainings: int) -> None:
+        super().__init__(n_sample, max_lag, trainings)
+        self.admission = _Free(n_sample, max_lag)
+        self.buffer = _Dropping(self.admission)
+        self.buffer.add_remove_listener(self._on_removed)
+
+
+class DiscardingCoordinator(Coordinator):
+    """A coordinator with such an experience."""
+
+    def _new_experience(self, state: Any) -> Any:
+        collect, commander = self._cfg["policy"]["collect"], self._cfg["policy"]["other"]
+        lag = int(commander["commander"]["max_policy_lag"])
+        return DiscardingExperience(int(collect["n_sample"]), lag, 1)
+
+
+def run(seconds: float, max_lag: int, coordinator: type[Coordinator]) -> dict[str, float]:
+    """Train for a while; return the learner's busy share, the largest lag and what was dropped."""
+    _trainings.clear()
+    _dropped.clear()
+    sets = [
+        "env.env_id=Paced-v0",
+        "env.collector_env_num=1",
+        "env.collector_episode_num=100000",
+        "env.evaluator_env_num=1",
+        "env.n_evaluator_episode=1",
+        "env_manager.type=in_process",
+        "policy.type=paced",
+        "policy.collect.n_sample=64",
+        "policy.learn.epoch_per_collect=1",
+        "policy.learn.batch_size=64",
+        f"policy.other.commander.max_policy_lag={max_lag}",
+        "policy.other.commander.eval_interval=10000",
+        f"system.collector_num={len(STEP_S)}",
+        "system.transport.concurrency=threads",
+    ]
+    parallel.Coordinator = coordinator  # type: ignore[misc]
+    with tempfile.TemporaryDirectory() as folder, use_manager(PluginManager()) as manager:
+        manager.registry("policies").register("paced", PacedPPO)
+        cfg = compile_run("cartpole-ppo", "parallel", "in_memory", sets, 0)
+        context = RunContext(cfg=cfg, run_dir=Path(folder))
+        timer = threading.Timer(seconds, context.stop.set)
+        timer.start()
+        result = parallel.parallel_pipeline(context)
+    parallel.Coordinator = Coordinator  # type: ignore[misc]
+    assert result.policy_lag is not None
+    return {
+        # From the first training on: workers take a while to start.
+        "busy": sum(end - start for start, end in _trainings)
+        / (_trainings[-1][1] - _trainings[0][0]),
+        "largest lag": result.policy_lag["largest"],
+        "rows trained": result.env_steps - sum(_dropped),
+        "rows dropped": sum(_dropped),
+    }
+
+
+gym.register("Paced-v0", entry_point=PacedEnv)
+
+
+def main() -> None:
+    """Run both arms in turns and print their medians."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seconds", type=float, default=20.0, help="per run")
+    parser.add_argument("--max-lag", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    arms = {"admission": Coordinator, "discarding": DiscardingCoordinator}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
+    for _ in range(args.repeats):
+        for name, coordinator in arms.items():
+            found[name].append(run(args.seconds, args.max_lag, coordinator))
+    for name, runs in found.items():
+        medians = {key: statistics.median(each[key] for each in runs) for key in runs[0]}
+        figures = ", ".join(f"{key} {value:.3g}" for key, value in medians.items())
+        sys.stdout.write(f"{name:11} {figures}\n")
+    pairs = zip(found["admission"], found["discarding"], strict=True)
+    ratio = statistics.median(ours["busy"] / theirs["busy"] for ours, theirs in pairs)
+    sys.stdout.write(f"busy, admission / discarding: {ratio:.2f}   goal >= 0.90\n")
+
+
+if __name__ == "__main__":
+    main()
