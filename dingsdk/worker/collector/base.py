@@ -43,10 +43,16 @@ class ISerialCollector(SerialWorker):
     def envstep(self, value: int) -> None:
         self._total_envstep_count = int(value)
 
+    @property
+    def dropped_sample_count(self) -> int:
+        """Samples and transitions that were collected and thrown away, in total."""
+        return self._dropped_sample_count
+
     def _zero(self) -> None:
         self._total_envstep_count = 0
         self._total_episode_count = 0
         self._total_sample_count = 0
+        self._dropped_sample_count = 0
         self._last_log_iter = 0
         self._start_interval()
 
@@ -118,5 +124,6 @@ class ISerialCollector(SerialWorker):
             "reward_min": float(returns.min()),
             "total_envstep_count": self._total_envstep_count,
             "total_train_sample_count": self._total_sample_count,
+            "total_dropped_sample_count": self._dropped_sample_count,
             "total_episode_count": self._total_episode_count,
         }

@@ -166,6 +166,10 @@ class ColumnsWriter(Writer):
         self._env_num = env_num
         self.clear()
 
+    @property
+    def unfinished_rows(self) -> int:
+        return self._time * self._env_num - int(self._starts.sum())
+
     def clear(self) -> None:
         capacity = 64 if self._traj_len == _NEVER else max(64, 2 * self._traj_len)
         self._store = ColumnStore(self._env_num, min(capacity, 4096))

@@ -75,6 +75,11 @@ class Writer(ABC):
     level_seeds: Sequence[int] | None = None
     pending_rows = 0
 
+    @property
+    @abstractmethod
+    def unfinished_rows(self) -> int:
+        """Transitions of trajectories that are not cut yet."""
+
     @abstractmethod
     def clear(self) -> None:
         """Forget all that was recorded."""

@@ -127,6 +127,10 @@ class RowsWriter(Writer):
         self._env_num = env_num
         self.clear()
 
+    @property
+    def unfinished_rows(self) -> int:
+        return sum(map(len, self._trajectories))
+
     def clear(self) -> None:
         self._trajectories = [
             TrajBuffer(self._traj_len, deepcopy=self._deepcopy) for _ in range(self._env_num)

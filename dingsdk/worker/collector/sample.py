@@ -17,9 +17,13 @@ from dingsdk.worker.collector.rollout import Rollout, Writer
 
 
 class SampleSerialCollector(ISerialCollector):
-    """Collects ``n_sample`` train samples a call; unfinished trajectories wait for the next.
+    """Collects ``n_sample`` train samples a call; what is beyond them waits for the next.
+
+    An on-policy collector cuts the trajectories where there are enough transitions, for the
+    policy to bootstrap, and throws away what is left of an older policy.
 
     Behaviour kept from DI-engine's collector of this name; other than there:
+    - a surplus is returned by the next call, not discarded (see ``drop_extra``);
     - policies with the batched form get a SampleBatch back instead of a list of dicts;
     - ``reset()`` without arguments resets the env and the policy that it has;
     - every second of collecting counts once in the statistics;
@@ -47,13 +51,15 @@ class SampleSerialCollector(ISerialCollector):
     _config_path: ClassVar[str] = "policy.collect.collector"
 
     _rollout: tuple[Rollout, Writer] | None = None
+    _surplus: SampleBatch | list[Any] | None = None
+    _last_train_iter: int | None = None
     _has_warned = False
     _default_n_sample: int | None = None
 
     def reset_env(self, _env: EnvManager | None = None) -> None:
-        """As ``SerialWorker.reset_env``; unfinished trajectories are dropped."""
+        """As ``SerialWorker.reset_env``; unfinished trajectories and a surplus are dropped."""
         super().reset_env(_env)
-        self._rollout = None
+        self._rollout = self._surplus = None
 
     def reset_policy(self, _policy: Any = None) -> None:
         """As ``SerialWorker.reset_policy``; NotSetError also where there is no env yet."""
@@ -64,7 +70,7 @@ class SampleSerialCollector(ISerialCollector):
         self,
         n_sample: int | None = None,
         train_iter: int = 0,
-        drop_extra: bool = True,
+        drop_extra: bool | None = None,
         random_collect: bool = False,
         record_random_collect: bool = True,
         policy_kwargs: Mapping[str, Any] | None = None,
@@ -79,13 +85,15 @@ class SampleSerialCollector(ISerialCollector):
         Args:
             n_sample: How many; None for the policy's ``n_sample``.
             train_iter: Version of the policy; recorded as the column ``collect_iter``.
-            drop_extra: Return exactly ``n_sample`` and discard what the last round gave
-                beyond it; else return all, at least ``n_sample``.
+            drop_extra: What to do with samples beyond ``n_sample``. None: the next call
+                returns them first, of an on-policy collector if its ``train_iter`` is the
+                same. True: discard them. False: return them too.
             random_collect: Act at random instead of asking the policy.
             record_random_collect: False keeps this call out of the episode statistics and
                 the log.
             policy_kwargs: Passed to the policy's forward, e.g. ``{"eps": 0.1}``.
-            level_seeds: One per env, recorded as the column ``seed``.
+            level_seeds: One per env, recorded as the column ``seed``. A surplus without that
+                column is dropped where it is asked for, and the other way round.
 
         Returns:
             Samples in the order in which their trajectories were cut: a SampleBatch from a
@@ -96,27 +104,55 @@ class SampleSerialCollector(ISerialCollector):
             PolicyOutputError: the policy's answer cannot be used.
             EnvError: an env failed three times in a row.
         """
-        wanted = self._wanted(n_sample)
+        wanted = self._default_n_sample if n_sample is None else n_sample
+        if wanted is None:
+            raise NotSetError(
+                "please set n_sample: neither collect(n_sample=...) nor the policy names one",
+                what="n_sample",
+            )
         rollout, writer = self._ready()
+        if self._on_policy and train_iter != self._last_train_iter:
+            self._discard(writer)
+        self._last_train_iter = train_iter
+        if self._surplus is not None and (level_seeds is None) != (writer.level_seeds is None):
+            # Rows with and without the column ``seed`` do not fit into one batch.
+            self._dropped_sample_count += len(self._surplus)
+            self._surplus = None
         writer.level_seeds = level_seeds
+        if (drop_extra or self._on_policy) and wanted % self.env.env_num and not self._has_warned:
+            self._has_warned = True
+            self._logger.warning(
+                "n_sample %d is no multiple of the %d envs: part of the last round is dropped",
+                wanted,
+                self.env.env_num,
+            )
         kwargs = dict(policy_kwargs or {})
         random_actions = self._random_actions if random_collect else None
         started = time.perf_counter()
         steps_before = rollout.env_steps
-        flushed: list[Any] = []
-        have = 0
+        flushed = [] if self._surplus is None else [self._surplus]
+        have = sum(map(len, flushed))
         while have < wanted:
             while writer.pending_rows < wanted - have:
-                rollout.round(train_iter, kwargs, random_actions)
+                if (
+                    self._truncates
+                    and writer.unfinished_rows >= wanted - have - writer.pending_rows
+                ):
+                    writer.cut_unfinished()
+                else:
+                    rollout.round(train_iter, kwargs, random_actions)
             samples = writer.flush()
             if samples:
                 flushed.append(samples)
                 have += len(samples)
-        result: SampleBatch | list[Any] = _join(flushed)
-        if drop_extra and have > wanted:
+        result = _join(flushed)
+        self._surplus = None
+        if drop_extra:
+            self._dropped_sample_count += have - wanted
+        elif drop_extra is None and have > wanted:
+            self._surplus = result[wanted:]
+        if drop_extra is not False:
             result = result[:wanted]
-        if self._on_policy:
-            writer.clear()
         episodes, rollout.episodes = rollout.episodes, []
         self._end_collect(
             episodes,
@@ -128,21 +164,12 @@ class SampleSerialCollector(ISerialCollector):
         )
         return result
 
-    def _wanted(self, n_sample: int | None) -> int:
-        wanted = self._default_n_sample if n_sample is None else n_sample
-        if wanted is None:
-            raise NotSetError(
-                "please set n_sample: neither collect(n_sample=...) nor the policy names one",
-                what="n_sample",
-            )
-        if self._env is not None and wanted % self._env.env_num and not self._has_warned:
-            self._has_warned = True
-            self._logger.warning(
-                "n_sample %d is no multiple of the %d envs: part of the last round is dropped",
-                wanted,
-                self._env.env_num,
-            )
-        return int(wanted)
+    def _discard(self, writer: Writer) -> None:
+        """Throw away, and count, what an older policy collected."""
+        surplus = len(self._surplus or ())
+        self._dropped_sample_count += surplus + writer.pending_rows + writer.unfinished_rows
+        self._surplus = None
+        writer.clear()
 
     def _ready(self) -> tuple[Rollout, Writer]:
         """Return the rollout, built when env and policy are both there."""
@@ -152,6 +179,9 @@ class SampleSerialCollector(ISerialCollector):
             self._rollout = create_collecting_rollout(
                 env, policy, traj_len, self._cfg.transform_obs, self._cfg.deepcopy_obs
             )
+            # Samples of several transitions each cannot be counted before they are made.
+            is_counted = traj_len is not None and self._unroll_len == 1
+            self._truncates = self._on_policy and is_counted
             self._random_actions = RandomActions(env.action_space, self._cfg.seed)
         return self._rollout
 
@@ -162,13 +192,14 @@ class SampleSerialCollector(ISerialCollector):
             self._default_n_sample = read("n_sample")
             self._unroll_len = int(read("unroll_len"))
             self._on_policy = bool(read("on_policy"))
-            self._rollout = None
+            self._rollout = self._surplus = None
         super()._take_policy(policy)
 
 
-def _join(flushed: list[Any]) -> Any:
+def _join(flushed: list[Any]) -> SampleBatch | list[Any]:
     if len(flushed) == 1:
-        return flushed[0]
+        samples: SampleBatch | list[Any] = flushed[0]
+        return samples
     if flushed and isinstance(flushed[0], SampleBatch):
         return SampleBatch.concat(flushed)
     return [sample for samples in flushed for sample in samples]

@@ -190,7 +190,11 @@ class Model:
     reset_takes_step: bool = False
     asks_in_reset: bool = False
     level_seeds: Sequence[int] | None = None
+    truncates: bool = False
+    """Whether trajectories are cut where there are enough transitions."""
     envstep: int = 0
+    dropped: int = 0
+    last_iter: int | None = None
     resets: list[int] = field(default_factory=list)
     """Envs whose policy state was reset, in no particular order within one collect."""
 
@@ -207,6 +211,7 @@ class Model:
     def drop_transitions(self) -> None:
         self.pieces: list[list[dict[str, Any]]] = [[] for _ in range(self.env_num)]
         self.pending: list[dict[str, Any]] = []
+        self.surplus: list[dict[str, Any]] = []
 
     def reset_env(self) -> None:
         self.drop_transitions()
@@ -221,14 +226,22 @@ class Model:
         self.asked = [0] * self.env_num
 
     def collect(
-        self, wanted: int, train_iter: int, drop_extra: bool, shift: int, is_random: bool
+        self, wanted: int, train_iter: int, drop_extra: bool | None, shift: int, is_random: bool
     ) -> tuple[list[dict[str, Any]], list[EndedEpisode], int]:
         """Return the samples, the episodes that ended, and the env steps taken."""
-        samples: list[dict[str, Any]] = []
+        if self.on_policy and train_iter != self.last_iter:
+            self.dropped += len(self.surplus) + len(self.pending) + sum(map(len, self.pieces))
+            self.drop_transitions()
+        self.last_iter = train_iter
+        samples, self.surplus = self.surplus, []
         episodes: list[EndedEpisode] = []
         before = self.envstep
         while len(samples) < wanted:
-            while len(samples) + len(self.pending) < wanted:
+            while (have := len(samples) + len(self.pending)) < wanted:
+                if self.truncates and have + sum(map(len, self.pieces)) >= wanted:
+                    for env_id in range(self.env_num):
+                        self.cut(env_id)
+                    break
                 for env_id in range(self.env_num):
                     self.play(env_id, train_iter, shift, is_random, episodes)
                 if all(self.is_resetting) and not self.asks_in_reset:
@@ -236,9 +249,13 @@ class Model:
                     self.is_resetting = [False] * self.env_num
             samples += self.pending
             self.pending = []
-        if self.on_policy:
-            self.drop_transitions()
-        return samples[:wanted] if drop_extra else samples, episodes, self.envstep - before
+        if drop_extra is not False:
+            samples, extra = samples[:wanted], samples[wanted:]
+            if drop_extra:
+                self.dropped += len(extra)
+            else:
+                self.surplus = extra
+        return samples, episodes, self.envstep - before
 
     def play(
         self,

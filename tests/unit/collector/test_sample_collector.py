@@ -168,3 +168,69 @@ def test_close_is_idempotent_and_harmless_after_a_failed_constructor(tmp_path) -
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         SampleSerialCollector({}, exp_name=str(tmp_path / "file"))
+
+
+def test_a_surplus_comes_first_in_the_next_call(make_policy, make_collector, form) -> None:
+    collector, _ = make_collector(make_policy(8, form), ((9,), (9,)))
+    everything, _ = make_collector(make_policy(8, form), ((9,), (9,)))
+
+    parts = [_rows(collector.collect(n, policy_kwargs=GREEDY)) for n in (5, 2, 9)]
+
+    assert [len(part) for part in parts] == [5, 2, 9]
+    whole = _rows(everything.collect(16, drop_extra=False, policy_kwargs=GREEDY))
+    assert [row for part in parts for row in part] == whole[:16]
+    assert collector.dropped_sample_count == 0
+
+
+def test_a_surplus_is_returned_without_a_step(make_policy, make_collector, form) -> None:
+    collector, counters = make_collector(make_policy(8, form), ((9,), (9,)))
+    collector.collect(5)
+    steps = counters.steps
+
+    collector.collect(2)
+
+    assert counters.steps == steps == collector.envstep
+
+
+def test_what_is_dropped_is_counted(make_policy, make_collector, form) -> None:
+    collector, _ = make_collector(make_policy(8, form), ((9,), (9,)))
+    have = len(collector.collect(5, drop_extra=False, policy_kwargs=GREEDY))
+    assert have == 8
+
+    collector.collect(5, drop_extra=True, policy_kwargs=GREEDY)
+    assert collector.dropped_sample_count == 3
+    collector.collect(5, policy_kwargs=GREEDY)
+    collector.collect(1, level_seeds=[4, 5], policy_kwargs=GREEDY)
+    assert collector.dropped_sample_count > 3
+
+
+def test_an_on_policy_collect_cuts_where_there_is_enough(make_policy, make_collector, form) -> None:
+    collector, counters = make_collector(make_policy(8, form, on_policy=True), ((3,), (9,)))
+
+    samples = _rows(collector.collect(train_iter=0, policy_kwargs=GREEDY))
+
+    assert len(samples) == counters.steps == 8
+    assert sorted(samples) == [
+        (0, 0, 0),
+        (0, 0, 1),
+        (0, 0, 2),
+        (0, 1, 0),
+        *((1, 0, t) for t in range(4)),
+    ]
+    assert collector.dropped_sample_count == 0
+
+
+def test_an_on_policy_surplus_is_dropped_when_the_policy_changes(
+    make_policy, make_collector, form
+) -> None:
+    collector, _ = make_collector(make_policy(8, form, on_policy=True), ((9,), (9,)))
+
+    first = _rows(collector.collect(7, train_iter=0, policy_kwargs=GREEDY))
+    same = _rows(collector.collect(2, train_iter=0, policy_kwargs=GREEDY))
+    assert collector.dropped_sample_count == 0
+    other = collector.collect(2, train_iter=1, policy_kwargs=GREEDY)
+
+    assert sorted(first + same) == [*((0, 0, t) for t in range(5)), *((1, 0, t) for t in range(4))]
+    assert collector.dropped_sample_count == 1
+    iters = [int(row["collect_iter"]) for row in other]
+    assert iters == [1, 1]

@@ -117,7 +117,7 @@ class Statistics:
 COLLECT = st.fixed_dictionaries(
     {
         "wanted": st.integers(1, 25) | st.none(),
-        "drop_extra": st.booleans(),
+        "drop_extra": st.sampled_from([None, None, True, False]),
         "shift": st.integers(0, 4),
         "is_random": st.sampled_from([False, False, True]),
         "is_recorded": st.sampled_from([True, True, False]),
@@ -210,6 +210,7 @@ def run(case: dict[str, Any], calls: list[Any]) -> None:
     model = Model(
         case["script"], env_num, traj_len, case["on_policy"], is_next_step,
         asks_in_reset=case["form"] == "columns", level_seeds=case["level_seeds"],
+        truncates=case["on_policy"] and traj_len is not None and case["unroll_len"] == 1,
     )  # fmt: skip
     statistics = Statistics(case["print_freq"])
     recorder = Recorder()
@@ -230,7 +231,7 @@ def run(case: dict[str, Any], calls: list[Any]) -> None:
                 if call != "reset_env":
                     model.reset_policy()
                 if call == "reset":
-                    model.envstep = 0
+                    model.envstep = model.dropped = 0
                     statistics.zero()
                 continue
             train_iter += call["iters"]
@@ -253,6 +254,7 @@ def run(case: dict[str, Any], calls: list[Any]) -> None:
             )
             assert differences(plain_rows(samples), rows) == []
             assert collector.envstep == model.envstep
+            assert collector.dropped_sample_count == model.dropped
             assert sorted(policy.resets) == sorted(model.resets)
             if call["is_random"]:
                 assert all(policy.asked[env_id] == asked_before[env_id] for env_id in policy.asked)
