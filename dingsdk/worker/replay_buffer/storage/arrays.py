@@ -110,7 +110,7 @@ class ArrayStorage(Storage):
         elif not schema.fits(columns):
             columns = convert(self._form, columns, "", strict=is_batch)
         if self._following is not None:
-            self._reserve(min(len(rows), self.capacity))
+            self.make_room(len(rows))
         return columns
 
     def takes_row(self, row: dict[str, Any]) -> bool:
@@ -146,7 +146,10 @@ class ArrayStorage(Storage):
             ConfigError, StorageFullError: there is none; nothing changed.
         """
         if self._following is not None:
-            self._reserve(min(rows, self.capacity))
+            try:
+                self._following.reserve(min(rows, self.capacity))
+            except MemoryError as error:
+                raise self._too_large(self._form) from error
 
     def hold_episodes(self, capacity: int) -> None:
         """Called before anything else by an owner that keeps so many episodes of any length.
@@ -241,12 +244,6 @@ class ArrayStorage(Storage):
         if old is not None:
             array[: len(old)] = old
         return array
-
-    def _reserve(self, rows: int) -> None:
-        try:
-            self._following.reserve(rows)  # type: ignore[union-attr]
-        except MemoryError as error:
-            raise self._too_large(self._form) from error
 
     def _too_large(self, columns: dict[str, Any]) -> ConfigError:
         row = sum(row_bytes(array) for _, array in leaves(columns))

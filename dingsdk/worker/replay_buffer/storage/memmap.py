@@ -107,7 +107,7 @@ class MemmapStorage(ArrayStorage):
 
     def accept(self, rows: SampleBatch | Sequence[Any]) -> dict[str, Any]:
         columns = super().accept(rows)
-        self._reserve_files(len(rows))
+        self.make_room(len(rows))
         return columns
 
     def takes_row(self, row: dict[str, Any]) -> bool:
@@ -116,10 +116,6 @@ class MemmapStorage(ArrayStorage):
     def expect(self, rows: int) -> None:
         # Reserved space starts at the first position.
         self._n_used = rows
-
-    def make_room(self, rows: int) -> None:
-        super().make_room(rows)
-        self._reserve_files(rows)
 
     def put(self, where: Where, rows: dict[str, Any]) -> None:
         if isinstance(where, slice):
@@ -174,9 +170,7 @@ class MemmapStorage(ArrayStorage):
             super()._allocate(rows, n)
             if self._keeps_marks:
                 self._map_marks("create")
-            self._reserve_files(n)
-            if self._following is not None:
-                self._reserve(min(n, self.capacity))
+            self.make_room(n)
             self._folder.write_header(
                 {
                     **self._made_with,
@@ -270,7 +264,8 @@ class MemmapStorage(ArrayStorage):
             self._plain_bytes, self._packed_bytes = before
             raise
 
-    def _reserve_files(self, rows: int) -> None:
+    def make_room(self, rows: int) -> None:
+        super().make_room(rows)
         needed = min(self._n_used + rows, self.capacity)
         if needed > self._n_reserved:
             self._reserve_rows(needed)

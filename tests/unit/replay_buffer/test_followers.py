@@ -1,0 +1,70 @@
+"""What limiters and listeners are told about rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dingsdk.data import SampleBatch
+from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer, RowListener
+
+KINDS = [NaiveReplayBuffer, AdvancedReplayBuffer]
+
+
+class Recorder(RowListener):
+    def __init__(self) -> None:
+        self.inserted: list[Any] = []
+        self.removed: list[Any] = []
+
+    def on_insert(self, rows: Any) -> None:
+        self.inserted += [dict(row) for row in rows]
+
+    def on_remove(self, rows: Any, reason: str) -> None:
+        self.removed += rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sizes", [(6,), (7,), (4, 20), (2, 3, 4)])
+def test_limiter_knows_how_many_rows_there_are(kind: Any, sizes: tuple[int, ...]) -> None:
+    buffer = kind({"replay_buffer_size": 6})
+    for n in sizes:
+        buffer.push(SampleBatch({"x": np.arange(n)}), 0)
+        limiter = buffer._limiter
+        assert (limiter.size, limiter.inserts) == (buffer.count(), buffer.push_count)
+    buffer.clear()
+    assert (limiter.size, limiter.inserts) == (0, 0)
+
+
+def test_limiter_knows_of_rows_that_were_used_up() -> None:
+    buffer = AdvancedReplayBuffer({"replay_buffer_size": 6, "max_use": 1, "seed": 0})
+    buffer.push(SampleBatch({"x": np.arange(9)}), 0)
+    buffer.sample(4, 0)
+    assert buffer._limiter.size == buffer.count() == 2
+    buffer.push(SampleBatch({"x": np.arange(3)}), 0)
+    assert buffer._limiter.size == buffer.count()
+
+
+@pytest.mark.parametrize("storage", ["array", "object"])
+def test_listeners_hear_of_rows_as_they_are_stored(storage: str) -> None:
+    buffer = AdvancedReplayBuffer({"replay_buffer_size": 4, "storage": {"type": storage}})
+    recorder = Recorder()
+    buffer.add_listener(recorder)
+    buffer.push([{"x": 1, "priority": 3.0, "IS": 0.5}, {"x": 2, "priority": None, "IS": 0.5}], 0)
+    buffer.push({"x": 3, "priority": 1.0, "IS": 0.5}, 0)
+    assert [sorted(row) for row in recorder.inserted] == [["x"]] * 3
+
+
+def test_listeners_get_copies_of_rows_that_left() -> None:
+    buffer = NaiveReplayBuffer({"replay_buffer_size": 2, "storage": {"type": "object"}})
+    recorder = Recorder()
+    buffer.add_listener(recorder)
+    rows: list[Any] = [{"note": ["a"]}, {"note": ["b"]}]
+    buffer.push(rows, 0)
+    for row in rows:
+        row["note"].append("changed by the caller")
+    buffer.push([{"note": ["c"]}], 0)
+    recorder.removed[0]["note"].append("changed by the listener")
+    buffer.clear()
+    assert recorder.removed[1:] == [{"note": ["b"]}, {"note": ["c"]}]
