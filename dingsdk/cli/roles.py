@@ -140,6 +140,7 @@ def _work(
     from dingsdk.pipeline.signals import EXIT_CODES, StopOnSignal
     from dingsdk.pipeline.train import compile_run
     from dingsdk.pipeline.worker import check_reach, run_worker
+    from dingsdk.pipeline.worker_process import OUT_OF_MEMORY
 
     cfg = compile_run(config, "parallel", transport, sets)
     check_reach(cfg)
@@ -152,7 +153,7 @@ def _work(
         raise click.BadParameter(str(error), param_hint="--id") from error
     stop = threading.Event()
     with StopOnSignal(stop, lambda line: click.echo(line, err=True), "leaving the run") as signals:
-        run_worker(
+        should_restart = run_worker(
             role,
             cfg,
             address,
@@ -161,5 +162,8 @@ def _work(
             stop,
             lambda: click.echo(f"{name} joined {address}"),
         )
+    if should_restart:
+        click.echo(f"{name} left, over its memory limit; start it again", err=True)
+        return OUT_OF_MEMORY
     click.echo(f"{name} left" if signals.received else f"{name}: the run is over")
     return EXIT_CODES[signals.received] if signals.received else 0

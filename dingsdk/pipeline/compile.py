@@ -135,6 +135,8 @@ def compile_config(
     _check_on_policy(compiled["policy"], mode)
     _check_device(compiled["policy"])
     _check_learners(compiled["system"])
+    if mode == "parallel":
+        _check_memory_limit(compiled["system"], found["system.transport"])
     _try_env(compiled, found)
     if save_cfg:
         folder = Path(compiled["exp_name"])
@@ -394,6 +396,21 @@ def _check_rendering(env_manager: Any, render_mode: str | None) -> None:
         raise ConfigError(
             f"{path} asks for videos, which need moviepy: pip install moviepy, or set it to -1",
             path=path,
+        )
+
+
+def _check_memory_limit(system: Mapping[str, Any], transport: Any) -> None:
+    """Check that workers are processes, where they are to be restarted by their memory."""
+    if system["worker_memory_limit"] is None:
+        return
+    from dingsdk.pipeline.worker import place_of
+
+    if place_of(transport, system["transport"]) == "threads":
+        raise ConfigError(
+            "system.worker_memory_limit is set, but the transport "
+            f"{system['transport']['type']!r} runs workers as threads of one process; choose "
+            "another one, such as flask_fs, or leave it out",
+            path="system.worker_memory_limit",
         )
 
 

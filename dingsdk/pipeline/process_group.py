@@ -17,7 +17,7 @@ from typing import Any
 from dingsdk.config import to_plain
 from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.pipeline.worker import WorkerGroup
-from dingsdk.pipeline.worker_process import UNGUARDED, WorkerSpec, worker_main
+from dingsdk.pipeline.worker_process import OUT_OF_MEMORY, UNGUARDED, WorkerSpec, worker_main
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm.master import Master
 
@@ -241,6 +241,12 @@ class ProcessWorkers(WorkerGroup):
         """Schedule a restart of a dead worker, or end the run."""
         member.listen(now)  # it may have reported between the last look and its death
         member.close()
+        if code == OUT_OF_MEMORY:
+            _log.warning(
+                "worker %s is started again: it was over its memory limit", member.worker_id
+            )
+            member.start_at = now
+            return
         killed_by = f"killed by {signal.Signals(-code).name}" if code < 0 else ""
         reason = member.failure.get("text") or killed_by or f"ended with exit code {code}"
         member.crash_report = member.failure.get("traceback") or member.crash_report

@@ -63,6 +63,9 @@ class SystemSection(Section, frozen=True, kw_only=True):
         restarts: How often each worker process may be restarted within ten minutes, without a
             minute of work in between, before its death ends the run (parallel mode, transports
             that run workers as processes).
+        worker_memory_limit: Bytes of memory of a worker's process and its children beyond which
+            it is started again between two tasks; None for no limit (parallel mode, transports
+            that run workers as processes).
         torch_threads: Threads that torch may use in each process. Small networks are fastest
             with one.
         max_env_steps: The run ends after this many collected env steps; None for no limit.
@@ -76,6 +79,7 @@ class SystemSection(Section, frozen=True, kw_only=True):
     learner: Annotated[dict[str, Any], Part("comm_learners")] = preset("base")
     coordinator: CoordinatorSection = CoordinatorSection()
     restarts: Whole = 3
+    worker_memory_limit: Count | None = None
     torch_threads: Held = 1
     max_env_steps: Count | None = None
 

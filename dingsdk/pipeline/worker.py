@@ -13,6 +13,7 @@ from typing import Any
 
 from dingsdk.errors import ClosedError, ConfigError, TaskTimeoutError
 from dingsdk.pipeline.context import torch_threads
+from dingsdk.pipeline.memory import MemoryWatch
 from dingsdk.pipeline.run_folder import private_files
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm.transport import Place, Transport
@@ -83,10 +84,11 @@ def run_worker(
     run_dir: Path,
     stop: threading.Event,
     on_joined: Callable[[], None] | None = None,
-) -> None:
+) -> bool:
     """Serve a coordinator as one worker until ``stop`` or until the coordinator ends the run.
 
-    A stopped worker leaves at once and says so; a learner saves its checkpoint first.
+    A stopped worker leaves at once and says so; a learner saves its checkpoint first. One whose
+    process takes more memory than ``system.worker_memory_limit`` leaves between two tasks.
 
     Args:
         role: Name of its role.
@@ -97,6 +99,9 @@ def run_worker(
             workers of a run share it.
         stop: Set to make it leave.
         on_joined: Called once the coordinator knows it.
+
+    Returns:
+        Whether it left because of its memory, and should be started again.
 
     Raises:
         WorkerLostError: the coordinator cannot be reached, or gave it up for good.
@@ -115,17 +120,23 @@ def run_worker(
         joining = transport.scheduler.spawn(lambda: worker.start(address), f"{worker_id}-joining")
         while not joining.join(POLL_S):
             if stop.is_set():
-                return
+                return False
         if joining.error is not None:
             with contextlib.suppress(ClosedError):
                 raise joining.error
-            return
+            return False
         if on_joined is not None:
             on_joined()
+        memory = MemoryWatch(worker_id, cfg.system.worker_memory_limit)
+        has_worked = False
         while not (stop.wait(POLL_S) or worker.is_over):
-            pass
+            is_over_limit = memory.is_over_limit()
+            if is_over_limit and has_worked and not worker.has_job:
+                return True
+            has_worked = has_worked or worker.has_job
         if worker.failure is not None and not stop.is_set():
             raise worker.failure
+        return False
 
 
 class WorkerGroup:

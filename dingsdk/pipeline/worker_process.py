@@ -26,6 +26,8 @@ from dingsdk.plugins import Snapshot
 
 UNGUARDED = 76
 """Exit code of a worker process whose import of the user's script would start another run."""
+OUT_OF_MEMORY = 75
+"""Exit code of a worker that left because of its memory, and should be started again."""
 LEAVE_S = 8.0
 """How long a stopped worker may take to end by itself."""
 _HANDLED = {signal.SIGINT, signal.SIGTERM}
@@ -95,7 +97,7 @@ def _run(spec: WorkerSpec, link: Connection) -> int:
             from dingsdk.plugins import default_manager
 
             default_manager().restore(spec.snapshot)
-            run_worker(
+            should_restart = run_worker(
                 spec.role,
                 to_easydict(spec.cfg),
                 spec.address,
@@ -113,7 +115,7 @@ def _run(spec: WorkerSpec, link: Connection) -> int:
                 is_user_mistake=bool(getattr(error, "is_user_mistake", False)),
             )
             return 1
-    return 0
+    return OUT_OF_MEMORY if should_restart else 0
 
 
 def _obey(link: Connection, stop: threading.Event) -> None:

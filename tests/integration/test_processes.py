@@ -121,6 +121,19 @@ def test_stopped_process_does_not_hold_up_the_end(cluster: ProcessCluster) -> No
     assert not is_running(pid)
 
 
+def test_collector_over_its_memory_limit_is_started_again_between_tasks(tmp_path: Path) -> None:
+    sets = ["system.worker_memory_limit=1", "env.collector_episode_num=1", "system.restarts=0"]
+    with torch_threads(1):
+        cluster = ProcessCluster(tmp_path, sets)
+        try:
+            learner, collector = cluster.pid("learner-0"), cluster.pid("collector-0")
+            cluster.expect(lambda: cluster.pid("collector-0") != collector)
+            cluster.expect_training()
+            assert cluster.pid("learner-0") == learner
+        finally:
+            cluster.close()
+
+
 # Whole runs from the command line --------------------------------------------------------------
 RUN = [
     "train", "cartpole-dqn", "--mode", "parallel", "--transport", "flask_fs",

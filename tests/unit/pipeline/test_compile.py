@@ -377,6 +377,17 @@ def test_run_that_could_never_train_is_refused(assignment: str, path: str) -> No
     assert caught.value.path == path
 
 
+def test_memory_limit_of_workers_that_are_threads_is_refused() -> None:
+    user = changed("system.worker_memory_limit=1e9")
+
+    assert compile_config(user).system.worker_memory_limit == 10**9
+    with pytest.raises(ConfigError) as caught:
+        compile_config(user, mode="parallel")
+    assert caught.value.path == "system.worker_memory_limit"
+    apply_set(user, "system.transport.type=flask_fs")
+    compile_config(user, mode="parallel")
+
+
 def test_space_that_the_policy_cannot_take_is_refused_with_both_named() -> None:
     with pytest.raises(ConfigError, match=r"dqn cannot use the action space Box\(") as caught:
         compile_config(changed("env.env_id=Pendulum-v1"))

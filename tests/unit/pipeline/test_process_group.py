@@ -11,7 +11,7 @@ import pytest
 from dingsdk.config import to_easydict
 from dingsdk.errors import WorkerCrashedError
 from dingsdk.pipeline.process_group import HEALTHY_S, KILL_S, WINDOW_S, ProcessWorkers
-from dingsdk.pipeline.worker_process import UNGUARDED, WorkerSpec
+from dingsdk.pipeline.worker_process import OUT_OF_MEMORY, UNGUARDED, WorkerSpec
 
 
 class Process:
@@ -109,6 +109,22 @@ def site(tmp_path: Path) -> Site:
     made = Site(tmp_path)
     made.group.start("address")
     return made
+
+
+def test_worker_over_its_memory_limit_is_started_again_at_once_and_costs_no_restart(
+    tmp_path: Path,
+) -> None:
+    site = Site(tmp_path, restarts=0)
+    site.group.start("address")
+    for count in (2, 3):
+        process = site.newest("collector-0")
+        process.join_run()
+        process.die(OUT_OF_MEMORY)
+        site.pass_s(0.0)
+        site.pass_s(0.0)
+        assert site.count("collector-0") == count
+
+    assert site.count("learner-0") == 1
 
 
 def test_every_worker_is_started_with_its_role_and_the_address(site: Site) -> None:

@@ -1,0 +1,89 @@
+"""A worker's growth is named once a doubling, and a limit is noticed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from dingsdk.pipeline.memory import LOOK_S, SETTLED_S, MemoryWatch, resident_bytes
+
+MB = 10**6
+
+
+class Site:
+    """A watch with a clock and a memory of its own."""
+
+    def __init__(self, limit_bytes: int | None = None) -> None:
+        self.now = 100.0
+        self.used = 300 * MB
+        self.looks = 0
+        self.watch = MemoryWatch("collector-0", limit_bytes, lambda: self.now, self._read)
+
+    def _read(self) -> int:
+        self.looks += 1
+        return self.used
+
+    def after(self, seconds: float, used: int) -> bool:
+        self.now += seconds
+        self.used = used
+        return self.watch.is_over_limit()
+
+
+def test_growth_is_named_with_both_figures_once_a_doubling(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    site = Site()
+    for used in (500, 590, 999, 1000, 1100, 1999):
+        site.after(SETTLED_S, used * MB)
+    (line,) = caplog.messages
+
+    assert "collector-0 grew from 500 to 1,000 MB" in line
+    site.after(SETTLED_S, 2000 * MB)
+    assert "from 1,000 to 2,000 MB" in caplog.messages[1]
+
+
+def test_growth_while_it_starts_and_of_a_few_megabytes_is_normal(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    site = Site()
+    for used in (1, 600, 2000):
+        site.after(LOOK_S, used * MB)
+    small = Site()
+    for used in (100, 350):
+        small.after(SETTLED_S, used * MB)
+
+    assert caplog.messages == []
+
+
+def test_limit_is_exceeded_by_more_than_the_limit_and_no_longer_when_less_is_used() -> None:
+    site = Site(limit_bytes=400 * MB)
+
+    assert not site.after(LOOK_S, 400 * MB)
+    assert site.after(LOOK_S, 400 * MB + 1)
+    assert site.after(LOOK_S / 2, 0)
+    assert not site.after(LOOK_S / 2, 0)
+
+
+def test_memory_is_read_every_few_seconds_only() -> None:
+    site = Site()
+    for _ in range(100):
+        site.after(LOOK_S / 50, 0)
+
+    assert site.looks in (1, 2)  # the clock's sums are rounded
+
+
+def test_children_count() -> None:
+    alone = resident_bytes()
+    code = "x = bytearray(b'x') * 80_000_000; print(len(x), flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        with_child = resident_bytes()
+        child.communicate("\n")
+
+    assert alone > 10 * MB
+    assert with_child - alone > 75 * MB
