@@ -305,6 +305,14 @@ def _check_on_policy(policy: Mapping[str, Any], mode: str) -> None:
                 "one training; set it, or use --mode serial",
                 path="policy.collect.n_sample",
             )
+        kind = policy["collect"]["collector"]["type"]
+        if kind != "sample" or policy["collect"]["parallel_collector"]["type"] == "serial":
+            raise ConfigError(
+                "on-policy training in parallel mode holds collectors back between two env steps, "
+                f"which a serial collector of type {kind!r} cannot do; choose sample with the "
+                "parallel collector zergling, or --mode serial",
+                path="policy.collect.collector.type",
+            )
         if policy["collect"]["collector"].get("traj_len_inf"):
             raise ConfigError(
                 "policy.collect.collector.traj_len_inf keeps trajectories whole, but on-policy "

@@ -76,12 +76,17 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         workers.start(address)
         reason = _watch(context, coordinator, workers, tb_logger)
         fill = coordinator.status().buffer_count
+
+        def with_fill() -> RunStatus:
+            return dataclasses.replace(_status(context, coordinator), buffer_fill=fill)
+
+        context.status = with_fill  # the buffer is closed before the last evaluation
         if reason == "limit":
             reason = _finish_evaluations(context, coordinator)
         end_tasks()
         write_paces(tb_logger, coordinator.status())
         lag = coordinator.status().policy_lag
-        status = dataclasses.replace(_status(context, coordinator), buffer_fill=fill)
+        status = with_fill()
         context.status = lambda: status
         if coordinator.failure is not None:
             raise _with_trace(coordinator.failure, workers)

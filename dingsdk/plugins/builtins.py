@@ -26,6 +26,7 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("limiters", "push_sample_rate", f"{_BUFFER}.limiter:PushSampleRateLimiter"),
     ("collectors", "sample", f"{_WORKER}.collector.sample:SampleSerialCollector"),
     ("parallel_collectors", "zergling", f"{_WORKER}.collector.zergling:ZerglingParallelCollector"),
+    ("parallel_collectors", "serial", f"{_WORKER}.collector.serial_task:SerialTaskCollector"),
     ("comm_collectors", "base", f"{_WORKER}.comm.collector:BaseCommCollector"),
     ("comm_learners", "base", f"{_WORKER}.comm.learner:BaseCommLearner"),
     ("evaluators", "interaction", f"{_WORKER}.evaluator.interaction:InteractionSerialEvaluator"),

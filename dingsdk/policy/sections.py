@@ -65,8 +65,10 @@ class CollectSection(Section, frozen=True, kw_only=True):
         n_sample: Train samples of one collect; None for collectors that count episodes.
         n_episode: Episodes of one collect; None for collectors that count samples.
         unroll_len: Env steps of one train sample.
-        collector: The collector of serial mode by ``type``, with its options.
-        parallel_collector: The collector of parallel mode by ``type``, with its options.
+        collector: The serial collector by ``type``, with its options.
+        parallel_collector: What runs in the workers of parallel mode by ``type``, with its
+            options. ``zergling`` gives way to ``serial``, which runs ``collector``, where that
+            is another one than ``sample``.
     """
 
     n_sample: Count | None = None
@@ -80,7 +82,7 @@ class EvalSection(Section, frozen=True, kw_only=True):
     """Section ``policy.eval``.
 
     Attributes:
-        evaluator: The evaluator by ``type``, with its options.
+        evaluator: The evaluator of both modes by ``type``, with its options.
     """
 
     evaluator: Annotated[dict[str, Any], Part("evaluators")] = preset("interaction")

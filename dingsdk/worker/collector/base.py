@@ -18,6 +18,9 @@ from dingsdk.worker.serial_worker import SerialWorker
 class ISerialCollector(SerialWorker):
     """A collector in the caller's thread; arguments as ``SerialWorker``."""
 
+    last_episodes: Sequence[EpisodeRecord] = ()
+    """Episodes that ended in the last ``collect``."""
+
     def __init__(
         self,
         cfg: Mapping[str, Any],
@@ -74,6 +77,7 @@ class ISerialCollector(SerialWorker):
         is_recorded: bool = True,
     ) -> None:
         """Count what one call of ``collect`` made, log it and tell the observers."""
+        self.last_episodes = tuple(episodes)
         self._total_envstep_count += envsteps
         self._total_sample_count += samples
         if is_recorded:

@@ -271,6 +271,15 @@ class ZerglingParallelCollector(BaseParallelCollector):
         samples = writer.flush()
         if not samples:
             return
+        self._send_samples(samples)
+        observe().after_collect(
+            source=self._instance_name,
+            sample_count=len(samples),
+            envstep=self._rollout.env_steps,
+            train_iter=self._policy_iter,
+        )
+
+    def _send_samples(self, samples: Any) -> None:
         batch = samples if isinstance(samples, SampleBatch) else SampleBatch.from_rows(samples)
         rows = len(batch)
         self._sample_count += rows
@@ -287,12 +296,6 @@ class ZerglingParallelCollector(BaseParallelCollector):
         }
         self.send_stepdata(data_id, batch)
         self.send_metadata(meta)
-        observe().after_collect(
-            source=self._instance_name,
-            sample_count=rows,
-            envstep=self._rollout.env_steps,
-            train_iter=self._policy_iter,
-        )
 
     def _progress(self) -> dict[str, Any]:
         return {

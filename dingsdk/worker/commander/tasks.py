@@ -32,6 +32,8 @@ def collector_task(
         eval_flag: Evaluate instead of collecting.
     """
     collector_cfg = to_plain(cfg["policy"]["collect"]["parallel_collector"])
+    if _runs_serial_part(cfg["policy"], eval_flag):
+        collector_cfg["type"] = "serial"
     env, manager = _env(cfg, eval_flag)
     collector_cfg.update(
         collect_setting=to_plain(collect_setting),
@@ -44,6 +46,20 @@ def collector_task(
         seed=derive_seed(int(cfg["seed"]), "collector", number),
     )
     return {"task_id": task_id, "buffer_id": buffer_id, "collector_cfg": collector_cfg}
+
+
+def _runs_serial_part(policy: Mapping[str, Any], eval_flag: bool) -> bool:
+    """Whether a task runs the serial part that the config names, as zergling is none like it.
+
+    Zergling collects as ``sample`` and evaluates as ``interaction``.
+    """
+    if eval_flag:
+        evaluator = policy.get("eval", {}).get("evaluator", {})
+        return bool(evaluator.get("type", "interaction") != "interaction")
+    collect = policy["collect"]
+    if collect["parallel_collector"]["type"] != "zergling":
+        return False
+    return bool(collect.get("collector", {}).get("type", "sample") != "sample")
 
 
 def learner_task(

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import structs
 
+from dingsdk.plugins import observe
 from dingsdk.worker.evaluator.schedule import EvalSchedule, EvaluatorSection
 from dingsdk.worker.serial_worker import SerialWorker
 
@@ -17,6 +18,8 @@ class ISerialEvaluator(SerialWorker):
     class Config(EvaluatorSection, frozen=True, kw_only=True):
         """Section ``policy.eval.evaluator``."""
 
+    tells_observers = True
+    """Whether observers are told of each evaluation here; in a worker its coordinator does."""
     _default_name = "evaluator"
     _best_result: tuple[bool, float]
     """Whether that policy was trained, and its mean return."""
@@ -35,6 +38,15 @@ class ISerialEvaluator(SerialWorker):
         if is_due:
             self._schedule.note(self._schedule.now(train_iter, envstep))
         return is_due
+
+    def _tell_observers(self, mean_return: float, train_iter: int, envstep: int) -> None:
+        if self.tells_observers:
+            observe().after_evaluate(
+                source=self._instance_name,
+                mean_return=mean_return,
+                train_iter=train_iter,
+                envstep=envstep,
+            )
 
     def _zero(self) -> None:
         self._best_result = (False, -float("inf"))

@@ -13,7 +13,6 @@ from msgspec import Meta
 from dingsdk.config import Count, Section
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ConfigError, NotSetError
-from dingsdk.plugins import observe
 from dingsdk.worker.collector.factory import create_measuring_rollout
 from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout
 from dingsdk.worker.evaluator.base import ISerialEvaluator
@@ -128,9 +127,7 @@ class InteractionSerialEvaluator(ISerialEvaluator):
             self._best_result = result
             if save_ckpt_fn is not None:
                 save_ckpt_fn("ckpt_best")
-        observe().after_evaluate(
-            source=self._instance_name, mean_return=mean, train_iter=train_iter, envstep=envstep
-        )
+        self._tell_observers(mean, train_iter, envstep)
         is_reached = mean >= self._cfg.stop_value and train_iter > 0
         if is_reached:
             self._logger.info(

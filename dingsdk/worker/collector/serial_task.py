@@ -1,0 +1,146 @@
+"""Serial collectors and evaluators as the tasks of a worker."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from dingsdk.config import to_easydict
+from dingsdk.data import SampleBatch, derive_seed
+from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
+from dingsdk.errors import ClosedError, ConfigError
+from dingsdk.worker.collector.rollout import Rollout
+from dingsdk.worker.collector.zergling import ZerglingParallelCollector
+from dingsdk.worker.factory import create_serial_collector, create_serial_evaluator
+
+
+class SerialTaskCollector(ZerglingParallelCollector):
+    """Runs the serial collector or evaluator that the config names, in a worker.
+
+    A collecting task calls ``policy.collect.collector``, an evaluation ``policy.eval.evaluator``.
+    A newer policy is loaded between two calls. A collecting task ends after
+    ``env.collector_episode_num`` episodes per env on average; where the collector tells no
+    ``last_episodes``, after as many calls.
+    """
+
+    class Config(ZerglingParallelCollector.Config, frozen=True, kw_only=True):
+        """Section ``policy.collect.parallel_collector``."""
+
+        type: str = "serial"
+
+    def __repr__(self) -> str:
+        return f"{type(self._serial).__name__} {self._uid}"
+
+    def _set_up_envs(self, cfg: Mapping[str, Any], seed: int | None) -> float:
+        env_cfg, kind = cfg["env"], "evaluator" if self._eval_flag else "collector"
+        self._env_num = int(env_cfg[f"{kind}_env_num"])
+        manager_cfg = {**cfg["env_manager"], "episode_num": math.inf}
+        manager = create_env_manager(manager_cfg, make_env_fns(env_cfg, self._env_num))
+        if seed is not None:
+            seed_envs(manager, seed, kind)
+        self._counts_of_rollout = _Counts()
+        for name in ("step", "step_batch"):
+            setattr(manager, name, self._with_turns(getattr(manager, name)))
+        self._env_manager = manager
+        self._calls_left = int(env_cfg["collector_episode_num"])
+        return math.inf if self._eval_flag else float(self._calls_left * self._env_num)
+
+    def _with_turns(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Let others run before each step, and end the call where the task is over."""
+
+        def stepped(actions: Any, *args: Any, **kwargs: Any) -> Any:
+            self.yield_turn()
+            if self._is_closed:
+                raise ClosedError("the task is over", what="collector")
+            self._counts_of_rollout.env_steps += len(actions)
+            return step(actions, *args, **kwargs)
+
+        return stepped
+
+    def _set_up_rollout(self) -> Rollout:
+        policy_cfg, seed = self._cfg["policy"], self._cfg.get("seed")
+        parts = {
+            "env": self._env_manager,
+            "policy": self.policy,
+            "tb_logger": _NoTensorboard(),
+            "exp_name": self._exp_name,
+            "instance_name": self._instance_name,
+        }
+        self._serial: Any
+        if self._eval_flag:
+            self._serial = create_serial_evaluator(
+                to_easydict(policy_cfg["eval"]["evaluator"]), **parts
+            )
+            self._serial.tells_observers = False  # the coordinator does, of every evaluation
+        else:
+            self._unroll_len = int(self.policy.get_attribute("unroll_len"))
+            section = to_easydict(policy_cfg["collect"]["collector"])
+            if section.get("seed", 0) is None and seed is not None:
+                section.seed = derive_seed(seed, "collector")
+            self._serial = create_serial_collector(section, **parts)
+        return cast(Rollout, self._counts_of_rollout)
+
+    def _observe(self) -> None:
+        return None
+
+    def _policy_inference(self, obs: Any) -> None:
+        return None
+
+    def _env_step(self, policy_output: Any) -> Any:
+        """Evaluate or collect once; return the result."""
+        if self._eval_flag:
+            return self._serial.eval(train_iter=self._policy_iter)[1]
+        self._serial.last_episodes = ()
+        self._calls_left -= 1
+        return self._serial.collect(
+            train_iter=self._policy_iter, policy_kwargs=self._collect_setting
+        )
+
+    def _process_timestep(self, obs: Any, policy_output: Any, step: Any) -> None:
+        if self._eval_flag:
+            returns = [float(each) for each in step["eval_episode_return"]]
+            self._counts_of_rollout.is_finished = True
+        else:
+            returns = [each.episode_return for each in self._serial.last_episodes]
+            self._counts_of_rollout.env_steps = self._serial.envstep
+            is_counted = self._episode_count or returns
+            self._counts_of_rollout.is_finished = not is_counted and self._calls_left <= 0
+            if len(step):
+                self._send_samples(self._in_columns(step))
+        self._episode_count += len(returns)
+        self._returns.extend(returns)
+        self.send_metadata(self._progress())
+
+    def _in_columns(self, samples: Any) -> SampleBatch:
+        if isinstance(samples, SampleBatch):
+            return samples
+        if not isinstance(samples[0], Mapping):
+            kind = self._cfg["policy"]["collect"]["collector"]["type"]
+            raise ConfigError(
+                f"a collector of type {kind!r} gives a list of {type(samples[0]).__name__}, and "
+                "parallel mode moves samples: a SampleBatch or a list of dicts; use --mode serial",
+                path="policy.collect.collector.type",
+            )
+        return SampleBatch.from_rows(samples)
+
+    def _release(self) -> None:
+        serial = getattr(self, "_serial", None)
+        if serial is not None:
+            serial.close()
+        super()._release()
+
+
+class _Counts:
+    """What a rollout counts."""
+
+    def __init__(self) -> None:
+        self.env_steps = 0
+        self.is_finished = False
+
+
+class _NoTensorboard:
+    """Drops what serial mode writes to tensorboard: a worker has tasks by the thousand."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None

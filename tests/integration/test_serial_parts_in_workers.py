@@ -1,0 +1,177 @@
+"""Serial collectors and evaluators that the config names run in workers, as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from dingsdk.config import PartSection
+from dingsdk.errors import ConfigError
+from dingsdk.pipeline.context import RunContext, RunResult
+from dingsdk.pipeline.parallel import parallel_pipeline
+from dingsdk.pipeline.train import compile_run, train
+from dingsdk.plugins import PluginManager, hookimpl, use_manager
+from dingsdk.worker import ISerialCollector, ISerialEvaluator, SampleSerialCollector
+
+from . import short_runs
+
+
+class PlainCollector(ISerialCollector):
+    """Acts at random and returns plain dicts; it knows of no statistics."""
+
+    class Config(PartSection, frozen=True, kw_only=True):
+        """Its section."""
+
+        type: str = "plain"
+        scale: float = 1.0
+
+    _config_path: ClassVar[str] = "policy.collect.collector"
+    seen: ClassVar[list[tuple[float, int, float]]] = []
+
+    def collect(self, train_iter: int, policy_kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
+        self.seen.append((self._cfg.scale, train_iter, policy_kwargs["eps"]))
+        rows = []
+        while len(rows) < 16:
+            obs = self.env.ready_obs
+            for env_id, step in self.env.step(self.env.random_action()).items():
+                self.envstep += 1
+                rows.append(
+                    {
+                        "obs": obs[env_id],
+                        "next_obs": np.asarray(step.obs),
+                        "action": np.int64(step.info.get("action", 0)),
+                        "reward": np.float32(step.reward),
+                        "done": bool(step.done),
+                        "discount": np.float32(0.0 if step.done else 0.99),
+                    }
+                )
+        return rows
+
+
+class FixedEvaluator(ISerialEvaluator):
+    """Finds the same returns each time."""
+
+    class Config(ISerialEvaluator.Config, frozen=True, kw_only=True):
+        """Its section."""
+
+        type: str = "fixed"
+        value: float = 1.0
+
+    _config_path: ClassVar[str] = "policy.eval.evaluator"
+
+    def eval(
+        self, save_ckpt_fn: Any = None, train_iter: int = -1, envstep: int = -1
+    ) -> tuple[bool, dict[str, Any]]:
+        assert self.env.env_num == 2
+        return False, {"eval_episode_return": [self._cfg.value, 3 * self._cfg.value]}
+
+
+class CountingCollector(SampleSerialCollector):
+    """The usual collector under another name."""
+
+    class Config(SampleSerialCollector.Config, frozen=True, kw_only=True):
+        """Its section."""
+
+        type: str = "counting"
+
+    calls: ClassVar[list[int]] = []
+
+    def collect(self, *args: Any, **kwargs: Any) -> Any:
+        samples = super().collect(*args, **kwargs)
+        self.calls.append(len(samples))
+        return samples
+
+
+@pytest.fixture(autouse=True)
+def manager() -> Iterator[PluginManager]:
+    made = PluginManager()
+    made.registry("collectors").register("plain", PlainCollector)
+    made.registry("collectors").register("counting", CountingCollector)
+    made.registry("evaluators").register("fixed", FixedEvaluator)
+    PlainCollector.seen.clear()
+    CountingCollector.calls.clear()
+    with use_manager(made):
+        yield made
+
+
+def run(run_dir: Path, *sets: str, concurrency: str = "greenlets") -> RunResult:
+    sets = (*short_runs.QUICK, f"system.transport.concurrency={concurrency}", *sets)
+    cfg = compile_run("cartpole-dqn", mode="parallel", transport="in_memory", sets=sets, seed=3)
+    return parallel_pipeline(RunContext(cfg=cfg, run_dir=run_dir))
+
+
+@pytest.mark.parametrize("concurrency", ["greenlets", "threads"])
+def test_collector_that_the_config_names_feeds_a_parallel_run(
+    tmp_path: Path, concurrency: str
+) -> None:
+    sets = ("policy.collect.collector.type=counting", "env.collector_episode_num=1")
+    result = run(tmp_path, *sets, concurrency=concurrency)
+    assert (result.reason, result.train_iter) == ("limit", 200)
+    assert set(CountingCollector.calls) == {16}
+    assert result.env_steps >= 16 * len(CountingCollector.calls) / 2
+
+
+@pytest.mark.parametrize("concurrency", ["greenlets", "threads"])
+def test_collector_and_evaluator_of_a_third_party_run_in_workers(
+    tmp_path: Path, concurrency: str
+) -> None:
+    result = run(
+        tmp_path,
+        "policy.collect.collector.type=plain",
+        "policy.collect.collector.scale=2.5",
+        "policy.eval.evaluator.type=fixed",
+        "policy.eval.evaluator.value=7",
+        "policy.nstep=1",
+        concurrency=concurrency,
+    )
+    assert (result.reason, result.train_iter) == ("limit", 200)
+    scales, iters, eps = zip(*PlainCollector.seen, strict=True)
+    assert set(scales) == {2.5}
+    assert max(iters) > 0  # newer policies were loaded
+    assert len(set(eps)) > 1  # the tasks ended, and the next ones had other settings
+    assert {each.mean for each in result.evaluations} == {14.0}
+    assert "best" in result.checkpoints
+
+
+def test_same_parts_serve_serial_mode(tmp_path: Path) -> None:
+    sets = ("policy.collect.collector.type=plain", "policy.eval.evaluator.type=fixed")
+    sets = (*short_runs.QUICK, *sets, "policy.nstep=1")
+    result = train("cartpole-dqn", sets=sets, output=tmp_path)
+    assert (result.reason, result.train_iter) == ("limit", 200)
+    assert {each.mean for each in result.evaluations} == {2.0}
+
+
+def test_observers_hear_of_an_evaluation_once(tmp_path: Path, manager: PluginManager) -> None:
+    heard: list[int] = []
+
+    class Observer:
+        @hookimpl
+        def dingsdk_after_evaluate(self, train_iter: int) -> None:
+            heard.append(train_iter)
+
+    manager.register_plugin(Observer(), "observer")
+    result = run(tmp_path, "policy.collect.parallel_collector.type=serial")
+    assert heard == [each.train_iter for each in result.evaluations]
+
+
+def test_long_evaluation_leaves_turns_to_others_and_is_cut_off_at_the_end(tmp_path: Path) -> None:
+    result = run(
+        tmp_path,
+        "policy.collect.parallel_collector.type=serial",
+        "env.n_evaluator_episode=1000000",
+        "system.coordinator.last_evaluation_s=0.1",
+    )
+    assert (result.reason, result.train_iter) == ("limit", 200)
+    assert result.evaluations == ()
+
+
+def test_on_policy_run_refuses_a_collector_that_cannot_be_held_back() -> None:
+    sets = ("policy.collect.collector.type=plain",)
+    with pytest.raises(ConfigError) as caught:
+        compile_run("cartpole-ppo", mode="parallel", transport="in_memory", sets=sets)
+    assert caught.value.facts["path"] == "policy.collect.collector.type"
+    compile_run("cartpole-ppo", sets=sets)
