@@ -195,7 +195,7 @@ def test_env_that_keeps_raising_ends_the_run_with_its_traceback(
 
 def test_learner_that_raises_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
     with pytest.raises(TaskFailedError) as caught:
-        run(tmp_path, "policy.learn.learning_rate=1e38")
+        run(tmp_path, "policy.learn.learning_rate=1e15")
     assert "NonFiniteError" in caught.value.facts["traceback"]
 
 
