@@ -134,7 +134,7 @@ def compile_config(
     _check_collects(compiled)
     _check_on_policy(compiled["policy"], mode)
     _check_device(compiled["policy"])
-    _check_learners(compiled["system"])
+    _check_learners(compiled, found, mode)
     if mode == "parallel":
         _check_memory_limit(compiled["system"], found["system.transport"])
     _try_env(compiled, found)
@@ -322,13 +322,30 @@ def _check_on_policy(policy: Mapping[str, Any], mode: str) -> None:
             )
 
 
-def _check_learners(system: Mapping[str, Any]) -> None:
-    """Raises ConfigError for several learners: they would not train together."""
-    if system["learner_num"] > 1:
+def _check_learners(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
+    """Check that several learners can train together.
+
+    Raises:
+        ConfigError: they cannot, or their parts of a batch would differ in size.
+    """
+    num, policy, path = cfg["system"]["learner_num"], cfg["policy"], "system.learner_num"
+    if num == 1:
+        return
+    why = ""
+    if policy["on_policy"] or not getattr(classes["policy"], "is_data_parallel", False):
+        why = f"a policy of type {policy['type']!r} is trained by one learner"
+    elif policy["cuda"]:
+        why = "learners that train together do so on the CPU: set policy.cuda to false"
+    elif mode == "parallel" and not hasattr(classes["system.learner"], "learner_num"):
+        why = f"a comm learner of type {cfg['system']['learner']['type']!r} is one learner"
+    if why:
+        raise ConfigError(f"{path} is {num}, but {why}; leave the first 1", path=path)
+    batch_size = policy["learn"]["batch_size"]
+    if batch_size % num:
         raise ConfigError(
-            f"system.learner_num is {system['learner_num']}, but one learner trains; leave it 1. "
-            "A further one, started by hand with `dingsdk learner`, takes over if that is lost",
-            path="system.learner_num",
+            f"policy.learn.batch_size is {batch_size}, no multiple of {path} {num}: it is the "
+            "batch of all learners together, and each takes an equal part",
+            path="policy.learn.batch_size",
         )
 
 

@@ -29,7 +29,7 @@ _PARALLEL_COLLECTORS = frozenset({"zergling", "marine"})
 NOT_CARRIED: Mapping[str, str] = {
     "reward_model": "reward models are not part of dingsdk",
     "world_model": "world models are not part of dingsdk",
-    "multi_gpu": "a run has one learner, on one device",
+    "multi_gpu": "several learners train together on the CPU, see system.learner_num",
     "ignore_done": "an episode that a time limit cuts is told from one that ends anyway",
 }
 """Sections and switches of DI-engine that have no counterpart, with the reason."""

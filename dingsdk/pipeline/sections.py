@@ -54,7 +54,7 @@ class SystemSection(Section, frozen=True, kw_only=True):
     Attributes:
         transport: The transport plugin by ``type``, with its options (parallel mode).
         collector_num: Collector workers (parallel mode).
-        learner_num: Learners that train together; 1.
+        learner_num: Processes that train together, each on an equal part of every batch.
         roles: Further roles of workers by their type key, each with its options; ``num``
             workers are started of each (parallel mode).
         collector: Options of the comm collectors.

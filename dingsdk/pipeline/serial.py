@@ -24,6 +24,7 @@ from dingsdk.worker import (
     create_serial_collector,
     create_serial_evaluator,
 )
+from dingsdk.worker.learner.aggregator import LearnerAggregator
 from dingsdk.worker.learner.checkpoint import EXCEPTION
 from dingsdk.worker.run_logger import build_tb_logger
 
@@ -162,8 +163,12 @@ def _build(context: RunContext, stack: ExitStack) -> _Workers:
         enable_field=["learn", "collect", "eval", "command"],
         seed=derive_seed(cfg.seed, "policy"),
     )
+    learn_mode = policy.learn_mode
+    if cfg.system.learner_num > 1:
+        aggregator = LearnerAggregator(learn_mode, policy_cfg, cfg.system.learner_num)
+        learn_mode = stack.enter_context(aggregator).learn_mode
     learner = create_learner(
-        policy_cfg.learn.learner, policy=policy.learn_mode, tb_logger=tb_logger, exp_name=exp_name
+        policy_cfg.learn.learner, policy=learn_mode, tb_logger=tb_logger, exp_name=exp_name
     )
     stack.callback(learner.close)
     collector = create_serial_collector(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ class Adam:
     Attributes:
         flat: float32[n], the parameters.
         updates: Steps taken.
+        average: Averages a vector over all ranks, in place, where several train together; None
+            for one alone.
 
     Source: Kingma & Ba 2015, algorithm 1.
     """
@@ -51,6 +53,7 @@ class Adam:
         self._first = torch.zeros_like(self.flat)
         self._second = torch.zeros_like(self.flat)
         self.updates = 0
+        self.average: Callable[[Tensor], None] | None = None
 
     def minimize(self, loss: Tensor) -> float:
         """Take one step against the gradient of ``loss``; returns the gradient's norm.
@@ -60,6 +63,11 @@ class Adam:
         """
         gradients = torch.autograd.grad(loss, self._parameters)
         gradient = torch.cat([each.reshape(-1) for each in gradients])
+        if self.average is not None:
+            # With the loss, so that all ranks refuse the same updates.
+            joined = torch.cat((gradient, loss.detach().reshape(1)))
+            self.average(joined)
+            gradient, loss = joined[:-1], joined[-1]
         # One read for both: on an accelerator every read waits for the device.
         value, norm = torch.stack((loss.detach(), torch.linalg.vector_norm(gradient))).tolist()
         if not (math.isfinite(norm) and math.isfinite(value)):

@@ -24,6 +24,7 @@ from dingsdk.data.pytree import flatten, map_leaves
 from dingsdk.data.seeding import derive_seed
 from dingsdk.errors import ConfigError, NonFiniteError, SchemaMismatchError
 from dingsdk.plugins import default_manager
+from dingsdk.policy.adam import Adam
 from dingsdk.policy.sections import PolicySection
 from dingsdk.policy.weights import load_state
 
@@ -162,6 +163,10 @@ class BasePolicy(Configurable, ABC):
 
     monitored: ClassVar[tuple[str, ...]] = ("total_loss",)
     """Which of the values that ``learn`` returns are logged and plotted."""
+    is_data_parallel: ClassVar[bool] = False
+    """Whether several learners can train it together: each on a part of every batch, with the
+    gradients of all averaged. Needs losses that are means over the batch, and ``Adam`` objects of
+    this package in ``state``."""
 
     def __init__(
         self,
@@ -504,6 +509,11 @@ class BasePolicy(Configurable, ABC):
             ) from None
 
     def _set_attribute(self, key: str, value: Any) -> None:
+        if key == "average_over_ranks" and self.is_data_parallel:
+            for part in self.state().values():
+                if isinstance(part, Adam):
+                    part.average = value
+            return
         if key not in {"n_sample", "n_episode", "unroll_len", "batch_size"}:
             raise NotImplementedError(f"{type(self).__name__}'s attribute {key!r} cannot be set")
         self._attributes[key] = value

@@ -101,6 +101,7 @@ class DQNPolicy(BasePolicy):
 
     Config: ClassVar[type[DQNSection]] = DQNSection
     section: DQNSection
+    is_data_parallel = True
     monitored = ("cur_lr", "total_loss", "q_value", "target_q_value", "grad_norm")
     model_from_spaces = staticmethod(partial(flat_model, "dqn"))
 

@@ -16,10 +16,11 @@ from dingsdk.errors import ClosedError, PayloadsLostError, TaskFail
 from dingsdk.policy import create_policy
 from dingsdk.worker.comm.publisher import PolicyPublisher
 from dingsdk.worker.comm.row_store import RowStore
-from dingsdk.worker.comm.slave import TaskFunctions
+from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, TaskFunctions
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.comm.worker import ANSWER_WITHIN_S, CommWorker
 from dingsdk.worker.factory import create_learner
+from dingsdk.worker.learner.aggregator import LearnerAggregator
 from dingsdk.worker.learner.hooks import LearnerHook
 
 _log = logging.getLogger(__name__)
@@ -78,6 +79,8 @@ class BaseCommLearner(CommWorker):
     """
 
     role = "learner"
+    learner_num = 1
+    """Processes that train together, as ``system.learner_num`` says; this is the first of them."""
 
     class Config(CommWorker.Config, frozen=True, kw_only=True):
         """Section ``system.learner``.
@@ -96,6 +99,7 @@ class BaseCommLearner(CommWorker):
         super().__init__(cfg, transport, worker_id)
         self._policies = PolicyPublisher(self)
         self._learner: Any = None
+        self._ranks: LearnerAggregator | None = None
         self._is_on_policy = False
         """Whether each training ends a version, which is published before the next one."""
         self._sent_iter = -1
@@ -189,6 +193,14 @@ class BaseCommLearner(CommWorker):
         self.raise_job_error()
         return self.task_ids()
 
+    def stop_job(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
+        """Stop the learner, then the processes that train with it."""
+        is_over = super().stop_job(timeout_s)
+        if is_over and self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
+        return is_over
+
     def _create_learner(self, task_info: Mapping[str, Any]) -> Any:
         """Build the task's learner with its policy and connect it with this worker."""
         # The run folder in the task is one of the master's host.
@@ -201,9 +213,11 @@ class BaseCommLearner(CommWorker):
         learner.get_data = self.data_source
         learner.send_policy = self.send_policy
         learner.send_learn_info = self.send_learn_info
-        learner.policy = create_policy(
-            task_info["policy"], enable_field=["learn"], seed=task_info.get("seed")
-        ).learn_mode
+        policy_cfg, seed = task_info["policy"], task_info.get("seed")
+        learner.policy = create_policy(policy_cfg, enable_field=["learn"], seed=seed).learn_mode
+        if self.learner_num > 1:
+            self._ranks = LearnerAggregator(learner.policy, policy_cfg, self.learner_num)
+            learner.policy = self._ranks.learn_mode
         for hook in self.hooks4call:
             learner.register_hook(hook)
         learner.setup_dataloader()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
 from dingsdk.config import Configurable, PartSection, Whole
 from dingsdk.data import derive_seed
@@ -208,12 +208,15 @@ class LearnerRole(Role):
 
     @property
     def worker_num(self) -> int:
-        return int(self.run_cfg["system"]["learner_num"])
+        return 1  # it stands for all of system.learner_num
 
     def create_worker(self, transport: Transport, worker_id: str) -> CommWorker:
         cfg = _comm_section(self)
-        worker: CommWorker = create_comm_learner(cfg, transport=transport, worker_id=worker_id)
-        return worker
+        worker: Any = create_comm_learner(cfg, transport=transport, worker_id=worker_id)
+        learner_num = int(self.run_cfg["system"]["learner_num"])
+        if learner_num > 1:
+            worker.learner_num = learner_num
+        return cast(CommWorker, worker)
 
     def next_task(self, commander: BaseParallelCommander) -> Task | None:
         return commander.get_learner_task()

@@ -9,7 +9,15 @@ import pytest
 import torch
 from easydict import EasyDict
 
-from dingsdk.config import apply_set, deep_merge_dicts, load_config, save_config, to_plain
+from dingsdk.config import (
+    Configurable,
+    PartSection,
+    apply_set,
+    deep_merge_dicts,
+    load_config,
+    save_config,
+    to_plain,
+)
 from dingsdk.errors import (
     ConfigError,
     ConfigTypeError,
@@ -20,6 +28,7 @@ from dingsdk.errors import (
 )
 from dingsdk.pipeline.compile import compile_config, compile_config_parallel
 from dingsdk.pipeline.train import compile_run
+from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker import NaiveReplayBuffer
 
 MINIMAL: dict[str, Any] = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "dqn"}}
@@ -435,9 +444,35 @@ def test_unknown_platform_is_a_key_error() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_several_learners_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="one learner trains") as caught:
-        compile_config(changed("system.learner_num=2"))
+@pytest.mark.parametrize(
+    ("sets", "path", "reason"),
+    [
+        (["policy.type=ppo"], "system.learner_num", "type 'ppo' is trained by one learner"),
+        (["policy.learn.batch_size=63"], "policy.learn.batch_size", "no multiple"),
+    ],
+)
+def test_learners_that_cannot_train_together_are_refused_by_name(
+    sets: list[str], path: str, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason) as caught:
+        compile_config(changed("system.learner_num=2", *sets))
+
+    assert caught.value.path == path
+
+
+def test_comm_learner_that_is_one_learner_is_refused_where_several_are_asked_for() -> None:
+    class Lonely(Configurable):
+        class Config(PartSection, frozen=True, kw_only=True):
+            type: str = "lonely"
+
+    cfg = changed("system.learner_num=2")
+    with use_manager(PluginManager()) as manager:
+        manager.registry("comm_learners").register("lonely", Lonely)
+        cfg["system"]["learner"] = {"type": "lonely"}
+
+        assert compile_config(cfg).system.learner_num == 2
+        with pytest.raises(ConfigError, match="type 'lonely' is one learner") as caught:
+            compile_config(cfg, mode="parallel")
 
     assert caught.value.path == "system.learner_num"
 

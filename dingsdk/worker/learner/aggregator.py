@@ -1,0 +1,315 @@
+"""Data-parallel training: a learner that stands for several processes, its ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dingsdk.data import SampleBatch, decode_frame, encode_frame
+from dingsdk.envs.guard import ctrl_c_blocked
+from dingsdk.errors import ConfigError, WorkerCrashedError
+from dingsdk.plugins import Snapshot, default_manager
+from dingsdk.policy import LearnMode, create_policy
+
+START_S = 120.0
+"""How long the ranks may take to start."""
+RANK_S = 60.0
+"""How long a rank waits for the others in the middle of an update; then one of them hangs."""
+CLOSE_S = 5.0
+_KIND = "rank-message"
+_MAX_BYTES = 4 << 30
+_FORWARD, _DONE, _FAILED = "forward", "done", "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class _RankSpec:
+    rank: int
+    world_size: int
+    store: Path
+    policy_cfg: Mapping[str, Any]
+    threads: int
+    snapshot: Snapshot
+
+
+class LearnerAggregator:
+    """Looks like one policy that learns, and trains it on several processes.
+
+    The caller's process is rank 0; it starts the others. Each rank has the policy's weights and
+    takes an equal, consecutive part of every batch. Their gradients are averaged before each
+    step, over ``torch.distributed`` (gloo, on the loopback interface), so that all ranks keep
+    the weights that one learner would have with the whole batch. Rank 0 alone saves, publishes
+    and logs.
+
+    Use as a context manager, or close it. Not safe for use from several threads.
+
+    Args:
+        learn_mode: Learn mode of a policy whose class ``is_data_parallel``: rank 0's.
+        policy_cfg: The config's ``policy`` section, to create the policies of the other ranks.
+        world_size: Number of ranks, >= 1.
+        rank_s: Seconds that a rank may wait for the others within an update.
+
+    Attributes:
+        learn_mode: What the learner is given in place of the policy's own. Its ``forward`` takes
+            batches whose length is a multiple of ``world_size``. Logged numbers are averaged over
+            the ranks, sequences such as ``priority`` joined in the order of the batch.
+
+    Raises:
+        WorkerCrashedError: a rank cannot start.
+        ConfigError: the policy does not average its gradients.
+    """
+
+    def __init__(
+        self,
+        learn_mode: LearnMode,
+        policy_cfg: Mapping[str, Any],
+        world_size: int,
+        rank_s: float = RANK_S,
+    ) -> None:
+        self._policy = learn_mode
+        self._ranks: list[_Rank] = []
+        self.learn_mode = learn_mode._replace(
+            forward=self._train,
+            reset=lambda ids=None: self._call("reset", ids),
+            set_attribute=lambda *args: self._call("set_attribute", *args),
+            load_state_dict=lambda state: self._call("load_state_dict", state),
+        )
+        with tempfile.TemporaryDirectory(prefix="dingsdk-ranks-") as folder:
+            store = Path(folder) / "store"
+            threads, snapshot = torch.get_num_threads(), default_manager().snapshot()
+            try:
+                for rank in range(1, world_size):
+                    spec = _RankSpec(rank, world_size, store, policy_cfg, threads, snapshot)
+                    self._ranks.append(_Rank(spec))
+                deadline = time.monotonic() + START_S
+                for each in self._ranks:
+                    each.answer(deadline)
+                join_ranks(learn_mode, store, 0, world_size, rank_s)
+                self._call("load_state_dict", learn_mode.state_dict())
+            except BaseException:
+                self.close()
+                raise
+
+    def __enter__(self) -> LearnerAggregator:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the other ranks; idempotent. May be called from any thread."""
+        deadline = time.monotonic() + CLOSE_S
+        for rank in self._ranks:
+            rank.end()
+        while self._ranks:
+            self._ranks.pop().join(deadline)
+
+    def _train(self, data: Any, **kwargs: Any) -> dict[str, Any] | list[dict[str, Any]]:
+        batch = data if isinstance(data, SampleBatch) else SampleBatch.from_rows(data)
+        parts = split_batch(batch, len(self._ranks) + 1)
+        for rank, part in zip(self._ranks, parts[1:], strict=True):
+            rank.send(_FORWARD, part)
+        try:
+            found = [self._policy.forward(parts[0], **kwargs)]
+        except RuntimeError as error:
+            # A rank that ended cut its connection, which is what was noticed here.
+            for rank in self._ranks:
+                rank.raise_if_lost(error)
+            raise
+        deadline = time.monotonic() + RANK_S
+        found += [rank.answer(deadline) for rank in self._ranks]
+        merged: dict[str, Any] | list[dict[str, Any]] = merge_logs(found)
+        return merged
+
+    def _call(self, name: str, *args: Any) -> Any:
+        """Do something on all ranks; first here, where it is refused if it cannot be done."""
+        done = getattr(self._policy, name)(*args)
+        for rank in self._ranks:
+            rank.send(name, list(args))
+        deadline = time.monotonic() + RANK_S
+        for rank in self._ranks:
+            rank.answer(deadline)
+        return done
+
+
+class _Rank:
+    """Another rank's process, and the pipe to it."""
+
+    def __init__(self, spec: _RankSpec) -> None:
+        self.number = spec.rank
+        context = multiprocessing.get_context("spawn")
+        self._link, theirs = context.Pipe()
+        self._process = context.Process(
+            target=rank_main, args=(spec, theirs), name=f"learner-rank-{spec.rank}", daemon=True
+        )
+        with ctrl_c_blocked():
+            self._process.start()
+        theirs.close()
+
+    def send(self, name: str, value: Any) -> None:
+        """Tell it what to do; a rank that has ended is noticed when it has to answer."""
+        with contextlib.suppress(OSError):
+            _send(self._link, name, value)
+
+    def answer(self, deadline: float) -> Any:
+        """Return what it answers; raises WorkerCrashedError where it does not."""
+        wait([self._link, self._process.sentinel], max(0.0, deadline - time.monotonic()))
+        return self._read("did not answer in time")
+
+    def raise_if_lost(self, cause: BaseException) -> None:
+        """Raise WorkerCrashedError if it has ended, or says why it is about to."""
+        wait([self._link, self._process.sentinel], 1.0)
+        try:
+            if self._link.poll() or self._process.exitcode is not None:
+                self._read("")
+        except WorkerCrashedError as error:
+            raise error from cause
+
+    def _read(self, why: str) -> Any:
+        trace = ""
+        try:
+            if self._link.poll():
+                name, value = _receive(self._link)
+                if name == _DONE:
+                    return value
+                why, trace = value
+        except (EOFError, OSError):
+            self._process.join(1.0)
+        code = self._process.exitcode
+        if code is not None and not trace:
+            why = f"ended with exit code {code}"
+        raise WorkerCrashedError(
+            f"rank {self.number} of the learner {why or 'ended'}",
+            worker_id=f"rank-{self.number}",
+            exit_code=code,
+            traceback=trace,
+        )
+
+    def end(self) -> None:
+        with contextlib.suppress(OSError):
+            self._link.close()
+
+    def join(self, deadline: float) -> None:
+        self._process.join(max(0.0, deadline - time.monotonic()))
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+        self._process.close()
+
+
+def rank_main(spec: _RankSpec, link: Connection) -> None:
+    """Run a rank until rank 0 hangs up; never returns."""
+    # Rank 0 decides what a Ctrl-C means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    code = 0
+    try:
+        torch.set_num_threads(spec.threads)
+        default_manager().restore(spec.snapshot)
+        policy = create_policy(spec.policy_cfg, enable_field=["learn"]).learn_mode
+        _send(link, _DONE, None)
+        join_ranks(policy, spec.store, spec.rank, spec.world_size, RANK_S)
+        while True:
+            name, value = _receive(link)
+            found = policy.forward(value) if name == _FORWARD else getattr(policy, name)(*value)
+            _send(link, _DONE, found)
+    except (EOFError, ConnectionError):
+        pass  # rank 0 hung up, or is gone
+    except BaseException as error:
+        code = 1
+        text = f"failed: {type(error).__name__}: {error}"
+        with contextlib.suppress(OSError):
+            _send(link, _FAILED, [text, "".join(traceback.format_exception(error))])
+    # At once: the others, who may be in the middle of an update, notice it by the connection.
+    os._exit(code)
+
+
+def join_ranks(
+    policy: LearnMode, store: Path, rank: int, world_size: int, timeout_s: float
+) -> None:
+    """Connect a policy with those of the other ranks, who must do the same.
+
+    Raises:
+        ConfigError: the policy has no optimizer that averages its gradients.
+    """
+    if world_size == 1:
+        return
+    # Its constructor keeps clear of the default group of the process, which is the user's; torch
+    # declares no types for it.
+    dist: Any = importlib.import_module("torch.distributed")
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    # By default it would listen on the address that the host's name stands for.
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    file = dist.FileStore(str(store), world_size)
+    group = dist.ProcessGroupGloo(file, rank, world_size, options)
+
+    def average(tensor: torch.Tensor) -> None:
+        group.allreduce([tensor]).wait()
+        tensor /= world_size
+
+    try:
+        policy.set_attribute("average_over_ranks", average)
+    except NotImplementedError as error:
+        raise ConfigError(
+            f"this policy cannot train on {world_size} ranks: {error}", path="system.learner_num"
+        ) from error
+
+
+def split_batch(batch: SampleBatch, count: int) -> list[SampleBatch]:
+    """Return equal, consecutive parts of a batch, as views.
+
+    Raises:
+        ConfigError: a remainder would be left.
+    """
+    size, rest = divmod(len(batch), count)
+    if rest:
+        raise ConfigError(
+            f"a batch of {len(batch)} samples cannot be split among {count} learners; let "
+            "policy.learn.batch_size be a multiple of system.learner_num",
+            path="policy.learn.batch_size",
+        )
+    return [batch[start : start + size] for start in range(0, len(batch), size)]
+
+
+def merge_logs(logs: Sequence[Any]) -> Any:
+    """Return one log for those of all ranks: numbers averaged, sequences joined, dicts by key."""
+    first = logs[0]
+    if isinstance(first, Mapping):
+        return {key: merge_logs([log[key] for log in logs]) for key in first}
+    if isinstance(first, list) and first and isinstance(first[0], Mapping):
+        return [merge_logs(each) for each in zip(*logs, strict=True)]
+    if isinstance(first, (list, tuple)):
+        return [item for log in logs for item in log]
+    if isinstance(first, np.ndarray) and first.ndim:
+        return np.concatenate(logs)
+    if isinstance(first, (str, bool)) or first is None:
+        return first
+    return sum(float(log) for log in logs) / len(logs)
+
+
+def _send(link: Connection, name: str, value: Any) -> None:
+    buffers, _ = encode_frame(f"{_KIND}-{name}", value, max_manifest_bytes=_MAX_BYTES)
+    link.send_bytes(name.encode())
+    link.send_bytes(b"".join(buffers))
+
+
+def _receive(link: Connection) -> tuple[str, Any]:
+    name = link.recv_bytes().decode()
+    frame = bytearray(link.recv_bytes())
+    kind = f"{_KIND}-{name}"
+    value = decode_frame(kind, frame, _MAX_BYTES, verify=False, max_manifest_bytes=_MAX_BYTES)
+    return name, value

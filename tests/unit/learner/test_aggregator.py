@@ -1,0 +1,120 @@
+"""Several learner processes that train one policy together."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import ConfigError, NonFiniteError, WorkerCrashedError
+from dingsdk.policy import create_policy
+from dingsdk.worker.learner.aggregator import LearnerAggregator, merge_logs, split_batch
+
+CFG: dict[str, Any] = {
+    "type": "dqn",
+    "priority": True,
+    "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_size_list": [16]},
+    "learn": {"batch_size": 8, "target_update_freq": 3},
+}
+
+
+def batches(count: int, size: int = 8) -> Iterator[SampleBatch]:
+    random = np.random.default_rng(0)
+    for _ in range(count):
+        yield SampleBatch(
+            {
+                "obs": random.normal(size=(size, 4)).astype(np.float32),
+                "action": random.integers(0, 2, size),
+                "reward": random.normal(size=size).astype(np.float32),
+                "next_obs": random.normal(size=(size, 4)).astype(np.float32),
+                "discount": np.full(size, 0.99, np.float32),
+                "IS": random.uniform(0.5, 1.0, size).astype(np.float32),
+            }
+        )
+
+
+def policy(seed: int = 0) -> Any:
+    return create_policy(CFG, enable_field=["learn"], seed=seed).learn_mode
+
+
+def weights(mode: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in mode.state_dict()["model"].items()}
+
+
+def test_two_ranks_have_the_weights_and_logs_of_one_learner_with_the_whole_batch() -> None:
+    alone, together = policy(), policy()
+    with LearnerAggregator(together, CFG, 2) as ranks:
+        for batch in batches(10):
+            one = alone.forward(batch)
+            two = ranks.learn_mode.forward(batch)
+            assert two.keys() == one.keys()
+            for key, value in one.items():
+                np.testing.assert_allclose(two[key], value, rtol=2e-4, atol=1e-6, err_msg=key)
+    for name, tensor in weights(alone).items():
+        torch.testing.assert_close(weights(together)[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_ranks_take_over_loaded_weights_and_attributes() -> None:
+    other, together = policy(seed=1), policy()
+    with LearnerAggregator(together, CFG, 2) as ranks:
+        ranks.learn_mode.load_state_dict(other.state_dict())
+        ranks.learn_mode.set_attribute("learning_rate", 0.05)
+        other.set_attribute("learning_rate", 0.05)
+        for batch in batches(3):
+            other.forward(batch)
+            log = ranks.learn_mode.forward([dict(row) for row in batch])
+            assert log["cur_lr"] == pytest.approx(0.05)
+    for name, tensor in weights(other).items():
+        torch.testing.assert_close(weights(together)[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_a_batch_with_a_remainder_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        split_batch(next(batches(1, size=7)), 2)
+    assert caught.value.path == "policy.learn.batch_size"
+
+
+def test_a_rank_that_is_killed_ends_the_training_by_name() -> None:
+    with LearnerAggregator(policy(), CFG, 2) as ranks:
+        (first,) = ranks._ranks
+        assert first._process.pid is not None
+        os.kill(first._process.pid, signal.SIGKILL)
+        with pytest.raises(WorkerCrashedError, match="rank 1 of the learner") as caught:
+            ranks.learn_mode.forward(next(batches(1)))
+    assert caught.value.exit_code == -signal.SIGKILL
+
+
+def test_all_ranks_refuse_an_update_that_one_of_them_finds_not_finite() -> None:
+    together = policy()
+    with LearnerAggregator(together, CFG, 2) as ranks:
+        before = weights(together)
+        bad = next(batches(1))
+        bad.columns["reward"][-1] = np.nan  # the last rank's
+        with pytest.raises(NonFiniteError):
+            ranks.learn_mode.forward(bad)
+    for name, tensor in weights(together).items():
+        assert torch.equal(before[name], tensor)
+
+
+def test_a_policy_that_does_not_average_is_refused() -> None:
+    cfg = {**CFG, "type": "ppo", "priority": False, "learn": {"batch_size": 8}}
+    made = create_policy(cfg, enable_field=["learn"], seed=0).learn_mode
+    with pytest.raises(ConfigError) as caught:
+        LearnerAggregator(made, cfg, 2)
+    assert caught.value.path == "system.learner_num"
+
+
+def test_logs_are_averaged_and_sequences_joined() -> None:
+    logs = [
+        {"loss": 1.0, "name": "a", "[scalars]q": {"x": 1}, "priority": [1.0, 2.0]},
+        {"loss": 3.0, "name": "a", "[scalars]q": {"x": 2}, "priority": [3.0, 4.0]},
+    ]
+    merged = {"loss": 2.0, "name": "a", "[scalars]q": {"x": 1.5}, "priority": [1.0, 2.0, 3.0, 4.0]}
+    assert merge_logs(logs) == merged
+    assert merge_logs([[each, each] for each in logs]) == [merged, merged]
