@@ -35,6 +35,8 @@ from dingsdk.testing import (
     BUFFER_CAPABILITIES,
     BUFFER_RULES,
     CAPABILITIES,
+    COMMANDER_CAPABILITIES,
+    COMMANDER_RULES,
     PART_RULES,
     POLICY_CAPABILITIES,
     POLICY_RULES,
@@ -51,6 +53,7 @@ def pages() -> dict[str, str]:
     return {
         "buffer-rules.md": buffer_rules_page(),
         "cli.md": cli_page(),
+        "commander-rules.md": commander_rules_page(),
         "config.md": config_page(),
         "errors.md": errors_page(),
         "hooks.md": hooks_page(),
@@ -209,6 +212,15 @@ def part_rules_page() -> str:
         for kind, book in PART_RULES.items()
     ]
     return _page("Rules of the parts of a replay buffer", "\n\n".join([intro, *parts]))
+
+
+def commander_rules_page() -> str:
+    """Return the rules of the commander contract."""
+    intro = (
+        "What every commander of parallel mode does, and `dingsdk.testing` checks: "
+        "`check_commander` all of it, a subclass of `CommanderContract` as one test a rule."
+    )
+    return _rules_page("commander", intro, COMMANDER_CAPABILITIES, COMMANDER_RULES)
 
 
 def policy_rules_page() -> str:

@@ -5,7 +5,8 @@
 for replay buffers; ``BufferMachine`` compares one with a plain model, through any sequence of
 calls. ``check_part`` and ``StorageContract``, ``SamplerContract``, ``RemoverContract`` and
 ``LimiterContract`` hold the parts of a buffer to rules of their own, without a buffer.
-``check_policy`` and ``PolicyContract`` are for policies. The rules are listed in
+``check_policy`` and ``PolicyContract`` are for policies, ``check_commander`` and
+``CommanderContract`` for commanders. The rules are listed in
 ``docs/reference``. ``FaultProxy`` puts a bad network before an endpoint,
 ``failing_calls`` a bad disk below a storage; ``recorded_writes`` tells what a disk was waited for.
 """
@@ -29,8 +30,14 @@ from dingsdk.testing.rules import CAPABILITIES, RULES, check_rule, check_transpo
 
 if TYPE_CHECKING:
     from dingsdk.testing.buffer_machine import BufferMachine
+    from dingsdk.testing.commander_rules import (
+        COMMANDER_CAPABILITIES,
+        COMMANDER_RULES,
+        check_commander,
+    )
     from dingsdk.testing.contract import (
         BufferContract,
+        CommanderContract,
         LimiterContract,
         PolicyContract,
         RemoverContract,
@@ -50,12 +57,15 @@ __all__ = [
     "BUFFER_CAPABILITIES",
     "BUFFER_RULES",
     "CAPABILITIES",
+    "COMMANDER_CAPABILITIES",
+    "COMMANDER_RULES",
     "PART_RULES",
     "POLICY_CAPABILITIES",
     "POLICY_RULES",
     "RULES",
     "BufferContract",
     "BufferMachine",
+    "CommanderContract",
     "ContractError",
     "ContractReport",
     "Fault",
@@ -73,6 +83,7 @@ __all__ = [
     "WriteLog",
     "check_buffer",
     "check_buffer_rule",
+    "check_commander",
     "check_part",
     "check_policy",
     "check_policy_rule",
@@ -87,8 +98,10 @@ __all__ = [
 # Modules that need pytest, Hypothesis or torch, which the others do without.
 _LAZY = {
     "buffer_machine": ("BufferMachine",),
+    "commander_rules": ("COMMANDER_CAPABILITIES", "COMMANDER_RULES", "check_commander"),
     "contract": (
         "BufferContract",
+        "CommanderContract",
         "LimiterContract",
         "PolicyContract",
         "RemoverContract",

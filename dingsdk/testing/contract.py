@@ -10,11 +10,13 @@ import pytest
 
 from dingsdk.policy.base import Policy
 from dingsdk.testing.buffer_rules import BUFFER_BOOK
+from dingsdk.testing.commander_rules import COMMANDER_BOOK
 from dingsdk.testing.part_rules import PART_RULES
 from dingsdk.testing.policy_rules import POLICY_BOOK, PolicyUnderTest
 from dingsdk.testing.rule import PATIENCE_S, Rule, RuleBook
 from dingsdk.testing.rules import TRANSPORT_BOOK
 from dingsdk.worker.comm import Transport
+from dingsdk.worker.commander.base import BaseParallelCommander
 from dingsdk.worker.replay_buffer import IBuffer
 
 
@@ -160,3 +162,22 @@ class PolicyContract(Contract):
 
     def _part(self) -> Any:
         return PolicyUnderTest(self.make_policy, self.observation_space, self.action_space)
+
+
+class CommanderContract(Contract):
+    """Base class of a commander's contract tests; see ``COMMANDER_CAPABILITIES``.
+
+    Example:
+        >>> class TestMyCommander(CommanderContract):
+        ...     def make_commander(self, cfg):
+        ...         return MyCommander(cfg)
+    """
+
+    book = COMMANDER_BOOK
+
+    def make_commander(self, cfg: Mapping[str, Any]) -> BaseParallelCommander:
+        """Return a fresh commander for a compiled config. Rules may call it more than once."""
+        raise NotImplementedError(f"{type(self).__name__}.make_commander(cfg) is missing")
+
+    def _part(self) -> Any:
+        return self.make_commander

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from dingsdk.worker.commander.base import BaseParallelCommander, Task
+from dingsdk.worker.commander.base import BaseParallelCommander, LimitedSpaceContainer, Task
 from dingsdk.worker.commander.tasks import collector_task, learner_task
 
 POLICY_ID = "test"
@@ -35,6 +35,7 @@ class NaiveCommander(BaseParallelCommander):
         super().__init__(cfg)
         self._collect_setting: dict[str, Any] = dict(self._own.collect_setting)
         self._collector_count = self._learner_count = 0
+        self._out: set[str] = set()
         self.finished_collector_tasks = 0
         self.learner_info: dict[str, Mapping[str, Any]] = {}
         """Newest info of each learner task."""
@@ -43,9 +44,11 @@ class NaiveCommander(BaseParallelCommander):
         if not self._collector_space.acquire_space():
             return None
         number, self._collector_count = self._collector_count, self._collector_count + 1
+        task_id = f"collector_task_id{number}"
+        self._out.add(task_id)
         return collector_task(
             self._cfg,
-            f"collector_task_id{number}",
+            task_id,
             BUFFER_ID,
             POLICY_ID,
             number=number,
@@ -57,22 +60,30 @@ class NaiveCommander(BaseParallelCommander):
             return None
         number, self._learner_count = self._learner_count, self._learner_count + 1
         task_id = f"learner_task_id{number}"
+        self._out.add(task_id)
         return learner_task(self._cfg, task_id, BUFFER_ID, POLICY_ID, number=number)
 
     def finish_collector_task(self, task_id: str, finished_task: Mapping[str, Any]) -> None:
-        self._collector_space.release_space()
-        self.finished_collector_tasks += 1
+        self.finished_collector_tasks += self._end(task_id, self._collector_space)
 
     def finish_learner_task(self, task_id: str, finished_task: Mapping[str, Any]) -> str:
         self.notify_fail_learner_task({"task_id": task_id})
         return str(finished_task["buffer_id"])
 
     def notify_fail_collector_task(self, task: Mapping[str, Any]) -> None:
-        self._collector_space.release_space()
+        self._end(task["task_id"], self._collector_space)
 
     def notify_fail_learner_task(self, task: Mapping[str, Any]) -> None:
-        self._learner_space.release_space()
+        self._end(task["task_id"], self._learner_space)
         self.learner_info.pop(task["task_id"], None)
 
     def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
         self.learner_info[task_id] = dict(info)
+
+    def _end(self, task_id: str, space: LimitedSpaceContainer) -> bool:
+        """Free the place of a task; False where the task is not out."""
+        if task_id not in self._out:
+            return False
+        self._out.remove(task_id)
+        space.release_space()
+        return True

@@ -1,0 +1,305 @@
+"""The rules of the commanders of parallel mode, and the bench that they are checked on."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
+
+from dingsdk.config import to_easydict, to_plain
+from dingsdk.testing.bench import RuleBench, expect, expect_equal
+from dingsdk.testing.rule import (
+    PATIENCE_S,
+    ContractReport,
+    Rule,
+    RuleBook,
+    collect,
+    needs,
+)
+from dingsdk.worker.commander.base import BaseParallelCommander, Task
+
+COMMANDER_CAPABILITIES: Final[Mapping[str, str]] = {
+    "evaluates": "It hands out evaluations, and ends the run at `env.stop_value`.",
+    "waits": "It hands out no collector task before a learner task.",
+}
+"""What a commander may declare beyond the contract, and what follows."""
+
+MakeCommander = Callable[[Mapping[str, Any]], BaseParallelCommander]
+"""Returns a fresh commander for a compiled main config."""
+
+_SPACES = 3
+_STOP_VALUE = 100.0
+
+
+class CommanderBench(RuleBench[MakeCommander]):
+    """The bench of a commander: fresh ones, over a small config with places for three tasks."""
+
+    def _close(self, error: BaseException | None) -> None:
+        """Commanders hold nothing that is to be closed."""
+
+    def config(self, **commander: Any) -> Any:
+        """Return the compiled config of a short DQN run on CartPole."""
+        from dingsdk.pipeline.compile import compile_config
+
+        spaces = {"collector_task_space": _SPACES, "learner_task_space": 1, **commander}
+        compiled = compile_config(
+            {
+                "exp_name": "rules",
+                "seed": 3,
+                "env": {"env_id": "CartPole-v1", "stop_value": _STOP_VALUE},
+                "policy": {
+                    "type": "dqn",
+                    "eval": {"evaluator": {"eval_freq": 10}},
+                    "other": {"commander": {"type": "solo"}},
+                },
+            }
+        )
+        plain = to_plain(compiled)
+        plain["policy"]["other"]["commander"].update(spaces)
+        return to_easydict(plain)
+
+    def commander(self, cfg: Mapping[str, Any] | None = None) -> BaseParallelCommander:
+        """Return a fresh commander."""
+        return self._make(self.config() if cfg is None else cfg)
+
+    def started(self) -> tuple[BaseParallelCommander, Task]:
+        """Return a commander whose learner task is out, and that task."""
+        commander = self.commander()
+        task = commander.get_learner_task()
+        expect(task is not None, "the first get_learner_task() returned None")
+        assert task is not None  # narrowed for the type checker; `expect` raises
+        return commander, task
+
+    def drain(self, commander: BaseParallelCommander) -> list[Task]:
+        """Take collector tasks until there are no more; a few beyond the places at most."""
+        tasks: list[Task] = []
+        while len(tasks) < _SPACES + 3 and (task := commander.get_collector_task()) is not None:
+            tasks.append(task)
+        return tasks
+
+    def finish(self, commander: BaseParallelCommander, task: Task, mean: float = 1.0) -> Any:
+        """Report a collector task as finished."""
+        return commander.finish_collector_task(task["task_id"], result_of(task, mean))
+
+
+def result_of(task: Task, mean: float = 1.0, train_iter: int = 20) -> dict[str, Any]:
+    """Return what a collector reports at the end of a task."""
+    return {
+        "task_id": task["task_id"],
+        "eval_flag": is_evaluation(task),
+        "train_iter": train_iter,
+        "step_count": 50,
+        "reward_mean": mean,
+        "reward_raw": [mean],
+        "collector_done": True,
+    }
+
+
+def is_evaluation(task: Task) -> bool:
+    """Whether a collector task evaluates."""
+    return bool(task["collector_cfg"]["eval_flag"])
+
+
+def rule_01_tasks_hold_what_workers_read(bench: CommanderBench) -> None:
+    """Tasks are plain data, which JSON can carry, with the keys that the workers read."""
+    commander, learner = bench.started()
+    keys = {"task_id", "policy_id", "buffer_id", "learner_cfg", "replay_buffer_cfg", "policy"}
+    expect(not keys - set(learner), f"the learner task lacks {sorted(keys - set(learner))}")
+    for task in bench.drain(commander):
+        missing = {"task_id", "buffer_id", "collector_cfg"} - set(task)
+        expect(not missing, f"a collector task lacks {sorted(missing)}")
+        missing = {"eval_flag", "policy", "policy_update_path", "env"} - set(task["collector_cfg"])
+        expect(not missing, f"collector_cfg lacks {sorted(missing)}")
+        expect_equal(task["buffer_id"], learner["buffer_id"], "the buffer of a collector task")
+        json.dumps(to_plain(task))
+
+
+def rule_02_no_more_tasks_than_places(bench: CommanderBench) -> None:
+    """With all places of a kind taken there is no task of that kind."""
+    commander, _ = bench.started()
+    expect_equal(len(bench.drain(commander)), _SPACES, "collector tasks at a time")
+    expect(commander.get_learner_task() is None, "a second learner task, with one place")
+
+
+def rule_03_ids_are_used_once(bench: CommanderBench) -> None:
+    """No two tasks have the same id, neither at a time nor one after the other."""
+    commander, learner = bench.started()
+    seen = [learner["task_id"]]
+    for _ in range(3):
+        tasks = bench.drain(commander)
+        seen += [task["task_id"] for task in tasks]
+        for task in tasks:
+            bench.finish(commander, task)
+    expect_equal(len(seen), len(set(seen)), "different task ids")
+    expect(len(seen) > _SPACES + 1, "places of finished tasks were not given out again")
+
+
+def rule_04_a_finished_task_frees_its_place_once(bench: CommanderBench) -> None:
+    """A place is free after the finish; a repeated finish frees no other."""
+    commander, _ = bench.started()
+    tasks = bench.drain(commander)
+    for _ in range(3):
+        bench.finish(commander, tasks[0])
+    expect_equal(len(bench.drain(commander)), 1, "tasks after one finish, told three times")
+
+
+def rule_05_a_failed_task_frees_its_place_once(bench: CommanderBench) -> None:
+    """A task that failed frees its place, a collector's and a learner's; repeats free no other."""
+    commander, learner = bench.started()
+    tasks = bench.drain(commander)
+    for _ in range(2):
+        commander.notify_fail_collector_task(tasks[1])
+    expect_equal(len(bench.drain(commander)), 1, "tasks after one failure, told twice")
+    for _ in range(2):
+        commander.notify_fail_learner_task(learner)
+    again = commander.get_learner_task()
+    expect(again is not None, "no learner task after the first one failed")
+    expect(commander.get_learner_task() is None, "a failure told twice freed two places")
+
+
+def rule_06_places_can_be_added_and_taken(bench: CommanderBench) -> None:
+    """``increase_collector_task_space`` allows one task more, ``decrease_...`` one less."""
+    commander, _ = bench.started()
+    bench.drain(commander)
+    commander.increase_collector_task_space()
+    tasks = bench.drain(commander)
+    expect_equal(len(tasks), 1, "tasks after one place more")
+    commander.decrease_collector_task_space()
+    bench.finish(commander, tasks[0])
+    expect_equal(len(bench.drain(commander)), 0, "tasks after one place less")
+
+
+def rule_07_the_config_is_only_read(bench: CommanderBench) -> None:
+    """Neither the commander nor whoever changes a task's data changes the config."""
+    cfg = bench.config()
+    before = copy.deepcopy(to_plain(cfg))
+    commander = bench.commander(cfg)
+    learner = commander.get_learner_task()
+    expect(learner is not None, "the first get_learner_task() returned None")
+    for task in bench.drain(commander):
+        task["collector_cfg"]["env"].clear()
+        bench.finish(commander, task)
+    expect_equal(to_plain(cfg), before, "the config")
+
+
+def rule_08_reports_about_unknown_tasks_change_nothing(bench: CommanderBench) -> None:
+    """Progress, results and failures of tasks that are not out are ignored."""
+    commander, learner = bench.started()
+    tasks = bench.drain(commander)
+    stranger = {**tasks[0], "task_id": "nobody's"}
+    commander.update_collector_info("nobody's", {"cur_step": 10**9})
+    commander.update_learner_info("nobody's", {"learner_step": 10**9})
+    commander.finish_collector_task("nobody's", result_of(stranger, 10**9))
+    commander.notify_fail_collector_task(stranger)
+    commander.notify_fail_learner_task({**learner, "task_id": "nobody's"})
+    expect_equal(len(bench.drain(commander)), 0, "tasks after reports about unknown ones")
+    expect(commander.get_learner_task() is None, "a place was freed by an unknown task")
+
+
+def rule_09_finishing_a_learner_names_its_buffer(bench: CommanderBench) -> None:
+    """``finish_learner_task`` returns the id of the buffer to close, and frees the place."""
+    commander, learner = bench.started()
+    finished = {"task_id": learner["task_id"], "buffer_id": learner["buffer_id"]}
+    found = commander.finish_learner_task(learner["task_id"], finished)
+    expect_equal(found, learner["buffer_id"], "the buffer to close")
+    expect(commander.get_learner_task() is not None, "no learner task after one has finished")
+
+
+def rule_10_workers_say_when_they_are_done(bench: CommanderBench) -> None:
+    """A task is judged finished when its worker says so, and not before."""
+    commander, learner = bench.started()
+    (task, *_) = bench.drain(commander)
+    for done in (True, False):
+        found = commander.judge_collector_finish(task["task_id"], {"collector_done": done})
+        expect_equal(bool(found), done, f"judge_collector_finish with collector_done {done}")
+        found = commander.judge_learner_finish(learner["task_id"], {"learner_done": done})
+        expect_equal(bool(found), done, f"judge_learner_finish with learner_done {done}")
+
+
+def rule_11_collectors_get_seeds_of_their_own(bench: CommanderBench) -> None:
+    """No two collector tasks have the same seed; the same config gives the same seeds."""
+    runs = []
+    for _ in range(2):
+        commander, _learner = bench.started()
+        runs.append([task["collector_cfg"]["seed"] for task in bench.drain(commander)])
+    expect_equal(len(set(runs[0])), len(runs[0]), "different seeds")
+    expect_equal(runs[1], runs[0], "seeds of a second commander")
+
+
+@needs("waits")
+def rule_12_collectors_wait_for_a_learner(bench: CommanderBench) -> None:
+    """There is no collector task before a learner task is out, nor after it ended."""
+    commander = bench.commander()
+    expect(commander.get_collector_task() is None, "a collector task without a learner")
+    learner = commander.get_learner_task()
+    assert learner is not None
+    expect(commander.get_collector_task() is not None, "no collector task for a learner")
+    commander.notify_fail_learner_task(learner)
+    expect(commander.get_collector_task() is None, "a collector task for a learner that failed")
+
+
+@needs("evaluates")
+def rule_13_one_evaluation_at_a_time(bench: CommanderBench) -> None:
+    """The first collector task is an evaluation; one that failed is handed out again."""
+    commander, _ = bench.started()
+    first, *others = bench.drain(commander)
+    expect(is_evaluation(first), "the first collector task is no evaluation")
+    expect(not any(map(is_evaluation, others)), "a second evaluation while one is out")
+    commander.notify_fail_collector_task(first)
+    (again,) = bench.drain(commander)
+    expect(is_evaluation(again), "an evaluation that failed was not handed out again")
+
+
+@needs("evaluates")
+def rule_14_the_stop_value_ends_the_run(bench: CommanderBench) -> None:
+    """A trained policy that reaches ``env.stop_value`` ends the run, and no task follows.
+
+    One that falls short does not, nor does an untrained one, nor the return of a collector.
+    """
+    commander, _ = bench.started()
+    evaluation, collecting, *_ = bench.drain(commander)
+    expect(not bench.finish(commander, collecting, 10 * _STOP_VALUE), "a collector ended the run")
+    expect(not bench.finish(commander, evaluation, _STOP_VALUE - 1), "99 of 100 ended the run")
+    commander, _ = bench.started()
+    evaluation, *_ = bench.drain(commander)
+    untrained = result_of(evaluation, 10 * _STOP_VALUE, train_iter=0)
+    ended = commander.finish_collector_task(evaluation["task_id"], untrained)
+    expect(not ended, "an untrained policy ended the run")
+    commander, learner = bench.started()
+    evaluation, *_ = bench.drain(commander)
+    commander.update_learner_info(learner["task_id"], {"learner_step": 20})
+    expect(bool(bench.finish(commander, evaluation, _STOP_VALUE)), "the stop value did not end it")
+    expect(commander.get_collector_task() is None, "a collector task after the end")
+    expect(commander.get_learner_task() is None, "a learner task after the end")
+
+
+COMMANDER_RULES: Final[tuple[Rule, ...]] = collect([sys.modules[__name__]])
+"""Every rule of the commanders, by number."""
+
+COMMANDER_BOOK: Final = RuleBook(COMMANDER_RULES, COMMANDER_CAPABILITIES, CommanderBench)
+
+
+def check_commander(
+    make: MakeCommander,
+    *,
+    capabilities: Collection[str] = (),
+    patience_s: float = PATIENCE_S,
+) -> ContractReport:
+    """Hold a commander to every rule of the contract.
+
+    Args:
+        make: ``make(cfg)`` returns a fresh commander for a compiled main config, e.g. the class.
+        capabilities: Which of ``COMMANDER_CAPABILITIES`` the commander has; rules that need another
+            one do not apply.
+        patience_s: How long something that must happen may take.
+
+    Returns:
+        The results, where no rule is broken.
+
+    Raises:
+        ContractError: some are; ``report`` has all results, ``broken`` the numbers.
+        ValueError: an unknown capability.
+    """
+    return COMMANDER_BOOK.check(make, capabilities, patience_s)

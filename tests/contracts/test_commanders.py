@@ -1,0 +1,30 @@
+"""Every commander keeps the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dingsdk.testing import CommanderContract, check_commander
+from dingsdk.worker.commander.base import BaseParallelCommander
+from dingsdk.worker.commander.naive import NaiveCommander
+from dingsdk.worker.commander.solo import SoloCommander
+
+
+class TestSolo(CommanderContract):
+    capabilities = frozenset({"evaluates", "waits"})
+
+    def make_commander(self, cfg: Mapping[str, Any]) -> BaseParallelCommander:
+        return SoloCommander(cfg)
+
+
+class TestNaive(CommanderContract):
+    def make_commander(self, cfg: Mapping[str, Any]) -> BaseParallelCommander:
+        return NaiveCommander(cfg)
+
+
+def test_check_commander_reports_on_every_rule() -> None:
+    report = check_commander(NaiveCommander)
+
+    assert [result.applies for result in report.results] == [True] * 11 + [False] * 3
+    assert report.broken == ()

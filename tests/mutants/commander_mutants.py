@@ -1,0 +1,149 @@
+"""The solo commander, each time with one defect, for the rules of the commanders."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+from dingsdk.worker.commander.base import Task
+from dingsdk.worker.commander.solo import SoloCommander
+
+
+class Mutant(SoloCommander):
+    """The commander as it is; mutants override one of its methods."""
+
+    breaks: ClassVar[int] = 0
+    also: ClassVar[frozenset[int]] = frozenset()
+
+
+MUTANTS: list[type[Mutant]] = []
+_Made = TypeVar("_Made", bound=type[Mutant])
+
+
+def mutant(breaks: int, *also: int) -> Callable[[_Made], _Made]:
+    """Say which rule a mutant breaks, and which others its defect cannot but break as well."""
+
+    def mark(made: _Made) -> _Made:
+        made.breaks, made.also = breaks, frozenset(also)
+        MUTANTS.append(made)
+        return made
+
+    return mark
+
+
+@mutant(1)
+class SendsSets(Mutant):
+    def get_collector_task(self) -> Task | None:
+        task = super().get_collector_task()
+        return task and {**task, "players": {1, 2}}
+
+
+@mutant(2, 4, 5, 6, 8)
+class HasOneMorePlace(Mutant):
+    def __init__(self, cfg: Mapping[str, Any], *args: Any) -> None:
+        super().__init__(cfg, *args)
+        self._collector_space.increase_space()
+
+
+@mutant(3, 8)
+class CountsPlaces(Mutant):
+    def get_collector_task(self) -> Task | None:
+        self._collector_count = self._collector_space.cur
+        return super().get_collector_task()
+
+
+@mutant(4, 8)
+class FreesAPlaceForEachFinish(Mutant):
+    def finish_collector_task(self, task_id: str, finished_task: Mapping[str, Any]) -> bool:
+        if task_id not in self._collector_tasks:
+            self._collector_space.release_space()
+        return super().finish_collector_task(task_id, finished_task)
+
+
+@mutant(5, 12)
+class KeepsTheLearnerThatFailed(Mutant):
+    def notify_fail_learner_task(self, task: Mapping[str, Any]) -> None:
+        return
+
+
+@mutant(6)
+class KeepsItsPlaces(Mutant):
+    def increase_collector_task_space(self) -> None:
+        return
+
+
+@mutant(7)
+class WritesTheEnvNumber(Mutant):
+    def get_learner_task(self) -> Task | None:
+        self._cfg["env"]["collector_env_num"] = 1
+        return super().get_learner_task()
+
+
+@mutant(8)
+class FreesPlacesOfStrangers(Mutant):
+    def notify_fail_collector_task(self, task: Mapping[str, Any]) -> None:
+        if task["task_id"] == "nobody's":
+            self._collector_space.release_space()
+        super().notify_fail_collector_task(task)
+
+
+@mutant(9)
+class ClosesItsOwnName(Mutant):
+    def finish_learner_task(self, task_id: str, finished_task: Mapping[str, Any]) -> str:
+        super().finish_learner_task(task_id, finished_task)
+        return task_id
+
+
+@mutant(10)
+class NeverJudges(Mutant):
+    def judge_learner_finish(self, task_id: str, info: Mapping[str, Any]) -> bool:
+        return False
+
+
+@mutant(11)
+class SeedsAllAlike(Mutant):
+    def get_collector_task(self) -> Task | None:
+        task = super().get_collector_task()
+        if task is not None:
+            task["collector_cfg"]["seed"] = 1
+        return task
+
+
+@mutant(11)
+class SeedsFromNothing(Mutant):
+    numbers = itertools.count()
+
+    def get_collector_task(self) -> Task | None:
+        task = super().get_collector_task()
+        if task is not None:
+            task["collector_cfg"]["seed"] = next(self.numbers)
+        return task
+
+
+@mutant(12)
+class CollectsOnForTheDead(Mutant):
+    def notify_fail_learner_task(self, task: Mapping[str, Any]) -> None:
+        current = self._current
+        super().notify_fail_learner_task(task)
+        self._current = current
+
+
+@mutant(13, 14)
+class EvaluatesAllTheTime(Mutant):
+    def _is_eval_due(self) -> bool:
+        return True
+
+
+@mutant(14)
+class StopsBeforeItTrained(Mutant):
+    def finish_collector_task(self, task_id: str, finished_task: Mapping[str, Any]) -> bool:
+        finished = {**finished_task, "train_iter": max(1, finished_task["train_iter"])}
+        return super().finish_collector_task(task_id, finished)
+
+
+@mutant(14)
+class StopsShort(Mutant):
+    def __init__(self, cfg: Mapping[str, Any], *args: Any) -> None:
+        super().__init__(cfg, *args)
+        self._stop_value -= 1
