@@ -25,6 +25,7 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("limiters", "samples_per_insert", f"{_BUFFER}.limiter:SamplesPerInsertLimiter"),
     ("limiters", "push_sample_rate", f"{_BUFFER}.limiter:PushSampleRateLimiter"),
     ("collectors", "sample", f"{_WORKER}.collector.sample:SampleSerialCollector"),
+    ("collectors", "episode", f"{_WORKER}.collector.episode:EpisodeSerialCollector"),
     ("parallel_collectors", "zergling", f"{_WORKER}.collector.zergling:ZerglingParallelCollector"),
     ("parallel_collectors", "serial", f"{_WORKER}.collector.serial_task:SerialTaskCollector"),
     ("comm_collectors", "base", f"{_WORKER}.comm.collector:BaseCommCollector"),

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from dingsdk.config import PartSection, Whole
 from dingsdk.envs.base import EnvManager
+from dingsdk.errors import NotSetError
 from dingsdk.plugins import observe
 from dingsdk.worker.collector.rollout import EpisodeRecord, tell_observers
 from dingsdk.worker.run_logger import write_statistics
 from dingsdk.worker.serial_worker import SerialWorker
+
+
+class CollectorSection(PartSection, frozen=True, kw_only=True):
+    """Section ``policy.collect.collector``.
+
+    Attributes:
+        deepcopy_obs: Whether observations are copied when they are recorded.
+        transform_obs: Whether the policy is given observations as float32 tensors.
+        collect_print_freq: Least number of train iterations between two logs.
+    """
+
+    deepcopy_obs: bool = False
+    transform_obs: bool = False
+    collect_print_freq: Whole = 100
 
 
 class ISerialCollector(SerialWorker):
@@ -20,6 +36,7 @@ class ISerialCollector(SerialWorker):
 
     last_episodes: Sequence[EpisodeRecord] = ()
     """Episodes that ended in the last ``collect``."""
+    _config_path: ClassVar[str] = "policy.collect.collector"
 
     def __init__(
         self,
@@ -36,6 +53,21 @@ class ISerialCollector(SerialWorker):
     @abstractmethod
     def collect(self, *args: Any, **kwargs: Any) -> Any:
         """Collect data with the current policy."""
+
+    def reset_policy(self, _policy: Any = None) -> None:
+        """As ``SerialWorker.reset_policy``; NotSetError also where there is no env yet."""
+        _ = self.env
+        super().reset_policy(_policy)
+
+    def _count(self, given: int | None, default: int | None, name: str) -> int:
+        """Return how much is to be collected."""
+        wanted = default if given is None else given
+        if wanted is None:
+            raise NotSetError(
+                f"please set {name}: neither collect({name}=...) nor the policy names one",
+                what=name,
+            )
+        return int(wanted)
 
     @property
     def envstep(self) -> int:
@@ -56,6 +88,7 @@ class ISerialCollector(SerialWorker):
         self._total_episode_count = 0
         self._total_sample_count = 0
         self._dropped_sample_count = 0
+        self._total_duration_s = 0.0
         self._last_log_iter = 0
         self._start_interval()
 
@@ -86,6 +119,7 @@ class ISerialCollector(SerialWorker):
             self._logged_envsteps += envsteps
             self._logged_samples += samples
             self._duration_s += seconds
+            self._total_duration_s += seconds
             tell_observers(self._instance_name, episodes)
             self._log(train_iter)
         observe().after_collect(
@@ -116,18 +150,13 @@ class ISerialCollector(SerialWorker):
         return {
             "episode_count": episodes,
             "envstep_count": self._logged_envsteps,
-            "train_sample_count": self._logged_samples,
             "avg_envstep_per_episode": float(lengths.mean()),
-            "avg_sample_per_episode": self._logged_samples / episodes,
             "avg_envstep_per_sec": self._logged_envsteps / seconds,
-            "avg_train_sample_per_sec": self._logged_samples / seconds,
             "avg_episode_per_sec": episodes / seconds,
             "reward_mean": float(returns.mean()),
             "reward_std": float(returns.std()),
             "reward_max": float(returns.max()),
             "reward_min": float(returns.min()),
             "total_envstep_count": self._total_envstep_count,
-            "total_train_sample_count": self._total_sample_count,
-            "total_dropped_sample_count": self._dropped_sample_count,
             "total_episode_count": self._total_episode_count,
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import repeat
+from itertools import pairwise, repeat
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,13 @@ from dingsdk.envs.spaces import Obs
 from dingsdk.errors import SchemaMismatchError
 from dingsdk.policy.base import CollectMode, EvalMode
 from dingsdk.worker.collector.policy_output import RandomActions, check_columns
-from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, Writer
+from dingsdk.worker.collector.rollout import EpisodeRecord, Quota, Rollout, Writer
 
 # Far beyond any time, yet two of them still add up within int64.
 _NEVER = 1 << 60
+
+
+Episodes = list[SampleBatch]
 
 
 class BatchedRollout(Rollout):
@@ -39,7 +42,7 @@ class BatchedRollout(Rollout):
         env: EnvManager,
         policy: CollectMode | EvalMode,
         writer: ColumnsWriter | None = None,
-        quota: NDArray[np.int64] | None = None,
+        quota: Quota = None,
     ) -> None:
         super().__init__(env, policy, writer, quota)
         self._forward: Any = policy.forward_batch
@@ -75,6 +78,8 @@ class BatchedRollout(Rollout):
         writer = self._writer
         if writer is not None:
             transitions = self._make_transitions(obs, output, step)
+            if self._subset is not None:
+                transitions = map_leaves(self._spread, transitions)
             writer.record(transitions, train_iter)
         ended = step.terminated | step.truncated
         if self._is_partial or step.abnormal is not None:
@@ -112,6 +117,14 @@ class BatchedRollout(Rollout):
         if self._writer is not None:
             self._writer.drop(env_ids)
 
+    def _spread(self, rows: Any) -> Any:
+        """Return rows of the envs that were stepped as rows of all envs."""
+        if not isinstance(rows, np.ndarray):
+            return rows  # the writer refuses it
+        spread = np.zeros((self._env_num, *rows.shape[1:]), rows.dtype)
+        spread[self._env_ids] = rows
+        return spread
+
     def _count_some(self, step: StepColumns, ended: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Count a round in which envs failed, or in which some envs have retired.
 
@@ -119,6 +132,8 @@ class BatchedRollout(Rollout):
             bool[env_num]: live envs whose episode ended in a valid step.
         """
         env_ids = self._env_ids
+        if self._writer is not None:
+            self._writer.drop((~self._is_live).nonzero()[0])
         live = self._is_live[env_ids]
         counts = live if step.valid is None else live & step.valid
         if step.abnormal is not None:
@@ -152,14 +167,14 @@ class ColumnsWriter(Writer):
         env_num: Number of envs.
         traj_len: A trajectory is cut when it holds this many transitions; None for only
             at its end.
-        make_samples: The policy's ``make_samples``.
+        make_samples: The policy's ``make_samples``, or ``split_episodes``.
     """
 
     def __init__(
         self,
         env_num: int,
         traj_len: int | None,
-        make_samples: Callable[[dict[str, Any], NDArray[np.int64]], SampleBatch],
+        make_samples: Callable[[dict[str, Any], NDArray[np.int64]], SampleBatch | Episodes],
     ) -> None:
         self._traj_len = _NEVER if traj_len is None else traj_len
         self._make_samples = make_samples
@@ -222,7 +237,7 @@ class ColumnsWriter(Writer):
         if self._traj_len != _NEVER:
             self.cut((self._starts < self._time).nonzero()[0])
 
-    def flush(self) -> SampleBatch | None:
+    def flush(self) -> SampleBatch | Episodes | None:
         if not self._pieces:
             return None
         envs, starts, stops = np.array(self._pieces).T
@@ -244,7 +259,8 @@ class ColumnsWriter(Writer):
             self._starts[:] = 0
             self._time = 0
             self._next_full = self._traj_len
-        return _with_missing(self._make_samples(columns, ends), extra)
+        samples = self._make_samples(columns, ends)
+        return _with_missing(samples, extra) if isinstance(samples, SampleBatch) else samples
 
     def _make_room(self) -> None:
         first = min([int(self._starts.min()), *(start for _, start, _ in self._pieces)])
@@ -331,6 +347,13 @@ class ColumnStore:
             (path, np.empty((self.capacity, *value.shape), value.dtype), value.shape)
             for path, value in _leaves(columns, ())
         ]
+
+
+def split_episodes(columns: Mapping[str, Any], ends: NDArray[np.int64]) -> Episodes:
+    """Return trajectories that were laid end to end, a batch each."""
+    rows = SampleBatch(columns)
+    stops = ends.tolist()
+    return [rows[start:stop] for start, stop in pairwise([0, *stops])]
 
 
 def _with_info(record: EpisodeRecord, info: Mapping[str, Any]) -> EpisodeRecord:

@@ -16,6 +16,19 @@ from dingsdk.worker.collector.rollout import Rollout, Writer
 from dingsdk.worker.collector.rows import DictRollout, RowsWriter
 
 
+def in_columns(env: EnvManager, policy: CollectMode | EvalMode, *names: str) -> bool:
+    """Whether a policy, which may be a user's own tuple, can act on these envs in columns.
+
+    Args:
+        env: A manager; of one that returns envs one by one there are no columns.
+        policy: A collect or eval mode.
+        *names: Members of the batched form that are needed beside ``forward_batch``.
+    """
+    needed = ("forward_batch", *names)
+    has_form = all(getattr(policy, name, None) is not None for name in needed)
+    return has_form and not env.capabilities.asynchronous
+
+
 def create_collecting_rollout(
     env: EnvManager,
     policy: CollectMode,
@@ -35,11 +48,11 @@ def create_collecting_rollout(
         has_tensor_obs: Dict form only, see ``DictRollout``.
         deepcopy_obs: Dict form only, see ``DictRollout``.
     """
-    if policy.is_batched and not env.capabilities.asynchronous:
-        assert policy.make_samples is not None
-        columns = ColumnsWriter(env.env_num, traj_len, policy.make_samples)
+    if in_columns(env, policy, "make_transitions", "make_samples"):
+        columns = ColumnsWriter(env.env_num, traj_len, policy.make_samples)  # type: ignore[arg-type]
         return BatchedRollout(env, policy, columns), columns
-    rows = RowsWriter(env.env_num, traj_len, policy, deepcopy_obs)
+    make = policy.get_train_sample
+    rows = RowsWriter(env.env_num, traj_len, lambda _, piece: make(piece), deepcopy_obs)
     return DictRollout(env, policy, rows, None, has_tensor_obs, deepcopy_obs), rows
 
 
@@ -47,7 +60,7 @@ def create_measuring_rollout(
     env: EnvManager, policy: CollectMode | EvalMode, quota: NDArray[np.int64]
 ) -> Rollout:
     """Build a rollout that only counts episodes, ``quota[i]`` of env ``i``."""
-    if policy.forward_batch is not None and not env.capabilities.asynchronous:
+    if in_columns(env, policy):
         return BatchedRollout(env, policy, None, quota)
     return DictRollout(env, policy, None, quota, has_tensor_obs=True)
 

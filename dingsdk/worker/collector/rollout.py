@@ -97,6 +97,9 @@ class Writer(ABC):
         """Hand out the samples of all pieces that wait; None when there are none."""
 
 
+Quota = NDArray[np.int64] | int | None
+
+
 class Rollout(ABC):
     """Steps the envs of one manager with one policy; not safe for concurrent callers.
 
@@ -104,9 +107,9 @@ class Rollout(ABC):
         env: A launched manager, which nobody else steps or resets meanwhile.
         policy: A collect or eval mode.
         writer: Where transitions go; None to measure only.
-        quota: int64[env_num], episodes to count per env; what an env does beyond its quota
+        quota: int64[env_num], episodes to count per env; or an int >= env_num, episodes in all,
+            begun by whichever env is ready; None for no limit. What an env does beyond its quota
             is not counted, and it is not even stepped where the manager can step a subset.
-            None for no limit; to be given without a writer only.
 
     Attributes:
         env_steps: Transitions so far; resets and failed steps do not count.
@@ -118,7 +121,7 @@ class Rollout(ABC):
         env: EnvManager,
         policy: CollectMode | EvalMode,
         writer: Writer | None = None,
-        quota: NDArray[np.int64] | None = None,
+        quota: Quota = None,
     ) -> None:
         self._env = env
         self._policy = policy
@@ -196,10 +199,15 @@ class Rollout(ABC):
         if self._quota is None:
             return
         self._episode_counts[env_ids] += 1
-        is_live = self._is_live & (self._episode_counts < self._quota)
-        if (is_live != self._is_live).any():
-            self._is_live = is_live
-            self.is_finished = not is_live.any()
+        if isinstance(self._quota, int):
+            # Each live env has begun one more episode than it has ended.
+            over = int(self._episode_counts.sum() + self._is_live.sum()) - self._quota
+            retired = env_ids[len(env_ids) - over :] if over > 0 else []
+        else:
+            retired = [i for i in env_ids if self._episode_counts[i] >= self._quota[i]]
+        if retired:
+            self._is_live[retired] = False
+            self.is_finished = not self._is_live.any()
             self._on_retired()
 
     def _on_retired(self) -> None:  # noqa: B027 - not every form has something to do

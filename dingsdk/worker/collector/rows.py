@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from dingsdk.data.pytree import to_tensor
 from dingsdk.envs.base import EnvManager, Timestep
 from dingsdk.policy.base import CollectMode, EvalMode
 from dingsdk.worker.collector.policy_output import RandomActions, check_dicts
-from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, Writer
+from dingsdk.worker.collector.rollout import EpisodeRecord, Quota, Rollout, Writer
 
 
 class DictRollout(Rollout):
@@ -38,7 +38,7 @@ class DictRollout(Rollout):
         env: EnvManager,
         policy: CollectMode | EvalMode,
         writer: RowsWriter | None = None,
-        quota: NDArray[np.int64] | None = None,
+        quota: Quota = None,
         has_tensor_obs: bool = False,
         deepcopy_obs: bool = False,
     ) -> None:
@@ -113,16 +113,20 @@ class RowsWriter(Writer):
         env_num: Number of envs.
         traj_len: A trajectory is cut when it holds this many transitions; None for only
             at its end.
-        policy: Its ``get_train_sample`` makes samples of a trajectory.
+        make_samples: ``make_samples(env_id, transitions)`` of a trajectory.
         deepcopy: Keep copies of the transitions, and let no two of them share an
             observation.
     """
 
     def __init__(
-        self, env_num: int, traj_len: int | None, policy: CollectMode, deepcopy: bool = False
+        self,
+        env_num: int,
+        traj_len: int | None,
+        make_samples: Callable[[int, list[dict[str, Any]]], list[Any]],
+        deepcopy: bool = False,
     ) -> None:
         self._traj_len = traj_len
-        self._policy = policy
+        self._make_samples = make_samples
         self._deepcopy = deepcopy
         self._env_num = env_num
         self.clear()
@@ -148,12 +152,13 @@ class RowsWriter(Writer):
         trajectory = self._trajectories[env_id]
         trajectory.append(transition)
         if is_done or len(trajectory) == self._traj_len:
-            self._convert(trajectory)
+            self._convert(env_id)
 
     def cut_unfinished(self) -> None:
         if self._traj_len is not None:
-            for trajectory in filter(None, self._trajectories):
-                self._convert(trajectory)
+            for env_id, trajectory in enumerate(self._trajectories):
+                if trajectory:
+                    self._convert(env_id)
 
     def drop(self, env_ids: NDArray[np.int64]) -> None:
         for env_id in env_ids.tolist():
@@ -164,9 +169,10 @@ class RowsWriter(Writer):
         self.pending_rows = 0
         return samples or None
 
-    def _convert(self, trajectory: TrajBuffer) -> None:
+    def _convert(self, env_id: int) -> None:
+        trajectory = self._trajectories[env_id]
         converted = to_tensor_transitions(trajectory, not self._deepcopy)
-        self._samples.extend(self._policy.get_train_sample(converted))
+        self._samples.extend(self._make_samples(env_id, converted))
         self.pending_rows = len(self._samples)
         trajectory.clear()
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
-from dingsdk.config import PartSection, Seed, Whole
+from dingsdk.config import Seed
 from dingsdk.data import SampleBatch
 from dingsdk.envs.base import EnvManager
-from dingsdk.errors import NotSetError
-from dingsdk.worker.collector.base import ISerialCollector
+from dingsdk.worker.collector.base import CollectorSection, ISerialCollector
 from dingsdk.worker.collector.factory import create_collecting_rollout, traj_len_of
 from dingsdk.worker.collector.policy_output import RandomActions
 from dingsdk.worker.collector.rollout import Rollout, Writer
@@ -31,24 +30,17 @@ class SampleSerialCollector(ISerialCollector):
     - env and policy may come in either order, and later.
     """
 
-    class Config(PartSection, frozen=True, kw_only=True):
+    class Config(CollectorSection, frozen=True, kw_only=True):
         """Section ``policy.collect.collector``.
 
         Attributes:
-            deepcopy_obs: Whether observations are copied when they are recorded.
-            transform_obs: Whether the policy is given observations as float32 tensors.
-            collect_print_freq: Least number of train iterations between two logs.
             seed: Of random actions; None for one from the operating system.
         """
 
         type: str = "sample"
-        deepcopy_obs: bool = False
-        transform_obs: bool = False
-        collect_print_freq: Whole = 100
         seed: Seed | None = None
 
     _cfg: Config
-    _config_path: ClassVar[str] = "policy.collect.collector"
 
     _rollout: tuple[Rollout, Writer] | None = None
     _surplus: SampleBatch | list[Any] | None = None
@@ -60,11 +52,6 @@ class SampleSerialCollector(ISerialCollector):
         """As ``SerialWorker.reset_env``; unfinished trajectories and a surplus are dropped."""
         super().reset_env(_env)
         self._rollout = self._surplus = None
-
-    def reset_policy(self, _policy: Any = None) -> None:
-        """As ``SerialWorker.reset_policy``; NotSetError also where there is no env yet."""
-        _ = self.env
-        super().reset_policy(_policy)
 
     def collect(
         self,
@@ -104,12 +91,7 @@ class SampleSerialCollector(ISerialCollector):
             PolicyOutputError: the policy's answer cannot be used.
             EnvError: an env failed three times in a row.
         """
-        wanted = self._default_n_sample if n_sample is None else n_sample
-        if wanted is None:
-            raise NotSetError(
-                "please set n_sample: neither collect(n_sample=...) nor the policy names one",
-                what="n_sample",
-            )
+        wanted = self._count(n_sample, self._default_n_sample, "n_sample")
         rollout, writer = self._ready()
         if self._on_policy and train_iter != self._last_train_iter:
             self._discard(writer)
@@ -163,6 +145,17 @@ class SampleSerialCollector(ISerialCollector):
             is_recorded=record_random_collect,
         )
         return result
+
+    def _statistics(self) -> dict[str, Any]:
+        samples = self._logged_samples
+        return {
+            **super()._statistics(),
+            "train_sample_count": samples,
+            "avg_sample_per_episode": samples / len(self._finished),
+            "avg_train_sample_per_sec": samples / max(self._duration_s, 1e-9),
+            "total_train_sample_count": self._total_sample_count,
+            "total_dropped_sample_count": self._dropped_sample_count,
+        }
 
     def _discard(self, writer: Writer) -> None:
         """Throw away, and count, what an older policy collected."""

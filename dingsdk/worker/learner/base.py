@@ -452,5 +452,7 @@ def _priority_info(priority: Any, data: Batch) -> dict[str, Any]:
         unknown = [None] * len(data)
         columns = {name: data.columns.get(name, unknown) for name in names}
     else:
-        columns = {name: [row.get(name) for row in data] for name in names}
+        # A sample may be a list of rows, or anything else that the policy makes.
+        rows = [row if isinstance(row, Mapping) else {} for row in data]
+        columns = {name: [row.get(name) for row in rows] for name in names}
     return {"priority": priority, **columns}

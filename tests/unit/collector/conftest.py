@@ -106,7 +106,7 @@ def make_policy() -> Callable[..., Any]:
 @pytest.fixture
 def make_collector(tmp_path: Any) -> Iterator[Callable[..., Any]]:
     """``make_collector(policy, lengths, ...)`` -> (collector, counters); closed at the end."""
-    opened: list[SampleSerialCollector] = []
+    opened: list[Any] = []
 
     def make(
         policy: Any,
@@ -114,16 +114,19 @@ def make_collector(tmp_path: Any) -> Iterator[Callable[..., Any]]:
         manager_type: str = "in_process",
         fails: Any = None,
         episode_num: float = np.inf,
+        kind: Any = SampleSerialCollector,
+        tb_logger: Any = None,
         **cfg: Any,
-    ) -> tuple[SampleSerialCollector, Counters]:
+    ) -> tuple[Any, Counters]:
         counters = Counters(lengths, fails or {})
         env = create_env_manager(
             {"type": manager_type, "episode_num": episode_num}, counters.env_fns
         )
-        collector = SampleSerialCollector(
-            {**SampleSerialCollector.default_config(), **cfg},
+        collector = kind(
+            {**kind.default_config(), **cfg},
             env=env,
             policy=policy,
+            tb_logger=tb_logger,
             exp_name=str(tmp_path),
         )
         opened.append(collector)

@@ -1,0 +1,139 @@
+"""The serial collector that hands out a given number of whole episodes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from dingsdk.envs.base import EnvManager
+from dingsdk.errors import ConfigError
+from dingsdk.worker.collector.base import CollectorSection, ISerialCollector
+from dingsdk.worker.collector.columns import BatchedRollout, ColumnsWriter, split_episodes
+from dingsdk.worker.collector.factory import in_columns
+from dingsdk.worker.collector.rollout import Rollout, Writer
+from dingsdk.worker.collector.rows import DictRollout, RowsWriter
+
+
+class EpisodeSerialCollector(ISerialCollector):
+    """Starts and finishes exactly ``n_episode`` episodes a call.
+
+    An env begins another episode while fewer than ``n_episode`` have begun; then it waits for
+    the others (where the env manager cannot leave one out, it is stepped, and what it does does
+    not count). An env that fails begins its episode again.
+
+    Behaviour kept from DI-engine's collector of this name; other than there:
+    - an episode of a policy with the batched form is a SampleBatch instead of a list of dicts;
+    - ``reset()``, ``tb_logger`` and late binding as for ``SampleSerialCollector``.
+    """
+
+    class Config(CollectorSection, frozen=True, kw_only=True):
+        """Section ``policy.collect.collector``.
+
+        Attributes:
+            get_train_sample: Whether train samples are returned, not episodes.
+            reward_shaping: Whether the env manager's ``reward_shaping(env_id, transitions)``
+                may change each finished episode, a list of dicts, in place.
+        """
+
+        type: str = "episode"
+        get_train_sample: bool = False
+        reward_shaping: bool = False
+
+    _cfg: Config
+    _default_n_episode: int | None = None
+    _is_at_start = True
+    """Whether every env waits for the first step of an episode."""
+
+    def reset_env(self, _env: EnvManager | None = None) -> None:
+        """As ``SerialWorker.reset_env``."""
+        super().reset_env(_env)
+        self._is_at_start = True
+
+    def collect(
+        self,
+        n_episode: int | None = None,
+        train_iter: int = 0,
+        policy_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Play ``n_episode`` episodes.
+
+        Args:
+            n_episode: How many, at least one an env; None for the policy's ``n_episode``.
+            train_iter: Version of the policy; recorded as the column ``collect_iter``.
+            policy_kwargs: Passed to the policy's forward, e.g. ``{"eps": 0.1}``.
+
+        Returns:
+            The episodes in the order in which they ended, the last transition of each is
+            ``done``: a SampleBatch each from a policy with the batched form, else a list of
+            transitions as tensors. With ``get_train_sample`` the train samples of all.
+
+        Raises:
+            NotSetError: no env, no policy, or no ``n_episode``.
+            ConfigError: fewer episodes than envs, or an env manager that cannot shape rewards.
+            PolicyOutputError: the policy's answer cannot be used.
+            EnvError: an env failed three times in a row.
+        """
+        wanted = self._count(n_episode, self._default_n_episode, "n_episode")
+        env = self.env
+        if wanted < env.env_num:
+            raise ConfigError(
+                f"n_episode is {wanted}, less than the {env.env_num} envs: every env plays at "
+                "least one episode; raise it, or lower env.collector_env_num",
+                path="policy.collect.n_episode",
+                found=wanted,
+            )
+        started = time.perf_counter()
+        if not self._is_at_start:
+            env.reset()
+            self.policy.reset()
+        self._is_at_start = False
+        rollout, writer = self._begin(env, wanted)
+        while not rollout.is_finished:
+            rollout.round(train_iter, policy_kwargs or {})
+        self._is_at_start = env.capabilities.partial_step
+        result = writer.flush() or []
+        self._end_collect(
+            rollout.episodes,
+            envsteps=rollout.env_steps,
+            samples=len(result),
+            seconds=time.perf_counter() - started,
+            train_iter=train_iter,
+        )
+        return result
+
+    def _begin(self, env: EnvManager, n_episode: int) -> tuple[Rollout, Writer]:
+        cfg, policy = self._cfg, self.policy
+        writer: Any
+        is_batched = in_columns(env, policy, "make_transitions", "make_samples")
+        if is_batched and not cfg.reward_shaping:
+            make = policy.make_samples if cfg.get_train_sample else split_episodes
+            writer = ColumnsWriter(env.env_num, None, make)
+            return BatchedRollout(env, policy, writer, n_episode), writer
+        writer = RowsWriter(env.env_num, None, self._convert, cfg.deepcopy_obs)
+        rollout = DictRollout(env, policy, writer, n_episode, cfg.transform_obs, cfg.deepcopy_obs)
+        return rollout, writer
+
+    def _convert(self, env_id: int, episode: list[dict[str, Any]]) -> list[Any]:
+        if self._cfg.reward_shaping:
+            shape = getattr(self.env, "reward_shaping", None)
+            if shape is None:
+                raise ConfigError(
+                    f"{type(self.env).__name__} has no reward_shaping; set reward_shaping to "
+                    "false, or give an env manager that has it",
+                    path="policy.collect.collector.reward_shaping",
+                )
+            shape(env_id, episode)
+        return self.policy.get_train_sample(episode) if self._cfg.get_train_sample else [episode]
+
+    def _take_policy(self, policy: Any) -> None:
+        if policy is not None:
+            self._default_n_episode = policy.get_attribute("n_episode")
+        super()._take_policy(policy)
+
+    def _statistics(self) -> dict[str, Any]:
+        return {
+            **super()._statistics(),
+            "collect_time": self._duration_s,
+            "total_duration": self._total_duration_s,
+        }

@@ -1,0 +1,175 @@
+"""Whole episodes: exactly as many as asked, begun and ended, in both forms."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import ConfigError, NotSetError
+from dingsdk.plugins import PluginManager, hookimpl, use_manager
+from dingsdk.worker.collector.episode import EpisodeSerialCollector
+
+GREEDY = {"eps": 0.0}
+
+
+@pytest.fixture
+def make_episodes(make_collector):
+    def make(policy: Any, *args: Any, **cfg: Any) -> Any:
+        return make_collector(policy, *args, kind=EpisodeSerialCollector, **cfg)
+
+    return make
+
+
+def _rows(episode: Any) -> list[tuple[int, ...]]:
+    batch = episode if isinstance(episode, SampleBatch) else SampleBatch.from_rows(episode)
+    assert batch.columns["done"].tolist() == [False] * (len(batch) - 1) + [True]
+    return [tuple(map(int, row)) for row in batch.columns["obs"]]
+
+
+def _whole(env_id: int, number: int, length: int) -> list[tuple[int, ...]]:
+    return [(env_id, number, time) for time in range(length)]
+
+
+def test_episodes_are_whole_and_as_many_as_asked(
+    make_policy, make_episodes, form, manager_type
+) -> None:
+    collector, _ = make_episodes(make_policy(form=form), ((3, 2), (5,)), manager_type=manager_type)
+
+    episodes = collector.collect(3, policy_kwargs=GREEDY)
+
+    # Env 1 was about to begin a fourth one when env 0 had begun the third.
+    assert [_rows(each) for each in episodes] == [_whole(0, 0, 3), _whole(0, 1, 2), _whole(1, 0, 5)]
+    assert collector.envstep == 10
+    kind = SampleBatch if form == "columns" else list
+    assert all(type(each) is kind for each in episodes)
+    if form == "rows":
+        assert isinstance(episodes[0][0]["obs"], torch.Tensor)
+
+
+def test_an_env_that_is_not_needed_is_not_stepped(make_policy, make_episodes, form) -> None:
+    collector, counters = make_episodes(make_policy(form=form), ((2,), (7,)))
+
+    collector.collect(2, policy_kwargs=GREEDY)
+
+    assert counters.steps == 9
+
+
+def test_each_call_plays_new_episodes(make_policy, make_episodes, form, manager_type) -> None:
+    collector, _ = make_episodes(make_policy(form=form), ((2, 3), (4,)), manager_type=manager_type)
+    seen: list[tuple[int, ...]] = []
+    for n_episode in (2, 3, 5):
+        episodes = collector.collect(n_episode, policy_kwargs=GREEDY)
+        assert len(episodes) == n_episode
+        for episode in episodes:
+            rows = _rows(episode)
+            assert [row[2] for row in rows] == list(range(len(rows)))
+            seen.append(rows[0][:2])
+    assert max(Counter(seen).values()) == 1
+
+
+def test_an_aborted_call_leaves_nothing_to_the_next(make_policy, make_episodes, form) -> None:
+    policy = make_policy(form=form)
+    collector, _ = make_episodes(policy, ((4,), (4,)))
+    name = "forward_batch" if form == "columns" else "forward"
+    calls = []
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise OSError("interrupted")
+        return getattr(policy, name)(*args, **kwargs)
+
+    collector.reset_policy(policy._replace(**{name: fails}))
+    with pytest.raises(OSError, match="interrupted"):
+        collector.collect(2, policy_kwargs=GREEDY)
+
+    assert [_rows(each) for each in collector.collect(2, policy_kwargs=GREEDY)] == [
+        _whole(0, 1, 4),
+        _whole(1, 1, 4),
+    ]
+
+
+def test_an_episode_that_fails_is_played_again(make_policy, make_episodes, form) -> None:
+    collector, _ = make_episodes(make_policy(form=form), ((4,), (6,)), fails={0: {(0, 3)}})
+
+    episodes = collector.collect(2, policy_kwargs=GREEDY)
+
+    assert sorted(map(_rows, episodes)) == [_whole(0, 1, 4), _whole(1, 0, 6)]
+    assert collector.envstep == 2 + 4 + 6
+
+
+def test_train_samples_of_all_episodes(make_policy, make_episodes, form) -> None:
+    collector, _ = make_episodes(make_policy(form=form), ((2,), (3,)), get_train_sample=True)
+
+    samples = collector.collect(2, train_iter=4, policy_kwargs=GREEDY)
+
+    batch = samples if form == "columns" else SampleBatch.from_rows(samples)
+    assert isinstance(batch, SampleBatch)
+    assert len(batch) == 5
+    assert batch.columns["collect_iter"].tolist() == [4] * 5
+
+
+def test_rewards_are_shaped_by_the_env_manager(make_policy, make_episodes, form) -> None:
+    collector, _ = make_episodes(make_policy(form=form), ((2,), (3,)), reward_shaping=True)
+    seen: list[int] = []
+
+    def shape(env_id: int, episode: list[dict[str, Any]]) -> None:
+        seen.append(env_id)
+        for each in episode:
+            each["reward"] = 10.0 + env_id
+
+    collector.env.reward_shaping = shape
+    episodes = collector.collect(2, policy_kwargs=GREEDY)
+
+    assert seen == [0, 1]
+    assert [[row["reward"] for row in each] for each in episodes] == [[10.0] * 2, [11.0] * 3]
+
+
+def test_what_cannot_be_collected_is_refused(make_policy, make_episodes) -> None:
+    collector, _ = make_episodes(make_policy(), reward_shaping=True)
+    with pytest.raises(NotSetError, match="n_episode"):
+        collector.collect()
+    with pytest.raises(ConfigError, match="less than the 2 envs"):
+        collector.collect(1)
+    with pytest.raises(ConfigError, match="no reward_shaping"):
+        collector.collect(2)
+
+
+def test_the_policy_says_how_many_and_statistics_are_logged(
+    make_policy, make_episodes, tmp_path
+) -> None:
+    collects: list[tuple[int, int]] = []
+
+    class Recorder:
+        @hookimpl
+        def dingsdk_after_collect(self, sample_count: int, envstep: int) -> None:
+            collects.append((sample_count, envstep))
+
+    scalars: dict[str, float] = {}
+
+    class Writer:
+        def add_scalar(self, tag: str, value: float, step: int) -> None:
+            scalars[tag.removeprefix("collector_iter/")] = value
+
+        def flush(self) -> None: ...
+
+    mode = make_policy()
+
+    def read(name: str) -> Any:
+        return 4 if name == "n_episode" else mode.get_attribute(name)
+
+    policy = mode._replace(get_attribute=read)
+    plugins = PluginManager()
+    plugins.register_plugin(Recorder(), "recorder")
+    with use_manager(plugins):
+        collector, _ = make_episodes(policy, ((2,), (3,)), tb_logger=Writer(), collect_print_freq=0)
+        assert len(collector.collect(policy_kwargs=GREEDY)) == 4
+
+    assert collects == [(4, 10)]
+    assert scalars["episode_count"] == 4
+    assert scalars["reward_mean"] == 2.5
+    assert 0 < scalars["collect_time"] == scalars["total_duration"]
