@@ -37,6 +37,8 @@ from dingsdk.testing import (
     CAPABILITIES,
     COMMANDER_CAPABILITIES,
     COMMANDER_RULES,
+    ENV_CAPABILITIES,
+    ENV_RULES,
     PART_RULES,
     POLICY_CAPABILITIES,
     POLICY_RULES,
@@ -55,6 +57,7 @@ def pages() -> dict[str, str]:
         "cli.md": cli_page(),
         "commander-rules.md": commander_rules_page(),
         "config.md": config_page(),
+        "env-rules.md": env_rules_page(),
         "errors.md": errors_page(),
         "hooks.md": hooks_page(),
         "part-rules.md": part_rules_page(),
@@ -233,18 +236,29 @@ def policy_rules_page() -> str:
     return _rules_page("policy", intro, POLICY_CAPABILITIES, POLICY_RULES)
 
 
+def env_rules_page() -> str:
+    """Return the rules of the env manager contract."""
+    intro = (
+        "What every env manager does, and `dingsdk.testing` checks: `check_env_manager` all of it, "
+        "a subclass of `EnvManagerContract` as one test a rule, with an env that the rules bring."
+    )
+    return _rules_page("env manager", intro, ENV_CAPABILITIES, ENV_RULES)
+
+
 def _rules_page(
     part: str, intro: str, capabilities: Mapping[str, str], rules: tuple[Rule, ...]
 ) -> str:
-    return _page(f"Rules of a {part}", f"{intro}\n\n{_rules(part, capabilities, rules)}")
+    return _page(
+        f"Rules of {_article(part)} {part}", f"{intro}\n\n{_rules(part, capabilities, rules)}"
+    )
 
 
 def _rules(
     part: str, capabilities: Mapping[str, str], rules: tuple[Rule, ...], title: str = ""
 ) -> str:
     parts = [
-        f"A {part} declares what it can do beyond the rules for all; some rules are for those "
-        "that declare it:",
+        f"{_article(part).capitalize()} {part} declares what it can do beyond the rules for all; "
+        "some rules are for those that declare it:",
         "\n".join(f"- `{name}`: {text}" for name, text in capabilities.items()),
     ]
     for rule in rules:
@@ -253,6 +267,10 @@ def _rules(
         lines = [f"## {title}{rule.number}. {rule.title}", " ".join(rest.split()), only]
         parts.append("\n\n".join(line for line in lines if line))
     return "\n\n".join(parts)
+
+
+def _article(noun: str) -> str:
+    return "an" if noun[0] in "aeiou" else "a"
 
 
 def _page(title: str, body: str) -> str:

@@ -5,8 +5,9 @@
 for replay buffers; ``BufferMachine`` compares one with a plain model, through any sequence of
 calls. ``check_part`` and ``StorageContract``, ``SamplerContract``, ``RemoverContract`` and
 ``LimiterContract`` hold the parts of a buffer to rules of their own, without a buffer.
-``check_policy`` and ``PolicyContract`` are for policies, ``check_commander`` and
-``CommanderContract`` for commanders. The rules are listed in
+``check_policy`` and ``PolicyContract`` are for policies, ``check_env_manager`` and
+``EnvManagerContract`` for env managers, ``check_commander`` and ``CommanderContract`` for
+commanders. The rules are listed in
 ``docs/reference``. ``FaultProxy`` puts a bad network before an endpoint,
 ``failing_calls`` a bad disk below a storage; ``recorded_writes`` tells what a disk was waited for.
 """
@@ -38,12 +39,19 @@ if TYPE_CHECKING:
     from dingsdk.testing.contract import (
         BufferContract,
         CommanderContract,
+        EnvManagerContract,
         LimiterContract,
         PolicyContract,
         RemoverContract,
         SamplerContract,
         StorageContract,
         TransportContract,
+    )
+    from dingsdk.testing.env_rules import (
+        ENV_CAPABILITIES,
+        ENV_RULES,
+        check_env_manager,
+        check_env_manager_rule,
     )
     from dingsdk.testing.policy_rules import (
         POLICY_CAPABILITIES,
@@ -59,6 +67,8 @@ __all__ = [
     "CAPABILITIES",
     "COMMANDER_CAPABILITIES",
     "COMMANDER_RULES",
+    "ENV_CAPABILITIES",
+    "ENV_RULES",
     "PART_RULES",
     "POLICY_CAPABILITIES",
     "POLICY_RULES",
@@ -68,6 +78,7 @@ __all__ = [
     "CommanderContract",
     "ContractError",
     "ContractReport",
+    "EnvManagerContract",
     "Fault",
     "FaultProxy",
     "LimiterContract",
@@ -84,6 +95,8 @@ __all__ = [
     "check_buffer",
     "check_buffer_rule",
     "check_commander",
+    "check_env_manager",
+    "check_env_manager_rule",
     "check_part",
     "check_policy",
     "check_policy_rule",
@@ -95,19 +108,26 @@ __all__ = [
 ]
 
 
-# Modules that need pytest, Hypothesis or torch, which the others do without.
+# Modules that need pytest, Hypothesis, torch or gymnasium, which the others do without.
 _LAZY = {
     "buffer_machine": ("BufferMachine",),
     "commander_rules": ("COMMANDER_CAPABILITIES", "COMMANDER_RULES", "check_commander"),
     "contract": (
         "BufferContract",
         "CommanderContract",
+        "EnvManagerContract",
         "LimiterContract",
         "PolicyContract",
         "RemoverContract",
         "SamplerContract",
         "StorageContract",
         "TransportContract",
+    ),
+    "env_rules": (
+        "ENV_CAPABILITIES",
+        "ENV_RULES",
+        "check_env_manager",
+        "check_env_manager_rule",
     ),
     "policy_rules": (
         "POLICY_CAPABILITIES",

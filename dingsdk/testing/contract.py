@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from dingsdk.envs.base import EnvManager
 from dingsdk.policy.base import Policy
 from dingsdk.testing.buffer_rules import BUFFER_BOOK
 from dingsdk.testing.commander_rules import COMMANDER_BOOK
+from dingsdk.testing.env_rules import ENV_BOOK
 from dingsdk.testing.part_rules import PART_RULES
 from dingsdk.testing.policy_rules import POLICY_BOOK, PolicyUnderTest
 from dingsdk.testing.rule import PATIENCE_S, Rule, RuleBook
@@ -181,3 +183,25 @@ class CommanderContract(Contract):
 
     def _part(self) -> Any:
         return self.make_commander
+
+
+class EnvManagerContract(Contract):
+    """Base class of an env manager's contract tests; see ``ENV_CAPABILITIES``.
+
+    Example:
+        >>> class TestMyManager(EnvManagerContract):
+        ...     capabilities = frozenset({"per_env_seed", "guarded"})
+        ...     def make_manager(self, cfg, env_fns):
+        ...         return MyManager(cfg, env_fns)
+    """
+
+    book = ENV_BOOK
+
+    def make_manager(
+        self, cfg: Mapping[str, Any], env_fns: Sequence[Callable[[], Any]]
+    ) -> EnvManager:
+        """Return a manager that is not launched. Rules may call it more than once."""
+        raise NotImplementedError(f"{type(self).__name__}.make_manager(cfg, env_fns) is missing")
+
+    def _part(self) -> Any:
+        return self.make_manager

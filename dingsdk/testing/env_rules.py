@@ -1,0 +1,697 @@
+"""The rules of the env managers, the env that they are checked with, and their bench."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from dingsdk.data.seeding import derive_seed
+from dingsdk.envs.base import EnvManager, StepColumns
+from dingsdk.errors import ClosedError, ConfigError, DingError, EnvError, PolicyOutputError
+from dingsdk.testing.bench import RuleBench, expect, expect_equal, raises
+from dingsdk.testing.rule import PATIENCE_S, ContractReport, Rule, RuleBook, collect, needs
+
+MakeEnvManager = Callable[[Mapping[str, Any], Sequence[Callable[[], Any]]], EnvManager]
+"""``make(cfg, env_fns)`` returns a manager that is not launched."""
+
+ENV_CAPABILITIES: Final[Mapping[str, str]] = {
+    "per_env_seed": "Each env has a random stream of its own, set by `seed`.",
+    "per_env_reset": "`reset({i: kwargs})` resets env i alone.",
+    "partial_step": "`step` and `step_batch` may name some of the envs.",
+    "guarded": "An env that fails is rebuilt alone.",
+    "asynchronous": "`step` returns whatever env has ended its step.",
+}
+"""What an env manager may declare beyond the contract, and what follows."""
+
+LEFT, RIGHT, RAISE, NAN, SHAPE, NAN_REWARD, HANG = range(7)
+_SEED = 7
+_PATIENCE = 20
+"""Steps of a manager in which every env must have made one."""
+
+
+class RuleEnv(gym.Env[Any, Any]):
+    """Observes [a number drawn at reset, step]; it tells how long the episode is, how it ends.
+
+    Actions from RAISE on fail in one way each; HANG waits until somebody opens the fifo ``gate``
+    in ``folder`` for writing.
+
+    Args:
+        folder: While the env is open, a file of its own lies there.
+    """
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gym.spaces.Discrete(7)
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._mark = Path(folder) / f"open-{os.getpid()}-{id(self)}"
+        self._mark.touch()
+        self._time = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._drawn = float(np.float32(self.np_random.random()))
+        self._drawn = (options or {}).get("drawn", self._drawn)
+        self._time = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if action == RAISE:
+            raise RuntimeError("the env raises")
+        if action == HANG:
+            (Path(self._folder) / "gate").open().close()
+        self._time += 1
+        obs, reward = self._observe(), self._time + 0.5 * (action == RIGHT)
+        if action == NAN:
+            obs[1] = np.nan
+        if action == SHAPE:
+            obs = np.zeros(3, np.float32)
+        is_over = self._time == 2 + int(self._drawn * 4)
+        info = {"episode_info": {"length": self._time}} if is_over else {}
+        terminated = is_over and self._drawn * 1000 % 2 < 1
+        reward = np.nan if action == NAN_REWARD else reward
+        return obs, reward, terminated, is_over and not terminated, info
+
+    def close(self) -> None:
+        self._mark.unlink(missing_ok=True)
+
+    def _observe(self) -> Any:
+        return np.array([self._drawn, self._time], np.float32)
+
+
+class Transition(NamedTuple):
+    """One step of one env."""
+
+    obs: list[float]
+    action: int
+    reward: float
+    next_obs: list[float]
+    terminated: bool
+    truncated: bool
+
+
+class EnvBench(RuleBench[MakeEnvManager]):
+    """The bench of an env manager: fresh managers of ``RuleEnv``, closed at the end."""
+
+    def __enter__(self) -> EnvBench:
+        self._managers: list[EnvManager] = []
+        return self
+
+    def _close(self, error: BaseException | None) -> None:
+        for manager in self._managers:
+            manager.close()
+
+    def manager(
+        self, env_num: int = 2, *, launch: bool = True, seed: int = _SEED, **cfg: Any
+    ) -> EnvManager:
+        """Return a manager of ``env_num`` envs, seeded and launched."""
+        manager = self._make(cfg, [partial(RuleEnv, str(self.folder))] * env_num)
+        self._managers.append(manager)
+        if launch:
+            manager.seed(seed)
+            manager.launch()
+        return manager
+
+    def plain(self, seed: int) -> PlainEnv:
+        """Return an env that is driven without a manager."""
+        return PlainEnv(RuleEnv(str(self.folder)), seed)
+
+
+class PlainEnv:
+    """One env, driven by hand as a manager must drive it."""
+
+    def __init__(self, env: RuleEnv, seed: int) -> None:
+        self.env = env
+        self.obs = env.reset(seed=seed)[0].tolist()
+
+    def step(self, action: int) -> Transition:
+        """Step the env, and reset it where its episode ends."""
+        obs, (after, reward, terminated, truncated, _) = self.obs, self.env.step(action)
+        made = Transition(obs, action, float(reward), after.tolist(), terminated, truncated)
+        is_over = terminated or truncated
+        self.obs = self.env.reset()[0].tolist() if is_over else made.next_obs
+        return made
+
+
+def _action(env_id: int, index: int) -> int:
+    return (env_id + index // 2) % 2
+
+
+def _valid(step: StepColumns) -> list[bool]:
+    return [True] * len(step.reward) if step.valid is None else step.valid.tolist()
+
+
+def _batched(manager: EnvManager, count: int) -> list[list[Transition]]:
+    """Return the first ``count`` transitions of each env, in the batched form."""
+    made: list[list[Transition]] = [[] for _ in range(manager.env_num)]
+    obs = manager.current_obs()
+    for _ in range(_PATIENCE * count):
+        if min(map(len, made)) >= count:
+            break
+        actions = np.array([_action(env_id, len(rows)) for env_id, rows in enumerate(made)])
+        step = manager.step_batch(actions)
+        for i, is_valid in enumerate(_valid(step)):
+            if is_valid:
+                made[i].append(
+                    Transition(
+                        obs[i].tolist(),
+                        int(actions[i]),
+                        float(step.reward[i]),
+                        step.final_obs[i].tolist(),
+                        bool(step.terminated[i]),
+                        bool(step.truncated[i]),
+                    )
+                )
+        obs = step.obs
+    return [rows[:count] for rows in made]
+
+
+def _by_env(manager: EnvManager, count: int) -> list[list[Transition]]:
+    """The same in the dict form."""
+    made: list[list[Transition]] = [[] for _ in range(manager.env_num)]
+    seen: dict[int, Any] = {}
+    acted = [0] * manager.env_num
+    for _ in range(_PATIENCE * count):
+        if min(map(len, made)) >= count:
+            break
+        ready = manager.ready_obs
+        actions = {}
+        for env_id, obs in ready.items():
+            seen[env_id] = (np.array(obs).tolist(), _action(env_id, acted[env_id]))
+            actions[env_id] = seen[env_id][1]
+            acted[env_id] += 1
+        for env_id, step in manager.step(actions).items():
+            obs, action = seen[env_id]
+            ends = step.info["terminated"], step.info["truncated"]
+            after = np.array(step.obs).tolist()
+            made[env_id].append(Transition(obs, action, float(step.reward), after, *ends))
+            expect_equal(bool(step.done), any(ends), "done, by terminated and truncated")
+    return [rows[:count] for rows in made]
+
+
+def _episodes(manager: EnvManager, count: int) -> Iterator[tuple[int, Any, float]]:
+    """Play ``count`` episodes of env 0 in the dict form; yield every end, and what it paid."""
+    paid = [0.0] * manager.env_num
+    while count:
+        for env_id, step in manager.step(dict.fromkeys(manager.ready_obs, RIGHT)).items():
+            paid[env_id] += float(step.reward)
+            if step.done:
+                count -= env_id == 0
+                yield env_id, step, paid[env_id]
+                paid[env_id] = 0.0
+
+
+def _all(manager: EnvManager, action: int) -> StepColumns:
+    return manager.step_batch(np.full(manager.env_num, action))
+
+
+def _one(manager: EnvManager, env_id: int, action: int) -> StepColumns:
+    """Step all envs, one of them with another action than the others."""
+    actions = np.full(manager.env_num, LEFT)
+    actions[env_id] = action
+    return manager.step_batch(actions)
+
+
+def _starts(manager: EnvManager) -> list[list[float]]:
+    starts: list[list[float]] = manager.current_obs().tolist()
+    return starts
+
+
+def rule_01_life_cycle_can_be_gone_through_again(bench: EnvBench) -> None:
+    """A manager is used between ``launch`` and ``close``, any number of times.
+
+    Closed, it raises ClosedError where it is used; launched, a second ``launch`` raises EnvError.
+    ``close`` is idempotent.
+    """
+    manager = bench.manager(launch=False)
+    expect(manager.closed, "a new manager is not closed")
+    manager.close()
+    for _ in range(2):
+        manager.launch()
+        expect(not manager.closed, "a launched manager is closed")
+        with raises("launch() of an open manager", EnvError):
+            manager.launch()
+        _all(manager, LEFT)
+        manager.close()
+        manager.close()
+        expect(manager.closed, "close() leaves the manager open")
+        uses: dict[str, Callable[[], Any]] = {
+            "reset()": manager.reset,
+            "ready_obs": lambda: manager.ready_obs,
+            "current_obs()": manager.current_obs,
+            "step()": lambda: manager.step({0: LEFT}),
+            "step_batch()": lambda: _all(manager, LEFT),
+        }
+        for name, use in uses.items():
+            with raises(f"{name} of a closed manager", ClosedError):
+                use()
+
+
+def rule_02_size_and_spaces_are_known_before_the_launch(bench: EnvBench) -> None:
+    """``env_num``, ``episode_num`` and the spaces of one env can be read before ``launch``."""
+    manager = bench.manager(3, launch=False, episode_num=4)
+    expect_equal(manager.env_num, 3, "env_num")
+    expect_equal(manager.episode_num, 4, "episode_num")
+    expect_equal(manager.observation_space, RuleEnv.observation_space, "observation_space")
+    expect_equal(manager.action_space, RuleEnv.action_space, "action_space")
+
+
+def rule_03_both_forms_show_the_same_observations(bench: EnvBench) -> None:
+    """``current_obs`` and ``ready_obs`` hold the first observation of every env after a launch.
+
+    ``step_batch`` returns what ``current_obs`` shows then.
+    """
+    manager = bench.manager(3)
+    ready = manager.ready_obs
+    expect_equal(sorted(ready), [0, 1, 2], "envs in ready_obs")
+    expect_equal([ready[i].tolist() for i in range(3)], _starts(manager), "ready_obs")
+    expect_equal([row[1] for row in _starts(manager)], [0, 0, 0], "steps after the launch")
+    obs = _all(manager, LEFT).obs.tolist()
+    expect_equal(_starts(manager), obs, "current_obs() after a step")
+
+
+def rule_04_columns_have_the_types_of_the_contract(bench: EnvBench) -> None:
+    """Rewards are float32, ends bool, observations in the dtype of their space, one row an env."""
+    step = _all(bench.manager(3), LEFT)
+    found = {name: getattr(step, name) for name in ("reward", "terminated", "truncated", "obs")}
+    types = {name: (str(column.dtype), column.shape) for name, column in found.items()}
+    expect_equal(
+        types,
+        {
+            "reward": ("float32", (3,)),
+            "terminated": ("bool", (3,)),
+            "truncated": ("bool", (3,)),
+            "obs": ("float32", (3, 2)),
+        },
+        "dtypes and shapes",
+    )
+
+
+@needs("per_env_seed")
+def rule_05_batched_form_plays_as_each_env_alone(bench: EnvBench) -> None:
+    """The transitions of each env are those that it gives without a manager.
+
+    Where an episode ends, ``final_obs`` is its true last observation, and ``terminated`` and
+    ``truncated`` say how it ended.
+    """
+    manager = bench.manager(3)
+    for env_id, found in enumerate(_batched(manager, 30)):
+        plain = bench.plain(_SEED + env_id)
+        expected = [plain.step(_action(env_id, index)) for index in range(30)]
+        expect_equal(found, expected, f"transitions of env {env_id}")
+
+
+@needs("per_env_seed")
+def rule_06_dict_form_plays_as_each_env_alone(bench: EnvBench) -> None:
+    """``step`` gives the same transitions as ``step_batch``."""
+    manager = bench.manager(3)
+    for env_id, found in enumerate(_by_env(manager, 30)):
+        plain = bench.plain(_SEED + env_id)
+        expected = [plain.step(_action(env_id, index)) for index in range(30)]
+        expect_equal(found, expected, f"transitions of env {env_id}")
+
+
+def rule_07_what_was_handed_out_stays_as_it_is(bench: EnvBench) -> None:
+    """No later call writes into observations, rewards or ends that were handed out."""
+    manager = bench.manager()
+    kept: list[tuple[Any, Any]] = [(obs, obs.copy()) for obs in manager.ready_obs.values()]
+    kept += [(manager.current_obs(), manager.current_obs().copy())]
+    for _ in range(12):
+        step = _all(manager, RIGHT)
+        kept += [(column, column.copy()) for column in step[:5]]
+    for handed_out, copy in kept:
+        expect(np.array_equal(handed_out, copy), "a later step has written into a column")
+
+
+def rule_08_return_counts_from_the_start_of_the_episode(bench: EnvBench) -> None:
+    """``eval_episode_return`` is the sum of the rewards since the last start of the episode.
+
+    A reset or a relaunch in mid-episode begins it anew.
+    """
+    manager = bench.manager()
+
+    def check() -> None:
+        for env_id, step, paid in _episodes(manager, 3):
+            found = float(step.info["eval_episode_return"])
+            expect_equal(found, paid, f"eval_episode_return of env {env_id}")
+
+    check()
+    events: tuple[Callable[[], Any], ...] = (manager.reset, manager.close)
+    for event in events:
+        manager.step(dict.fromkeys(manager.ready_obs, RIGHT))
+        event()
+        if manager.closed:
+            manager.launch()
+        else:
+            manager.reset()
+        check()
+
+
+def rule_09_statistics_of_an_episode_come_with_its_end(bench: EnvBench) -> None:
+    """What an env puts into ``episode_info`` is in the last info, and in ``episode_info`` by row.
+
+    Rows whose episode goes on are not in it.
+    """
+    for env_id, step, _ in _episodes(bench.manager(), 3):
+        length = {"length": int(step.obs[1])}
+        expect_equal(step.info.get("episode_info"), length, f"episode_info of env {env_id}")
+    manager = bench.manager()
+    for _ in range(20):
+        columns = _all(manager, LEFT)
+        valid = np.array(_valid(columns))
+        ended = np.flatnonzero((columns.terminated | columns.truncated) & valid)
+        expected = {int(row): {"length": int(columns.final_obs[row, 1])} for row in ended}
+        expect_equal(dict(columns.episode_info), expected, "episode_info of a step")
+
+
+@needs("per_env_seed")
+def rule_10_seed_decides_the_episodes(bench: EnvBench) -> None:
+    """An int s seeds env i with s + i; a sequence and a dict name the seeds.
+
+    The same seed gives the same start after every launch; a seed is applied once, by the next
+    reset, and the stream runs on from there.
+    """
+    starts = [bench.plain(_SEED + env_id).obs for env_id in range(2)]
+    seeds: tuple[Any, ...] = (_SEED, [_SEED, _SEED + 1], {1: _SEED + 1, 0: _SEED})
+    for seed in seeds:
+        manager = bench.manager(seed=seed)
+        expect_equal(_starts(manager), starts, f"starts after seed({seed})")
+    manager.reset()
+    expect(_starts(manager) != starts, "a second reset repeats the first episodes")
+    manager.seed(_SEED)
+    _all(manager, LEFT)
+    manager.reset()
+    expect_equal(_starts(manager), starts, "starts after seed() and reset()")
+    manager.close()
+    manager.launch()
+    expect_equal(_starts(manager), starts, "starts after another launch")
+    with raises("3 seeds for 2 envs", ConfigError):
+        manager.seed([1, 2, 3])
+
+
+@needs("per_env_seed")
+def rule_11_fixed_seeds_begin_every_episode_alike(bench: EnvBench) -> None:
+    """With ``dynamic_seed=False`` every episode begins from its env's seed."""
+    manager = bench.manager()
+    manager.seed(3, dynamic_seed=False)
+    manager.reset()
+    starts = _starts(manager)
+    for _ in range(24):
+        obs = _all(manager, LEFT).obs
+        for env_id in np.flatnonzero(obs[:, 1] == 0):
+            expect_equal(obs[env_id].tolist(), starts[env_id], f"a start of env {env_id}")
+    manager.reset()
+    expect_equal(_starts(manager), starts, "starts after a reset")
+
+
+@needs("per_env_reset")
+def rule_12_one_env_is_reset_alone(bench: EnvBench) -> None:
+    """``reset({i: None})`` begins an episode of env i, and leaves the others where they are.
+
+    An env that does not exist is refused.
+    """
+    manager = bench.manager(3)
+    _all(manager, LEFT)
+    before = _starts(manager)
+    manager.reset({1: None})
+    after = _starts(manager)
+    expect_equal([after[0], after[2]], [before[0], before[2]], "the other envs")
+    expect(after[1][1] == 0 and after[1][0] != before[1][0], "env 1 was not reset")
+    with raises("reset of an env that does not exist", PolicyOutputError):
+        manager.reset({3: None})
+
+
+@needs("per_env_reset")
+def rule_13_arguments_of_a_reset_are_remembered(bench: EnvBench) -> None:
+    """``{i: kwargs}`` of ``launch`` or ``reset`` go to env i, in this and in later episodes."""
+    manager = bench.manager(launch=False)
+    manager.launch({1: {"options": {"drawn": 0.125}}})
+    for drawn in (0.125, 0.25):
+        begun = 0
+        for _ in range(9):
+            obs = manager.current_obs()
+            begun += obs[1, 1] == 0
+            expect_equal(float(obs[1, 0]), drawn, "what env 1 was reset with")
+            expect(float(obs[0, 0]) != drawn, "env 0 was given the arguments of env 1")
+            _all(manager, LEFT)
+        expect(begun > 1, "env 1 began one episode alone")
+        manager.reset({1: {"options": {"drawn": 0.25}}})
+
+
+def rule_14_env_stops_after_its_episodes(bench: EnvBench) -> None:
+    """After ``episode_num`` episodes an env is no more in ``ready_obs``, and its rows not valid.
+
+    Rows that are not valid have reward 0 and no end. ``done`` is true once all have stopped; a
+    launch begins the count anew, a reset does not.
+    """
+    manager = bench.manager(episode_num=2)
+    for _ in range(2):
+        ends = [0, 0]
+        while not manager.done:
+            for env_id, step in manager.step(dict.fromkeys(manager.ready_obs, LEFT)).items():
+                ends[env_id] += step.done
+        expect_equal(ends, [2, 2], "episodes")
+        expect_equal(dict(manager.ready_obs), {}, "ready_obs")
+        after = _all(manager, RIGHT)
+        expect_equal(_valid(after), [False, False], "valid")
+        nothing = not (after.reward.any() or after.terminated.any() or after.truncated.any())
+        expect(nothing, "a row that is not valid has a reward or an end")
+        manager.close()
+        manager.launch()
+        expect(not manager.done, "done after a launch")
+
+
+@needs("per_env_reset")
+def rule_15_without_auto_reset_an_env_waits(bench: EnvBench) -> None:
+    """With ``auto_reset`` off an env that ended is not ready until it is reset."""
+    manager = bench.manager(auto_reset=False)
+    for _ in range(5 * _PATIENCE):
+        if manager.ready_obs:
+            manager.step(dict.fromkeys(manager.ready_obs, LEFT))
+    expect_equal(dict(manager.ready_obs), {}, "ready_obs after the episodes")
+    expect(not manager.done, "done without a limit of episodes")
+    manager.reset({1: None})
+    expect_equal(sorted(manager.ready_obs), [1], "envs in ready_obs after reset({1: None})")
+    expect_equal(float(manager.ready_obs[1][1]), 0.0, "the step of env 1")
+
+
+def rule_16_bad_actions_leave_the_envs_untouched(bench: EnvBench) -> None:
+    """Actions of a wrong shape, kind or value raise PolicyOutputError, and no env moves."""
+    manager = bench.manager()
+    before = _starts(manager)
+    bad: tuple[Any, ...] = (np.zeros(3, int), np.zeros(2), np.array([0, 7]), np.array([-1, 0]))
+    for actions in bad:
+        with raises(f"step_batch({actions!r})", PolicyOutputError):
+            manager.step_batch(actions)
+    for action in (7, 0.5, "left"):
+        with raises(f"step with {action!r}", PolicyOutputError):
+            manager.step({0: LEFT, 1: action})
+    with raises("step of an env that does not exist", PolicyOutputError):
+        manager.step({0: LEFT, 1: LEFT, 2: LEFT})
+    expect_equal(_starts(manager), before, "observations after actions that were refused")
+    expect_equal(manager.failure_count, 0, "failure_count")
+
+
+@needs("guarded")
+def rule_17_failure_costs_one_env_its_episode(bench: EnvBench) -> None:
+    """An env that raises, or whose observation or reward does not fit, begins a new episode.
+
+    Its row is abnormal and not valid, with reward 0 and the first observation; the others go on.
+    ``failure_count`` counts it.
+    """
+    for count, fault in enumerate((RAISE, NAN, SHAPE, NAN_REWARD)):
+        manager = bench.manager(3)
+        _all(manager, LEFT)
+        step = _one(manager, 1, fault)
+        what = f"after failure {count + 1}"
+        expect(step.abnormal is not None, f"no row is abnormal {what}")
+        expect_equal(np.asarray(step.abnormal).tolist(), [False, True, False], f"abnormal {what}")
+        expect_equal(_valid(step), [True, False, True], f"valid {what}")
+        expect_equal(float(step.reward[1]), 0.0, f"reward {what}")
+        expect_equal(step.final_obs[:, 1].tolist(), [2, 0, 2], f"steps {what}")
+        expect_equal(manager.failure_count, 1, f"failure_count {what}")
+
+
+@needs("guarded")
+def rule_18_failed_step_of_the_dict_form_says_why(bench: EnvBench) -> None:
+    """``info`` holds ``abnormal`` and the ``error`` in one line; the return begins anew."""
+    manager = bench.manager()
+    _answer(manager, 1, RIGHT)
+    step = _answer(manager, 1, RAISE)
+    expect(bool(step.info.get("abnormal")), "info does not say abnormal")
+    expect_equal(step.info.get("error"), "RuntimeError: the env raises", "error")
+    expect_equal((float(step.reward), bool(step.done)), (0.0, False), "reward and done")
+    expect_equal(manager.ready_obs[1].tolist(), np.asarray(step.obs).tolist(), "ready_obs")
+    paid = 0.0
+    while not step.done:
+        step = _answer(manager, 1, RIGHT)
+        paid += float(step.reward)
+    expect_equal(float(step.info["eval_episode_return"]), paid, "eval_episode_return")
+
+
+def _answer(manager: EnvManager, env_id: int, action: int) -> Any:
+    """Step all envs until one of them, which is ready, has ended the step that it was given."""
+    actions = {**dict.fromkeys(manager.ready_obs, LEFT), env_id: action}
+    while env_id not in (steps := manager.step(actions)):
+        actions = dict.fromkeys(manager.ready_obs, LEFT)
+    return steps[env_id]
+
+
+@needs("guarded")
+def rule_19_too_many_failures_in_a_row_end_the_run(bench: EnvBench) -> None:
+    """More than ``max_retry`` failures without a whole episode between them raise EnvError.
+
+    It names the env, and holds the traceback of the last failure.
+    """
+    manager = bench.manager(1, max_retry=2)
+    for _ in range(2):
+        for _ in range(2):
+            _all(manager, RAISE)
+        while True:
+            step = _all(manager, LEFT)
+            if step.terminated.any() or step.truncated.any():
+                break
+        if manager.capabilities.reset_takes_step:
+            _all(manager, LEFT)
+    for _ in range(2):
+        _all(manager, RAISE)
+    try:
+        _all(manager, RAISE)
+    except EnvError as error:
+        expect_equal((error.env_id, error.failures), (0, 3), "env_id and failures")
+        expect("the env raises" in str(error.facts.get("traceback")), "no traceback")
+    else:
+        expect(False, "three failures in a row raised nothing")
+
+
+@needs("guarded")
+def rule_20_rebuilt_env_goes_on_with_a_stream_of_its_own(bench: EnvBench) -> None:
+    """After its k-th failure an env goes on with ``derive_seed(seed, "rebuild", k)``.
+
+    Seeding begins the count anew, and so does a launch.
+    """
+    manager = bench.manager(1)
+    for _ in range(2):
+        for failure in (1, 2):
+            start = bench.plain(derive_seed(_SEED, "rebuild", failure)).obs
+            expect_equal(_all(manager, RAISE).obs[0].tolist(), start, f"failure {failure}")
+        manager.close()
+        manager.launch()
+    _all(manager, RAISE)
+    manager.seed(_SEED)
+    manager.reset()
+    start = bench.plain(derive_seed(_SEED, "rebuild", 1)).obs
+    expect_equal(_all(manager, RAISE).obs[0].tolist(), start, "the first after seed()")
+
+
+@needs("guarded")
+def rule_21_launch_forgives_all_failures(bench: EnvBench) -> None:
+    """``failure_count`` and the failures in a row are counted from the launch."""
+    manager = bench.manager(1, max_retry=1)
+    for _ in range(3):
+        _all(manager, RAISE)
+        expect_equal(manager.failure_count, 1, "failure_count")
+        manager.close()
+        manager.launch()
+
+
+@needs("partial_step")
+def rule_22_some_envs_are_stepped_alone(bench: EnvBench) -> None:
+    """``step_batch`` with ``env_ids`` gives a row for each, in that order; others stay."""
+    manager = bench.manager(3)
+    before = _starts(manager)
+    step = manager.step_batch(np.array([LEFT, RIGHT]), np.array([2, 0]))
+    expect_equal(step.reward.tolist(), [1.0, 1.5], "rewards of envs 2 and 0")
+    expected = [[before[2][0], 1.0], [before[0][0], 1.0]]
+    expect_equal(step.final_obs.tolist(), expected, "observations of envs 2 and 0")
+    expect_equal([row[1] for row in _starts(manager)], [1, 0, 1], "steps of the envs")
+    for wrong in ([1, 1], [3, 0]):
+        with raises(f"env_ids {wrong}", PolicyOutputError):
+            manager.step_batch(np.array([LEFT, LEFT]), np.array(wrong))
+
+
+@needs("asynchronous")
+def rule_23_slow_env_holds_no_other_up(bench: EnvBench) -> None:
+    """``step`` returns without an env whose step takes long, and gives its result later.
+
+    Until then the env is not in ``ready_obs``, and the others can be stepped.
+    """
+    gate = bench.folder / "gate"
+    os.mkfifo(gate)
+    manager = bench.manager(3)
+    try:
+        expect(1 not in manager.step({0: LEFT, 1: HANG, 2: LEFT}), "the slow env is back")
+        for _ in range(8):
+            expect(1 not in manager.ready_obs, "the slow env is in ready_obs")
+            steps = manager.step(dict.fromkeys(manager.ready_obs, LEFT))
+            expect(bool(steps) and 1 not in steps, f"steps of {sorted(steps)}")
+    finally:
+        gate.open("w").close()
+    while 1 not in (steps := manager.step(dict.fromkeys(manager.ready_obs, LEFT))):
+        pass
+    expect_equal(float(steps[1].reward), 1.0, "the reward of the slow step")
+
+
+def rule_24_envs_are_closed_with_their_manager(bench: EnvBench) -> None:
+    """``close`` closes every env, also those that were rebuilt; a failed launch leaves none."""
+    manager = bench.manager()
+    with suppress(DingError):
+        _one(manager, 1, RAISE)
+    manager.close()
+    left = [path.name for path in bench.folder.glob("open-*")]
+    expect_equal(left, [], "envs that are open after close()")
+
+
+def rule_25_config_that_cannot_work_is_refused(bench: EnvBench) -> None:
+    """A key or value of the section that cannot work, and no env at all, raise ConfigError."""
+    for cfg in ({"episode_num": 0}, {"max_retry": -1}, {"no_such_key": 1}):
+        with raises(f"the config {cfg}", ConfigError):
+            bench.manager(launch=False, **cfg)
+    with raises("a manager without envs", ConfigError):
+        bench.manager(0, launch=False)
+
+
+def rule_26_capabilities_are_those_declared(bench: EnvBench) -> None:
+    """``capabilities`` says of each optional promise whether it is given."""
+    found = bench.manager(launch=False).capabilities
+    for name in ("per_env_seed", "per_env_reset", "partial_step", "asynchronous"):
+        expect_equal(getattr(found, name), bench.has(name), f"capabilities.{name}")
+
+
+ENV_RULES: Final[tuple[Rule, ...]] = collect([sys.modules[__name__]])
+"""Every rule of the env managers, by number."""
+
+ENV_BOOK = RuleBook(ENV_RULES, ENV_CAPABILITIES, EnvBench)
+check_env_manager_rule = ENV_BOOK.check_rule
+
+
+def check_env_manager(
+    make: MakeEnvManager, *, capabilities: Collection[str] = (), patience_s: float = PATIENCE_S
+) -> ContractReport:
+    """Hold an env manager to every rule of the contract.
+
+    Args:
+        make: ``make(cfg, env_fns)`` returns a manager that is not launched; ``cfg`` holds keys of
+            ``EnvManager.Config`` alone.
+        capabilities: Which of ``ENV_CAPABILITIES`` the manager has; rules that need another one
+            do not apply.
+        patience_s: How long something that must happen may take.
+
+    Returns:
+        The results, where no rule is broken.
+
+    Raises:
+        ContractError: some are; ``report`` has all results, ``broken`` the numbers.
+        ValueError: an unknown capability.
+    """
+    return ENV_BOOK.check(make, capabilities, patience_s)

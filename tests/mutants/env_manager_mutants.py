@@ -1,0 +1,243 @@
+"""Env managers, each with one defect, for the rules of the env managers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from dingsdk.envs import Capabilities, InProcessEnvManager, StepColumns, Timestep
+from dingsdk.envs.subprocess import AsyncSubprocessEnvManager
+
+FULL = frozenset({"per_env_seed", "per_env_reset", "partial_step", "guarded"})
+
+
+class Mutant(InProcessEnvManager):
+    """The manager as it is; mutants override one of its methods."""
+
+    breaks: ClassVar[int] = 0
+    also: ClassVar[frozenset[int]] = frozenset()
+    declared: ClassVar[frozenset[str]] = FULL
+
+
+MUTANTS: list[Any] = []
+_Made = TypeVar("_Made", bound=type)
+
+
+def mutant(breaks: int, *also: int) -> Callable[[_Made], _Made]:
+    """Say which rule a mutant breaks, and which others its defect cannot but break as well."""
+
+    def mark(made: Any) -> Any:
+        made.breaks, made.also = breaks, frozenset(also)
+        MUTANTS.append(made)
+        return made
+
+    return mark
+
+
+@mutant(1)
+class LaunchesTwice(Mutant):
+    def launch(self, reset_param: Any = None) -> None:
+        self.close()
+        super().launch(reset_param)
+
+
+@mutant(2)
+class ForgetsItsLimit(Mutant):
+    @property
+    def episode_num(self) -> float:
+        return super().episode_num + 1 if self.closed else super().episode_num
+
+
+@mutant(3, 5, 6, 12, 14)
+class HidesTheLastEnv(Mutant):
+    @property
+    def ready_obs(self) -> dict[int, Any]:
+        found = super().ready_obs
+        if len(found) > 2:
+            found.pop(max(found))
+        return found
+
+
+@mutant(4)
+class RewardsInDoubles(Mutant):
+    def step_batch(self, actions: Any, env_ids: Any = None) -> StepColumns:
+        step = super().step_batch(actions, env_ids)
+        return step._replace(reward=step.reward.astype(np.float64))  # type: ignore[arg-type]
+
+
+@mutant(5, 9)
+class LosesTheLastObservation(Mutant):
+    def step_batch(self, actions: Any, env_ids: Any = None) -> StepColumns:
+        step = super().step_batch(actions, env_ids)
+        return step._replace(final_obs=step.obs)
+
+
+@mutant(6)
+class TellsNoTruncation(Mutant):
+    def _timestep(self, env_id: int, obs: Any, reward: float, info: dict[str, Any]) -> Timestep:
+        step = super()._timestep(env_id, obs, reward, info)
+        if info["truncated"]:
+            info.update(terminated=True, truncated=False)
+        return step
+
+
+@mutant(7)
+class UsesItsColumnsAgain(Mutant):
+    _kept: Any = None
+
+    def step_batch(self, actions: Any, env_ids: Any = None) -> StepColumns:
+        step = super().step_batch(actions, env_ids)
+        if self._kept is None or len(self._kept) != len(step.reward):
+            self._kept = step.reward
+        self._kept[:] = step.reward
+        return step._replace(reward=self._kept)
+
+
+@mutant(8)
+class KeepsTheReturnOverAReset(Mutant):
+    def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
+        before = self._returns.copy()
+        super()._reset_envs(env_ids, kwargs)
+        self._returns[:] = before
+
+
+@mutant(9)
+class DropsTheStatistics(Mutant):
+    def step_batch(self, actions: Any, env_ids: Any = None) -> StepColumns:
+        return super().step_batch(actions, env_ids)._replace(episode_info={})
+
+
+@mutant(10, 5, 6, 20)
+class GivesAllEnvsOtherSeeds(Mutant):
+    def _new_seeds(self, env_ids: Sequence[int]) -> list[int | None]:
+        return [None if seed is None else seed + 1 for seed in super()._new_seeds(env_ids)]
+
+
+@mutant(11)
+class IgnoresThatSeedsAreFixed(Mutant):
+    def seed(self, seed: Any, dynamic_seed: bool | None = None) -> None:
+        super().seed(seed)
+
+
+@mutant(12, 13, 15)
+class ResetsAllEnvs(Mutant):
+    def reset(self, reset_param: Any = None) -> None:
+        super().reset()
+
+
+@mutant(13)
+class ForgetsTheArguments(Mutant):
+    def _reset_one(self, env_id: int, kwargs: Mapping[str, Any]) -> None:
+        super()._reset_one(env_id, kwargs)
+        self._envs[env_id]._reset_kwargs = {}
+
+
+@mutant(14)
+class PlaysOnAfterItsEpisodes(Mutant):
+    def step_batch(self, actions: Any, env_ids: Any = None) -> StepColumns:
+        self._parked[:] = False
+        return super().step_batch(actions, env_ids)
+
+
+@mutant(15)
+class ResetsByItself(Mutant):
+    def _count_episodes(self, env_ids: Any) -> None:
+        super()._count_episodes(env_ids)
+        self._parked[env_ids] = self._episodes[env_ids] >= self.episode_num
+
+
+@mutant(16)
+class StepsBeforeItChecks(Mutant):
+    def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
+        steps = {}
+        for env_id, action in actions.items():
+            steps |= super().step({env_id: action})
+        return steps
+
+
+@mutant(17)
+class PassesTheRewardOfAFailureOn(Mutant):
+    def step_batch(self, actions: Any, env_ids: Any = None) -> StepColumns:
+        step = super().step_batch(actions, env_ids)
+        if step.abnormal is not None:
+            step.reward[step.abnormal] = -1
+        return step
+
+
+@mutant(18)
+class AddsUpOverAFailure(Mutant):
+    def _timestep(self, env_id: int, obs: Any, reward: float, info: dict[str, Any]) -> Timestep:
+        before = self._returns[env_id]
+        step = super()._timestep(env_id, obs, reward, info)
+        if info.get("abnormal"):
+            self._returns[env_id] = before
+        return step
+
+
+@mutant(19)
+class ForgivesNothing(Mutant):
+    def _step_one(self, env_id: int, action: Any) -> Any:
+        before = self._envs[env_id]._failures_in_row
+        step = super()._step_one(env_id, action)
+        self._envs[env_id]._failures_in_row = max(before, self._envs[env_id]._failures_in_row)
+        return step
+
+
+@mutant(20)
+class RebuildsWithTheSameSeed(Mutant):
+    def step_batch(self, actions: Any, env_ids: Any = None) -> StepColumns:
+        for env in self._envs:
+            env._rebuilds = 0
+        return super().step_batch(actions, env_ids)
+
+
+@mutant(21)
+class CountsFailuresForEver(Mutant):
+    _before = 0
+
+    @property
+    def failure_count(self) -> int:
+        return self._before + super().failure_count
+
+    def close(self) -> None:
+        self._before += self._failure_count
+        self._failure_count = 0
+        super().close()
+
+
+@mutant(22)
+class SortsItsEnvs(Mutant):
+    def step_batch(self, actions: Any, env_ids: Any = None) -> StepColumns:
+        return super().step_batch(actions, None if env_ids is None else np.sort(env_ids))
+
+
+@mutant(23)
+class WaitsForTheSlowest(AsyncSubprocessEnvManager):
+    declared: ClassVar[frozenset[str]] = FULL | {"asynchronous"}
+    only: ClassVar[int] = 23
+
+    def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
+        self._begin(actions)
+        self._wait(for_all=True)
+        return self._timesteps()
+
+
+@mutant(24)
+class LeavesEnvsOpen(Mutant):
+    def _discard(self) -> None:
+        self._envs.clear()
+
+
+@mutant(25)
+class TakesAnyConfig(Mutant):
+    def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Any]) -> None:
+        super().__init__({k: v for k, v in cfg.items() if k != "no_such_key"}, env_fns)
+
+
+@mutant(26)
+class PromisesTooMuch(Mutant):
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(asynchronous=True)

@@ -1,0 +1,46 @@
+"""Each rule of the env managers notices the manager that breaks it, and no other does.
+
+A mutant is a manager with one defect. It must break its own rule; the rules that the same defect
+cannot but break as well are named with it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dingsdk.testing import ENV_RULES, ContractError, check_env_manager, check_env_manager_rule
+
+from .env_manager_mutants import FULL, MUTANTS, Mutant
+
+
+@pytest.mark.parametrize(
+    "made",
+    [made for made in MUTANTS if not hasattr(made, "only")],
+    ids=lambda made: f"{made.breaks:02d}-{made.__name__}",
+)
+def test_mutant_breaks_its_rule_alone(made: Any) -> None:
+    with pytest.raises(ContractError) as caught:
+        check_env_manager(made, capabilities=made.declared)
+
+    broken = set(caught.value.broken)
+    assert made.breaks in broken, str(caught.value)
+    assert broken <= {made.breaks, *made.also}, str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("made", [made for made in MUTANTS if hasattr(made, "only")])
+def test_mutant_in_child_processes_breaks_its_rule(made: Any, tmp_path: Path) -> None:
+    rule = ENV_RULES[made.breaks - 1]
+    with pytest.raises(AssertionError):
+        check_env_manager_rule(rule, made, tmp_path, capabilities=made.declared, patience_s=1.0)
+
+
+def test_unchanged_manager_breaks_no_rule() -> None:
+    assert check_env_manager(Mutant, capabilities=FULL).broken == ()
+
+
+def test_every_rule_has_a_mutant() -> None:
+    assert {made.breaks for made in MUTANTS} == {rule.number for rule in ENV_RULES}
