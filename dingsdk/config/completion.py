@@ -124,8 +124,8 @@ class _Walk:
             elif name in given:
                 full[name] = _checked(given[name], field, where)
             else:
-                default = field.default
-                full[name] = copy_containers(default) if type(default) in (dict, list) else default
+                make = field.make_default
+                full[name] = field.default if make is None else make()
         for key in given:
             if key in fields:
                 continue

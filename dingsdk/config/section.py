@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, cast, get_args, get_origin
@@ -96,6 +96,7 @@ class Field:
         section: Set where it holds a section of its own.
         required: Whether it has no default.
         default: The default as plain data; None where there is none.
+        make_default: Returns a new one, where the default is a container.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Field:
     section: type[Section] | None
     required: bool
     default: Any
+    make_default: Callable[[], Any] | None
 
 
 @cache
@@ -113,11 +115,11 @@ def fields_of(section: type[Section]) -> Mapping[str, Field]:
     for info in msgspec.structs.fields(section):
         marks = get_args(info.type)[1:] if get_origin(info.type) is Annotated else ()
         nested = info.type if _is_section(info.type) else None
-        default = info.default
+        default, make = info.default, info.default_factory
         if nested is not None:
             default = defaults_of(nested)
-        elif info.default_factory is not msgspec.NODEFAULT:
-            default = info.default_factory()
+        elif make is not msgspec.NODEFAULT:
+            default = make()
         found[info.name] = Field(
             name=info.name,
             type=info.type,
@@ -125,6 +127,7 @@ def fields_of(section: type[Section]) -> Mapping[str, Field]:
             section=nested,
             required=info.required,
             default=None if default is msgspec.NODEFAULT else default,
+            make_default=None if make is msgspec.NODEFAULT else make,
         )
     return found
 
