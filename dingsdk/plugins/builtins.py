@@ -38,6 +38,7 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("learner_hooks", "log_reduce", f"{_WORKER}.learner.hooks:LogReduceHook"),
     ("commanders", "naive", f"{_WORKER}.commander.naive:NaiveCommander"),
     ("commanders", "solo", f"{_WORKER}.commander.solo:SoloCommander"),
+    ("leagues", "one_vs_one", f"{_WORKER}.commander.league:OneVsOneLeague"),
     ("serial_commanders", "base", f"{_WORKER}.commander.serial:BaseSerialCommander"),
     ("policies", "dqn", "dingsdk.policy.dqn:DQNPolicy"),
     ("policies", "ppo", "dingsdk.policy.ppo:PPOPolicy"),

@@ -1,0 +1,188 @@
+"""Who plays against whom, what games count, when snapshots are taken, and what is kept."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dingsdk.errors import CheckpointCorruptError, ConfigError
+from dingsdk.plugins import default_manager
+from dingsdk.worker.commander.league import OneVsOneLeague, Payoff, pfsp_weights
+
+
+def make_league(**cfg: Any) -> OneVsOneLeague:
+    return OneVsOneLeague({"one_phase_step": 100, **cfg}, seed=0)
+
+
+def train_to(league: OneVsOneLeague, train_iter: int, player_id: str = "player_0") -> bool:
+    league.update_active_player({"player_id": player_id, "train_iteration": train_iter})
+    return league.judge_snapshot(player_id)
+
+
+def play(league: OneVsOneLeague, home: str, away: str, **outcomes: int) -> None:
+    result = [[outcome] * count for outcome, count in outcomes.items()]
+    league.finish_job({"player_id": [home, away], "result": result})
+
+
+def opponents(league: OneVsOneLeague, count: int = 4000) -> Counter[str]:
+    return Counter(league.get_job_info()["player_id"][1] for _ in range(count))
+
+
+def test_league_is_made_by_its_type() -> None:
+    league = default_manager().create("leagues", {"type": "one_vs_one", "active_player_num": 2})
+
+    assert league.active_players_ids == ["player_0", "player_1"]
+    assert league.active_players_ckpts == ["league/player_0", "league/player_1"]
+
+
+def test_without_history_a_player_plays_against_the_active_ones() -> None:
+    league = make_league(active_player_num=2, self_play=0.0)
+
+    assert set(opponents(league, 100)) == {"player_0", "player_1"}
+    job = league.get_job_info("player_1")
+    assert (job["launch_player"], job["agent_num"]) == ("player_1", 2)
+    assert job["player_active_flag"] == [True, True]
+
+
+def test_player_is_evaluated_alone() -> None:
+    job = make_league().get_job_info(eval_flag=True)
+
+    assert (job["agent_num"], job["checkpoint_path"]) == (1, ["league/player_0"])
+
+
+def test_share_of_self_play_is_that_of_the_config() -> None:
+    league = make_league(self_play=0.25)
+    league.judge_snapshot("player_0", force=True)
+
+    drawn = opponents(league)
+
+    assert drawn["player_0"] / 4000 == pytest.approx(0.25, abs=0.03)
+    assert set(drawn) == {"player_0", "player_0_0"}
+
+
+def test_hard_opponents_are_drawn_more_often() -> None:
+    league = make_league(self_play=0.0, decay=1.0)
+    for _ in range(3):
+        league.judge_snapshot("player_0", force=True)
+    play(league, "player_0", "player_0_0", wins=9, losses=1)
+    play(league, "player_0", "player_0_1", wins=5, losses=5)
+    play(league, "player_0", "player_0_2", wins=1, losses=9)
+
+    drawn = opponents(league)
+
+    expected = np.array([0.01, 0.25, 0.81]) / 1.07
+    found = [drawn[f"player_0_{index}"] / 4000 for index in range(3)]
+    assert found == pytest.approx(list(expected), abs=0.03)
+
+
+def test_opponents_that_always_lose_are_equally_likely() -> None:
+    assert pfsp_weights([1.0, 1.0]).tolist() == [0.5, 0.5]
+
+
+def test_snapshot_is_due_after_a_phase_and_counts_from_the_last_one() -> None:
+    copied: list[tuple[str, str]] = []
+    league = OneVsOneLeague(
+        {"one_phase_step": 100}, copy=lambda source, target: copied.append((source, target))
+    )
+
+    assert [train_to(league, n) for n in (99, 100, 199, 200)] == [False, True, False, True]
+    assert copied == [
+        ("league/player_0", "league/player_0_0"),
+        ("league/player_0", "league/player_0_1"),
+    ]
+    snapshot = league.players["player_0_1"]
+    assert (snapshot.train_iter, snapshot.parent, snapshot.is_active) == (200, "player_0", False)
+
+
+@pytest.mark.parametrize(("wins", "is_taken"), [(7, True), (6, False)])
+def test_strong_player_is_snapshot_after_a_quarter_of_a_phase(wins: int, is_taken: bool) -> None:
+    league = make_league(decay=1.0)
+    league.judge_snapshot("player_0", force=True)
+    play(league, "player_0", "player_0_0", wins=wins, losses=10 - wins)
+
+    assert not train_to(league, 24)
+    assert train_to(league, 25) is is_taken
+
+
+def test_player_without_history_is_not_strong_yet() -> None:
+    assert not train_to(make_league(), 99)
+
+
+def test_few_games_say_nothing_and_older_ones_count_less() -> None:
+    payoff = Payoff(decay=0.5, min_games=1.75)
+    payoff.add("a", "b", "wins")
+    payoff.add("a", "b", "wins")
+    assert (payoff.games("a", "b"), payoff.win_rate("a", "b")) == (1.5, 0.5)
+
+    payoff.add("b", "a", "wins")
+
+    assert payoff.games("a", "b") == payoff.games("b", "a") == 1.75
+    assert payoff.win_rate("a", "b") == pytest.approx(0.75 / 1.75)
+    assert payoff.win_rate("a", "nobody") == payoff.win_rate("a", "a") == 0.5
+
+
+@settings(max_examples=50)
+@given(st.lists(st.sampled_from(["wins", "draws", "losses"])), st.floats(0.1, 1.0))
+def test_win_rates_of_two_players_add_up_to_one(outcomes: list[Any], decay: float) -> None:
+    payoff = Payoff(decay, min_games=1)
+    for outcome in outcomes:
+        payoff.add("a", "b", outcome)
+
+    assert payoff.win_rate("a", "b") + payoff.win_rate("b", "a") == pytest.approx(1.0)
+    assert 0.0 <= payoff.win_rate("a", "b") <= 1.0
+
+
+def test_games_against_oneself_are_not_counted() -> None:
+    league = make_league()
+    play(league, "player_0", "player_0", wins=100)
+
+    assert league.payoff.games("player_0", "player_0") == 0.0
+
+
+def test_unknown_outcomes_and_players_are_refused_and_nothing_is_counted() -> None:
+    league = make_league()
+    league.judge_snapshot("player_0", force=True)
+
+    with pytest.raises(ConfigError, match="draws, losses, wins, found 'won'"):
+        play(league, "player_0", "player_0_0", wins=10, won=1)
+    for refused in ("player_0_0", "player_9"):
+        with pytest.raises(ConfigError, match="known: player_0"):
+            league.get_job_info(refused)
+        with pytest.raises(ConfigError):
+            league.judge_snapshot(refused, force=True)
+
+    assert league.payoff.games("player_0", "player_0_0") == 0.0
+
+
+def test_loaded_league_goes_on_as_the_saved_one_would() -> None:
+    league = make_league(self_play=0.5)
+    for _ in range(3):
+        league.judge_snapshot("player_0", force=True)
+    play(league, "player_0", "player_0_1", wins=3, losses=17)
+    train_to(league, 60)
+    saved = json.loads(json.dumps(league.state_dict()))
+    other = make_league(self_play=0.5)
+
+    other.load_state_dict(saved)
+
+    assert other.players == league.players
+    assert opponents(other, 200) == opponents(league, 200)
+    assert train_to(other, 100) is train_to(league, 100) is True
+    assert other.state_dict() == league.state_dict()
+
+
+@pytest.mark.parametrize("state", [{}, {"players": [{"name": 1}]}, {"players": [], "payoff": {}}])
+def test_state_of_something_else_is_refused_and_changes_nothing(state: dict[str, Any]) -> None:
+    league = make_league()
+    before = league.state_dict()
+
+    with pytest.raises(CheckpointCorruptError):
+        league.load_state_dict(state)
+
+    assert league.state_dict() == before
