@@ -132,6 +132,7 @@ def compile_config(
         }
     _derive(compiled)
     _check_collects(compiled)
+    _check_buffer(compiled["policy"], found, mode)
     _check_on_policy(compiled["policy"], mode)
     _check_device(compiled["policy"])
     _check_learners(compiled, found, mode)
@@ -284,6 +285,40 @@ def _check_collects(cfg: Mapping[str, Any]) -> None:
             )
 
 
+def _check_buffer(policy: dict[str, Any], found: Mapping[str, Any], mode: str) -> None:
+    """Have samples collected in the order that the replay buffer needs.
+
+    Raises:
+        ConfigError: the buffer does not serve the mode, or the collector does not serve it.
+    """
+    section = policy["other"]["replay_buffer"]
+    if policy["on_policy"] or section.get(MULTI_BUFFER):
+        return
+    path, order = "policy.other.replay_buffer", "none"
+    for name in (path, f"{path}.sampler", f"{path}.remover"):
+        part: Any = found.get(name)
+        modes = getattr(part, "modes", (mode,))
+        if mode not in modes:
+            raise ConfigError(
+                f"{name}.type names {part.__name__}, which serves {', '.join(sorted(modes))} mode "
+                f"and not {mode} mode; choose another",
+                path=f"{name}.type",
+            )
+        if getattr(part, "needs_order", "none") != "none":
+            order = part.needs_order
+    if order == "none":
+        return
+    policy["traj_len_inf"] = True
+    collector = found.get("policy.collect.collector")
+    if order == "episode" and mode == "serial" and not getattr(collector, "gives_episodes", False):
+        raise ConfigError(
+            f"a replay buffer of type {section['type']!r} stores whole episodes, and a collector "
+            f"of type {policy['collect']['collector']['type']!r} gives single samples; choose a "
+            "collector that gives episodes, another buffer, or --mode parallel",
+            path=f"{path}.type",
+        )
+
+
 def _check_on_policy(policy: Mapping[str, Any], mode: str) -> None:
     """Check what bounds the age of samples.
 
@@ -313,12 +348,12 @@ def _check_on_policy(policy: Mapping[str, Any], mode: str) -> None:
                 "parallel collector zergling, or --mode serial",
                 path="policy.collect.collector.type",
             )
-        if policy["collect"]["collector"].get("traj_len_inf"):
+        if policy["traj_len_inf"]:
             raise ConfigError(
-                "policy.collect.collector.traj_len_inf keeps trajectories whole, but on-policy "
+                "policy.traj_len_inf keeps trajectories whole, but on-policy "
                 "training in parallel mode cuts them where the policy changes; set it to false, or "
                 "use --mode serial",
-                path="policy.collect.collector.traj_len_inf",
+                path="policy.traj_len_inf",
             )
 
 

@@ -144,6 +144,8 @@ class PolicySection(PartSection, frozen=True, kw_only=True):
         eval: How the policy is evaluated.
         other: Replay buffer, commander and schedules.
         unroll_len: Stands for ``collect.unroll_len`` where it is given.
+        traj_len_inf: Whether trajectories are cut only where episodes end. A replay buffer that
+            needs rows in order sets it.
     """
 
     cuda: bool = False
@@ -157,6 +159,7 @@ class PolicySection(PartSection, frozen=True, kw_only=True):
     eval: EvalSection = EvalSection()
     other: OtherSection = OtherSection()
     unroll_len: Count | None = None
+    traj_len_inf: bool = False
 
 
 def flat_model(policy: str, observation_space: Any, action_space: Any) -> dict[str, int]:

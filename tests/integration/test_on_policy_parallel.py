@@ -97,7 +97,7 @@ def test_task_with_an_end_of_its_own_loses_no_rows(evicted: list[dict[str, int]]
     ("sets", "path"),
     [
         (["policy.collect.n_sample=null"], "policy.collect.n_sample"),
-        (["policy.collect.collector.traj_len_inf=true"], "policy.collect.collector.traj_len_inf"),
+        (["policy.traj_len_inf=true"], "policy.traj_len_inf"),
         (["policy.other.commander.max_policy_lag=-1"], "policy.other.commander.max_policy_lag"),
     ],
 )

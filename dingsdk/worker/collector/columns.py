@@ -240,7 +240,17 @@ class ColumnsWriter(Writer):
     def flush(self) -> SampleBatch | Episodes | None:
         if not self._pieces:
             return None
-        envs, starts, stops = np.array(self._pieces).T
+        samples = self._samples_of(self._pieces)
+        self._end_flush()
+        return samples
+
+    def flush_each(self) -> list[SampleBatch | Episodes]:
+        samples = [self._samples_of([piece]) for piece in self._pieces]
+        self._end_flush()
+        return samples
+
+    def _samples_of(self, pieces: list[tuple[int, int, int]]) -> SampleBatch | Episodes:
+        envs, starts, stops = np.array(pieces).T
         lengths = stops - starts
         ends = lengths.cumsum()
         # Row k of a piece lies at time start + k: one arange, shifted piece by piece.
@@ -252,6 +262,10 @@ class ColumnsWriter(Writer):
             seeds = np.array([self.level_seeds[i] for i in range(self._env_num)], np.int64)
             extra["seed"] = seeds.take(row_envs)
         columns.update(extra)
+        samples = self._make_samples(columns, ends)
+        return _with_missing(samples, extra) if isinstance(samples, SampleBatch) else samples
+
+    def _end_flush(self) -> None:
         self._pieces.clear()
         self.pending_rows = 0
         if not (self._starts < self._time).any():
@@ -259,8 +273,6 @@ class ColumnsWriter(Writer):
             self._starts[:] = 0
             self._time = 0
             self._next_full = self._traj_len
-        samples = self._make_samples(columns, ends)
-        return _with_missing(samples, extra) if isinstance(samples, SampleBatch) else samples
 
     def _make_room(self) -> None:
         first = min([int(self._starts.min()), *(start for _, start, _ in self._pieces)])

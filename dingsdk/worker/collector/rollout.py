@@ -96,6 +96,10 @@ class Writer(ABC):
     def flush(self) -> Any:
         """Hand out the samples of all pieces that wait; None when there are none."""
 
+    @abstractmethod
+    def flush_each(self) -> list[Any]:
+        """Hand out the samples of each piece that waits, in the order in which they were cut."""
+
 
 Quota = NDArray[np.int64] | int | None
 

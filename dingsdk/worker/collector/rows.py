@@ -139,7 +139,7 @@ class RowsWriter(Writer):
         self._trajectories = [
             TrajBuffer(self._traj_len, deepcopy=self._deepcopy) for _ in range(self._env_num)
         ]
-        self._samples: list[Any] = []
+        self._pieces: list[list[Any]] = []
         self.pending_rows = 0
 
     def record(
@@ -165,15 +165,18 @@ class RowsWriter(Writer):
             self._trajectories[env_id].clear()
 
     def flush(self) -> list[Any] | None:
-        samples, self._samples = self._samples, []
+        return [sample for piece in self.flush_each() for sample in piece] or None
+
+    def flush_each(self) -> list[list[Any]]:
+        pieces, self._pieces = self._pieces, []
         self.pending_rows = 0
-        return samples or None
+        return pieces
 
     def _convert(self, env_id: int) -> None:
         trajectory = self._trajectories[env_id]
         converted = to_tensor_transitions(trajectory, not self._deepcopy)
-        self._samples.extend(self._make_samples(env_id, converted))
-        self.pending_rows = len(self._samples)
+        self._pieces.append(list(self._make_samples(env_id, converted)))
+        self.pending_rows += len(self._pieces[-1])
         trajectory.clear()
 
 

@@ -43,9 +43,10 @@ class ZerglingParallelCollector(BaseParallelCollector):
     ``env.n_evaluator_episode`` spread over the envs); what an env plays beyond it does not
     count.
 
-    Other than in DI-engine a payload is a SampleBatch of about ``n_sample`` rows, not one
-    sample; trajectories are cut as the serial collector cuts them (``traj_len_of``); and a
-    new policy is loaded between two rounds, never while the old one acts.
+    Other than in DI-engine a payload is a SampleBatch of about ``n_sample`` rows, or of one
+    episode with ``policy.traj_len_inf``, and not one sample; trajectories are cut as the
+    serial collector cuts them (``traj_len_of``); and a new policy is loaded between two rounds,
+    never while the old one acts.
     """
 
     class Config(BaseParallelCollector.Config, frozen=True, kw_only=True):
@@ -155,14 +156,15 @@ class ZerglingParallelCollector(BaseParallelCollector):
             raise NotSetError(
                 "please set n_sample or n_episode: policy.collect names neither", what="n_sample"
             )
-        # Whole episodes when the policy counts in episodes; each is sent as it ends.
-        self._rows_per_payload: float = 1 if n_episode else int(n_sample)
-        if self._is_on_policy:
-            self._rows_per_payload = math.inf  # they are sent with the last step admitted
         self._unroll_len = int(read("unroll_len"))
         traj_len = traj_len_of(
             read("cfg"), None if n_episode else n_sample, self._unroll_len, self._env_num
         )
+        # Whole episodes when the policy counts in episodes; each is sent as it ends.
+        self._rows_per_payload: float = 1 if traj_len is None else int(n_sample)
+        self._sends_episodes = bool(read("cfg").get("traj_len_inf"))
+        if self._is_on_policy:
+            self._rows_per_payload = math.inf  # they are sent with the last step admitted
         rollout, self._writer = create_collecting_rollout(
             self.env_manager, self.policy, traj_len, has_tensor_obs=True
         )
@@ -268,16 +270,15 @@ class ZerglingParallelCollector(BaseParallelCollector):
         self._last_update = time.monotonic()
 
     def _send_payload(self, writer: Writer) -> None:
-        samples = writer.flush()
-        if not samples:
-            return
-        self._send_samples(samples)
-        observe().after_collect(
-            source=self._instance_name,
-            sample_count=len(samples),
-            envstep=self._rollout.env_steps,
-            train_iter=self._policy_iter,
-        )
+        pieces = writer.flush_each() if self._sends_episodes else [writer.flush()]
+        for samples in filter(None, pieces):
+            self._send_samples(samples)
+            observe().after_collect(
+                source=self._instance_name,
+                sample_count=len(samples),
+                envstep=self._rollout.env_steps,
+                train_iter=self._policy_iter,
+            )
 
     def _send_samples(self, samples: Any) -> None:
         batch = samples if isinstance(samples, SampleBatch) else SampleBatch.from_rows(samples)

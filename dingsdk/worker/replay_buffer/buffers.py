@@ -15,6 +15,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.columns import leaves, map_columns
 from dingsdk.errors import CheckpointCorruptError, ConfigError
 from dingsdk.worker.replay_buffer.config import BufferSection
+from dingsdk.worker.replay_buffer.interface import Order
 from dingsdk.worker.replay_buffer.sampler import RowSampler, Sampler
 from dingsdk.worker.replay_buffer.storage import Rows, Storage, suits_arrays
 from dingsdk.worker.replay_buffer.storage.episodes import EpisodeStorage, episodes_in, is_episode
@@ -262,7 +263,7 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
         sampler: Annotated[dict[str, Any], Part("samplers")] = preset("sequence")
 
     needs_fifo: ClassVar[bool] = True
-    gives_rows: ClassVar[bool] = False
+    needs_order: ClassVar[Order] = "sequence"
 
     def __init__(self, cfg: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         # Compiled code, which takes a moment to import: only for this kind of buffer.
@@ -310,6 +311,14 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
         size = batch * length
         return self._serve(size, timeout_s, self._draw_sequences, batch, length, replace)
 
+    def can_sample(self, n: int) -> bool:
+        """Whether there are rows for ``n`` sequences of the configured length."""
+        return super().can_sample(n * self.rows_per_sampled())
+
+    def rows_per_sampled(self) -> int:
+        """Return ``sequence_length``."""
+        return int(self._cfg.sequence_length)
+
     def count_starts(self, sequence: int | None = None) -> int:
         """Return how many sequences of that length could be drawn; looks at every row."""
         length = self._sequence_length(sequence)
@@ -320,7 +329,7 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
 
     def _sequence_length(self, sequence: int | None) -> int:
         if sequence is None:
-            return int(self._cfg.sequence_length)
+            return self.rows_per_sampled()
         return checked_size(sequence, "a sequence", 1)
 
     def _draw_sequences(
@@ -389,7 +398,7 @@ class EpisodeReplayBuffer(NaiveReplayBuffer):
 
         type: str = "episode"
 
-    gives_rows: ClassVar[bool] = False
+    needs_order: ClassVar[Order] = "episode"
 
     @property
     def episode_len(self) -> list[int]:

@@ -5,13 +5,33 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from dingsdk.config import Configurable
 from dingsdk.data import SampleBatch
 
+Order = Literal["none", "sequence", "episode"]
 
-class IBuffer(Configurable, ABC):
+
+class Needs:
+    """What a buffer, or a part of one, needs of the samples that it is given.
+
+    In parallel mode a buffer holds where its rows are, and not the rows. The columns that are
+    named here come with each payload; everything else is left out.
+    """
+
+    needs_columns: ClassVar[tuple[str, ...]] = ()
+    """Columns of samples that it looks at: numbers, of up to 64 bytes a row together."""
+
+    needs_order: ClassVar[Order] = "none"
+    """Whether samples of an episode must follow each other (``sequence``), or come as one element
+    (``episode``)."""
+
+    modes: ClassVar[frozenset[str]] = frozenset({"serial", "parallel"})
+    """The modes of training that it serves."""
+
+
+class IBuffer(Needs, Configurable, ABC):
     """A replay buffer: collectors push rows, learners sample batches of them.
 
     Safe for any number of pushing and sampling threads. Constructed as
@@ -19,8 +39,13 @@ class IBuffer(Configurable, ABC):
     no file, folder or thread.
     """
 
-    gives_rows: ClassVar[bool] = True
-    """Whether a sample consists of rows as they were pushed, which parallel mode needs."""
+    def columns_needed(self) -> tuple[str, ...]:
+        """Return ``needs_columns`` of this buffer and of its parts, as they are configured."""
+        return self.needs_columns
+
+    def rows_per_sampled(self) -> int:
+        """Return how many rows the limiter counts for each element of a sample."""
+        return 1
 
     @property
     @abstractmethod

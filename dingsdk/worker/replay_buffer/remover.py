@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from dingsdk.config import Configurable, PartSection, Section
 from dingsdk.errors import CheckpointCorruptError
+from dingsdk.worker.replay_buffer.interface import Needs
 from dingsdk.worker.replay_buffer.storage import Where
 
 
-class Remover(Configurable, ABC):
+class Remover(Needs, Configurable, ABC):
     """Assigns positions to rows and knows the age of each; called under the buffer's lock.
 
     Args:

@@ -201,6 +201,11 @@ class Table(IBuffer):
             self._check_open()
             return self._limiter.can_sample(n) and n <= self._count
 
+    def columns_needed(self) -> tuple[str, ...]:
+        """Return the columns of samples that this buffer, its sampler or its remover looks at."""
+        parts = self._sampler.columns_needed() + self._remover.needs_columns
+        return tuple(dict.fromkeys(self.needs_columns + parts))
+
     def change_limiter(self, cfg: Mapping[str, Any]) -> None:
         """Replace the limiter, or its settings, while others use the buffer.
 

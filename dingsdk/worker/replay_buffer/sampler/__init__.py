@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from dingsdk.config import Configurable, PartSection, Section
 from dingsdk.errors import CheckpointCorruptError
+from dingsdk.worker.replay_buffer.interface import Needs
 from dingsdk.worker.replay_buffer.storage import Rows, Where
 
 __all__ = ["RowSampler", "Sampler"]
 
 
-class Sampler(Configurable, ABC):
+class Sampler(Needs, Configurable, ABC):
     """What all samplers share; called under the buffer's lock.
 
     Args:
@@ -35,6 +36,10 @@ class Sampler(Configurable, ABC):
     def __init__(self, cfg: Mapping[str, Any], capacity: int, seed: int | None = None) -> None:
         self.capacity = capacity
         self._rng = np.random.Generator(np.random.PCG64(seed))
+
+    def columns_needed(self) -> tuple[str, ...]:
+        """Return ``needs_columns``, and the columns that its section names."""
+        return self.needs_columns
 
     def check(self, rows: Rows) -> None:
         """Refuse rows that this sampler could not serve, before anything is stored.

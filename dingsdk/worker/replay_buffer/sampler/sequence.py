@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from dingsdk.config import Count, PartSection, Whole
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import torch_to_numpy
 from dingsdk.errors import CheckpointCorruptError, SchemaMismatchError
+from dingsdk.worker.replay_buffer.interface import Order
 from dingsdk.worker.replay_buffer.kernels import compiled
 from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.storage import Rows, Where
@@ -63,6 +64,8 @@ class SequenceSampler(Sampler):
         trajectory: str | None = None
         block_length: Count = 500
 
+    needs_order: ClassVar[Order] = "sequence"
+
     def __init__(self, cfg: Mapping[str, Any], capacity: int, seed: int | None = None) -> None:
         super().__init__(cfg, capacity, seed)
         section = self.read(cfg, "sampler")
@@ -75,6 +78,10 @@ class SequenceSampler(Sampler):
         # Steps since the start of the trajectory, by position. Untouched pages take no memory.
         self._since = np.zeros(capacity, dtype=np.int32)
         self.clear()
+
+    def columns_needed(self) -> tuple[str, ...]:
+        own = () if self._trajectory is None else (self._trajectory,)
+        return (*self.needs_columns, self._end, *own)
 
     def clear(self) -> None:
         self._first = self._count = 0  # the position of the oldest row, and how many there are
