@@ -6,19 +6,21 @@ import dataclasses
 import logging
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 from dingsdk.config import deep_merge_dicts, to_easydict
 from dingsdk.errors import ConfigError, DingError, TaskFailedError
 from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus, torch_threads
 from dingsdk.pipeline.worker import ThreadWorkers, WorkerGroup, make_transport, place_of, worker_ids
-from dingsdk.plugins import default_manager, observe
+from dingsdk.plugins import observe
 from dingsdk.worker import Coordinator
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.coordinator import CoordinatorStatus
+from dingsdk.worker.coordinator.experience import metadata_config
 from dingsdk.worker.evaluator.monitor import evaluation_statistics
+from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.learner.checkpoint import save_checkpoint
 from dingsdk.worker.replay_buffer.config import bounds_rates
 from dingsdk.worker.run_logger import TensorboardLogger, build_tb_logger, write_statistics
@@ -121,20 +123,12 @@ def worker_config(context: RunContext) -> Any:
     names is left alone.
 
     Raises:
-        ConfigError: the replay buffer gives no single rows, or its storage holds no columns.
+        ConfigError: the storage of the replay buffer holds no columns.
     """
     cfg = context.cfg
     if cfg.policy.on_policy:
         return _on_policy_config(context)
     buffer_cfg, path = cfg.policy.other.replay_buffer, "policy.other.replay_buffer"
-    names = buffer_cfg.get("import_names") or ()
-    cls = default_manager().get("buffers", buffer_cfg.type, names, path)
-    if not getattr(cls, "gives_rows", True):
-        raise ConfigError(
-            f"a replay buffer of type {buffer_cfg.type!r} gives no single rows, which is "
-            "what parallel mode sends; choose naive, elastic or advanced, or --mode serial",
-            path=f"{path}.type",
-        )
     learn, collect = cfg.policy.learn, cfg.policy.collect
     changes: dict[str, Any] = {"exp_name": str(context.run_dir)}
     storage = (buffer_cfg.get("storage") or {}).get("type")
@@ -146,15 +140,19 @@ def worker_config(context: RunContext) -> Any:
         )
     limiter = dict(buffer_cfg.get("limiter") or {})
     is_free = limiter.get("type", "min_size") == "min_size" and not bounds_rates(buffer_cfg)
+    with closing(create_buffer(metadata_config(buffer_cfg))) as buffer:
+        # Episodes are counted whole, and how long they are is not known.
+        is_free &= buffer.needs_order != "episode"
+        batch_rows = learn.batch_size * buffer.rows_per_sampled()
     if is_free and collect.get("n_sample"):
-        per_insert = learn.update_per_collect * learn.batch_size / collect.n_sample
+        per_insert = learn.update_per_collect * batch_rows / collect.n_sample
         # The largest payload: every env's trajectory is cut in the same round.
         payload_rows = (cfg.env.collector_env_num + 1) * collect.n_sample
         slack_rows = max(1024, 2 * payload_rows)
         limiter = {
             "type": "samples_per_insert",
             "samples_per_insert": per_insert,
-            "min_size": max(int(limiter.get("min_size") or 1), learn.batch_size),
+            "min_size": max(int(limiter.get("min_size") or 1), batch_rows),
             "error_buffer": per_insert * slack_rows,
         }
         changes["policy"] = {"other": {"replay_buffer": {"limiter": limiter}}}

@@ -43,6 +43,7 @@ class _Workers:
     batch_size: int
     update_per_collect: int
     on_policy: bool
+    keeps_order: bool = False
 
 
 def serial_pipeline(context: RunContext) -> RunResult:
@@ -97,14 +98,18 @@ def _run(context: RunContext, workers: _Workers) -> Reason:
             return "stop_value"
         if context.is_limit_reached(collector.envstep, learner.train_iter):
             return "stop_value" if _evaluate_last(context, workers) else "limit"
-        samples = collector.collect(train_iter=learner.train_iter, policy_kwargs=collect_kwargs)
+        # What a collect drops would be missing in the middle of a trajectory.
+        whole = {"drop_extra": False} if workers.keeps_order else {}
+        samples = collector.collect(
+            train_iter=learner.train_iter, policy_kwargs=collect_kwargs, **whole
+        )
         if workers.on_policy:
             for _ in range(workers.update_per_collect):
                 learner.train(samples, collector.envstep)
             continue
         buffer.push(samples, cur_collector_envstep=collector.envstep)
         for _ in range(workers.update_per_collect):
-            batch = buffer.sample(workers.batch_size, learner.train_iter)
+            batch = buffer.sample(workers.batch_size, cur_learner_iter=learner.train_iter)
             if batch is None or context.stop.is_set():
                 break
             learner.train(batch, collector.envstep)
@@ -209,6 +214,7 @@ def _build(context: RunContext, stack: ExitStack) -> _Workers:
             config_path="policy.other.serial_commander",
         ),
         batch_size=policy_cfg.learn.batch_size,
+        keeps_order=policy_cfg.traj_len_inf and not policy_cfg.on_policy,
         update_per_collect=policy_cfg.learn.update_per_collect,
         on_policy=policy_cfg.on_policy,
     )

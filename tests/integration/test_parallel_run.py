@@ -199,12 +199,6 @@ def test_learner_that_raises_ends_the_run_with_its_traceback(tmp_path: Path) -> 
     assert "NonFiniteError" in caught.value.facts["traceback"]
 
 
-@pytest.mark.parametrize("kind", ["sequence", "episode"])
-def test_buffer_without_single_rows_is_refused_before_the_run(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(ConfigError, match="gives no single rows"):
-        run(tmp_path, f"policy.other.replay_buffer.type={kind}")
-
-
 def test_prioritized_buffer_with_bounds_of_its_own_serves_a_run(tmp_path: Path) -> None:
     bounds = "{push_sample_rate_limit: {max: 2.0, min: 0.001}}"
     result = run(

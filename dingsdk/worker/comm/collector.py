@@ -7,9 +7,12 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dingsdk.config import Count, to_easydict
 from dingsdk.data import FrameInfo, SampleBatch
-from dingsdk.errors import ProtocolError, StorageFullError, TaskFail
+from dingsdk.errors import ConfigError, ProtocolError, StorageFullError, TaskFail
 from dingsdk.worker.comm.publisher import PolicyPublisher
 from dingsdk.worker.comm.slave import TaskFunctions
 from dingsdk.worker.comm.transport import Transport
@@ -17,6 +20,8 @@ from dingsdk.worker.comm.worker import ANSWER_WITHIN_S, CommWorker
 from dingsdk.worker.factory import create_parallel_collector
 
 STORAGE_PAUSE_S = 1.0
+LARGEST_ROW_BYTES = 64
+"""Of the columns that come with each payload, a row."""
 _log = logging.getLogger(__name__)
 
 _SAMPLE_KEYS = {"data_id", "policy_iter"}
@@ -53,6 +58,8 @@ class BaseCommCollector(CommWorker):
         self._reports: deque[Mapping[str, Any]] = deque()
         self._stored: dict[str, FrameInfo] = {}
         """Size and digest of the payloads that are stored and not announced yet."""
+        self._columns: dict[str, dict[str, NDArray[Any]]] = {}
+        """What the replay buffer needs to see of the payloads that are not announced yet."""
         self._held_up_by = ""
         self._is_run_held_up = False
         self._admission = (0, 0)
@@ -77,6 +84,7 @@ class BaseCommCollector(CommWorker):
         with self.building(task_info):
             self._reports.clear()
             self._stored.clear()
+            self._columns.clear()
             self._policy_version = self._policy_model = None
             self._held_up_by, self._is_run_held_up = "", False
             self._admission = (0, 0)
@@ -179,6 +187,7 @@ class BaseCommCollector(CommWorker):
     def send_stepdata(self, path: str, stepdata: SampleBatch) -> None:
         """Store a payload under an id, waiting while the disk is full; takes ``stepdata`` over."""
         data_id = self._payload_id(path)
+        self._columns[data_id] = self._needed_columns(stepdata)
         while not self.is_stopping:
             try:
                 info = self.data_store.put(data_id, stepdata)
@@ -193,6 +202,31 @@ class BaseCommCollector(CommWorker):
             if info is not None:
                 self._stored[data_id] = info
             return
+
+    def _needed_columns(self, stepdata: SampleBatch) -> dict[str, NDArray[Any]]:
+        """Return copies of the columns that the task's replay buffer needs to see.
+
+        Raises:
+            ConfigError: the samples have no such column, or together they are too large.
+        """
+        found: dict[str, NDArray[Any]] = {}
+        for name in self._task_info.get("columns") or ():
+            column = stepdata.columns.get(name)
+            if not isinstance(column, np.ndarray):
+                raise ConfigError(
+                    f"the replay buffer needs the column {name!r} of each sample, and the "
+                    f"policy's samples have {sorted(stepdata.columns)}; choose another buffer or "
+                    "sampler, or a policy that gives it",
+                    path="policy.other.replay_buffer",
+                )
+            found[name] = column.copy()
+        if sum(column.nbytes for column in found.values()) > LARGEST_ROW_BYTES * len(stepdata):
+            raise ConfigError(
+                f"the replay buffer needs to see {sorted(found)} of each sample, which are more "
+                f"than {LARGEST_ROW_BYTES} bytes; in parallel mode it holds small columns only",
+                path="policy.other.replay_buffer",
+            )
+        return found
 
     def send_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Report a payload or the progress; waits while too many reports are unsent.
@@ -209,6 +243,9 @@ class BaseCommCollector(CommWorker):
         if "data_id" in metadata:
             metadata = {**metadata, "data_id": self._payload_id(str(metadata["data_id"]))}
         info = self._stored.pop(str(metadata.get("data_id")), None)
+        columns = self._columns.pop(str(metadata.get("data_id")), None)
+        if columns:
+            metadata = {**metadata, "columns": columns}
         if info is not None:
             metadata = {**metadata, "size_bytes": info.size_bytes, "digest": info.digest}
         with self.condition:

@@ -12,7 +12,8 @@ import numpy as np
 
 from dingsdk.config import Count, Positive, deep_merge_dicts
 from dingsdk.data import RowLoaders, SampleBatch
-from dingsdk.errors import ClosedError, PayloadsLostError, TaskFail
+from dingsdk.data.columns import leaves
+from dingsdk.errors import ClosedError, ConfigError, PayloadsLostError, TaskFail
 from dingsdk.policy import create_policy
 from dingsdk.worker.comm.publisher import PolicyPublisher
 from dingsdk.worker.comm.row_store import RowStore
@@ -265,22 +266,32 @@ class BaseCommLearner(CommWorker):
                 batch = self.get_batch(batch_size)
             if batch is None:
                 raise ClosedError("the task is over", what="learner task")
+            if isinstance(batch, list):
+                raise ConfigError(
+                    "a learner that overrides get_data trains on single samples, and the replay "
+                    "buffer holds episodes; choose another buffer",
+                    path="policy.other.replay_buffer.type",
+                )
             return batch
 
         return RowLoaders(gather, batch_size, self.load_data_fn)
 
-    def get_batch(self, batch_size: int) -> SampleBatch | None:
-        """Return the next leased batch in columns, waiting for it; None: the task is over."""
+    def get_batch(self, batch_size: int) -> SampleBatch | list[SampleBatch] | None:
+        """Return the next leased batch in columns, waiting for it; None: the task is over.
+
+        A list of episodes where the replay buffer holds episodes.
+        """
         while (columns := self._next_lease(batch_size)) is not None:
             batch = self._gather(columns)
             if batch is not None:
                 return batch
         return None
 
-    def _gather(self, columns: dict[str, Any]) -> SampleBatch | None:
-        """Return a leased batch; None where payloads of it are lost, which is noted."""
+    def _gather(self, columns: dict[str, Any]) -> SampleBatch | list[SampleBatch] | None:
+        """Return a leased batch, or episodes; None where payloads are lost, which is noted."""
         assert self._rows is not None  # made when the task started
         payload, row = columns.pop("payload"), columns.pop("row")
+        lengths = columns.pop("lengths", None)
         try:
             batch = self._rows.gather(payload, row)
         except PayloadsLostError as error:
@@ -288,7 +299,17 @@ class BaseCommLearner(CommWorker):
             _log.warning("%s", error)
             self._lost_payloads |= error.facts["reasons"]
             return None
-        return batch.with_columns(**columns) if columns else batch
+        mask = columns.get("mask")
+        if mask is not None and mask.ndim == 2:
+            for _, array in leaves(batch.columns):
+                array[~mask] = 0
+        if columns:
+            batch = batch.with_columns(**columns)
+        if lengths is None:
+            return batch
+        stops = np.cumsum(lengths).tolist()
+        starts = [0, *stops[:-1]]
+        return [batch[start:stop] for start, stop in zip(starts, stops, strict=True)]
 
     def _next_lease(self, batch_size: int) -> dict[str, Any] | None:
         """Return the columns of the next leased batch, asking for more; None: stop."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
+from dingsdk.data.columns import map_columns
 from dingsdk.errors import DataCorruptError, DataMissingError, PayloadsLostError, ProtocolError
 from dingsdk.plugins import default_manager
 from dingsdk.worker.replay_buffer import Storage
@@ -123,7 +124,12 @@ class RowStore:
         offsets = self._offsets[payloads]
         if offsets.min() < 0:
             self._load_all(np.unique(payloads[offsets < 0]).tolist())
-        return cast(SampleBatch, self._storage.take(self._positions(payloads, rows)))
+        where = self._positions(payloads, rows)
+        if where.ndim == 1 or self._storage.takes_grids:
+            return cast(SampleBatch, self._storage.take(where))
+        taken = cast(SampleBatch, self._storage.take(where.reshape(-1)))
+        columns = map_columns(lambda a: a.reshape(*where.shape, *a.shape[1:]), taken.columns)
+        return SampleBatch.trusted(columns, len(where))
 
     def _positions(self, payloads: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
         where: NDArray[np.int64] = self._offsets[payloads] + rows

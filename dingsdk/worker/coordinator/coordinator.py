@@ -16,7 +16,11 @@ from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.scheduler import Condition, Job
 from dingsdk.worker.comm.slave import RENEWALS
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
-from dingsdk.worker.coordinator.experience import Experience, metadata_config
+from dingsdk.worker.coordinator.experience import (
+    Experience,
+    metadata_config,
+    open_experience,
+)
 from dingsdk.worker.coordinator.on_policy import OnPolicyExperience, PolicyLag
 from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.coordinator.roles import Role, TaskControl, create_roles
@@ -252,7 +256,7 @@ class Coordinator(Configurable, TaskControl):
             trainings = int(policy["learn"].get("update_per_collect", 1))
             return OnPolicyExperience(int(policy["collect"]["n_sample"]), int(max_lag), trainings)
         cfg = metadata_config(state.task["replay_buffer_cfg"])
-        return Experience(create_buffer(cfg, exp_name=str(self._cfg["exp_name"])))
+        return open_experience(create_buffer(cfg, exp_name=str(self._cfg["exp_name"])))
 
     def end_batch_leases(self, state: TaskState) -> None:
         with self.condition:
@@ -287,7 +291,7 @@ class Coordinator(Configurable, TaskControl):
             experience = self.experience_of(state)
             if experience is None:
                 garbage = [data_id]
-            elif not experience.buffer.can_push(int(meta["rows"])):
+            elif not experience.can_push(int(meta["rows"])):
                 return False
             else:
                 experience.push(meta, self._state.env_steps)

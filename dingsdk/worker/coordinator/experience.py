@@ -207,12 +207,17 @@ def metadata_config(buffer_cfg: Mapping[str, Any]) -> dict[str, Any]:
 class Experience:
     """A replay buffer of (payload, row) pairs, in columns. The caller locks.
 
-    The buffer is any that the config names; it holds numbers only, and priorities where its
-    kind keeps them. The rows themselves stay in the step data store and with the learner.
+    The buffer is any that the config names; it holds numbers only, priorities where its kind
+    keeps them, and the columns that it needs to see. The rows themselves stay in the step data
+    store and with the learner.
+
+    Attributes:
+        columns: Columns of samples that are to come with each payload.
     """
 
     def __init__(self, buffer: Any) -> None:
         self.buffer = buffer
+        self.columns: tuple[str, ...] = buffer.columns_needed()
         self.ledger = PayloadLedger()
         self._leases: dict[str, list[set[int]]] = {}
         self._lost: dict[int, str] = {}
@@ -223,10 +228,12 @@ class Experience:
     def push(self, meta: Mapping[str, Any], envstep: int) -> bool:
         """Acknowledge a payload: all its rows become samples. False: it was known already."""
         rows = int(meta["rows"])
+        own = {name: self._column(meta, name) for name in self.columns}
         number = self.ledger.add(str(meta["data_id"]), rows, meta.get("digest"))
         if number is None:
             return False
         columns: dict[str, Any] = {
+            **own,
             "payload": np.full(rows, number, dtype=np.int64),
             "row": np.arange(rows, dtype=np.int64),
             "collect_iter": np.full(rows, int(meta["policy_iter"]), dtype=np.int64),
@@ -235,8 +242,18 @@ class Experience:
             columns["priority"] = np.broadcast_to(
                 np.asarray(meta["priority"], dtype=np.float64), (rows,)
             )
-        self.buffer.push(SampleBatch(columns), envstep)
+        self._push(SampleBatch(columns), envstep)
         return True
+
+    def can_push(self, rows: int) -> bool:
+        """Whether the buffer admits a payload of so many rows now."""
+        can_push: bool = self.buffer.can_push(rows)
+        return can_push
+
+    def can_sample(self, batch_size: int) -> bool:
+        """Whether there are rows for a batch."""
+        can_sample: bool = self.buffer.can_sample(batch_size)
+        return can_sample
 
     def lease(
         self, state: TaskState, batch_size: int, batches: int, train_iter: int
@@ -246,14 +263,14 @@ class Experience:
         Their payloads are pinned until ``settle``.
         """
         drawn: list[dict[str, Any]] = []
-        while len(drawn) < batches and self.buffer.can_sample(batch_size):
+        while len(drawn) < batches and self.can_sample(batch_size):
             columns = self._draw(batch_size, train_iter)
             if columns is None:
                 break
             drawn.append(columns)
         if not drawn:
             return None
-        pins = [set(columns["payload"].tolist()) for columns in drawn]
+        pins = [set(columns["payload"].reshape(-1).tolist()) for columns in drawn]
         for pinned in pins:
             self.ledger.pin(pinned)
         self._leases.setdefault(state.task_id, []).extend(pins)
@@ -331,16 +348,30 @@ class Experience:
         lost = np.fromiter(self._lost, dtype=np.int64)
         kept: SampleBatch | None = None
         for _ in range(1 + REDRAWS):
-            sample = self.buffer.sample(batch_size, train_iter)
+            sample = self.buffer.sample(batch_size, cur_learner_iter=train_iter)
             if sample is None:
                 return None
+            sample = _located(sample, self.columns)
             if len(lost):
-                good = np.flatnonzero(~np.isin(sample.columns["payload"], lost))
+                is_lost = np.isin(sample.columns["payload"], lost)
+                good = np.flatnonzero(~is_lost.reshape(len(sample), -1).any(axis=1))
                 sample = sample.take(good)
             kept = sample if kept is None else SampleBatch.concat([kept, sample])
             if len(kept) >= batch_size:
                 return dict(kept.columns if len(kept) == batch_size else kept[:batch_size].columns)
         return None
+
+    def _push(self, batch: SampleBatch, envstep: int) -> None:
+        self.buffer.push(batch, envstep)
+
+    def _column(self, meta: Mapping[str, Any], name: str) -> NDArray[Any]:
+        column = (meta.get("columns") or {}).get(name)
+        if not isinstance(column, np.ndarray) or column.shape[:1] != (int(meta["rows"]),):
+            raise ProtocolError(
+                f"payload {meta['data_id']!r} came without the column {name!r} of its rows",
+                where="metadata",
+            )
+        return column
 
     def _on_removed(self, removed: Any, reason: str) -> None:
         payloads, rows = removed.columns["payload"], removed.columns["row"]
@@ -356,3 +387,56 @@ class Experience:
     def _give_up(self, number: int, reason: str) -> None:
         if self.ledger.rows_left(number):
             self._lost.setdefault(number, reason)
+
+
+class EpisodeExperience(Experience):
+    """What stands in for a buffer of whole episodes: each payload is one of them."""
+
+    def can_push(self, rows: int) -> bool:
+        """Whether the buffer admits one more episode now."""
+        return super().can_push(1)
+
+    def check(self) -> None:
+        """As ``Experience.check``."""
+        self.ledger.check(sum(self.buffer.episode_len))
+
+    def _push(self, batch: SampleBatch, envstep: int) -> None:
+        self.buffer.push([batch], envstep)
+
+    def _draw(self, batch_size: int, train_iter: int) -> dict[str, Any] | None:
+        """Sample episodes: their rows one after another, and the ``lengths`` of all."""
+        kept: list[SampleBatch] = []
+        for _ in range(1 + REDRAWS):
+            episodes = self.buffer.sample(batch_size, cur_learner_iter=train_iter)
+            if episodes is None:
+                return None
+            kept += [each for each in episodes if int(each.columns["payload"][0]) not in self._lost]
+            if len(kept) >= batch_size:
+                lengths = np.array([len(each) for each in kept[:batch_size]])
+                joined = _located(SampleBatch.concat(kept[:batch_size]), self.columns)
+                return {**joined.columns, "lengths": lengths}
+        return None
+
+    def _on_removed(self, removed: Any, reason: str) -> None:
+        super()._on_removed(SampleBatch.concat(removed), reason)
+
+
+def _located(sample: SampleBatch, columns: Iterable[str]) -> SampleBatch:
+    """Return a sample of metadata without what came with the payloads.
+
+    Where a sequence is padded, it names a row of its own: that of another payload may be gone.
+    """
+    found = {name: column for name, column in sample.columns.items() if name not in columns}
+    mask = found.get("mask")
+    if mask is not None and mask.ndim == 2:
+        inside = mask.argmax(axis=1)[:, None]
+        for name in ("payload", "row"):
+            own = np.take_along_axis(found[name], inside, axis=1)
+            found[name] = np.where(mask, found[name], own)
+    return SampleBatch.trusted(found, len(sample))
+
+
+def open_experience(buffer: Any) -> Experience:
+    """Return what holds the metadata of a buffer's rows, for the order that it needs."""
+    is_of_episodes = getattr(buffer, "needs_order", "none") == "episode"
+    return EpisodeExperience(buffer) if is_of_episodes else Experience(buffer)

@@ -180,6 +180,10 @@ class RowQueue:
         """Batches, the oldest ones, that the learner trains on now."""
         self._on_removed: Callable[[SampleBatch, str], None] | None = None
 
+    def columns_needed(self) -> tuple[str, ...]:
+        """Return the columns that it looks at: none."""
+        return ()
+
     def add_remove_listener(self, listener: Callable[[SampleBatch, str], None]) -> None:
         """Call ``listener(rows, reason)`` for rows that leave."""
         self._on_removed = listener

@@ -303,6 +303,10 @@ class CollectorRole(Role):
                     control.condition.notify_all()
 
     def _drive(self, control: TaskControl, state: TaskState, task: Mapping[str, Any]) -> None:
+        with control.condition:
+            experience = control.experience_of(state)
+            if experience is not None and not state.is_evaluation:
+                task = {**task, "columns": list(experience.columns)}
         start = {"name": "collector_start_task", "task_info": task}
         control.ask(state, start, "start_timeout_s")
         control.deal_with_task_started(state)
@@ -387,7 +391,7 @@ def _acknowledge(control: TaskControl, state: TaskState, report: Mapping[str, An
 
     def can_go_on() -> bool:
         experience = control.experience_of(state)
-        return control.is_ending or experience is None or experience.buffer.can_push(rows)
+        return control.is_ending or experience is None or experience.can_push(rows)
 
     with _waiting(state, f"room for {rows} rows in the replay buffer"):
         while not control.is_ending:
@@ -416,7 +420,7 @@ def _wait_for_data(
 
     def can_go_on() -> bool:
         experience = control.experience_of(state)
-        return control.is_ending or experience is None or experience.buffer.can_sample(batch_size)
+        return control.is_ending or experience is None or experience.can_sample(batch_size)
 
     with _waiting(state, f"a batch of {batch_size} samples"):
         while True:

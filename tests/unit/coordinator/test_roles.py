@@ -31,8 +31,11 @@ class Buffer:
 
 
 class Experience:
+    columns = ("reward",)
+
     def __init__(self) -> None:
         self.buffer = Buffer()
+        self.can_push, self.can_sample = self.buffer.can_push, self.buffer.can_sample
 
 
 class Control:
@@ -156,7 +159,7 @@ def test_collector_is_started_asked_for_reports_and_closed() -> None:
 
     asked = ["collector_data_task"] * 2
     assert control.names() == ["collector_start_task", *asked, "collector_close_task"]
-    assert control.messages[0]["task_info"] == TASK
+    assert control.messages[0]["task_info"] == {**TASK, "columns": ["reward"]}
     assert control.timeouts[0] == "start_timeout_s"
     assert set(control.timeouts[1:]) == {"answer_timeout_s"}
     assert [call[0] for call in control.calls] == [

@@ -45,8 +45,8 @@ class Parts:
     def push(self, samples: list[int], cur_collector_envstep: int) -> None:
         self.note("push", samples, cur_collector_envstep)
 
-    def sample(self, batch_size: int, train_iter: int) -> str | None:
-        self.note("sample", batch_size, train_iter)
+    def sample(self, batch_size: int, cur_learner_iter: int) -> str | None:
+        self.note("sample", batch_size, cur_learner_iter)
         self.batches_left -= 1
         return "batch" if self.batches_left >= 0 else None
 

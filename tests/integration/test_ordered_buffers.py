@@ -1,0 +1,149 @@
+"""Training on sequences and on whole episodes, in both modes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import ConfigError, DingError
+from dingsdk.pipeline.context import RunContext, RunResult
+from dingsdk.pipeline.parallel import parallel_pipeline
+from dingsdk.pipeline.serial import serial_pipeline
+from dingsdk.pipeline.train import compile_run
+from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.policy.dqn import DQNPolicy
+from dingsdk.worker.replay_buffer import NaiveReplayBuffer
+
+from . import short_runs
+
+BUFFER = "policy.other.replay_buffer"
+
+
+class SequencePolicy(DQNPolicy):
+    """Trains on all steps of sequences, and checks that they follow each other."""
+
+    batches: ClassVar[int] = 0
+
+    def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
+        size, time = batch["obs"].shape[:2]
+        assert (size, time) == (16, 6)
+        mask = batch["mask"] if "mask" in batch else torch.ones(size, time, dtype=torch.bool)
+        follows = mask[:, :-1] & mask[:, 1:]
+        assert torch.equal(batch["next_obs"][:, :-1][follows], batch["obs"][:, 1:][follows])
+        assert not batch["done"][:, :-1][follows].any()
+        assert not batch["obs"][~mask].any()
+        type(self).batches += 1
+        return super().learn({key: column.flatten(0, 1) for key, column in batch.items()})
+
+
+class EpisodePolicy(DQNPolicy):
+    """Trains on the steps of whole episodes, and checks that they are whole."""
+
+    batches: ClassVar[int] = 0
+
+    def _train(self, data: Any, **kwargs: Any) -> Any:
+        assert len(data) == 16
+        for episode in data:
+            columns = episode.columns
+            assert np.array_equal(columns["next_obs"][:-1], columns["obs"][1:])
+            assert columns["done"].tolist() == [False] * (len(episode) - 1) + [True]
+            assert np.abs(columns["obs"][0]).max() <= 0.05  # as CartPole begins
+        type(self).batches += 1
+        return super()._train(SampleBatch.concat(data), **kwargs)
+
+
+class RewardedBuffer(NaiveReplayBuffer):
+    """Looks at a column of each row that it is given."""
+
+    needs_columns: ClassVar[tuple[str, ...]] = ("reward", "action")
+    seen: ClassVar[set[float]] = set()
+
+    def push(self, data: Any, cur_collector_envstep: int, timeout_s: float | None = None) -> None:
+        assert set(data.columns["action"].tolist()) <= {0, 1}
+        self.seen.update(data.columns["reward"].tolist())
+        super().push(data, cur_collector_envstep, timeout_s)
+
+
+class SerialBuffer(NaiveReplayBuffer):
+    modes: ClassVar[frozenset[str]] = frozenset({"serial"})
+
+
+class GreedyBuffer(NaiveReplayBuffer):
+    needs_columns: ClassVar[tuple[str, ...]] = ("obs", "next_obs", "reward", "q_value")
+
+
+def run(tmp_path: Path, mode: str, *sets: str) -> RunResult:
+    manager = PluginManager()
+    manager.registry("policies").register("sequences", SequencePolicy)
+    manager.registry("policies").register("episodes", EpisodePolicy)
+    for name, kind in (
+        ("rewarded", RewardedBuffer),
+        ("serial", SerialBuffer),
+        ("greedy", GreedyBuffer),
+    ):
+        manager.registry("buffers").register(name, kind)
+    with use_manager(manager):
+        sets = (
+            *short_runs.QUICK,
+            "policy.nstep=1",
+            "policy.learn.learner.train_iterations=60",
+            *sets,
+        )
+        transport = "in_memory" if mode == "parallel" else None
+        cfg = compile_run("cartpole-dqn", mode=mode, transport=transport, sets=sets, seed=3)
+        context = RunContext(cfg=cfg, run_dir=tmp_path)
+        return (parallel_pipeline if mode == "parallel" else serial_pipeline)(context)
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        pytest.param((), id="cut", marks=pytest.mark.slow),
+        pytest.param((f"{BUFFER}.sampler.pad=true",), id="padded"),
+    ],
+)
+def test_sequences_are_trained_on(tmp_path: Path, mode: str, sampler: tuple[str, ...]) -> None:
+    SequencePolicy.batches = 0
+    sequences = ("policy.type=sequences", f"{BUFFER}.type=sequence", f"{BUFFER}.sequence_length=6")
+    result = run(tmp_path, mode, *sequences, *sampler)
+    assert (result.reason, result.train_iter) == ("limit", 60)
+    assert SequencePolicy.batches == 60
+
+
+def test_episodes_are_trained_on_in_parallel_mode(tmp_path: Path) -> None:
+    EpisodePolicy.batches = 0
+    episodes = ("policy.type=episodes", f"{BUFFER}.type=episode", f"{BUFFER}.replay_buffer_size=32")
+    result = run(tmp_path, "parallel", *episodes)
+    assert (result.reason, result.train_iter) == ("limit", 60)
+    assert EpisodePolicy.batches == 60
+
+
+def test_episodes_need_a_serial_collector_that_gives_them(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="episodes") as caught:
+        run(tmp_path, "serial", f"{BUFFER}.type=episode")
+    assert caught.value.path == f"{BUFFER}.type"
+
+
+def test_a_buffer_sees_the_columns_that_it_needs(tmp_path: Path) -> None:
+    RewardedBuffer.seen.clear()
+    result = run(tmp_path, "parallel", f"{BUFFER}.type=rewarded")
+    assert result.reason == "limit"
+    assert RewardedBuffer.seen == {1.0}
+
+
+def test_a_buffer_that_does_not_serve_the_mode_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="SerialBuffer") as caught:
+        run(tmp_path, "parallel", f"{BUFFER}.type=serial")
+    assert caught.value.path == f"{BUFFER}.type"
+    assert run(tmp_path, "serial", f"{BUFFER}.type=serial").reason == "limit"
+
+
+def test_a_column_that_cannot_be_had_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DingError, match="'q_value'"):
+        run(tmp_path, "parallel", f"{BUFFER}.type=greedy")
