@@ -309,12 +309,16 @@ def _check_buffer(policy: dict[str, Any], found: Mapping[str, Any], mode: str) -
     if order == "none":
         return
     policy["traj_len_inf"] = True
-    collector = found.get("policy.collect.collector")
-    if order == "episode" and mode == "serial" and not getattr(collector, "gives_episodes", False):
+    collector, kind = found.get("policy.collect.collector"), policy["collect"]["collector"]["type"]
+    if mode == "serial":
+        serves = order != "episode" or getattr(collector, "gives_episodes", False)
+    else:
+        serves = kind == "sample" and policy["collect"]["parallel_collector"]["type"] != "serial"
+    if not serves:
         raise ConfigError(
-            f"a replay buffer of type {section['type']!r} stores whole episodes, and a collector "
-            f"of type {policy['collect']['collector']['type']!r} gives single samples; choose a "
-            "collector that gives episodes, another buffer, or --mode parallel",
+            f"a buffer of type {section['type']!r} needs samples by {order}, and a collector of "
+            f"type {kind!r} does not give them so in {mode} mode; choose another collector, "
+            "buffer or mode",
             path=f"{path}.type",
         )
 

@@ -43,7 +43,6 @@ class _Workers:
     batch_size: int
     update_per_collect: int
     on_policy: bool
-    keeps_order: bool = False
 
 
 def serial_pipeline(context: RunContext) -> RunResult:
@@ -98,11 +97,7 @@ def _run(context: RunContext, workers: _Workers) -> Reason:
             return "stop_value"
         if context.is_limit_reached(collector.envstep, learner.train_iter):
             return "stop_value" if _evaluate_last(context, workers) else "limit"
-        # What a collect drops would be missing in the middle of a trajectory.
-        whole = {"drop_extra": False} if workers.keeps_order else {}
-        samples = collector.collect(
-            train_iter=learner.train_iter, policy_kwargs=collect_kwargs, **whole
-        )
+        samples = collector.collect(train_iter=learner.train_iter, policy_kwargs=collect_kwargs)
         if workers.on_policy:
             for _ in range(workers.update_per_collect):
                 learner.train(samples, collector.envstep)
@@ -214,7 +209,6 @@ def _build(context: RunContext, stack: ExitStack) -> _Workers:
             config_path="policy.other.serial_commander",
         ),
         batch_size=policy_cfg.learn.batch_size,
-        keeps_order=policy_cfg.traj_len_inf and not policy_cfg.on_policy,
         update_per_collect=policy_cfg.learn.update_per_collect,
         on_policy=policy_cfg.on_policy,
     )

@@ -125,7 +125,7 @@ def test_episodes_are_trained_on_in_parallel_mode(tmp_path: Path) -> None:
 
 
 def test_episodes_need_a_serial_collector_that_gives_them(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="episodes") as caught:
+    with pytest.raises(ConfigError, match="by episode") as caught:
         run(tmp_path, "serial", f"{BUFFER}.type=episode")
     assert caught.value.path == f"{BUFFER}.type"
 
