@@ -309,11 +309,16 @@ def _check_buffer(policy: dict[str, Any], found: Mapping[str, Any], mode: str) -
     if order == "none":
         return
     policy["traj_len_inf"] = True
-    collector, kind = found.get("policy.collect.collector"), policy["collect"]["collector"]["type"]
+    collector, kind = policy["collect"]["collector"], policy["collect"]["collector"]["type"]
+    by_episode = getattr(found.get("policy.collect.collector"), "gives_episodes", False)
+    gives = "none"
+    if by_episode:
+        gives = "sequence" if collector.get("get_train_sample") else "episode"
     if mode == "serial":
-        serves = order != "episode" or getattr(collector, "gives_episodes", False)
+        serves = order == gives or (order == "sequence" and not by_episode)
     else:
-        serves = kind == "sample" and policy["collect"]["parallel_collector"]["type"] != "serial"
+        is_own = kind == "sample" and policy["collect"]["parallel_collector"]["type"] != "serial"
+        serves = is_own or order == gives
     if not serves:
         raise ConfigError(
             f"a buffer of type {section['type']!r} needs samples by {order}, and a collector of "

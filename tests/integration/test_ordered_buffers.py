@@ -54,7 +54,11 @@ class EpisodePolicy(DQNPolicy):
             assert columns["done"].tolist() == [False] * (len(episode) - 1) + [True]
             assert np.abs(columns["obs"][0]).max() <= 0.05  # as CartPole begins
         type(self).batches += 1
-        return super()._train(SampleBatch.concat(data), **kwargs)
+        steps = SampleBatch.concat(data)
+        if "terminated" in steps.columns:  # transitions, not train samples
+            bootstrap = np.where(steps.columns["terminated"], 0.0, 0.99)
+            steps = steps.with_columns(discount=bootstrap.astype(np.float32))
+        return super()._train(steps, **kwargs)
 
 
 class RewardedBuffer(NaiveReplayBuffer):
@@ -116,10 +120,22 @@ def test_sequences_are_trained_on(tmp_path: Path, mode: str, sampler: tuple[str,
     assert SequencePolicy.batches == 60
 
 
-def test_episodes_are_trained_on_in_parallel_mode(tmp_path: Path) -> None:
+COLLECTED = ("policy.collect.collector.type=episode", "policy.collect.n_sample=null")
+
+
+@pytest.mark.parametrize(
+    ("mode", "sets"),
+    [
+        ("parallel", ()),
+        ("parallel", (*COLLECTED, "policy.collect.n_episode=4")),
+        ("serial", (*COLLECTED, "policy.collect.n_episode=4")),
+    ],
+    ids=["parallel", "parallel-collected", "serial-collected"],
+)
+def test_episodes_are_trained_on(tmp_path: Path, mode: str, sets: tuple[str, ...]) -> None:
     EpisodePolicy.batches = 0
     episodes = ("policy.type=episodes", f"{BUFFER}.type=episode", f"{BUFFER}.replay_buffer_size=32")
-    result = run(tmp_path, "parallel", *episodes)
+    result = run(tmp_path, mode, *episodes, *sets)
     assert (result.reason, result.train_iter) == ("limit", 60)
     assert EpisodePolicy.batches == 60
 

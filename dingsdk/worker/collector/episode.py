@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ConfigError
@@ -39,6 +39,9 @@ class EpisodeSerialCollector(ISerialCollector):
         type: str = "episode"
         get_train_sample: bool = False
         reward_shaping: bool = False
+
+    gives_episodes: ClassVar[bool] = True
+    """Whether ``collect`` returns whole episodes, or their samples one after another."""
 
     _cfg: Config
     _default_n_episode: int | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from dingsdk.config import to_easydict
@@ -19,9 +19,9 @@ class SerialTaskCollector(ZerglingParallelCollector):
     """Runs the serial collector or evaluator that the config names, in a worker.
 
     A collecting task calls ``policy.collect.collector``, an evaluation ``policy.eval.evaluator``.
-    A newer policy is loaded between two calls. A collecting task ends after
-    ``env.collector_episode_num`` episodes per env on average; where the collector tells no
-    ``last_episodes``, after as many calls.
+    Of episodes each becomes a payload. A newer policy is loaded between two calls. A collecting
+    task ends after ``env.collector_episode_num`` episodes per env on average; where the collector
+    tells no ``last_episodes``, after as many calls.
     """
 
     class Config(ZerglingParallelCollector.Config, frozen=True, kw_only=True):
@@ -106,8 +106,10 @@ class SerialTaskCollector(ZerglingParallelCollector):
             self._counts_of_rollout.env_steps = self._serial.envstep
             is_counted = self._episode_count or returns
             self._counts_of_rollout.is_finished = not is_counted and self._calls_left <= 0
-            if len(step):
-                self._send_samples(self._in_columns(step))
+            is_of_episodes = isinstance(step, list) and step and isinstance(step[0], Sequence)
+            for samples in step if is_of_episodes else [step]:
+                if len(samples):
+                    self._send_samples(self._in_columns(samples))
         self._episode_count += len(returns)
         self._returns.extend(returns)
         self.send_metadata(self._progress())
