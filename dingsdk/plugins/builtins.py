@@ -26,6 +26,8 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("limiters", "push_sample_rate", f"{_BUFFER}.limiter:PushSampleRateLimiter"),
     ("collectors", "sample", f"{_WORKER}.collector.sample:SampleSerialCollector"),
     ("collectors", "episode", f"{_WORKER}.collector.episode:EpisodeSerialCollector"),
+    ("collectors", "episode_1v1", f"{_WORKER}.collector.battle:BattleEpisodeSerialCollector"),
+    ("collectors", "sample_1v1", f"{_WORKER}.collector.battle:BattleSampleSerialCollector"),
     ("parallel_collectors", "zergling", f"{_WORKER}.collector.zergling:ZerglingParallelCollector"),
     ("parallel_collectors", "serial", f"{_WORKER}.collector.serial_task:SerialTaskCollector"),
     ("comm_collectors", "base", f"{_WORKER}.comm.collector:BaseCommCollector"),

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from dingsdk.errors import TaskFail as TaskFail
     from dingsdk.plugins import Registry as Registry
     from dingsdk.worker.collector.base import ISerialCollector as ISerialCollector
+    from dingsdk.worker.collector.battle import (
+        BattleEpisodeSerialCollector as BattleEpisodeSerialCollector,
+    )
+    from dingsdk.worker.collector.battle import (
+        BattleSampleSerialCollector as BattleSampleSerialCollector,
+    )
     from dingsdk.worker.collector.episode import EpisodeSerialCollector as EpisodeSerialCollector
     from dingsdk.worker.collector.parallel_base import (
         BaseParallelCollector as BaseParallelCollector,

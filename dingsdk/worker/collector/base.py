@@ -10,7 +10,7 @@ import numpy as np
 
 from dingsdk.config import PartSection, Whole
 from dingsdk.envs.base import EnvManager
-from dingsdk.errors import NotSetError
+from dingsdk.errors import ConfigError, NotSetError
 from dingsdk.plugins import observe
 from dingsdk.worker.collector.rollout import EpisodeRecord, tell_observers
 from dingsdk.worker.run_logger import write_statistics
@@ -68,6 +68,16 @@ class ISerialCollector(SerialWorker):
                 what=name,
             )
         return int(wanted)
+
+    @staticmethod
+    def _check_episodes(n_episode: int, env_num: int) -> None:
+        if n_episode < env_num:
+            raise ConfigError(
+                f"n_episode is {n_episode}, less than the {env_num} envs: every env plays at "
+                "least one episode; raise it, or lower env.collector_env_num",
+                path="policy.collect.n_episode",
+                found=n_episode,
+            )
 
     @property
     def envstep(self) -> int:

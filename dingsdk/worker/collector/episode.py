@@ -79,13 +79,7 @@ class EpisodeSerialCollector(ISerialCollector):
         """
         wanted = self._count(n_episode, self._default_n_episode, "n_episode")
         env = self.env
-        if wanted < env.env_num:
-            raise ConfigError(
-                f"n_episode is {wanted}, less than the {env.env_num} envs: every env plays at "
-                "least one episode; raise it, or lower env.collector_env_num",
-                path="policy.collect.n_episode",
-                found=wanted,
-            )
+        self._check_episodes(wanted, env.env_num)
         started = time.perf_counter()
         if not self._is_at_start:
             env.reset()

@@ -1,0 +1,375 @@
+"""Serial collectors of envs in which several players act at once, each with its own policy."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dingsdk.data.columns import torch_to_numpy
+from dingsdk.data.pytree import to_tensor
+from dingsdk.envs.base import EnvManager, Timestep
+from dingsdk.errors import ConfigError
+from dingsdk.worker.collector.base import CollectorSection, ISerialCollector
+from dingsdk.worker.collector.factory import traj_len_of
+from dingsdk.worker.collector.policy_output import check_dicts
+from dingsdk.worker.collector.rollout import EpisodeRecord, Quota
+from dingsdk.worker.collector.rows import DictRollout, RowsWriter
+
+Info = Mapping[str, Any]
+
+
+class Players:
+    """The modes of all players of an env, reset together."""
+
+    def __init__(self, modes: Sequence[Any]) -> None:
+        self.modes = tuple(modes)
+
+    def reset(self, ids: Sequence[int] | None = None) -> None:
+        """Reset the state of some envs, or of all, in each mode."""
+        for mode in self.modes:
+            mode.reset(ids)
+
+
+class BattleRollout(DictRollout):
+    """The rollout of envs whose obs, rewards and infos are sequences of one item a player.
+
+    Of an episode the return is that of player 0; its record's info holds, under ``players``, the
+    last info of each.
+
+    Args:
+        env: See ``Rollout``.
+        players: A collect or eval mode each.
+        writers: Where the transitions of each player go; None for one who only acts.
+        quota: See ``Rollout``.
+        has_tensor_obs: See ``DictRollout``.
+        deepcopy_obs: See ``DictRollout``.
+    """
+
+    def __init__(
+        self,
+        env: EnvManager,
+        players: Players,
+        writers: Sequence[RowsWriter | None],
+        quota: Quota = None,
+        has_tensor_obs: bool = False,
+        deepcopy_obs: bool = False,
+    ) -> None:
+        super().__init__(env, players, None, quota, has_tensor_obs, deepcopy_obs)  # type: ignore[arg-type]
+        self._players = players.modes
+        self._writers = writers
+
+    def infer(self, obs: dict[int, Any], policy_kwargs: Mapping[str, Any]) -> Any:
+        outputs = []
+        for player, mode in enumerate(self._players):
+            seen = {env_id: each[player] for env_id, each in obs.items()}
+            if self._has_tensor_obs:
+                import torch
+
+                seen = {i: to_tensor(each, dtype=torch.float32) for i, each in seen.items()}
+            outputs.append(mode.forward(seen, **policy_kwargs))
+            check_dicts(outputs[-1], list(obs))
+        self._output_pool.update(outputs)
+        return outputs
+
+    def step_env(self, output: Any) -> dict[int, Timestep]:
+        actions = {
+            env_id: [np.asarray(torch_to_numpy(each[env_id]["action"])) for each in output]
+            for env_id in output[0]
+        }
+        return self._env.step(actions)
+
+    def _record_one(self, env_id: int, timestep: Timestep, train_iter: int) -> None:
+        infos: Any = timestep.info
+        if isinstance(infos, Mapping):
+            infos = [infos] * len(self._players)
+        if any(info.get("abnormal") for info in infos):
+            self._abandon(np.array([env_id]))
+            self._lengths[env_id] = 0
+            return
+        self.env_steps += 1
+        self._lengths[env_id] += 1
+        is_done = bool(timestep.done)
+        for player, (mode, writer) in enumerate(zip(self._players, self._writers, strict=True)):
+            if writer is None:
+                continue
+            own = timestep._replace(
+                obs=timestep.obs[player],
+                reward=timestep.reward[player],
+                done=is_done,
+                info=infos[player],
+            )
+            obs, output = self._obs_pool[env_id][player], self._output_pool[env_id][player]
+            writer.record(env_id, mode.process_transition(obs, output, own), train_iter, is_done)
+        if is_done:
+            length, self._lengths[env_id] = self._lengths[env_id], 0
+            first = return_of(infos[0])
+            self._end_episodes([env_id], [EpisodeRecord(env_id, first, length, {"players": infos})])
+
+    def _abandon(self, env_ids: Any) -> None:
+        for writer in self._writers:
+            if writer is not None:
+                writer.drop(env_ids)
+        super()._abandon(env_ids)
+
+
+def return_of(info: Info) -> float:
+    """Return the episode's return of one player."""
+    return float(np.sum(np.asarray(torch_to_numpy(info["eval_episode_return"]))))
+
+
+class BattleCollector(ISerialCollector):
+    """What the collectors of several players share; ``policy`` is a list of collect modes.
+
+    Other than in DI-engine, an env that fails costs its unfinished episode alone.
+    """
+
+    _max_players: float
+    _players: Players | None = None
+    _cfg: CollectorSection
+
+    def _take_policy(self, policy: Any) -> None:
+        if policy is not None:
+            if not 2 <= len(policy) <= self._max_players:
+                raise ConfigError(
+                    f"{type(self).__name__} plays {len(policy)} policies; give it "
+                    f"{'two' if self._max_players == 2 else 'two or more'}",
+                    found=len(policy),
+                )
+            self._policy = list(policy)
+            self._players = Players(policy)
+            self._read(policy[0].get_attribute)
+        if self._players is None:
+            raise self._not_set("policy", "policy")
+        self._players.reset()
+
+    @abstractmethod
+    def _read(self, read: Any) -> None:
+        """Read the attributes of player 0's policy."""
+
+    def _writer(
+        self, make_samples: Callable[[list[Any]], list[Any]], traj_len: int | None
+    ) -> RowsWriter:
+        deepcopy = self._cfg.deepcopy_obs
+        env_num = self.env.env_num
+        return RowsWriter(env_num, traj_len, lambda _, piece: make_samples(piece), deepcopy)
+
+    def _rollout_of(
+        self, writers: Sequence[RowsWriter | None], quota: Quota = None
+    ) -> BattleRollout:
+        assert self._players is not None
+        cfg = self._cfg
+        return BattleRollout(
+            self.env, self._players, writers, quota, cfg.transform_obs, cfg.deepcopy_obs
+        )
+
+    def _infos_of(self, episodes: Sequence[EpisodeRecord]) -> list[list[Info]]:
+        """Return the last infos of the episodes, by player."""
+        return [[each.info["players"][p] for each in episodes] for p in range(len(self.policy))]
+
+    def _statistics(self) -> dict[str, Any]:
+        statistics = super()._statistics()
+        for name in ("mean", "std", "max", "min"):
+            del statistics[f"reward_{name}"]
+        for player, infos in enumerate(self._infos_of(self._finished)):
+            returns = np.array([return_of(info) for info in infos])
+            for name in ("mean", "std", "max", "min"):
+                statistics[f"reward{player}_{name}"] = float(getattr(returns, name)())
+        return {
+            **statistics,
+            "collect_time": self._duration_s,
+            "total_duration": self._total_duration_s,
+        }
+
+
+class BattleEpisodeSerialCollector(BattleCollector):
+    """Starts and finishes exactly ``n_episode`` episodes of two players a call.
+
+    Envs begin episodes as ``EpisodeSerialCollector`` says.
+    """
+
+    class Config(CollectorSection, frozen=True, kw_only=True):
+        """Section ``policy.collect.collector``.
+
+        Attributes:
+            get_train_sample: Whether train samples are returned, not episodes.
+        """
+
+        type: str = "episode_1v1"
+        get_train_sample: bool = False
+
+    _cfg: Config
+    _max_players = 2
+    _default_n_episode: int | None = None
+    _is_at_start = True
+
+    def reset_env(self, _env: EnvManager | None = None) -> None:
+        """As ``SerialWorker.reset_env``."""
+        super().reset_env(_env)
+        self._is_at_start = True
+
+    def collect(
+        self,
+        n_episode: int | None = None,
+        train_iter: int = 0,
+        policy_kwargs: Mapping[str, Any] | None = None,
+    ) -> tuple[list[list[Any]], list[list[Info]]]:
+        """Play ``n_episode`` episodes.
+
+        Args:
+            n_episode: How many, at least one an env; None for that of player 0's policy.
+            train_iter: Version of the policies; recorded as the column ``collect_iter``.
+            policy_kwargs: Passed to the forward of both policies.
+
+        Returns:
+            For each player its episodes (with ``get_train_sample`` the samples of all), and the
+            last info of each episode, in the order in which they ended.
+
+        Raises:
+            NotSetError: no env, no policies, or no ``n_episode``.
+            ConfigError: fewer episodes than envs.
+            PolicyOutputError: a policy's answer cannot be used.
+            EnvError: an env failed three times in a row.
+        """
+        wanted = self._count(n_episode, self._default_n_episode, "n_episode")
+        env = self.env
+        self._check_episodes(wanted, env.env_num)
+        started = time.perf_counter()
+        if not self._is_at_start:
+            env.reset()
+            self._take_policy(None)
+        self._is_at_start = False
+        whole = None if self._cfg.get_train_sample else lambda episode: [episode]
+        writers = [self._writer(whole or mode.get_train_sample, None) for mode in self.policy]
+        rollout = self._rollout_of(writers, wanted)
+        while not rollout.is_finished:
+            rollout.round(train_iter, policy_kwargs or {})
+        self._is_at_start = env.capabilities.partial_step
+        data = [writer.flush() or [] for writer in writers]
+        self._end_collect(
+            rollout.episodes,
+            envsteps=rollout.env_steps,
+            samples=sum(map(len, data)),
+            seconds=time.perf_counter() - started,
+            train_iter=train_iter,
+        )
+        return data, self._infos_of(rollout.episodes)
+
+    def _read(self, read: Any) -> None:
+        self._default_n_episode = read("cfg").get("collect", {}).get("n_episode")
+
+
+class BattleSampleSerialCollector(BattleCollector):
+    """Collects ``n_sample`` train samples of each of two or more players a call.
+
+    A player whose mode has ``collect_data = False`` acts, and gets no data. Trajectories are cut,
+    and a surplus is kept, as ``SampleSerialCollector`` says.
+    """
+
+    class Config(CollectorSection, frozen=True, kw_only=True):
+        """Section ``policy.collect.collector``."""
+
+        type: str = "sample_1v1"
+
+    _cfg: Config
+    _max_players = float("inf")
+    _default_n_sample: int | None = None
+    _rollout: BattleRollout | None = None
+    _last_train_iter: int | None = None
+    _writers: Sequence[RowsWriter | None]
+    _stocks: list[list[Any]]
+
+    def reset_env(self, _env: EnvManager | None = None) -> None:
+        """As ``SerialWorker.reset_env``; unfinished trajectories and surpluses are dropped."""
+        super().reset_env(_env)
+        self._rollout = None
+
+    def collect(
+        self,
+        n_sample: int | None = None,
+        train_iter: int = 0,
+        drop_extra: bool | None = None,
+        policy_kwargs: Mapping[str, Any] | None = None,
+    ) -> tuple[list[list[Any]], list[list[Info]]]:
+        """Step the envs until each player that collects has ``n_sample`` train samples.
+
+        Args:
+            n_sample: How many; None for that of player 0's policy.
+            train_iter: Version of the policies; recorded as the column ``collect_iter``.
+            drop_extra: What to do with samples beyond ``n_sample``. None: the next call
+                returns them first, of on-policy players if its ``train_iter`` is the same.
+                True: discard them. False: return them too.
+            policy_kwargs: Passed to the forward of all policies.
+
+        Returns:
+            For each player its samples, and the last info of each episode that ended.
+
+        Raises:
+            NotSetError: no env, no policies, or no ``n_sample``.
+            PolicyOutputError: a policy's answer cannot be used.
+            EnvError: an env failed three times in a row.
+        """
+        wanted = self._count(n_sample, self._default_n_sample, "n_sample")
+        rollout, writers = self._ready()
+        if self._on_policy and train_iter != self._last_train_iter:
+            self._discard()
+        self._last_train_iter = train_iter
+        started = time.perf_counter()
+        steps_before = rollout.env_steps
+        collecting = [p for p, writer in enumerate(writers) if writer is not None]
+        while any(len(self._stocks[p]) < wanted for p in collecting):
+            rollout.round(train_iter, policy_kwargs or {})
+            for player, writer in enumerate(writers):
+                self._stocks[player] += (writer.flush() if writer is not None else None) or []
+        data, self._stocks = self._stocks, [[] for _ in writers]
+        if drop_extra is not False:
+            for player, samples in enumerate(data):
+                data[player], extra = samples[:wanted], samples[wanted:]
+                if drop_extra:
+                    self._dropped_sample_count += len(extra)
+                else:
+                    self._stocks[player] = extra
+        episodes, rollout.episodes = rollout.episodes, []
+        self._end_collect(
+            episodes,
+            envsteps=rollout.env_steps - steps_before,
+            samples=sum(map(len, data)),
+            seconds=time.perf_counter() - started,
+            train_iter=train_iter,
+        )
+        return data, self._infos_of(episodes)
+
+    def _ready(self) -> tuple[BattleRollout, Sequence[RowsWriter | None]]:
+        if self._rollout is None:
+            env, modes = self.env, self.policy
+            traj_len = traj_len_of(
+                self._policy_cfg, self._default_n_sample, self._unroll_len, env.env_num
+            )
+            self._writers = [
+                self._writer(mode.get_train_sample, traj_len)
+                if getattr(mode, "collect_data", True)
+                else None
+                for mode in modes
+            ]
+            self._stocks = [[] for _ in modes]
+            self._rollout = self._rollout_of(self._writers)
+        return self._rollout, self._writers
+
+    def _discard(self) -> None:
+        """Throw away, and count, what older policies collected."""
+        for writer, stock in zip(self._writers, self._stocks, strict=True):
+            self._dropped_sample_count += len(stock)
+            stock.clear()
+            if writer is not None:
+                self._dropped_sample_count += writer.unfinished_rows
+                writer.clear()
+
+    def _read(self, read: Any) -> None:
+        cfg = self._policy_cfg = read("cfg")
+        self._default_n_sample = cfg.get("collect", {}).get("n_sample")
+        self._on_policy = bool(cfg.get("on_policy", False))
+        self._unroll_len = int(read("unroll_len"))
+        self._rollout = None

@@ -1,0 +1,210 @@
+"""Collectors of several players: what each gets, in envs that end, fail and wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dingsdk.errors import ConfigError, NotSetError
+from dingsdk.worker import create_serial_collector
+
+from .duel import DuelEnvs, Fighter
+
+
+@pytest.fixture
+def make_battle(tmp_path) -> Iterator[Any]:
+    opened: list[Any] = []
+
+    def make(kind: str, envs: Any, fighters: Any, **cfg: Any) -> Any:
+        modes = [each.mode() if isinstance(each, Fighter) else each for each in fighters]
+        tb_logger = cfg.pop("tb_logger", None)
+        collector = create_serial_collector(
+            {"type": kind, **cfg}, env=envs, policy=modes, exp_name=str(tmp_path),
+            tb_logger=tb_logger,
+        )  # fmt: skip
+        opened.append(collector)
+        return collector
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def _rows(samples: Any) -> list[tuple[int, ...]]:
+    """(env, player, episode, time) of each sample."""
+    return [tuple(int(value) for value in each["obs"]) for each in samples]
+
+
+@pytest.mark.parametrize("partial_step", [False, True])
+def test_each_player_gets_its_part_of_whole_episodes(make_battle, partial_step) -> None:
+    envs = DuelEnvs(((2, 3), (6,)), partial_step=partial_step)
+    fighters = [Fighter(0), Fighter(1)]
+    collector = make_battle("episode_1v1", envs, fighters)
+
+    data, infos = collector.collect(3, train_iter=7, policy_kwargs={"bonus": 2})
+
+    for player in (0, 1):
+        assert [_rows(episode) for episode in data[player]] == [
+            [(0, player, 0, 0), (0, player, 0, 1)],
+            [(0, player, 1, time) for time in range(3)],
+            [(1, player, 0, time) for time in range(6)],
+        ]
+        rows = [row for episode in data[player] for row in episode]
+        assert [row["done"] for row in rows if row["done"]] == [True] * 3
+        assert {row["collect_iter"] for row in rows} == {7}
+        assert {float(row["reward"]) for row in rows} == {1.0 - player}
+        assert {int(row["action"]) for row in rows} == {player + 2}
+        returns = [float(info["eval_episode_return"]) for info in infos[player]]
+        assert returns == [length * (1.0 - player) for length in (2, 3, 6)]
+    assert [int(each) for each in envs.actions[0][1]] == [2, 3]
+    assert collector.envstep == 11
+    if partial_step:
+        assert envs.steps == 11
+        assert fighters[0].seen[-1] == [1]
+
+
+@pytest.mark.parametrize("partial_step", [False, True])
+def test_each_call_plays_new_episodes(make_battle, partial_step) -> None:
+    envs = DuelEnvs(((2,), (5,)), partial_step=partial_step)
+    collector = make_battle("episode_1v1", envs, [Fighter(0), Fighter(1)], get_train_sample=True)
+    seen: set[Any] = set()
+    for n_episode in (2, 4, 3):
+        (first, second), infos = collector.collect(n_episode)
+        assert len(infos[0]) == len(infos[1]) == n_episode
+        rows = _rows(first)
+        assert [(row[0], 1, *row[2:]) for row in rows] == _rows(second)
+        begun = {row[:3] for row in rows}
+        assert len(begun) == n_episode
+        assert all((*row, 0) in rows for row in begun)
+        assert not begun & seen
+        seen |= begun
+        assert {sample["piece"] for sample in first} <= {2, 5}
+
+
+def test_an_abnormal_step_costs_the_unfinished_episode(make_battle) -> None:
+    envs = DuelEnvs(((4,), (3,)), fails={(0, 0, 2)})
+    fighters = [Fighter(0), Fighter(1)]
+    collector = make_battle("episode_1v1", envs, fighters)
+
+    data, infos = collector.collect(2)
+
+    assert [_rows(episode)[0][2] for episode in data[0]] == [0, 1]
+    assert [len(episode) for episode in data[1]] == [3, 4]
+    assert [info["env"] for info in infos[1]] == [1, 0]
+    assert collector.envstep == 8
+    assert all([0] in fighter.resets for fighter in fighters)
+
+
+@pytest.mark.parametrize("players", [2, 3])
+def test_samples_of_each_player_and_what_is_beyond_them(make_battle, players) -> None:
+    envs = DuelEnvs(((4,), (4,)), players=players)
+    fighters = [Fighter(number, n_sample=4) for number in range(players)]
+    collector = make_battle("sample_1v1", envs, fighters)
+
+    parts = [collector.collect(n)[0] for n in (None, 3, 5)]
+
+    assert [[len(samples) for samples in part] for part in parts] == [
+        [4] * players, [3] * players, [5] * players,
+    ]  # fmt: skip
+    for player in range(players):
+        rows = [row for part in parts for row in _rows(part[player])]
+        times = [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (0, 3), (1, 2), (1, 3)]
+        assert rows[:8] == [(env, player, 0, time) for env, time in times]
+        assert len(set(rows)) == 12
+    assert collector.dropped_sample_count == 0
+
+
+def test_surpluses_are_returned_or_discarded_as_asked(make_battle) -> None:
+    envs = DuelEnvs(((4,), (4,)))
+    collector = make_battle("sample_1v1", envs, [Fighter(0, n_sample=4), Fighter(1)])
+
+    assert [len(each) for each in collector.collect(3, drop_extra=False)[0]] == [4, 4]
+    assert [len(each) for each in collector.collect(3, drop_extra=True)[0]] == [3, 3]
+    assert collector.dropped_sample_count == 2
+
+
+def test_on_policy_players_drop_what_older_policies_collected(make_battle) -> None:
+    envs = DuelEnvs(((9,), (9,)))
+    fighters = [Fighter(0, n_sample=4, on_policy=True), Fighter(1)]
+    collector = make_battle("sample_1v1", envs, fighters)
+
+    collector.collect(3, train_iter=0)
+    collector.collect(1, train_iter=0)
+    assert collector.dropped_sample_count == 0
+    collector.collect(3, train_iter=1)
+    (samples, _), _ = collector.collect(3, train_iter=2)
+
+    assert collector.dropped_sample_count == 2
+    assert {sample["collect_iter"] for sample in samples} == {2}
+
+
+def test_who_only_acts_gets_no_data(make_battle) -> None:
+    class Mute:
+        collect_data = False
+
+        def __init__(self, mode: Any) -> None:
+            self.__dict__.update(mode._asdict())
+
+    envs = DuelEnvs(((4,), (4,)), fails={(0, 0, 3)})
+    mute = Fighter(1)
+    collector = make_battle("sample_1v1", envs, [Fighter(0, n_sample=4), Mute(mute.mode())])
+
+    data, infos = collector.collect(8)
+
+    assert [len(samples) for samples in data] == [8, 0]
+    assert len(infos[0]) == len(infos[1]) > 0
+    assert mute.seen
+
+
+def test_returns_of_each_player_are_logged(make_battle) -> None:
+    scalars: dict[str, float] = {}
+
+    class Writer:
+        def add_scalar(self, tag: str, value: float, step: int) -> None:
+            scalars[tag.removeprefix("collector_iter/")] = value
+
+        def flush(self) -> None: ...
+
+    envs = DuelEnvs(((2,), (4,)))
+    collector = make_battle(
+        "episode_1v1", envs, [Fighter(0), Fighter(1)], tb_logger=Writer(), collect_print_freq=0
+    )
+    collector.collect(2)
+
+    assert (scalars["reward0_mean"], scalars["reward0_max"], scalars["reward1_mean"]) == (3, 4, 0)
+    assert "reward_mean" not in scalars
+    assert scalars["episode_count"] == 2
+    assert scalars["envstep_count"] == 6
+
+
+def test_what_cannot_be_played_is_refused(make_battle) -> None:
+    three = [Fighter(number) for number in range(3)]
+    with pytest.raises(ConfigError, match="plays 3 policies"):
+        make_battle("episode_1v1", DuelEnvs(((2,),)), three)
+    for kind in ("episode_1v1", "sample_1v1"):
+        with pytest.raises(ConfigError, match="plays 1 policies"):
+            make_battle(kind, DuelEnvs(((2,),)), three[:1])
+        collector = make_battle(kind, DuelEnvs(((2,), (2,))), three[:2])
+        with pytest.raises(NotSetError, match="n_episode" if kind == "episode_1v1" else "n_sample"):
+            collector.collect()
+    collector = make_battle(
+        "episode_1v1", DuelEnvs(((2,), (2,))), [Fighter(0, n_episode=2), three[1]]
+    )
+    assert len(collector.collect()[0][0]) == 2
+    with pytest.raises(ConfigError, match="less than the 2 envs"):
+        collector.collect(1)
+
+
+def test_a_reset_makes_envs_and_policies_begin_anew(make_battle) -> None:
+    envs = DuelEnvs(((9,), (9,)))
+    fighters = [Fighter(0, n_sample=4), Fighter(1)]
+    collector = make_battle("sample_1v1", envs, fighters)
+    collector.collect(3)
+
+    collector.reset()
+
+    assert (collector.envstep, collector.dropped_sample_count) == (0, 0)
+    assert all(fighter.resets.count(None) == 2 for fighter in fighters)
+    assert {row[2:] for row in _rows(collector.collect(4)[0][1])} == {(1, 0), (1, 1)}
