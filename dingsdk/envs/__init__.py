@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dingsdk.envs.subprocess import AsyncSubprocessEnvManager as AsyncSubprocessEnvManager
     from dingsdk.envs.subprocess import SubprocessEnvManager as SubprocessEnvManager
     from dingsdk.envs.vector import VectorEnvManager as VectorEnvManager
+    from dingsdk.envs.wrappers import measure_observations as measure_observations
 else:
     # gymnasium takes a good part of a second to import.
     __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -8,11 +8,20 @@ from typing import Any
 
 import gymnasium as gym
 import msgspec
+from gymnasium.envs.registration import EnvSpec
 
 from dingsdk.config import Section, read_section, to_plain
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs.base import EnvManager
-from dingsdk.errors import ConfigError, EnvError, UnknownEnvError, nearest_name, raised_at
+from dingsdk.errors import (
+    ConfigError,
+    DingError,
+    EnvError,
+    UnknownEnvError,
+    UnknownPluginError,
+    nearest_name,
+    raised_at,
+)
 from dingsdk.plugins import default_manager
 
 
@@ -37,9 +46,10 @@ class EnvFn:
     """Makes one env from a config section; picklable, so that child processes can call it.
 
     Args:
-        env_cfg: ``env_id`` (a gymnasium id, or ``module:EnvId`` to import the module that
-            registers it first), ``kwargs`` for the env (``max_episode_steps`` among them) and
-            ``wrappers``, from the inside out: type keys of kind ``env_wrappers`` or sections
+        env_cfg: ``env_id`` (a gymnasium id, ``module:EnvId`` to import the module that registers
+            it first, or ``module:Class`` for a class or function that makes the env), ``kwargs``
+            for the env (``max_episode_steps`` among them) and ``wrappers``, from the inside out:
+            types of kind ``env_wrappers`` or classes of ``gymnasium.wrappers``, or sections
             ``{type, ...}`` whose other keys go to the wrapper. Other keys are ignored.
             ``module:`` imports code, so the config must be one's own, never a received one.
 
@@ -128,15 +138,16 @@ _PACKAGES = {
 
 
 def find_spec(env_id: str) -> Any:
-    """Return gymnasium's entry for ``env_id``, after importing the module of ``module:EnvId``.
+    """Return gymnasium's entry for ``env_id``, or one for the class of ``module:Class``.
 
     Raises:
         UnknownEnvError: no such id or module; facts ``env_id`` and ``nearest``.
     """
     module, _, name = env_id.rpartition(":")
+    found = None
     try:
         if module:
-            importlib.import_module(module)
+            found = getattr(importlib.import_module(module), name, None)
     except (Exception, SystemExit) as error:
         why = f"whose import raised {type(error).__name__}: {error}{raised_at(error)}"
         if isinstance(error, ModuleNotFoundError):
@@ -145,6 +156,8 @@ def find_spec(env_id: str) -> Any:
                 "or correct the name"
             )
         raise _unknown(env_id, f"names the module {module!r}, {why}") from error
+    if callable(found):
+        return EnvSpec(id=name, entry_point=found)
     try:
         return gym.spec(name)
     except gym.error.Error as error:
@@ -157,8 +170,8 @@ def find_spec(env_id: str) -> Any:
             hint = f"it is part of another package: {package[1]}, and name it {nearest!r}."
         raise _unknown(
             env_id,
-            f"is not known to gymnasium; {hint} An env of your own is named 'module:EnvId', "
-            "where importing the module registers it",
+            f"is not known to gymnasium; {hint} An env of your own is named 'module:Class', or "
+            "'module:EnvId' where importing the module registers it",
             nearest,
         ) from error
 
@@ -249,15 +262,25 @@ def seed_envs(manager: EnvManager, seed: int, role: str) -> None:
 
 def _wrap(env: Any, section: Mapping[str, Any], path: str) -> Any:
     kwargs = {key: value for key, value in section.items() if key not in ("type", "import_names")}
-    wrapper_cls = default_manager().get(
-        "env_wrappers",
-        section["type"],
-        import_names=section.get("import_names", ()),
-        config_path=path,
-    )
     try:
-        return wrapper_cls(env, **kwargs)
-    except TypeError as error:
+        return _find_wrapper(section, path)(env, **kwargs)
+    except DingError:
+        raise
+    except Exception as error:
+        # gymnasium's text names the package to install where one is missing.
         raise ConfigError(
             f"{path}: {section['type']} cannot be made with {kwargs}: {error}", path=path
         ) from error
+
+
+def _find_wrapper(section: Mapping[str, Any], path: str) -> Any:
+    names = section.get("import_names", ())
+    try:
+        return default_manager().get(
+            "env_wrappers", section["type"], import_names=names, config_path=path
+        )
+    except UnknownPluginError:
+        wrapper = getattr(gym.wrappers, section["type"], None)
+        if isinstance(wrapper, type) and issubclass(wrapper, gym.Wrapper):
+            return wrapper
+        raise

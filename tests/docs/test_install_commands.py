@@ -16,7 +16,7 @@ TEXTS = sorted(
     for path in ROOT.glob(pattern)
     if "tests" not in path.relative_to(ROOT).parts
 )
-RECOMMENDED = {"moviepy", "tensorboard"}
+RECOMMENDED = {"minigrid", "moviepy", "tensorboard"}
 """Packages of others that are recommended, beside those that we depend on."""
 
 

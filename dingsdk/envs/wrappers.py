@@ -1,0 +1,138 @@
+"""Wrappers of single envs, of kind ``env_wrappers``; gymnasium's own go by their class names."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.errors import ConfigError
+
+_videos = itertools.count()
+
+
+class EpisodeStatistics(gym.Wrapper[Any, Any, Any, Any]):
+    """Type ``episode_statistics``: puts length and return of an episode into ``episode_info``.
+
+    Evaluations show them as ``episode_length`` and ``episode_return``, with their means. Wrap it
+    around the wrappers whose rewards are to count, or inside of them for the raw rewards.
+    """
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        self._length, self._return = 0, 0.0
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = super().step(action)
+        self._length += 1
+        self._return += float(reward)
+        if terminated or truncated:
+            own = {"episode_length": self._length, "episode_return": self._return}
+            info = {**info, "episode_info": {**info.get("episode_info", {}), **own}}
+        return obs, reward, terminated, truncated, info
+
+
+class NormalizeObservation(gym.ObservationWrapper[Any, Any, Any]):
+    """Type ``normalize_obs``: subtracts a mean and divides by a deviation, both from a file.
+
+    The statistics are fixed, so that collectors, evaluators and a policy in use see the same
+    scale. ``measure_observations`` writes such a file. gymnasium's ``NormalizeObservation``
+    measures while it runs, each env for itself.
+
+    Args:
+        env: Its observations are a Box.
+        statistics: Path of an ``.npz`` file with ``mean`` and ``var`` of the observation's shape.
+        clip: Largest magnitude of what comes out.
+
+    Raises:
+        ConfigError: the file cannot be read, or is for observations of another shape.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], statistics: str, clip: float = 10.0) -> None:
+        super().__init__(env)
+        space = env.observation_space
+        try:
+            with np.load(statistics, allow_pickle=False) as saved:
+                mean, var = saved["mean"], saved["var"]
+        except (OSError, KeyError, ValueError) as error:
+            raise ConfigError(
+                f"env.wrappers: normalize_obs cannot read mean and var from {statistics}: {error}; "
+                "write the file with dingsdk.envs.measure_observations",
+                path="env.wrappers",
+            ) from error
+        if not mean.shape == var.shape == space.shape:
+            raise ConfigError(
+                f"env.wrappers: {statistics} is for observations of shape {list(mean.shape)}, "
+                f"these have {list(space.shape or ())}",
+                path="env.wrappers",
+                expected=space.shape,
+                found=mean.shape,
+            )
+        self._mean = mean.astype(np.float32)
+        self._scale = (1 / np.sqrt(var + 1e-8)).astype(np.float32)
+        self._clip = clip
+        self.observation_space = gym.spaces.Box(-clip, clip, mean.shape, np.float32)
+
+    def observation(self, observation: Any) -> NDArray[np.float32]:
+        """Return the observation on the scale of the statistics."""
+        scaled = (observation - self._mean) * self._scale
+        made: NDArray[np.float32] = np.clip(scaled, -self._clip, self._clip).astype(np.float32)
+        return made
+
+
+def measure_observations(
+    env_fn: Callable[[], gym.Env[Any, Any]], path: str | Path, steps: int = 10_000, seed: int = 0
+) -> None:
+    """Write mean and variance of an env's observations, under random actions.
+
+    Args:
+        env_fn: Makes the env, such as an ``EnvFn``; its observations are a Box.
+        path: Where to write, an ``.npz`` file.
+        steps: Env steps to take.
+        seed: Of the env and of the actions.
+    """
+    env = env_fn()
+    env.action_space.seed(seed)
+    count, mean, squares = 0, 0.0, 0.0
+    obs, _ = env.reset(seed=seed)
+    for _ in range(steps):
+        # Welford's update: the variance of large values keeps its precision.
+        count += 1
+        before = obs - mean
+        mean = mean + before / count
+        squares = squares + before * (obs - mean)
+        obs, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        if terminated or truncated:
+            obs, _ = env.reset()
+    env.close()
+    np.savez(path, mean=mean, var=np.asarray(squares) / count)
+
+
+def record_video(
+    env: gym.Env[Any, Any], folder: str, every: int = 100, length: int = 0
+) -> gym.Env[Any, Any]:
+    """Type ``record_video``: writes episodes as mp4 files; ``env.kwargs.render_mode`` is needed.
+
+    Args:
+        env: Made with ``render_mode: rgb_array``.
+        folder: Where the files go; each env has a name of its own in it.
+        every: The first episode is recorded, and each ``every``-th after it.
+        length: Frames of a video; 0 for whole episodes.
+    """
+    with warnings.catch_warnings():
+        # gymnasium warns of a folder that exists, as it does for the second env.
+        warnings.simplefilter("ignore")
+        return gym.wrappers.RecordVideo(
+            env,
+            str(folder),
+            episode_trigger=lambda episode: episode % every == 0,
+            video_length=length,
+            name_prefix=f"{os.getpid()}-{next(_videos)}",
+        )

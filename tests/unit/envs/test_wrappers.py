@@ -1,0 +1,172 @@
+"""Wrappers that a config names: the built-in ones, gymnasium's own, and what cannot be made."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from dingsdk.envs import EnvFn, create_env_manager, make_env_fns, measure_observations
+from dingsdk.errors import ConfigError, UnknownPluginError
+from dingsdk.pipeline.compile import compile_config
+
+
+def make(*wrappers: Any, env_id: str = "CartPole-v1", **kwargs: Any) -> Any:
+    return EnvFn({"env_id": env_id, "kwargs": kwargs, "wrappers": wrappers})()
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "shape"),
+    [
+        ({"type": "frame_stack", "stack_size": 3}, (3, 4)),
+        ({"type": "FrameStackObservation", "stack_size": 2}, (2, 4)),
+        ("flatten_obs", (4,)),
+        ("FlattenObservation", (4,)),
+    ],
+)
+def test_wrapper_changes_what_is_observed(wrapper: Any, shape: tuple[int, ...]) -> None:
+    env_cfg = {"env_id": "CartPole-v1", "wrappers": [wrapper]}
+    with create_env_manager({"type": "vector"}, make_env_fns(env_cfg, 2)) as manager:
+        manager.launch()
+        assert manager.observation_space.shape == shape
+        assert manager.step_batch(np.zeros(2, int)).obs.shape == (2, *shape)
+
+
+def test_rewards_are_clipped() -> None:
+    env = make({"type": "clip_reward", "min_reward": -1, "max_reward": 0.5})
+    env.reset(seed=0)
+    assert env.step(0)[1] == 0.5
+
+
+def test_statistics_of_an_episode_go_into_its_info() -> None:
+    env_cfg = {
+        "env_id": "CartPole-v1",
+        "kwargs": {"max_episode_steps": 3},
+        "wrappers": ["episode_statistics", {"type": "clip_reward", "max_reward": 0.5}],
+    }
+    with create_env_manager({"type": "in_process"}, make_env_fns(env_cfg, 1)) as manager:
+        manager.launch()
+        for _ in range(2):
+            for _ in range(3):
+                timestep = manager.step({0: 0})[0]
+            own = {"episode_length": 3, "episode_return": 3.0}
+            assert timestep.info["episode_info"] == own
+            assert timestep.info["eval_episode_return"] == 1.5
+
+
+def test_observations_are_normalised_with_saved_statistics(tmp_path: Path) -> None:
+    path = tmp_path / "statistics.npz"
+    measure_observations(EnvFn({"env_id": "CartPole-v1"}), path, steps=500, seed=3)
+    seen = []
+    env = make()
+    env.action_space.seed(3)
+    obs, _ = env.reset(seed=3)
+    for _ in range(500):
+        seen.append(obs)
+        obs, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        if terminated or truncated:
+            obs, _ = env.reset()
+    with np.load(path) as saved:
+        np.testing.assert_allclose(saved["mean"], np.mean(seen, axis=0), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(saved["var"], np.var(seen, axis=0), rtol=1e-3)
+    env = make({"type": "normalize_obs", "statistics": str(path), "clip": 1.5})
+    expected = (make().reset(seed=0)[0] - np.mean(seen, axis=0)) / np.std(seen, axis=0)
+    found, _ = env.reset(seed=0)
+    np.testing.assert_allclose(found, np.clip(expected, -1.5, 1.5), rtol=1e-2, atol=1e-3)
+    assert env.observation_space.contains(found)
+
+
+def test_statistics_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="measure_observations"):
+        make({"type": "normalize_obs", "statistics": str(tmp_path / "none.npz")})
+    path = tmp_path / "other.npz"
+    np.savez(path, mean=np.zeros(3), var=np.ones(3))
+    with pytest.raises(ConfigError, match=r"shape \[3\], these have \[4\]"):
+        make({"type": "normalize_obs", "statistics": str(path)})
+
+
+def test_video_without_images_is_refused_before_the_run(tmp_path: Path) -> None:
+    video = {"type": "record_video", "folder": str(tmp_path / "videos")}
+    config = {
+        "exp_name": "run",
+        "env": {"env_id": "CartPole-v1", "wrappers": [video]},
+        "policy": {"type": "dqn"},
+    }
+    with pytest.raises(ConfigError, match=r"[Rr]ender") as caught:
+        compile_config(config)
+    assert caught.value.path == "env.wrappers[0]"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("moviepy") is not None, reason="moviepy is installed")
+def test_video_without_its_package_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="pip install"):
+        make({"type": "record_video", "folder": str(tmp_path)}, render_mode="rgb_array")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("moviepy") is None, reason="needs moviepy")
+def test_episodes_are_recorded_by_every_env(tmp_path: Path) -> None:
+    video = {"type": "record_video", "folder": str(tmp_path), "every": 2}
+    kwargs = {"render_mode": "rgb_array"}
+    env_cfg = {"env_id": "Tiny/Counter-v0", "kwargs": kwargs, "wrappers": [video]}
+    with create_env_manager({"type": "vector"}, make_env_fns(env_cfg, 2)) as manager:
+        manager.launch()
+        for _ in range(10):  # three episodes and a step
+            manager.step_batch(np.zeros(2, int))
+    assert len(list(tmp_path.glob("*.mp4"))) == 4
+
+
+def test_wrapper_that_cannot_be_made_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"env\.wrappers\[0\]: atari cannot be made"):
+        make("atari")
+    with pytest.raises(ConfigError, match="stack_size"):
+        make("frame_stack")
+    with pytest.raises(UnknownPluginError, match="frame_stack"):
+        make("frame_stck")
+    with pytest.raises(UnknownPluginError):
+        make("vector")  # a module of gymnasium.wrappers, no wrapper
+
+
+OWN = """
+import gymnasium as gym
+
+class Own(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, size=1):
+        self.size = size
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), float(self.size), False, False, {}
+
+def make_own(size):
+    return Own(size + 1)
+"""
+
+
+@pytest.mark.parametrize(("name", "size"), [("Own", 3), ("make_own", 4)])
+def test_env_is_named_by_its_class_or_by_a_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, size: int
+) -> None:
+    (tmp_path / f"own_{name}.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    env_cfg = {
+        "env_id": f"own_{name}:{name}",
+        "kwargs": {"size": 3, "max_episode_steps": 2},
+        "wrappers": ["episode_statistics"],
+    }
+    with create_env_manager({"type": "vector"}, make_env_fns(env_cfg, 2)) as manager:
+        manager.launch()
+        assert manager.step_batch(np.zeros(2, int)).reward.tolist() == [size, size]
+        assert manager.step_batch(np.zeros(2, int)).truncated.all()
+    with pytest.raises(ConfigError, match="length"):
+        EnvFn({**env_cfg, "kwargs": {"length": 3}})()
+    assert isinstance(EnvFn(env_cfg)().unwrapped, gym.Env)
