@@ -32,6 +32,12 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("parallel_collectors", "serial", f"{_WORKER}.collector.serial_task:SerialTaskCollector"),
     ("comm_collectors", "base", f"{_WORKER}.comm.collector:BaseCommCollector"),
     ("comm_learners", "base", f"{_WORKER}.comm.learner:BaseCommLearner"),
+    (
+        "evaluators",
+        "battle_interaction",
+        f"{_WORKER}.evaluator.battle:BattleInteractionSerialEvaluator",
+    ),
+    ("evaluators", "metric", f"{_WORKER}.evaluator.metric:MetricSerialEvaluator"),
     ("evaluators", "interaction", f"{_WORKER}.evaluator.interaction:InteractionSerialEvaluator"),
     ("learners", "base", f"{_WORKER}.learner.base:BaseLearner"),
     ("learner_hooks", "load_ckpt", f"{_WORKER}.learner.hooks:LoadCkptHook"),

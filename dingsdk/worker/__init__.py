@@ -48,9 +48,14 @@ if TYPE_CHECKING:
     from dingsdk.worker.coordinator import Coordinator as Coordinator
     from dingsdk.worker.coordinator import TaskState as TaskState
     from dingsdk.worker.evaluator.base import ISerialEvaluator as ISerialEvaluator
+    from dingsdk.worker.evaluator.battle import (
+        BattleInteractionSerialEvaluator as BattleInteractionSerialEvaluator,
+    )
     from dingsdk.worker.evaluator.interaction import (
         InteractionSerialEvaluator as InteractionSerialEvaluator,
     )
+    from dingsdk.worker.evaluator.metric import IMetric as IMetric
+    from dingsdk.worker.evaluator.metric import MetricSerialEvaluator as MetricSerialEvaluator
     from dingsdk.worker.evaluator.monitor import VectorEvalMonitor as VectorEvalMonitor
     from dingsdk.worker.factory import create_buffer as create_buffer
     from dingsdk.worker.factory import create_comm_collector as create_comm_collector

@@ -149,8 +149,11 @@ class InteractionSerialEvaluator(ISerialEvaluator):
                 )
             env.close()
             env.launch()
-        self.policy.reset()
-        return create_measuring_rollout(env, self.policy, monitor.quota)
+        self._take_policy(None)
+        return self._make_rollout(monitor)
+
+    def _make_rollout(self, monitor: VectorEvalMonitor) -> Rollout:
+        return create_measuring_rollout(self.env, self.policy, monitor.quota)
 
     def _record(self, episodes: list[EpisodeRecord], monitor: VectorEvalMonitor) -> None:
         for each in episodes:

@@ -104,7 +104,7 @@ class Fighter:
             forward=self._forward,
             process_transition=self._transition,
             get_train_sample=lambda piece: [{**each, "piece": len(piece)} for each in piece],
-            reset=self.resets.append,
+            reset=lambda ids=None: self.resets.append(ids),
             get_attribute={"cfg": self.cfg, "unroll_len": 1}.__getitem__,
             set_attribute=None,
             state_dict=dict,

@@ -1,0 +1,146 @@
+"""The evaluator that measures a policy's answers on a data set."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+from dingsdk.config import Count
+from dingsdk.data.pytree import to_tensor
+from dingsdk.errors import ConfigError
+from dingsdk.worker.evaluator.base import ISerialEvaluator
+from dingsdk.worker.run_logger import write_statistics
+
+
+class IMetric(ABC):
+    """How good answers are: a number, or several by name."""
+
+    @abstractmethod
+    def eval(self, inputs: Any, label: Any) -> Any:
+        """Return the result of one batch: ``inputs`` are the policy's answers."""
+
+    @abstractmethod
+    def reduce_mean(self, inputs: list[Any]) -> Any:
+        """Return the mean of results."""
+
+    @abstractmethod
+    def gt(self, metric1: Any, metric2: Any) -> bool:
+        """Whether ``metric1`` is at least as good as ``metric2``; True where that is None."""
+
+
+class MetricSerialEvaluator(ISerialEvaluator):
+    """Asks the policy about every batch of a data set; ``env`` is ``(dataloader, IMetric)``.
+
+    The data loader yields ``(inputs, label)``; both are handed on as tensors.
+    """
+
+    class Config(ISerialEvaluator.Config, frozen=True, kw_only=True):
+        """Section ``policy.eval.evaluator``.
+
+        Attributes:
+            eval_freq: Train iterations between two evaluations.
+            stop_value: Result that ends the run, as the metric compares them; inf for none.
+            multi_gpu: Whether results are averaged over the ranks of torch.distributed.
+        """
+
+        type: str = "metric"
+        eval_freq: Count | None = 50
+        stop_value: Any = math.inf
+        multi_gpu: bool = False
+
+    _cfg: Config
+    _config_path: ClassVar[str] = "policy.eval.evaluator"
+    _data: tuple[Iterable[Any], IMetric] | None = None
+    _best: tuple[bool, Any]
+    """Whether that policy was trained, and its result; None without one."""
+
+    @property
+    def env(self) -> Any:
+        """The data loader and the metric in use; NotSetError where there are none."""
+        if self._data is None:
+            raise self._not_set("env", "data loader and metric")
+        return self._data
+
+    def reset_env(self, _env: Any = None) -> None:
+        """Take another ``(dataloader, IMetric)``; the current one needs no reset."""
+        if _env is not None:
+            loader, metric = _env
+            self._data = loader, metric
+        _ = self.env
+
+    def reset(self, _policy: Any = None, _env: Any = None) -> None:
+        """Reset the policy, take other data where given, forget the best result."""
+        if _env is not None:
+            self.reset_env(_env)
+        super().reset(_policy)
+
+    def eval(
+        self,
+        save_ckpt_fn: Callable[[str], Any] | None = None,
+        train_iter: int = -1,
+        envstep: int = -1,
+    ) -> tuple[bool, Any]:
+        """Measure the policy.
+
+        Args:
+            save_ckpt_fn: Called with ``"ckpt_best"`` when the result is as good as the best, or
+                the first of a trained policy.
+            train_iter: Version of the policy; the default never stops training.
+            envstep: Env steps collected so far, the other axis of the curves.
+
+        Returns:
+            Whether training may stop (the result is as good as ``stop_value``, and
+            ``train_iter > 0``), and the mean result.
+
+        Raises:
+            NotSetError: no data or no policy.
+            ConfigError: an empty data set.
+        """
+        loader, metric = self.env
+        self.policy.reset()
+        results = []
+        for batch in loader:
+            inputs, label = to_tensor(batch)
+            results.append(metric.eval(self.policy.forward(inputs), label))
+        if not results:
+            raise ConfigError("the evaluator's data loader gave no batch", path="env")
+        mean = metric.reduce_mean(results)
+        if self._cfg.multi_gpu:
+            mean = self._mean_of_ranks(mean)
+        self._report(mean, train_iter, envstep)
+        is_trained = train_iter != 0
+        was_trained, best = self._best
+        if is_trained if was_trained != is_trained else metric.gt(mean, best):
+            self._best = (is_trained, mean)
+            if save_ckpt_fn is not None:
+                save_ckpt_fn("ckpt_best")
+        stop = self._cfg.stop_value
+        is_reached = stop != math.inf and train_iter > 0 and bool(metric.gt(mean, stop))
+        return is_reached, mean
+
+    def _mean_of_ranks(self, result: Any) -> Any:
+        import torch
+        import torch.distributed as dist
+
+        names = sorted(result) if isinstance(result, Mapping) else None
+        numbers = [result[name] for name in names] if names is not None else [result]
+        device = self.policy.get_attribute("device")
+        values = torch.tensor([float(each) for each in numbers], device=device)
+        dist.all_reduce(values)
+        means = (values / dist.get_world_size()).tolist()
+        return dict(zip(names, means, strict=True)) if names is not None else means[0]
+
+    def _report(self, result: Any, train_iter: int, envstep: int) -> None:
+        named = result if isinstance(result, Mapping) else {"metric": result}
+        numbers = {k: float(v) for k, v in named.items() if isinstance(v, (int, float))}
+        table = self._logger.get_tabulate_vars_hor(numbers)
+        self._logger.info("evaluation at iteration %d: %s\n%s", train_iter, result, table)
+        write_statistics(self._tb_logger, self._instance_name, numbers, train_iter, envstep)
+        if isinstance(result, (int, float)):
+            self._tell_observers(float(result), train_iter, envstep)
+
+    def _zero(self) -> None:
+        super()._zero()
+        self._best = (False, None)

@@ -1,0 +1,83 @@
+"""Evaluating player 0 among others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dingsdk.errors import ConfigError, NotSetError
+from dingsdk.worker import BattleInteractionSerialEvaluator
+from tests.unit.collector.duel import DuelEnvs, Fighter
+
+
+@pytest.fixture
+def make_evaluator(tmp_path):
+    opened = []
+
+    def make(envs: Any, fighters: Any, **cfg: Any) -> Any:
+        modes = [each.mode() for each in fighters]
+        evaluator = BattleInteractionSerialEvaluator(cfg, envs, modes, exp_name=str(tmp_path))
+        opened.append(evaluator)
+        return evaluator
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+@pytest.mark.parametrize("partial_step", [False, True])
+@pytest.mark.parametrize("players", [2, 3])
+def test_each_env_plays_its_quota_and_player_0_counts(
+    make_evaluator, partial_step, players
+) -> None:
+    envs = DuelEnvs(((2,), (9,)), players, partial_step=partial_step)
+    fighters = [Fighter(number) for number in range(players)]
+    evaluator = make_evaluator(envs, fighters, n_episode=4, stop_value=5.5)
+    saved: list[str] = []
+
+    is_reached, infos = evaluator.eval(saved.append, train_iter=1, envstep=8)
+
+    assert is_reached
+    assert saved == ["ckpt_best"]
+    for player in range(players):
+        assert [info["env"] for info in infos[player]] == [0, 0, 1, 1]
+        returns = [float(info["eval_episode_return"]) for info in infos[player]]
+        assert returns == [(1 - player) * length for length in (2, 2, 9, 9)]
+    if partial_step:
+        assert envs.steps == 22
+
+
+def test_a_second_evaluation_begins_anew_and_may_be_no_better(make_evaluator) -> None:
+    envs = DuelEnvs(((1, 3, 2, 2), (1, 4, 1, 1)))
+    fighters = [Fighter(0), Fighter(1)]
+    evaluator = make_evaluator(envs, fighters, n_episode=2)
+    saved: list[int] = []
+
+    for train_iter in (1, 2):
+        is_reached, infos = evaluator.eval(lambda _, at=train_iter: saved.append(at), train_iter)
+        assert not is_reached
+        assert len(infos[0]) == 2
+
+    assert saved == [1]
+    # Reset when it was made, before each evaluation, and for each env at its end.
+    assert fighters[1].resets == [None, None, [0], [1], None, [1], [0]]
+
+
+def test_an_abnormal_step_is_played_again(make_evaluator) -> None:
+    envs = DuelEnvs(((4,), (3,)), fails={(0, 1, 2)})
+    evaluator = make_evaluator(envs, [Fighter(0), Fighter(1)], n_episode=2)
+
+    _, infos = evaluator.eval(policy_kwargs={"bonus": 1})
+
+    assert [info["env"] for info in infos[1]] == [1, 0]
+    assert [int(action) for action in envs.actions[0][0]] == [1, 2]
+
+
+def test_what_is_missing_is_named(make_evaluator) -> None:
+    evaluator = make_evaluator(DuelEnvs(((2,), (2,))), [Fighter(0), Fighter(1)])
+    with pytest.raises(NotSetError, match="n_episode"):
+        evaluator.eval()
+    with pytest.raises(ConfigError, match="less than the 2 envs"):
+        evaluator.eval(n_episode=1)
+    assert [at for at in range(60) if evaluator.should_eval(at)] == [0, 50]

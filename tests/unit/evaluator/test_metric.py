@@ -1,0 +1,169 @@
+"""The evaluator on a data set: what is measured, what is best, and when to stop."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dingsdk.errors import ConfigError, NotSetError
+from dingsdk.plugins import PluginManager, hookimpl, use_manager
+from dingsdk.worker import IMetric, MetricSerialEvaluator
+
+
+class Accuracy(IMetric):
+    """The share of right answers; ``as_dict`` names it."""
+
+    def __init__(self, as_dict: bool = False) -> None:
+        self.as_dict = as_dict
+
+    def eval(self, inputs: Any, label: Any) -> Any:
+        assert isinstance(inputs, torch.Tensor)
+        assert isinstance(label, torch.Tensor)
+        return float((inputs == label).float().mean())
+
+    def reduce_mean(self, inputs: list[Any]) -> Any:
+        mean = sum(inputs) / len(inputs)
+        return {"acc": mean} if self.as_dict else mean
+
+    def gt(self, metric1: Any, metric2: Any) -> bool:
+        if metric2 is None:
+            return True
+        return bool(metric1["acc"] >= metric2["acc"] if self.as_dict else metric1 >= metric2)
+
+
+def _batch(right: int) -> Any:
+    inputs = np.arange(4, dtype=np.float32)
+    return inputs, np.where(np.arange(4) < right, inputs, -1)
+
+
+class Scalars:
+    def __init__(self) -> None:
+        self.points: dict[str, Any] = {}
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.points[tag] = (value, step)
+
+    def flush(self) -> None: ...
+
+
+@pytest.fixture
+def resets() -> list[Any]:
+    return []
+
+
+@pytest.fixture
+def make_evaluator(tmp_path, resets):
+    opened = []
+
+    def make(data: Any, metric: Any = None, **cfg: Any) -> Any:
+        policy = SimpleNamespace(
+            forward=lambda inputs: inputs, reset=lambda ids=None: resets.append(ids)
+        )
+        evaluator = MetricSerialEvaluator(
+            cfg, (data, metric or Accuracy()), policy, Scalars(), str(tmp_path)
+        )
+        opened.append(evaluator)
+        return evaluator
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def test_the_mean_over_all_batches_is_the_result(make_evaluator, resets) -> None:
+    evaluator = make_evaluator([_batch(4), _batch(1)])
+    resets.clear()
+
+    assert evaluator.eval(train_iter=3, envstep=30) == (False, 0.625)
+    assert resets == [None]
+    points = evaluator._tb_logger.points
+    assert points == {"evaluator_iter/metric": (0.625, 3), "evaluator_step/metric": (0.625, 30)}
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_a_result_as_good_as_the_best_is_saved(make_evaluator, as_dict) -> None:
+    data: list[Any] = []
+    evaluator = make_evaluator(data, Accuracy(as_dict))
+    saved: list[Any] = []
+    for train_iter, right in ((0, 4), (1, 2), (2, 1), (3, 2), (4, 3)):
+        data[:] = [_batch(right)]
+        evaluator.eval(lambda name, at=train_iter: saved.append((name, at)), train_iter)
+
+    # Any trained policy is better than the untrained one.
+    assert saved == [("ckpt_best", at) for at in (0, 1, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("stop_value", "train_iter", "stops"),
+    [(0.5, 1, True), (0.5, 0, False), (0.5, -1, False), (0.75, 1, False)],
+)
+def test_training_may_stop_at_the_stop_value(make_evaluator, stop_value, train_iter, stops) -> None:
+    evaluator = make_evaluator([_batch(2)], stop_value=stop_value)
+    assert evaluator.eval(train_iter=train_iter)[0] is stops
+
+
+def test_results_by_name_stop_and_are_logged(make_evaluator) -> None:
+    evaluator = make_evaluator([_batch(2)], Accuracy(as_dict=True), stop_value={"acc": 0.5})
+    assert evaluator.eval(train_iter=5, envstep=2) == (True, {"acc": 0.5})
+    assert evaluator._tb_logger.points["evaluator_iter/acc"] == (0.5, 5)
+    assert make_evaluator([_batch(4)], Accuracy(as_dict=True)).eval(train_iter=5)[0] is False
+
+
+def test_observers_are_told_of_a_number(make_evaluator) -> None:
+    told: list[Any] = []
+
+    class Observer:
+        @hookimpl
+        def dingsdk_after_evaluate(self, source: str, mean_return: float, train_iter: int) -> None:
+            told.append((source, mean_return, train_iter))
+
+    plugins = PluginManager()
+    plugins.register_plugin(Observer(), "observer")
+    with use_manager(plugins):
+        make_evaluator([_batch(1)]).eval(train_iter=2)
+        make_evaluator([_batch(1)], Accuracy(as_dict=True)).eval(train_iter=2)
+    assert told == [("evaluator", 0.25, 2)]
+
+
+def test_data_and_policy_may_come_later(make_evaluator, tmp_path) -> None:
+    evaluator = MetricSerialEvaluator({}, exp_name=str(tmp_path), instance_name="late")
+    with pytest.raises(NotSetError, match="data loader"):
+        evaluator.eval()
+    evaluator.reset_env(([_batch(4)], Accuracy()))
+    with pytest.raises(NotSetError, match="policy"):
+        evaluator.eval()
+    evaluator.reset_policy(make_evaluator([]).policy)
+    assert evaluator.eval() == (False, 1.0)
+    evaluator.reset(None, ([_batch(2)], Accuracy()))
+    assert evaluator.eval() == (False, 0.5)
+    evaluator.close()
+
+
+def test_an_empty_data_set_is_refused(make_evaluator) -> None:
+    with pytest.raises(ConfigError, match="no batch"):
+        make_evaluator([]).eval()
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_ranks_share_their_mean(make_evaluator, tmp_path, as_dict) -> None:
+    import torch.distributed as dist
+
+    evaluator = make_evaluator([_batch(2)], Accuracy(as_dict), multi_gpu=True)
+    evaluator.policy.get_attribute = {"device": "cpu"}.__getitem__
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
+    )
+    try:
+        assert evaluator.eval() == (False, {"acc": 0.5} if as_dict else 0.5)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_evaluations_are_due_every_50_iterations(make_evaluator) -> None:
+    evaluator = make_evaluator([_batch(1)])
+    due = [at for at in range(120) if evaluator.should_eval(at)]
+    assert due == [0, 50, 100]
