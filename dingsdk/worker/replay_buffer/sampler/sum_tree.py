@@ -94,8 +94,8 @@ class SumTree:
     def fill(self, where: Where, weight: float) -> None:
         """Set leaves to one weight."""
         if isinstance(where, slice):
-            tree = self._sums, self._lows, self._starts
-            self.live += _fill(*tree, where.start, where.stop, weight)
+            first, stop = where.start, where.stop
+            self.live += _fill(self._sums, self._lows, self._starts, first, stop, weight)
         else:
             self.assign(where, np.full(len(where), weight))
 
