@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, ConfigTypeError, SchemaMismatchError
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
+from dingsdk.worker.replay_buffer.storage.next_of import _fingerprint
 
 NEXT_OF = {"type": "array", "next_of": "obs"}
 
@@ -92,6 +93,16 @@ def test_rows_come_back_bit_by_bit(
         assert one is not None
         assert other is not None
         assert content(one) == content(other)
+
+
+@given(data=st.data(), width=st.integers(1, 13))
+def test_every_word_counts_in_a_fingerprint(data: st.DataObject, width: int) -> None:
+    words = np.zeros((2, width), np.uint64)
+    changed = data.draw(st.integers(0, width - 1))
+    words[1, changed] = data.draw(st.integers(1, 2**64 - 1))
+    prints = np.zeros(2, np.uint64)
+    _fingerprint(words, prints)
+    assert prints[0] != prints[1]
 
 
 def own_count(buffer: NaiveReplayBuffer) -> int:

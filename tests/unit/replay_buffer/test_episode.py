@@ -258,6 +258,23 @@ def test_columns_grow_with_the_episodes(tmp_path: Path, storage: dict[str, Any])
 
 
 @pytest.mark.parametrize("storage", STORAGES[2:])
+def test_a_first_push_that_was_cut_off_leaves_nothing(
+    tmp_path: Path, storage: dict[str, Any]
+) -> None:
+    with opened(tmp_path / "rows", storage) as buffer:
+        table: Any = buffer
+        episodes = table._new_storage()
+        episodes.put(slice(0, 2), episodes.accept([episode_of(70), episode_of(71)]))
+        episodes.close()
+    with opened(tmp_path / "rows", storage) as buffer:
+        assert buffer.count() == 0
+        expected = [episode_of(n) for n in range(CAPACITY)]
+        for episode in expected:
+            buffer.push([episode], 0)
+        assert held(buffer) == expected
+
+
+@pytest.mark.parametrize("storage", STORAGES[2:])
 def test_a_buffer_on_disk_goes_on_where_it_was_closed(
     tmp_path: Path, storage: dict[str, Any]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import CheckpointCorruptError, DataCorruptError
+from dingsdk.errors import CheckpointCorruptError, DataCorruptError, StorageFullError
+from dingsdk.testing import failing_calls
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
 
@@ -305,3 +307,14 @@ def test_buffers_save_and_load_them_as_others(tmp_path: Path, next_of: str | Non
             for row in newest:
                 assert np.array_equal(row["obs"], wanted[row["reward"].item()]["obs"])
                 assert np.array_equal(row["next_obs"], wanted[row["reward"].item()]["next_obs"])
+
+
+def test_a_disk_that_cannot_be_read_is_an_error_by_name(tmp_path: Path) -> None:
+    with opened(tmp_path / "rows") as storage:
+        storage.put(slice(0, 10), storage.accept(games(10)))
+        with (
+            failing_calls(("pread",), 3, errno.EIO),
+            pytest.raises(StorageFullError, match="cannot read"),
+        ):
+            storage.take(slice(0, 10))
+        assert storage.take(slice(0, 10)) == games(10)

@@ -166,10 +166,9 @@ class MappedFolder:
             StorageFullError: they do not fit.
         """
         files = {name: size for name, size in sizes.items() if size}
-        missing = 0
-        for name, size in files.items():
-            found = self._folder.stat(name)
-            missing += max(0, size - (found.st_blocks * 512 if found else 0))
+        found = {name: self._folder.stat(name) for name in files}
+        held = {name: each.st_blocks * 512 for name, each in found.items() if each}
+        missing = sum(max(0, size - held.get(name, 0)) for name, size in files.items())
         disk = os.statvfs(self.path)
         # Asked first, as ext4 keeps what it could get of a reservation that fails. Some systems
         # without a limit tell that they have nothing at all.
