@@ -268,9 +268,9 @@ def test_a_first_push_that_was_cut_off_leaves_nothing(
         episodes.close()
     with opened(tmp_path / "rows", storage) as buffer:
         assert buffer.count() == 0
-        expected = [episode_of(n) for n in range(CAPACITY)]
-        for episode in expected:
-            buffer.push([episode], 0)
+        # Longer than all that there was room for.
+        expected = [SampleBatch.concat([episode_of(n) for n in range(20)])]
+        buffer.push(expected, 0)
         assert held(buffer) == expected
 
 

@@ -51,6 +51,18 @@ def test_samples_are_bounded_by_what_was_pushed() -> None:
     assert not limiter.can_sample(51)
 
 
+def test_reset_forgets_what_was_pushed_and_sampled_of_late() -> None:
+    limiter = make(max=2.0, min=0.5)
+    limiter.on_insert(100)
+    limiter.on_sample(64)
+    assert not limiter.can_insert(29)
+    limiter.reset()
+    assert limiter.can_insert(10**6)
+    limiter.on_insert(4)
+    assert limiter.can_sample(4)
+    assert limiter.state_dict()["recent_samples"] == 0
+
+
 def test_a_sample_needs_its_share_of_rows_in_the_buffer() -> None:
     limiter = make(sample_min_limit_ratio=2.0)
     limiter.on_insert(19)
