@@ -17,7 +17,13 @@ from typing import Any
 from dingsdk.config import to_plain
 from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.pipeline.worker import WorkerGroup
-from dingsdk.pipeline.worker_process import OUT_OF_MEMORY, UNGUARDED, WorkerSpec, worker_main
+from dingsdk.pipeline.worker_process import (
+    OUT_OF_MEMORY,
+    UNGUARDED,
+    UNGUARDED_TEXT,
+    WorkerSpec,
+    worker_main,
+)
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm.master import Master
 
@@ -253,11 +259,7 @@ class ProcessWorkers(WorkerGroup):
         _log.warning("worker %s died: %s", member.worker_id, reason)
         self._master.lose(member.worker_id, reason)
         if not member.has_joined and code == UNGUARDED:
-            text = (
-                "a worker process imports the script that started the run, and the script would "
-                'start another run; put what it does below `if __name__ == "__main__":`'
-            )
-            raise member.crashed(text, code, is_user_mistake=True)
+            raise member.crashed(UNGUARDED_TEXT, code, is_user_mistake=True)
         if not member.has_joined and code > 0:
             raise member.crashed(f"worker {member.worker_id} cannot start: {reason}", code)
         if now - member.joined_at >= HEALTHY_S:

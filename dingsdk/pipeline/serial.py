@@ -14,10 +14,11 @@ from dingsdk.config import to_easydict
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
 from dingsdk.envs.base import EnvManager
-from dingsdk.errors import DingError
+from dingsdk.errors import ConfigError, DingError, WorkerCrashedError
 from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus, torch_threads
+from dingsdk.pipeline.worker_process import UNGUARDED, UNGUARDED_TEXT
 from dingsdk.plugins import default_manager
-from dingsdk.policy import create_policy
+from dingsdk.policy import LearnMode, create_policy
 from dingsdk.worker import (
     create_buffer,
     create_learner,
@@ -165,8 +166,7 @@ def _build(context: RunContext, stack: ExitStack) -> _Workers:
     )
     learn_mode = policy.learn_mode
     if cfg.system.learner_num > 1:
-        aggregator = LearnerAggregator(learn_mode, policy_cfg, cfg.system.learner_num)
-        learn_mode = stack.enter_context(aggregator).learn_mode
+        learn_mode = stack.enter_context(_start_ranks(learn_mode, cfg)).learn_mode
     learner = create_learner(
         policy_cfg.learn.learner, policy=learn_mode, tb_logger=tb_logger, exp_name=exp_name
     )
@@ -212,6 +212,15 @@ def _build(context: RunContext, stack: ExitStack) -> _Workers:
         update_per_collect=policy_cfg.learn.update_per_collect,
         on_policy=policy_cfg.on_policy,
     )
+
+
+def _start_ranks(learn_mode: LearnMode, cfg: Any) -> LearnerAggregator:
+    try:
+        return LearnerAggregator(learn_mode, cfg.policy, cfg.system.learner_num)
+    except WorkerCrashedError as error:
+        if error.exit_code == UNGUARDED:
+            raise ConfigError(UNGUARDED_TEXT, path="system.learner_num") from error
+        raise
 
 
 def make_env_manager(cfg: Any, role: str, count: int) -> EnvManager:

@@ -28,6 +28,10 @@ UNGUARDED = 76
 """Exit code of a worker process whose import of the user's script would start another run."""
 OUT_OF_MEMORY = 75
 """Exit code of a worker that left because of its memory, and should be started again."""
+UNGUARDED_TEXT = (
+    "a worker process imports the script that started the run, and the script would start another "
+    'run; put what it does below `if __name__ == "__main__":`'
+)
 LEAVE_S = 8.0
 """How long a stopped worker may take to end by itself."""
 _HANDLED = {signal.SIGINT, signal.SIGTERM}

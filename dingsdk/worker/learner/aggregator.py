@@ -188,7 +188,8 @@ class _Rank:
                     return value
                 why, trace = value
         except (EOFError, OSError):
-            self._process.join(1.0)
+            why = "ended"
+            self._process.join(CLOSE_S)
         code = self._process.exitcode
         if code is not None and not trace:
             why = f"ended with exit code {code}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,7 @@ def test_two_ranks_have_the_weights_and_logs_of_one_learner_with_the_whole_batch
         torch.testing.assert_close(weights(together)[name], tensor, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_ranks_take_over_loaded_weights_and_attributes() -> None:
     other, together = policy(seed=1), policy()
     with LearnerAggregator(together, CFG, 2) as ranks:
@@ -80,6 +82,30 @@ def test_a_batch_with_a_remainder_is_refused() -> None:
     assert caught.value.path == "policy.learn.batch_size"
 
 
+def listening_addresses(pid: int | str) -> set[str]:
+    """Return the addresses, as the kernel writes them, that a process listens on."""
+    links = [
+        str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir() if each.is_symlink()
+    ]
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in links:
+                found.add(fields[1].partition(":")[0])
+    return found
+
+
+@pytest.mark.slow
+def test_ranks_listen_on_the_loopback_interface_alone() -> None:
+    before = listening_addresses("self")
+    with LearnerAggregator(policy(), CFG, 2) as ranks:
+        (first,) = ranks._ranks
+        own = listening_addresses("self") - before
+        other = listening_addresses(first._process.pid or 0)
+    assert own | other == {"0100007F"}  # 127.0.0.1
+
+
 def test_a_rank_that_is_killed_ends_the_training_by_name() -> None:
     with LearnerAggregator(policy(), CFG, 2) as ranks:
         (first,) = ranks._ranks
@@ -90,6 +116,7 @@ def test_a_rank_that_is_killed_ends_the_training_by_name() -> None:
     assert caught.value.exit_code == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_all_ranks_refuse_an_update_that_one_of_them_finds_not_finite() -> None:
     together = policy()
     with LearnerAggregator(together, CFG, 2) as ranks:
@@ -102,6 +129,7 @@ def test_all_ranks_refuse_an_update_that_one_of_them_finds_not_finite() -> None:
         assert torch.equal(before[name], tensor)
 
 
+@pytest.mark.slow
 def test_a_policy_that_does_not_average_is_refused() -> None:
     cfg = {**CFG, "type": "ppo", "priority": False, "learn": {"batch_size": 8}}
     made = create_policy(cfg, enable_field=["learn"], seed=0).learn_mode
