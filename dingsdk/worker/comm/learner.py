@@ -174,7 +174,8 @@ class BaseCommLearner(CommWorker):
         dropped = data.get("dropped")
         if dropped is not None and len(dropped):
             self._rows.drop(np.asarray(dropped))
-        self._rows.keep({int(each): rows for each, rows in data.get("kept", [])})
+        if data.get("kept"):
+            self._rows.keep({int(each): rows for each, rows in data["kept"]})
         with self.condition:
             self._info = None
             self._leased.extend(data["batches"])
