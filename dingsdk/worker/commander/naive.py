@@ -67,18 +67,21 @@ class NaiveCommander(BaseParallelCommander):
         self.finished_collector_tasks += self._end(task_id, self._collector_space)
 
     def finish_learner_task(self, task_id: str, finished_task: Mapping[str, Any]) -> str:
-        self.notify_fail_learner_task({"task_id": task_id})
+        self._end_learner(task_id)
         return str(finished_task["buffer_id"])
 
     def notify_fail_collector_task(self, task: Mapping[str, Any]) -> None:
         self._end(task["task_id"], self._collector_space)
 
     def notify_fail_learner_task(self, task: Mapping[str, Any]) -> None:
-        self._end(task["task_id"], self._learner_space)
-        self.learner_info.pop(task["task_id"], None)
+        self._end_learner(task["task_id"])
 
     def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
         self.learner_info[task_id] = dict(info)
+
+    def _end_learner(self, task_id: str) -> None:
+        self._end(task_id, self._learner_space)
+        self.learner_info.pop(task_id, None)
 
     def _end(self, task_id: str, space: LimitedSpaceContainer) -> bool:
         """Free the place of a task; False where the task is not out."""
