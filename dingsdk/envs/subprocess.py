@@ -267,7 +267,14 @@ class SubprocessEnvManager(EnvManager):
             waiting.clear()
         for group in self._groups:
             group.failures_in_row = group.rebuilds = 0
-        self._start(self._groups)
+        try:
+            self._start(self._groups)
+        except ProcessLostError as error:
+            raise EnvError(
+                f"the envs did not start: {error}, the limit of env_manager.reset_timeout is "
+                f"{self.section.reset_timeout:g} s",
+                env_id=None,
+            ) from error
 
     def _start(self, groups: Sequence[_Group]) -> None:
         """Start the processes of groups, which make their envs; the first fixes the spaces."""

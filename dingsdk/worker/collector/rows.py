@@ -49,20 +49,22 @@ class DictRollout(Rollout):
         self._output_pool = CachePool("policy_output", self._env_num)
 
     def observe(self) -> dict[int, Any]:
-        """Return ``{env_id: obs}`` of the envs to step.
+        """Return ``{env_id: obs}`` of the envs to step; none while all of them are in a step.
 
         Raises:
-            ConfigError: no env waits for an action.
+            ConfigError: no env waits for an action, and none will.
         """
         obs = self._env.ready_obs
         if self._can_step_some and not self._is_live.all():
             obs = {env_id: value for env_id, value in obs.items() if self._is_live[env_id]}
-        if not obs:
+        if not obs and (self._env.done or not self._env.capabilities.asynchronous):
             self._refuse_to_idle()
         self._obs_pool.update(obs)
         return obs
 
     def infer(self, obs: dict[int, Any], policy_kwargs: Mapping[str, Any]) -> dict[int, Any]:
+        if not obs:
+            return {}
         seen: Any = obs
         if self._has_tensor_obs:
             import torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -246,3 +247,22 @@ def test_collector_and_evaluator_use_envs_that_come_back_one_by_one(
         assert evaluator.eval()[1]["eval_episode_return"] == [6.0] * 7
         collector.close()
         evaluator.close()
+
+
+def test_envs_at_their_quota_leave_those_in_a_step_to_go_on(tmp_path: Path) -> None:
+    policy = create_policy(
+        {"type": "dqn", "model": {"obs_shape": 4, "action_shape": 2}}, enable_field=["eval"]
+    )
+    manager = create_env_manager(ASYNC, make_env_fns({"env_id": "CartPole-v1"}, 3))
+    evaluator = InteractionSerialEvaluator(
+        {"n_episode": 5}, manager, policy.eval_mode, exp_name=str(tmp_path)
+    )
+    with contextlib.closing(evaluator):
+        for _ in range(5):
+            _, info = evaluator.eval()
+            assert len(info["eval_episode_return"]) == 5
+
+
+def test_envs_that_do_not_start_in_time_are_told_by_name(launch: Launch) -> None:
+    with pytest.raises(EnvError, match=r"did not start.*env_manager.reset_timeout is 0.01 s"):
+        launch({**SYNC, "reset_timeout": 0.01})
