@@ -87,6 +87,10 @@ class SerialWorker(Configurable, ABC):
                 return
         self.env.reset()
 
+    def detach_env(self) -> None:
+        """Forget the env manager, so that ``close`` leaves it open."""
+        self._env = None
+
     def reset_policy(self, _policy: Any = None) -> None:
         """Take another policy mode, or reset the current one.
 

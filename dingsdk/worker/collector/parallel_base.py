@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import uuid
@@ -16,6 +17,7 @@ from dingsdk.config import Configurable, Count, PartSection, fields_of
 from dingsdk.data import SampleBatch
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ClosedError, NotSetError
+from dingsdk.worker.collector.env_pool import EnvKind, EnvPool
 from dingsdk.worker.run_logger import build_logger
 
 
@@ -42,7 +44,8 @@ class BaseParallelCollector(Configurable, ABC):
 
     Args:
         cfg: ``eval_flag``, ``exp_name`` and what ``config`` of the class names;
-            ``instance_name`` names the log file and is the source of its episodes.
+            ``instance_name`` names the log file and is the source of its episodes; ``env_pool``
+            is where the envs of the task before may wait.
     """
 
     class Config(PartSection, frozen=True, kw_only=True):
@@ -66,6 +69,8 @@ class BaseParallelCollector(Configurable, ABC):
         self._instance_name = str(cfg.get("instance_name") or self._uid)
         self._close_flag = threading.Event()
         self._has_started = False
+        self._env_pool: EnvPool | None = cfg.get("env_pool")
+        self._are_envs_usable = self._is_released = False
         self.policy: Any = None
         """The collect or eval mode in use."""
         self._env_manager: EnvManager | None = None
@@ -104,6 +109,7 @@ class BaseParallelCollector(Configurable, ABC):
                 self._monitor.append((inferred - began, stepped - inferred))
                 self._iter_after_hook()
             self._finish_task()
+            self._are_envs_usable = True
         except ClosedError:
             # The comm layer closes its ends first; whoever waits there is woken this way.
             if not self._is_closed:
@@ -123,9 +129,20 @@ class BaseParallelCollector(Configurable, ABC):
             self._release()
 
     def _release(self) -> None:
-        if self._env_manager is not None:
-            self._env_manager.close()
+        if self._env_manager is not None and not self._is_released:
+            (self._env_pool or EnvPool()).give_back(
+                self._env_manager, is_usable=self._are_envs_usable
+            )
+        self._is_released = True
         self._logger.close()
+
+    def _take_envs(self, kind: EnvKind) -> EnvManager:
+        """Return launched envs, those of the task before where their sections are the same."""
+        # Quotas count episodes; a limit of the manager would be used up by the first task.
+        manager_cfg = {**self._cfg["env_manager"], "episode_num": math.inf}
+        pool, env_cfg = self._env_pool or EnvPool(), self._cfg["env"]
+        self._env_manager = pool.take(kind, manager_cfg, env_cfg, self._cfg.get("seed"))
+        return self._env_manager
 
     @property
     def _is_closed(self) -> bool:

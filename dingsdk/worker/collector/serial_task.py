@@ -8,11 +8,14 @@ from typing import Any, cast
 
 from dingsdk.config import to_easydict
 from dingsdk.data import SampleBatch, derive_seed
-from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
 from dingsdk.errors import ClosedError, ConfigError
+from dingsdk.worker.collector.env_pool import EnvKind
 from dingsdk.worker.collector.rollout import Rollout
 from dingsdk.worker.collector.zergling import ZerglingParallelCollector
 from dingsdk.worker.factory import create_serial_collector, create_serial_evaluator
+
+STEPS = ("step", "step_batch")
+"""The methods that step the envs of a manager."""
 
 
 class SerialTaskCollector(ZerglingParallelCollector):
@@ -32,17 +35,14 @@ class SerialTaskCollector(ZerglingParallelCollector):
     def __repr__(self) -> str:
         return f"{type(self._serial).__name__} {self._uid}"
 
-    def _set_up_envs(self, cfg: Mapping[str, Any], seed: int | None) -> float:
-        env_cfg, kind = cfg["env"], "evaluator" if self._eval_flag else "collector"
+    def _set_up_envs(self, cfg: Mapping[str, Any]) -> float:
+        env_cfg = cfg["env"]
+        kind: EnvKind = "evaluator" if self._eval_flag else "collector"
         self._env_num = int(env_cfg[f"{kind}_env_num"])
-        manager_cfg = {**cfg["env_manager"], "episode_num": math.inf}
-        manager = create_env_manager(manager_cfg, make_env_fns(env_cfg, self._env_num))
-        if seed is not None:
-            seed_envs(manager, seed, kind)
         self._counts_of_rollout = _Counts()
-        for name in ("step", "step_batch"):
+        manager = self._take_envs(kind)
+        for name in STEPS:
             setattr(manager, name, self._with_turns(getattr(manager, name)))
-        self._env_manager = manager
         self._calls_left = int(env_cfg["collector_episode_num"])
         return math.inf if self._eval_flag else float(self._calls_left * self._env_num)
 
@@ -129,7 +129,10 @@ class SerialTaskCollector(ZerglingParallelCollector):
     def _release(self) -> None:
         serial = getattr(self, "_serial", None)
         if serial is not None:
+            serial.detach_env()  # it may serve the next task
             serial.close()
+        for name in STEPS if self._env_manager is not None else ():
+            vars(self._env_manager).pop(name, None)
         super()._release()
 
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from dingsdk.config import NotNegative, Positive
 from dingsdk.data import SampleBatch
-from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
 from dingsdk.errors import ConfigError, NotSetError, TaskTimeoutError
 from dingsdk.plugins import observe
 from dingsdk.policy import create_policy
+from dingsdk.worker.collector.env_pool import EnvKind
 from dingsdk.worker.collector.factory import (
     create_collecting_rollout,
     create_measuring_rollout,
@@ -82,7 +82,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
         try:
             policy = create_policy(cfg["policy"], enable_field=[field], seed=seed)
             self.policy = policy.eval_mode if self._eval_flag else policy.collect_mode
-            self._target_episodes = self._set_up_envs(cfg, seed)
+            self._target_episodes = self._set_up_envs(cfg)
             self._rollout = self._set_up_rollout()
         except BaseException:
             self._release()
@@ -126,25 +126,19 @@ class ZerglingParallelCollector(BaseParallelCollector):
             info["collect_setting"] = self._collect_setting
         return info
 
-    def _set_up_envs(self, cfg: Mapping[str, Any], seed: int | None) -> float:
+    def _set_up_envs(self, cfg: Mapping[str, Any]) -> float:
         """Launch the envs; return how many episodes the task has (inf for no end)."""
         env_cfg = cfg["env"]
-        prefix = "evaluator" if self._eval_flag else "collector"
-        self._env_num = int(env_cfg[f"{prefix}_env_num"])
+        kind: EnvKind = "evaluator" if self._eval_flag else "collector"
+        self._env_num = int(env_cfg[f"{kind}_env_num"])
         self._quota: NDArray[np.int64] | None = None
-        per_env: float = math.inf
         if self._eval_flag:
             self._quota = _evaluation_quota(env_cfg, self._env_num)
-            per_env = float(self._quota.max())
             episodes = float(self._quota.sum())
         else:
             asked = env_cfg.get("collector_episode_num")
             episodes = math.inf if asked is None else float(asked) * self._env_num
-        manager_cfg = {**cfg["env_manager"], "episode_num": per_env}
-        self._env_manager = create_env_manager(manager_cfg, make_env_fns(env_cfg, self._env_num))
-        if seed is not None:
-            seed_envs(self._env_manager, seed, prefix)
-        self._env_manager.launch()
+        self._take_envs(kind)
         return episodes
 
     def _set_up_rollout(self) -> Rollout:

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from dingsdk.config import Count, to_easydict
 from dingsdk.data import FrameInfo, SampleBatch
 from dingsdk.errors import ConfigError, ProtocolError, StorageFullError, TaskFail
+from dingsdk.worker.collector.env_pool import EnvPool
 from dingsdk.worker.comm.publisher import PolicyPublisher
-from dingsdk.worker.comm.slave import TaskFunctions
+from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, TaskFunctions
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.comm.worker import ANSWER_WITHIN_S, CommWorker
 from dingsdk.worker.factory import create_parallel_collector
@@ -55,6 +56,7 @@ class BaseCommCollector(CommWorker):
     def __init__(self, cfg: Mapping[str, Any], transport: Transport, worker_id: str) -> None:
         super().__init__(cfg, transport, worker_id)
         self._collector: Any = None
+        self._env_pool = EnvPool()
         self._reports: deque[Mapping[str, Any]] = deque()
         self._stored: dict[str, FrameInfo] = {}
         """Size and digest of the payloads that are stored and not announced yet."""
@@ -78,6 +80,11 @@ class BaseCommCollector(CommWorker):
             "collector_data_task": self._process_data_task,
             "collector_close_task": lambda task: self.deal_with_collector_close(),
         }
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
+        has_ended = super().close(timeout_s)
+        self._env_pool.close()
+        return has_ended
 
     def deal_with_collector_start(self, task_info: Mapping[str, Any]) -> Mapping[str, Any]:
         """Build the task's collector and run it; raises as ``building``."""
@@ -145,7 +152,8 @@ class BaseCommCollector(CommWorker):
         """Build the task's parallel collector and connect it with this worker."""
         # The run folder in the task is one of the master's host.
         own = {"exp_name": str(self.run_dir), "instance_name": self.collector_uid}
-        collector = create_parallel_collector(to_easydict({**task_info["collector_cfg"], **own}))
+        cfg = to_easydict({**task_info["collector_cfg"], **own})
+        collector = create_parallel_collector({**cfg, "env_pool": self._env_pool})
         collector.send_metadata = self.send_metadata
         collector.send_stepdata = self.send_stepdata
         collector.get_policy_update_info = self.get_policy_update_info
