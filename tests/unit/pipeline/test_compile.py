@@ -386,6 +386,12 @@ def test_run_that_could_never_train_is_refused(assignment: str, path: str) -> No
     assert caught.value.path == path
 
 
+def test_train_sample_may_be_as_long_as_an_episode() -> None:
+    cfg = compile_config(changed("policy.collect.unroll_len=500", "policy.collect.n_episode=8"))
+
+    assert (cfg.policy.collect.unroll_len, cfg.policy.collect.n_episode) == (500, 8)
+
+
 def test_memory_limit_of_workers_that_are_threads_is_refused() -> None:
     user = changed("system.worker_memory_limit=1e9")
 

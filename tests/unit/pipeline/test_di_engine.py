@@ -158,6 +158,24 @@ def test_switches_that_are_off_carry_over() -> None:
     assert compile_config(shape).policy.learn.batch_size == 64
 
 
+def test_transport_is_that_of_the_comm_parts() -> None:
+    shape = parallel_shape()
+    for name in ("comm_learner", "comm_collector"):
+        shape["create_config"][name]["type"] = "flask_fs"
+
+    assert convert_reference_shape(shape)["system"]["transport"] == {"type": "flask_fs"}
+
+
+def test_create_config_wins_over_main_config() -> None:
+    shape = serial_shape()
+    shape["main_config"]["policy"]["other"]["replay_buffer"]["type"] = "elastic"
+    shape["create_config"]["replay_buffer"]["type"] = "advanced"
+
+    found = convert_reference_shape(shape)["policy"]["other"]["replay_buffer"]
+
+    assert found == {"type": "advanced", "replay_buffer_size": 20000}
+
+
 def test_two_transports_are_refused() -> None:
     shape = parallel_shape()
     shape["create_config"]["comm_collector"]["type"] = "flask_fs"
