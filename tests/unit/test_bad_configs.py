@@ -174,6 +174,20 @@ def test_bounds_are_exact(tmp_path: Path, write: Callable[[Any], str], suffix: s
             load_config(path)
 
 
+def test_what_is_too_large_is_named_by_its_path() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_bounds({"a": [1, {"b": 10**MAX_DIGITS}]})
+
+    assert caught.value.path == "a.1.b"
+
+
+def test_key_that_json_gives_twice_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cfg.json").write_text('{"seed": 1, "env": {}, "env": {}}')
+
+    with pytest.raises(ConfigError, match="the key 'env' is given twice"):
+        load_config(tmp_path / "cfg.json")
+
+
 def test_as_many_values_as_are_allowed_pass() -> None:
     check_bounds({"a": [0] * 99_998})
     with pytest.raises(ConfigError, match="100,000 values"):

@@ -392,6 +392,11 @@ def test_train_sample_may_be_as_long_as_an_episode() -> None:
     assert (cfg.policy.collect.unroll_len, cfg.policy.collect.n_episode) == (500, 8)
 
 
+def test_no_number_is_no_stop_value() -> None:
+    with pytest.raises(ConfigTypeError, match="expected a number, found nan"):
+        compile_config(changed("env.stop_value=.nan"))
+
+
 def test_memory_limit_of_workers_that_are_threads_is_refused() -> None:
     user = changed("system.worker_memory_limit=1e9")
 

@@ -111,6 +111,7 @@ def test_load_works_once_the_plugin_is_repaired(install: Install) -> None:
     )
 
     assert manager.get("buffers", "fix") is dict
+    assert manager.failures == {}
 
 
 def test_plugin_that_takes_a_builtin_name_is_refused_by_name(install: Install) -> None:
