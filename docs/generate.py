@@ -35,10 +35,14 @@ from dingsdk.testing import (
     BUFFER_CAPABILITIES,
     BUFFER_RULES,
     CAPABILITIES,
+    COLLECTOR_CAPABILITIES,
+    COLLECTOR_RULES,
     COMMANDER_CAPABILITIES,
     COMMANDER_RULES,
     ENV_CAPABILITIES,
     ENV_RULES,
+    EVALUATOR_CAPABILITIES,
+    EVALUATOR_RULES,
     PART_RULES,
     POLICY_CAPABILITIES,
     POLICY_RULES,
@@ -61,6 +65,8 @@ def pages() -> dict[str, str]:
         "errors.md": errors_page(),
         "hooks.md": hooks_page(),
         "part-rules.md": part_rules_page(),
+        "collector-rules.md": collector_rules_page(),
+        "evaluator-rules.md": evaluator_rules_page(),
         "policy-rules.md": policy_rules_page(),
         "transport-rules.md": transport_rules_page(),
     }
@@ -224,6 +230,24 @@ def commander_rules_page() -> str:
         "`check_commander` all of it, a subclass of `CommanderContract` as one test a rule."
     )
     return _rules_page("commander", intro, COMMANDER_CAPABILITIES, COMMANDER_RULES)
+
+
+def collector_rules_page() -> str:
+    """Return the rules of the collector contract."""
+    intro = (
+        "What every serial collector of one policy does, and `dingsdk.testing` checks: "
+        "`check_collector` all of it, a subclass of `CollectorContract` as one test a rule."
+    )
+    return _rules_page("collector", intro, COLLECTOR_CAPABILITIES, COLLECTOR_RULES)
+
+
+def evaluator_rules_page() -> str:
+    """Return the rules of the evaluator contract."""
+    intro = (
+        "What every serial evaluator that plays episodes does, and `dingsdk.testing` checks: "
+        "`check_evaluator` all of it, a subclass of `EvaluatorContract` as one test a rule."
+    )
+    return _rules_page("evaluator", intro, EVALUATOR_CAPABILITIES, EVALUATOR_RULES)
 
 
 def policy_rules_page() -> str:

@@ -31,6 +31,11 @@ from dingsdk.testing.rules import CAPABILITIES, RULES, check_rule, check_transpo
 
 if TYPE_CHECKING:
     from dingsdk.testing.buffer_machine import BufferMachine
+    from dingsdk.testing.collector_rules import (
+        COLLECTOR_CAPABILITIES,
+        COLLECTOR_RULES,
+        check_collector,
+    )
     from dingsdk.testing.commander_rules import (
         COMMANDER_CAPABILITIES,
         COMMANDER_RULES,
@@ -38,8 +43,10 @@ if TYPE_CHECKING:
     )
     from dingsdk.testing.contract import (
         BufferContract,
+        CollectorContract,
         CommanderContract,
         EnvManagerContract,
+        EvaluatorContract,
         LimiterContract,
         PolicyContract,
         RemoverContract,
@@ -53,6 +60,11 @@ if TYPE_CHECKING:
         check_env_manager,
         check_env_manager_rule,
     )
+    from dingsdk.testing.evaluator_rules import (
+        EVALUATOR_CAPABILITIES,
+        EVALUATOR_RULES,
+        check_evaluator,
+    )
     from dingsdk.testing.policy_rules import (
         POLICY_CAPABILITIES,
         POLICY_RULES,
@@ -65,20 +77,26 @@ __all__ = [
     "BUFFER_CAPABILITIES",
     "BUFFER_RULES",
     "CAPABILITIES",
+    "COLLECTOR_CAPABILITIES",
+    "COLLECTOR_RULES",
     "COMMANDER_CAPABILITIES",
     "COMMANDER_RULES",
     "ENV_CAPABILITIES",
     "ENV_RULES",
+    "EVALUATOR_CAPABILITIES",
+    "EVALUATOR_RULES",
     "PART_RULES",
     "POLICY_CAPABILITIES",
     "POLICY_RULES",
     "RULES",
     "BufferContract",
     "BufferMachine",
+    "CollectorContract",
     "CommanderContract",
     "ContractError",
     "ContractReport",
     "EnvManagerContract",
+    "EvaluatorContract",
     "Fault",
     "FaultProxy",
     "LimiterContract",
@@ -94,9 +112,11 @@ __all__ = [
     "WriteLog",
     "check_buffer",
     "check_buffer_rule",
+    "check_collector",
     "check_commander",
     "check_env_manager",
     "check_env_manager_rule",
+    "check_evaluator",
     "check_part",
     "check_policy",
     "check_policy_rule",
@@ -111,11 +131,14 @@ __all__ = [
 # Modules that need pytest, Hypothesis, torch or gymnasium, which the others do without.
 _LAZY = {
     "buffer_machine": ("BufferMachine",),
+    "collector_rules": ("COLLECTOR_CAPABILITIES", "COLLECTOR_RULES", "check_collector"),
     "commander_rules": ("COMMANDER_CAPABILITIES", "COMMANDER_RULES", "check_commander"),
     "contract": (
         "BufferContract",
+        "CollectorContract",
         "CommanderContract",
         "EnvManagerContract",
+        "EvaluatorContract",
         "LimiterContract",
         "PolicyContract",
         "RemoverContract",
@@ -129,6 +152,7 @@ _LAZY = {
         "check_env_manager",
         "check_env_manager_rule",
     ),
+    "evaluator_rules": ("EVALUATOR_CAPABILITIES", "EVALUATOR_RULES", "check_evaluator"),
     "policy_rules": (
         "POLICY_CAPABILITIES",
         "POLICY_RULES",

@@ -11,14 +11,18 @@ import pytest
 from dingsdk.envs.base import EnvManager
 from dingsdk.policy.base import Policy
 from dingsdk.testing.buffer_rules import BUFFER_BOOK
+from dingsdk.testing.collector_rules import COLLECTOR_BOOK
 from dingsdk.testing.commander_rules import COMMANDER_BOOK
 from dingsdk.testing.env_rules import ENV_BOOK
+from dingsdk.testing.evaluator_rules import EVALUATOR_BOOK
 from dingsdk.testing.part_rules import PART_RULES
 from dingsdk.testing.policy_rules import POLICY_BOOK, PolicyUnderTest
 from dingsdk.testing.rule import PATIENCE_S, Rule, RuleBook
 from dingsdk.testing.rules import TRANSPORT_BOOK
+from dingsdk.worker.collector.base import ISerialCollector
 from dingsdk.worker.comm import Transport
 from dingsdk.worker.commander.base import BaseParallelCommander
+from dingsdk.worker.evaluator.base import ISerialEvaluator
 from dingsdk.worker.replay_buffer import IBuffer
 
 
@@ -205,3 +209,50 @@ class EnvManagerContract(Contract):
 
     def _part(self) -> Any:
         return self.make_manager
+
+
+class CollectorContract(Contract):
+    """Base class of the contract tests of a serial collector of one policy.
+
+    See ``COLLECTOR_CAPABILITIES``.
+
+    Example:
+        >>> class TestMyCollector(CollectorContract):
+        ...     capabilities = frozenset({"samples"})
+        ...     def make_collector(self, cfg, env, policy, tb_logger, exp_name):
+        ...         return MyCollector(cfg, env, policy, tb_logger, exp_name)
+    """
+
+    book = COLLECTOR_BOOK
+
+    def make_collector(
+        self, cfg: Mapping[str, Any], env: Any, policy: Any, tb_logger: Any, exp_name: str
+    ) -> ISerialCollector:
+        """Return a fresh collector. Rules may call it more than once, and without an env."""
+        raise NotImplementedError(f"{type(self).__name__}.make_collector(...) is missing")
+
+    def _part(self) -> Any:
+        return self.make_collector
+
+
+class EvaluatorContract(Contract):
+    """Base class of the contract tests of a serial evaluator that plays episodes.
+
+    See ``EVALUATOR_CAPABILITIES``.
+
+    Example:
+        >>> class TestMyEvaluator(EvaluatorContract):
+        ...     def make_evaluator(self, cfg, env, policy, tb_logger, exp_name):
+        ...         return MyEvaluator(cfg, env, policy, tb_logger, exp_name)
+    """
+
+    book = EVALUATOR_BOOK
+
+    def make_evaluator(
+        self, cfg: Mapping[str, Any], env: Any, policy: Any, tb_logger: Any, exp_name: str
+    ) -> ISerialEvaluator:
+        """Return a fresh evaluator. Rules may call it more than once, and without an env."""
+        raise NotImplementedError(f"{type(self).__name__}.make_evaluator(...) is missing")
+
+    def _part(self) -> Any:
+        return self.make_evaluator

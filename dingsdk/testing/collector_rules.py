@@ -1,0 +1,493 @@
+"""The rules of the serial collectors, and the envs, the policy and the bench of such rules."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from dingsdk.data import SampleBatch
+from dingsdk.envs import create_env_manager
+from dingsdk.errors import ConfigError, NotSetError, PolicyOutputError, UnknownKeyError
+from dingsdk.plugins import PluginManager, hookimpl, use_manager
+from dingsdk.testing.bench import RuleBench, expect, expect_equal, raises
+from dingsdk.testing.rule import PATIENCE_S, ContractReport, Rule, RuleBook, collect, needs
+from dingsdk.worker.collector.base import ISerialCollector
+
+COLLECTOR_CAPABILITIES: Final[Mapping[str, str]] = {
+    "samples": "`collect(n_sample)` returns train samples, and keeps a surplus.",
+    "episodes": "`collect(n_episode)` returns whole episodes.",
+}
+"""What a collector declares: one of these."""
+
+MakeCollector = Callable[..., ISerialCollector]
+"""``make(cfg, env, policy, tb_logger, exp_name)`` returns a fresh collector, e.g. the class."""
+
+_LENGTHS = ((3, 5), (4, 2))
+
+
+class ScriptEnv(gym.Env[Any, Any]):
+    """Observes (env, episode, time); a step's reward is 1 more than that of the step before.
+
+    Args:
+        env_id: First component of the observation.
+        lengths: Episode lengths, in turn.
+        fails: (episode, time) at which ``step`` raises.
+        log: Shared by an env and those that replace it.
+    """
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(
+        self,
+        env_id: int,
+        lengths: Sequence[int],
+        fails: Collection[tuple[int, int]],
+        log: dict[str, int],
+    ) -> None:
+        self._env_id, self._lengths, self._fails, self._log = env_id, lengths, fails, log
+        self._time = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        self._log["episode"] += 1
+        self._time = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._time += 1
+        self._log["steps"] += 1
+        episode = self._log["episode"]
+        if (episode, self._time) in self._fails:
+            raise RuntimeError("the env fails as the rule says")
+        is_over = self._time == self._lengths[episode % len(self._lengths)]
+        return self._observe(), float(self._time), is_over, False, {}
+
+    def _observe(self) -> Any:
+        return np.array([self._env_id, self._log["episode"], self._time], np.float32)
+
+
+class RuleMode(NamedTuple):
+    """A collect mode, which serves as an eval mode as well: the documented fields, no more."""
+
+    forward: Any
+    process_transition: Any
+    get_train_sample: Any
+    reset: Any
+    get_attribute: Any
+    set_attribute: Any
+    state_dict: Any
+    load_state_dict: Any
+
+
+class RulePolicy:
+    """A policy in the dict form that writes down what is asked of it.
+
+    Attributes:
+        asked: The envs and keyword arguments of each ``forward``.
+        resets: What each ``reset`` was called with.
+        answer: What it answers as an action.
+    """
+
+    def __init__(self, **attributes: Any) -> None:
+        self.asked: list[tuple[list[int], dict[str, Any]]] = []
+        self.resets: list[Any] = []
+        self.answer: Any = np.int64(1)
+        self.attributes = {
+            "cfg": {}, "n_sample": None, "n_episode": None, "unroll_len": 1, "on_policy": False,
+            **attributes,
+        }  # fmt: skip
+        self.mode = RuleMode(
+            forward=self._forward,
+            process_transition=self._transition,
+            get_train_sample=list,
+            reset=lambda ids=None: self.resets.append(ids),
+            get_attribute=self.attributes.__getitem__,
+            set_attribute=self.attributes.__setitem__,
+            state_dict=dict,
+            load_state_dict=lambda state: None,
+        )
+
+    def _forward(self, obs: Mapping[int, Any], **kwargs: Any) -> dict[int, Any]:
+        self.asked.append((sorted(obs), kwargs))
+        return {env_id: {"action": self.answer} for env_id in obs}
+
+    @staticmethod
+    def _transition(obs: Any, output: Any, timestep: Any) -> dict[str, Any]:
+        return {
+            "obs": obs, "action": output["action"], "next_obs": timestep.obs,
+            "reward": np.float32(timestep.reward), "done": timestep.done,
+        }  # fmt: skip
+
+
+class SerialObserver:
+    """Writes down what observers are told, by hook."""
+
+    def __init__(self) -> None:
+        self.episodes: list[tuple[int, float, int]] = []
+        self.collects: list[tuple[int, int, int]] = []
+        self.evaluations: list[tuple[float, int, int]] = []
+
+    @hookimpl
+    def dingsdk_after_episode(self, env_id: int, episode_return: float, length: int) -> None:
+        self.episodes.append((env_id, episode_return, length))
+
+    @hookimpl
+    def dingsdk_after_collect(self, sample_count: int, envstep: int, train_iter: int) -> None:
+        self.collects.append((sample_count, envstep, train_iter))
+
+    @hookimpl
+    def dingsdk_after_evaluate(self, mean_return: float, train_iter: int, envstep: int) -> None:
+        self.evaluations.append((mean_return, train_iter, envstep))
+
+
+class NoScalars:
+    """A tensorboard writer that writes nothing."""
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        """Ignore a point."""
+
+    def flush(self) -> None:
+        """Have nothing to write."""
+
+
+class SerialBench(RuleBench[Callable[..., Any]]):
+    """The bench of collectors and evaluators: envs of a script, a policy, an observer."""
+
+    def __init__(
+        self,
+        make: Callable[..., Any],
+        folder: Path,
+        capabilities: Collection[str],
+        patience_s: float,
+    ) -> None:
+        super().__init__(make, folder, capabilities, patience_s)
+        self._made: list[Any] = []
+        self.policy = RulePolicy()
+        self.logs: list[dict[str, int]] = []
+        self.observer = SerialObserver()
+        plugins = PluginManager()
+        plugins.register_plugin(self.observer, "rules")
+        self._plugins = use_manager(plugins)
+
+    def __enter__(self) -> SerialBench:
+        self._plugins.__enter__()
+        return self
+
+    def _close(self, error: BaseException | None) -> None:
+        self._plugins.__exit__(None, None, None)
+        for each in self._made:
+            each.close()
+
+    def envs(
+        self,
+        lengths: Sequence[Sequence[int]] = _LENGTHS,
+        fails: Mapping[int, Collection[tuple[int, int]]] | None = None,
+    ) -> Any:
+        """Return a manager of envs with these episode lengths, in turn; not launched."""
+        self.logs = [{"episode": -1, "steps": 0} for _ in lengths]
+
+        def maker(env_id: int) -> Callable[[], ScriptEnv]:
+            of_env = (fails or {}).get(env_id, ())
+            return lambda: ScriptEnv(env_id, lengths[env_id], of_env, self.logs[env_id])
+
+        return create_env_manager({"type": "in_process"}, [maker(i) for i in range(len(lengths))])
+
+    @property
+    def steps(self) -> int:
+        """Steps that the envs have taken."""
+        return sum(log["steps"] for log in self.logs)
+
+    def make(self, env: Any, policy: Any, **cfg: Any) -> Any:
+        """Return a fresh collector or evaluator."""
+        made = self._make(cfg, env, policy, NoScalars(), str(self.folder / f"run{len(self._made)}"))
+        self._made.append(made)
+        return made
+
+    def ready(
+        self,
+        lengths: Sequence[Sequence[int]] = _LENGTHS,
+        fails: Mapping[int, Collection[tuple[int, int]]] | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        **cfg: Any,
+    ) -> Any:
+        """Return one with envs and a policy of these attributes."""
+        self.policy = RulePolicy(**(attributes or {}))
+        return self.make(self.envs(lengths, fails), self.policy.mode, **cfg)
+
+
+class CollectorBench(SerialBench):
+    """The bench of a collector, which is asked for samples or episodes as it declares."""
+
+    @property
+    def count_name(self) -> str:
+        """What ``collect`` calls its count."""
+        return "n_episode" if self.has("episodes") else "n_sample"
+
+    def collect(self, collector: Any, count: int | None = 4, **kwargs: Any) -> Any:
+        """Collect so many samples or episodes."""
+        return collector.collect(**{self.count_name: count}, **kwargs)
+
+    def rows(self, result: Any) -> list[Mapping[str, Any]]:
+        """Return what was collected as rows, one after the other."""
+        parts = [result] if isinstance(result, SampleBatch) or not self.has("episodes") else result
+        return [row for part in parts for row in part]
+
+    def places(self, result: Any) -> list[tuple[int, int, int]]:
+        """Return (env, episode, time) of each row."""
+        found = [[int(value) for value in row["obs"]] for row in self.rows(result)]
+        return [(env_id, episode, time) for env_id, episode, time in found]
+
+
+def expect_whole(places: Sequence[tuple[int, int, int]], what: str) -> None:
+    """Expect the steps of each episode from the first on, each once and in order."""
+    seen: dict[tuple[int, int], int] = {}
+    for env_id, episode, time in places:
+        expected = seen.get((env_id, episode), 0)
+        expect_equal(time, expected, f"{what}: the next step of episode {episode} of env {env_id}")
+        seen[env_id, episode] = time + 1
+
+
+def rule_01_collects_as_much_as_asked(bench: CollectorBench) -> None:
+    """``collect(n)`` returns exactly ``n`` samples or episodes."""
+    collector = bench.ready(attributes={"n_sample": 4})
+    for count in (4, 6, 5, 2):
+        expect_equal(len(bench.collect(collector, count)), count, "what was collected")
+
+
+def rule_02_no_step_is_lost_or_comes_twice(bench: CollectorBench) -> None:
+    """Over several calls, the steps of each episode come once and in order."""
+    collector = bench.ready(attributes={"n_sample": 4})
+    places = [place for _ in range(5) for place in bench.places(bench.collect(collector))]
+    expect_whole(places, "in five calls")
+
+
+def rule_03_rows_are_what_the_policy_made_of_the_steps(bench: CollectorBench) -> None:
+    """Each row holds an observation with the action, reward and end of the step from there."""
+    collector = bench.ready(attributes={"n_sample": 4})
+    for row in bench.rows(bench.collect(collector, 8)):
+        env_id, episode, time = (int(value) for value in row["obs"])
+        after = int(row["next_obs"][0]), int(row["next_obs"][2])
+        expect_equal(after, (env_id, time + 1), "env and time after a step")
+        expect_equal(float(row["reward"]), time + 1.0, "the reward of a step")
+        expect_equal(int(row["action"]), 1, "the action of a step")
+        is_over = time + 1 == _LENGTHS[env_id][episode % 2]
+        expect_equal(bool(row["done"]), is_over, "done of a step")
+
+
+def rule_04_rows_name_the_policy_version(bench: CollectorBench) -> None:
+    """Each row has ``collect_iter``, the ``train_iter`` of the call that stepped."""
+    collector = bench.ready(attributes={"n_sample": 4})
+    for train_iter in (3, 8):
+        rows = bench.rows(bench.collect(collector, train_iter=train_iter))
+        expect_equal({int(row["collect_iter"]) for row in rows}, {train_iter}, "collect_iter")
+
+
+def rule_05_policy_gets_its_kwargs(bench: CollectorBench) -> None:
+    """``policy_kwargs`` are passed to each ``forward`` of the call."""
+    collector = bench.ready(attributes={"n_sample": 4})
+    bench.collect(collector, policy_kwargs={"eps": 0.25})
+    expect(bool(bench.policy.asked), "the policy was not asked")
+    for _, kwargs in bench.policy.asked:
+        expect_equal(kwargs, {"eps": 0.25}, "keyword arguments of forward")
+
+
+def rule_06_policy_is_reset_where_episodes_end(bench: CollectorBench) -> None:
+    """``policy.reset([env_id])`` is called once for each episode that ended."""
+    collector = bench.ready(((2,), (4,)), attributes={"n_sample": 4})
+    bench.policy.resets.clear()
+    bench.collect(collector, 8 if bench.has("samples") else 3)
+    found = sorted(env_id for ids in bench.policy.resets for env_id in ids or ())
+    expect_equal(found, [0, 0, 1], "resets of envs, two of env 0 and one of env 1")
+
+
+def rule_07_failed_env_costs_its_episode(bench: CollectorBench) -> None:
+    """Of an episode in which the env failed nothing is returned; the policy is reset for it."""
+    collector = bench.ready(((5,), (5,)), {0: {(0, 2)}}, {"n_sample": 10})
+    bench.policy.resets.clear()
+    places = bench.places(bench.collect(collector, 10 if bench.has("samples") else 2))
+    expect(not any(place[:2] == (0, 0) for place in places), "a row of the failed episode")
+    expect_whole(places, "after a failure")
+    expect([0] in bench.policy.resets, "the policy was not reset for the failed env")
+
+
+def rule_08_envstep_counts_transitions(bench: CollectorBench) -> None:
+    """``envstep`` grows by the steps taken, failed ones left out; it may be set."""
+    collector = bench.ready(((5,), (5,)), {0: {(0, 2)}}, {"n_sample": 4})
+    expect_equal(collector.envstep, 0, "envstep at first")
+    bench.collect(collector, 8 if bench.has("samples") else 2)
+    expect_equal(collector.envstep, bench.steps - 1, "envstep, with one failed step")
+    collector.envstep = 1000
+    before = bench.steps
+    bench.collect(collector, 8 if bench.has("samples") else 2)
+    expect_equal(collector.envstep, 1000 + bench.steps - before, "envstep after it was set")
+
+
+def rule_09_unusable_answer_moves_no_env(bench: CollectorBench) -> None:
+    """An answer without an action, or with NaN, raises PolicyOutputError before any env steps."""
+    for answer in (None, np.float32(np.nan)):
+        collector = bench.ready(attributes={"n_sample": 4})
+        bench.policy.answer = answer
+        policy = bench.policy.mode
+        if answer is None:
+            policy = policy._replace(forward=lambda obs, **kwargs: {i: {} for i in obs})
+            collector.reset_policy(policy)
+        with raises(f"the answer {answer}", PolicyOutputError):
+            bench.collect(collector)
+        expect_equal(bench.steps, 0, "steps after an unusable answer")
+
+
+def rule_10_policy_says_how_much(bench: CollectorBench) -> None:
+    """Without a count the policy's is taken; without that NotSetError names what is missing."""
+    collector = bench.ready(attributes={bench.count_name: 6, "n_sample": 6})
+    expect_equal(len(bench.collect(collector, None)), 6, "what was collected")
+    collector = bench.ready()
+    with raises("collect() without any count", NotSetError):
+        bench.collect(collector, None)
+
+
+def rule_11_env_and_policy_may_come_later(bench: CollectorBench) -> None:
+    """A collector made without env and policy takes them by ``reset_env``, ``reset_policy``."""
+    collector = bench.make(None, None)
+    with raises("collect() without an env", NotSetError):
+        bench.collect(collector)
+    policy = RulePolicy(n_sample=4)
+    with raises("reset_policy() without an env", NotSetError):
+        collector.reset_policy(policy.mode)
+    collector.reset_env(bench.envs())
+    with raises("collect() without a policy", NotSetError):
+        bench.collect(collector)
+    collector.reset_policy(policy.mode)
+    expect_equal(len(bench.collect(collector)), 4, "what was collected")
+
+
+def rule_12_reset_begins_anew(bench: CollectorBench) -> None:
+    """``reset()`` resets envs and policy, drops unfinished trajectories and zeroes ``envstep``."""
+    collector = bench.ready(((9,), (9,)), attributes={"n_sample": 4})
+    old = {place[:2] for place in bench.places(bench.collect(collector, 3))}
+    bench.policy.resets.clear()
+    collector.reset()
+    expect_equal(collector.envstep, 0, "envstep after reset()")
+    expect(None in bench.policy.resets, "reset() did not reset the policy")
+    places = bench.places(bench.collect(collector, 4))
+    expect(not any(place[:2] in old for place in places), "a row from before the reset")
+    expect_whole(places, "after reset()")
+
+
+def rule_13_observers_are_told(bench: CollectorBench) -> None:
+    """Observers hear of each episode (env, return, length) and of each collect."""
+    collector = bench.ready(((2,), (4,)), attributes={"n_sample": 4})
+    count = 8 if bench.has("samples") else 3
+    bench.collect(collector, count, train_iter=5)
+    told = sorted(bench.observer.episodes)
+    expect_equal(told, [(0, 3.0, 2), (0, 3.0, 2), (1, 10.0, 4)], "episodes that were told")
+    expect_equal(bench.observer.collects, [(count, 8, 5)], "collects that were told")
+
+
+def rule_14_close_closes_the_envs(bench: CollectorBench) -> None:
+    """``close()`` closes the env manager; a second one does nothing."""
+    env = bench.envs()
+    collector = bench.make(env, RulePolicy(n_sample=4).mode)
+    expect(not env.closed, "the env manager was not launched")
+    collector.close()
+    collector.close()
+    expect(bool(env.closed), "the env manager is open after close()")
+
+
+def rule_15_config_is_checked(bench: CollectorBench) -> None:
+    """An unknown key of the section raises UnknownKeyError."""
+    with raises("an unknown key", UnknownKeyError):
+        bench.make(None, None, no_such_key=1)
+
+
+@needs("samples")
+def rule_16_surplus_comes_first_in_the_next_call(bench: CollectorBench) -> None:
+    """What the last round gave beyond ``n_sample`` is returned by the next call, before steps."""
+    collector = bench.ready(((9,), (9,)), attributes={"n_sample": 4})
+    first = bench.places(bench.collect(collector, 3))
+    steps = bench.steps
+    second = bench.places(bench.collect(collector, 1))
+    expect_equal(bench.steps, steps, "steps of a call that the surplus can serve")
+    expect_equal(sorted(first + second), [(i, 0, t) for i in (0, 1) for t in (0, 1)], "rows")
+
+
+@needs("samples")
+def rule_17_surplus_is_dropped_or_returned_as_asked(bench: CollectorBench) -> None:
+    """``drop_extra=True`` discards the surplus, ``drop_extra=False`` returns it with the rest."""
+    collector = bench.ready(((9,), (9,)), attributes={"n_sample": 4})
+    expect_equal(len(bench.collect(collector, 3, drop_extra=False)), 4, "rows, none dropped")
+    expect_equal(len(bench.collect(collector, 3, drop_extra=True)), 3, "rows, the rest dropped")
+    places = bench.places(bench.collect(collector, 4))
+    expect_equal({time for _, _, time in places}, {4, 5}, "times after a surplus was dropped")
+
+
+@needs("samples")
+def rule_18_random_collect_leaves_the_policy_alone(bench: CollectorBench) -> None:
+    """``random_collect`` draws actions of the env's space, and does not ask the policy."""
+    collector = bench.ready(attributes={"n_sample": 4}, seed=3)
+    rows = bench.rows(bench.collect(collector, 40, random_collect=True))
+    expect_equal(bench.policy.asked, [], "what the policy was asked")
+    expect_equal({int(row["action"]) for row in rows}, {0, 1}, "random actions")
+
+
+@needs("samples")
+def rule_19_on_policy_drops_what_an_older_policy_did(bench: CollectorBench) -> None:
+    """Where the policy is on-policy, rows of a call all have its ``train_iter``."""
+    attributes = {"n_sample": 4, "on_policy": True}
+    collector = bench.ready(((9,), (9,)), attributes=attributes)
+    for train_iter in range(4):
+        rows = bench.rows(bench.collect(collector, 3, train_iter=train_iter))
+        expect_equal({int(row["collect_iter"]) for row in rows}, {train_iter}, "collect_iter")
+
+
+@needs("episodes")
+def rule_20_episodes_are_whole(bench: CollectorBench) -> None:
+    """Each episode begins with its first step and ends with ``done``, which no other row has."""
+    collector = bench.ready()
+    for episode in bench.collect(collector, 5):
+        rows = list(episode)
+        expect_equal(int(rows[0]["obs"][2]), 0, "the time of the first row")
+        ends = [bool(row["done"]) for row in rows]
+        expect_equal(ends, [False] * (len(rows) - 1) + [True], "done of the rows of an episode")
+
+
+@needs("episodes")
+def rule_21_no_episode_is_begun_in_vain(bench: CollectorBench) -> None:
+    """As many episodes are begun as are asked for: no env takes a step beyond them."""
+    collector = bench.ready(((2,), (7,)))
+    bench.collect(collector, 2)
+    expect_equal(bench.steps, 9, "steps of two episodes")
+    with raises("fewer episodes than envs", ConfigError):
+        bench.collect(collector, 1)
+
+
+COLLECTOR_RULES: Final[tuple[Rule, ...]] = collect([sys.modules[__name__]])
+"""Every rule of the collectors, by number."""
+
+COLLECTOR_BOOK: Final = RuleBook(COLLECTOR_RULES, COLLECTOR_CAPABILITIES, CollectorBench)
+
+
+def check_collector(
+    make: MakeCollector, *, capabilities: Collection[str], patience_s: float = PATIENCE_S
+) -> ContractReport:
+    """Hold a serial collector of one policy to every rule of the contract.
+
+    Args:
+        make: ``make(cfg, env, policy, tb_logger, exp_name)`` returns a fresh one, e.g. the class.
+        capabilities: Which of ``COLLECTOR_CAPABILITIES`` the collector has.
+        patience_s: How long something that must happen may take.
+
+    Returns:
+        The results, where no rule is broken.
+
+    Raises:
+        ContractError: some are; ``report`` has all results, ``broken`` the numbers.
+        ValueError: an unknown capability.
+    """
+    return COLLECTOR_BOOK.check(make, capabilities, patience_s)

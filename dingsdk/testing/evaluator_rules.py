@@ -1,0 +1,201 @@
+"""The rules of the serial evaluators that play episodes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from dingsdk.errors import ConfigError, NotSetError, PolicyOutputError, UnknownKeyError
+from dingsdk.testing.bench import expect, expect_equal, raises
+from dingsdk.testing.collector_rules import RulePolicy, SerialBench
+from dingsdk.testing.rule import PATIENCE_S, ContractReport, Rule, RuleBook, collect, needs
+from dingsdk.worker.evaluator.base import ISerialEvaluator
+
+EVALUATOR_CAPABILITIES: Final[Mapping[str, str]] = {
+    "waits": "An env that has played its share of episodes is not stepped any more.",
+}
+"""What an evaluator may declare beyond the contract, and what follows."""
+
+MakeEvaluator = Callable[..., ISerialEvaluator]
+"""``make(cfg, env, policy, tb_logger, exp_name)`` returns a fresh evaluator, e.g. the class."""
+
+RETURNS = "eval_episode_return"
+
+
+class EvaluatorBench(SerialBench):
+    """The bench of an evaluator; an episode of length n has the return n (n + 1) / 2."""
+
+    def saved(self, evaluator: Any, train_iter: int) -> list[str]:
+        """Evaluate; return the names of the checkpoints that were asked for."""
+        names: list[str] = []
+        evaluator.eval(names.append, train_iter=train_iter)
+        return names
+
+
+def rule_01_plays_as_many_episodes_as_asked(bench: EvaluatorBench) -> None:
+    """``eval(n_episode=n)`` reports ``n`` returns and their mean; without ``n`` the config's."""
+    evaluator = bench.ready(((2,), (3,)), n_episode=4)
+    for count, expected in ((3, [3.0, 3.0, 6.0]), (None, [3.0, 3.0, 6.0, 6.0])):
+        _, info = evaluator.eval(n_episode=count)
+        expect_equal(sorted(info[RETURNS]), expected, f"{RETURNS} of {count} episodes")
+        expect_equal(info[f"{RETURNS}_mean"], sum(expected) / len(expected), "their mean")
+
+
+def rule_02_each_env_plays_its_share(bench: EvaluatorBench) -> None:
+    """The episodes are spread evenly over the envs up front, however long those of each are."""
+    evaluator = bench.ready(((1,), (9,)), n_episode=6)
+    _, info = evaluator.eval()
+    expect_equal(sorted(info[RETURNS]), [1.0] * 3 + [45.0] * 3, "returns of two envs")
+
+
+def rule_03_evaluations_begin_with_new_episodes(bench: EvaluatorBench) -> None:
+    """Each evaluation begins with a reset of envs and policy; returns are of whole episodes."""
+    evaluator = bench.ready(((2,), (9,)), n_episode=2)
+    for _ in range(3):
+        bench.policy.resets.clear()
+        _, info = evaluator.eval()
+        expect_equal(sorted(info[RETURNS]), [3.0, 45.0], "returns of an evaluation")
+        expect(None in bench.policy.resets, "the policy was not reset before the evaluation")
+
+
+def rule_04_policy_is_reset_where_episodes_end(bench: EvaluatorBench) -> None:
+    """``policy.reset([env_id])`` is called for each episode that ended."""
+    evaluator = bench.ready(((2,), (5,)), n_episode=4)
+    bench.policy.resets.clear()
+    evaluator.eval()
+    found = sorted(env_id for ids in bench.policy.resets for env_id in ids or ())
+    expect_equal(found, [0, 0, 1, 1], "resets of envs")
+
+
+def rule_05_failed_episode_is_played_again(bench: EvaluatorBench) -> None:
+    """An episode in which the env failed does not count; another is played instead."""
+    evaluator = bench.ready(((4,), (3,)), {0: {(1, 2)}}, n_episode=2)
+    _, info = evaluator.eval()
+    expect_equal(sorted(info[RETURNS]), [6.0, 10.0], "returns after a failure")
+
+
+def rule_06_policy_gets_its_kwargs(bench: EvaluatorBench) -> None:
+    """``policy_kwargs`` are passed to each ``forward``."""
+    evaluator = bench.ready(n_episode=2)
+    evaluator.eval(policy_kwargs={"eps": 0.25})
+    for _, kwargs in bench.policy.asked:
+        expect_equal(kwargs, {"eps": 0.25}, "keyword arguments of forward")
+
+
+def rule_07_better_policies_are_saved(bench: EvaluatorBench) -> None:
+    """``save_ckpt_fn("ckpt_best")`` is called for a better mean than all before, and only then.
+
+    Any trained policy (``train_iter`` other than 0) is better than the untrained one.
+    """
+    # An evaluation resets the envs, so every other episode is played: of 4, 4, 2 and 6 steps.
+    lengths = (1, 4, 1, 4, 1, 2, 1, 6)
+    evaluator = bench.ready((lengths, lengths), n_episode=2)
+    found = [bench.saved(evaluator, train_iter) for train_iter in (1, 2, 3, 4)]
+    expect_equal(found, [["ckpt_best"], [], [], ["ckpt_best"]], "saved of trained policies")
+    evaluator = bench.ready((lengths[2:], lengths[2:]), n_episode=2)
+    found = [bench.saved(evaluator, train_iter) for train_iter in (0, 1)]
+    expect_equal(found, [["ckpt_best"]] * 2, "saved of the untrained, then of a trained policy")
+
+
+def rule_08_stop_value_ends_the_training(bench: EvaluatorBench) -> None:
+    """The first result is True where the mean reached ``stop_value`` and ``train_iter > 0``."""
+    evaluator = bench.ready(((2,), (2,)), n_episode=2, stop_value=3.0)
+    found = [evaluator.eval(train_iter=train_iter)[0] for train_iter in (-1, 0, 1)]
+    expect_equal([bool(each) for each in found], [False, False, True], "results at the value")
+    evaluator = bench.ready(((2,), (2,)), n_episode=2, stop_value=3.5)
+    expect(not evaluator.eval(train_iter=1)[0], "a mean below stop_value ended the training")
+
+
+def rule_09_evaluations_are_due_by_schedule(bench: EvaluatorBench) -> None:
+    """``should_eval`` is True the first time and ``eval_freq`` iterations later, once for each."""
+    evaluator = bench.ready(n_episode=2, eval_freq=10)
+    due = [at for at in range(35) for _ in range(2) if evaluator.should_eval(at)]
+    expect_equal(due, [0, 10, 20, 30], "iterations that were due")
+
+
+def rule_10_unusable_answer_moves_no_env(bench: EvaluatorBench) -> None:
+    """An answer with NaN raises PolicyOutputError before any env steps."""
+    evaluator = bench.ready(n_episode=2)
+    bench.policy.answer = np.float32(np.nan)
+    with raises("an answer of NaN", PolicyOutputError):
+        evaluator.eval()
+    expect_equal(bench.steps, 0, "steps after an unusable answer")
+
+
+def rule_11_what_cannot_be_evaluated_is_refused(bench: EvaluatorBench) -> None:
+    """No ``n_episode`` raises NotSetError, fewer episodes than envs ConfigError, as do wrong keys.
+
+    An unknown key raises UnknownKeyError.
+    """
+    evaluator = bench.ready()
+    with raises("no n_episode", NotSetError):
+        evaluator.eval()
+    with raises("fewer episodes than envs", ConfigError):
+        evaluator.eval(n_episode=1)
+    with raises("an unknown key", UnknownKeyError):
+        bench.make(None, None, no_such_key=1)
+
+
+def rule_12_env_and_policy_may_come_later(bench: EvaluatorBench) -> None:
+    """An evaluator made without env and policy takes them by ``reset_env``, ``reset_policy``."""
+    evaluator = bench.make(None, None, n_episode=2)
+    with raises("eval() without an env", NotSetError):
+        evaluator.eval()
+    evaluator.reset_env(bench.envs())
+    with raises("eval() without a policy", NotSetError):
+        evaluator.eval()
+    evaluator.reset_policy(RulePolicy().mode)
+    expect_equal(len(evaluator.eval()[1][RETURNS]), 2, "episodes")
+
+
+def rule_13_observers_are_told(bench: EvaluatorBench) -> None:
+    """Observers hear of each evaluation: its mean, iteration and env steps."""
+    bench.ready(((2,), (3,)), n_episode=2).eval(train_iter=4, envstep=40)
+    expect_equal(bench.observer.evaluations, [(4.5, 4, 40)], "evaluations that were told")
+
+
+def rule_14_close_closes_the_envs(bench: EvaluatorBench) -> None:
+    """``close()`` closes the env manager; a second one does nothing."""
+    env = bench.envs()
+    evaluator = bench.make(env, RulePolicy().mode, n_episode=2)
+    expect(not env.closed, "the env manager was not launched")
+    evaluator.close()
+    evaluator.close()
+    expect(bool(env.closed), "the env manager is open after close()")
+
+
+@needs("waits")
+def rule_15_envs_wait_for_others(bench: EvaluatorBench) -> None:
+    """An env that has played its share takes no step more."""
+    evaluator = bench.ready(((1,), (9,)), n_episode=2)
+    evaluator.eval()
+    expect_equal(bench.steps, 10, "steps of an evaluation")
+
+
+EVALUATOR_RULES: Final[tuple[Rule, ...]] = collect([sys.modules[__name__]])
+"""Every rule of the evaluators, by number."""
+
+EVALUATOR_BOOK: Final = RuleBook(EVALUATOR_RULES, EVALUATOR_CAPABILITIES, EvaluatorBench)
+
+
+def check_evaluator(
+    make: MakeEvaluator, *, capabilities: Collection[str] = (), patience_s: float = PATIENCE_S
+) -> ContractReport:
+    """Hold a serial evaluator that plays episodes with one policy to every rule of the contract.
+
+    Args:
+        make: ``make(cfg, env, policy, tb_logger, exp_name)`` returns a fresh one, e.g. the class.
+        capabilities: Which of ``EVALUATOR_CAPABILITIES`` the evaluator has.
+        patience_s: How long something that must happen may take.
+
+    Returns:
+        The results, where no rule is broken.
+
+    Raises:
+        ContractError: some are; ``report`` has all results, ``broken`` the numbers.
+        ValueError: an unknown capability.
+    """
+    return EVALUATOR_BOOK.check(make, capabilities, patience_s)

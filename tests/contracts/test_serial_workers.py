@@ -1,0 +1,42 @@
+"""Every serial collector and evaluator of one policy keeps the contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dingsdk.testing import CollectorContract, EvaluatorContract, check_collector, check_evaluator
+from dingsdk.worker import (
+    EpisodeSerialCollector,
+    InteractionSerialEvaluator,
+    ISerialCollector,
+    ISerialEvaluator,
+    SampleSerialCollector,
+)
+
+
+class TestSample(CollectorContract):
+    capabilities = frozenset({"samples"})
+
+    def make_collector(self, *args: Any) -> ISerialCollector:
+        return SampleSerialCollector(*args)
+
+
+class TestEpisode(CollectorContract):
+    capabilities = frozenset({"episodes"})
+
+    def make_collector(self, *args: Any) -> ISerialCollector:
+        return EpisodeSerialCollector(*args)
+
+
+class TestInteraction(EvaluatorContract):
+    capabilities = frozenset({"waits"})
+
+    def make_evaluator(self, *args: Any) -> ISerialEvaluator:
+        return InteractionSerialEvaluator(*args)
+
+
+def test_checks_report_on_every_rule() -> None:
+    report = check_collector(EpisodeSerialCollector, capabilities={"episodes"})
+    assert [result.applies for result in report.results] == [True] * 15 + [False] * 4 + [True] * 2
+    report = check_evaluator(InteractionSerialEvaluator)
+    assert [result.applies for result in report.results] == [True] * 14 + [False]

@@ -1,0 +1,182 @@
+"""The serial collectors, each time with one defect, for the rules of the collectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+from dingsdk.errors import PolicyOutputError
+from dingsdk.worker import EpisodeSerialCollector, ISerialCollector, SampleSerialCollector
+
+
+class Samples(SampleSerialCollector):
+    """The collector of samples as it is; mutants override one of its methods."""
+
+    capabilities: ClassVar[frozenset[str]] = frozenset({"samples"})
+    breaks: ClassVar[int] = 0
+    also: ClassVar[frozenset[int]] = frozenset()
+
+
+class Episodes(EpisodeSerialCollector):
+    """The collector of episodes as it is."""
+
+    capabilities: ClassVar[frozenset[str]] = frozenset({"episodes"})
+    breaks: ClassVar[int] = 0
+    also: ClassVar[frozenset[int]] = frozenset()
+
+
+MUTANTS: list[Any] = []
+_Made = TypeVar("_Made", bound=type[ISerialCollector])
+
+
+def mutant(breaks: int, *also: int) -> Callable[[_Made], _Made]:
+    """Say which rule a mutant breaks, and which others its defect cannot but break as well."""
+
+    def mark(made: _Made) -> _Made:
+        made.breaks, made.also = breaks, frozenset(also)  # type: ignore[attr-defined]
+        MUTANTS.append(made)
+        return made
+
+    return mark
+
+
+@mutant(1, 4, 6, 11, 13, 16, 17)
+class ReturnsOneMore(Samples):
+    def collect(self, n_sample: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return super().collect(n_sample and n_sample + 1, *args, **kwargs)
+
+
+@mutant(2, 7, 12)
+class ReturnsTheNewestFirst(Samples):
+    def collect(self, *args: Any, **kwargs: Any) -> Any:
+        return super().collect(*args, **kwargs)[::-1]
+
+
+@mutant(3)
+class HalvesRewards(Samples):
+    def collect(self, *args: Any, **kwargs: Any) -> Any:
+        rows: list[Any] = super().collect(*args, **kwargs)  # type: ignore[assignment]
+        return [{**row, "reward": 0.5 * row["reward"]} for row in rows]
+
+
+@mutant(4, 19)
+class ForgetsTheVersion(Samples):
+    def collect(self, n_sample: Any = None, train_iter: int = 0, *args: Any, **kwargs: Any) -> Any:
+        rows: list[Any] = super().collect(n_sample, train_iter, *args, **kwargs)  # type: ignore[assignment]
+        return [{**row, "collect_iter": 0} for row in rows]
+
+
+@mutant(5)
+class DropsKwargs(Samples):
+    def collect(self, *args: Any, policy_kwargs: Any = None, **kwargs: Any) -> Any:
+        return super().collect(*args, **kwargs)
+
+
+@mutant(6, 7)
+class KeepsThePolicysState(Samples):
+    def _take_policy(self, policy: Any) -> None:
+        if policy is not None:
+            reset = policy.reset
+            policy = policy._replace(reset=lambda ids=None: reset() if ids is None else None)
+        super()._take_policy(policy)
+
+
+@mutant(7)
+class KeepsFailedEpisodes(Samples):
+    def _ready(self) -> Any:
+        rollout, writer = super()._ready()
+        writer.drop = lambda env_ids: None  # type: ignore[method-assign]
+        return rollout, writer
+
+
+@mutant(8)
+class CountsWhatItReturns(Samples):
+    def _end_collect(self, episodes: Any, **kwargs: Any) -> None:
+        super()._end_collect(episodes, **{**kwargs, "envsteps": kwargs["samples"]})
+
+
+@mutant(9)
+class GivesUpQuietly(Samples):
+    def collect(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().collect(*args, **kwargs)
+        except PolicyOutputError:
+            return []
+
+
+@mutant(10)
+class CollectsEightByDefault(Samples):
+    def _count(self, given: int | None, default: int | None, name: str) -> int:
+        return super()._count(given, 8, name)
+
+
+@mutant(11)
+class NeedsAnEnvAtOnce(Samples):
+    def __init__(self, cfg: Any, env: Any = None, policy: Any = None, *args: Any) -> None:
+        super().__init__(cfg, env, policy, *args)
+        _ = self.env
+
+
+@mutant(12)
+class CountsOnAfterAReset(Samples):
+    def reset(self, _policy: Any = None, _env: Any = None) -> None:
+        before = getattr(self, "_total_envstep_count", 0)
+        super().reset(_policy, _env)
+        self.envstep = before
+
+
+@mutant(13)
+class TellsOfNoEpisode(Samples):
+    def _end_collect(self, episodes: Any, **kwargs: Any) -> None:
+        super()._end_collect((), **kwargs)
+
+
+@mutant(14)
+class LeavesEnvsOpen(Samples):
+    def close(self) -> None:
+        self._env = None
+        super().close()
+
+
+@mutant(15)
+class TakesAnyKey(Samples):
+    @classmethod
+    def read(cls, cfg: Any, path: str = "") -> Any:
+        known = cls.default_config()
+        return super().read({key: value for key, value in cfg.items() if key in known}, path)
+
+
+@mutant(16, 2)
+class DropsTheSurplus(Samples):
+    def collect(self, *args: Any, drop_extra: Any = None, **kwargs: Any) -> Any:
+        return super().collect(*args, drop_extra=drop_extra is not False, **kwargs)
+
+
+@mutant(17)
+class NeverReturnsASurplus(Samples):
+    def collect(self, *args: Any, drop_extra: Any = None, **kwargs: Any) -> Any:
+        return super().collect(*args, drop_extra=drop_extra or None, **kwargs)
+
+
+@mutant(18)
+class AsksThePolicyForRandomActions(Samples):
+    def collect(self, *args: Any, random_collect: bool = False, **kwargs: Any) -> Any:
+        return super().collect(*args, **kwargs)
+
+
+@mutant(19)
+class TrainsOnOldRows(Samples):
+    def _discard(self, writer: Any) -> None:
+        return
+
+
+@mutant(20, 2, 7, 12)
+class CutsTheFirstStep(Episodes):
+    def collect(self, *args: Any, **kwargs: Any) -> Any:
+        return [episode[1:] or episode for episode in super().collect(*args, **kwargs)]
+
+
+@mutant(21, 6, 13)
+class BeginsOneMore(Episodes):
+    def collect(self, n_episode: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return super().collect(n_episode and n_episode + 1, *args, **kwargs)[:n_episode]

@@ -1,0 +1,58 @@
+"""Each rule of collectors and evaluators notices the one that breaks it, and no other does.
+
+A mutant is a collector or an evaluator with one defect. It must break its own rule; the rules that
+the same defect cannot but break as well are named with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dingsdk.testing import (
+    COLLECTOR_RULES,
+    EVALUATOR_CAPABILITIES,
+    EVALUATOR_RULES,
+    ContractError,
+    check_collector,
+    check_evaluator,
+)
+
+from . import collector_mutants, evaluator_mutants
+
+pytestmark = pytest.mark.slow
+
+
+def check(made: Any) -> Any:
+    if hasattr(made, "capabilities"):
+        return check_collector(made, capabilities=made.capabilities)
+    return check_evaluator(made, capabilities=EVALUATOR_CAPABILITIES)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [*collector_mutants.MUTANTS, *evaluator_mutants.MUTANTS],
+    ids=lambda made: f"{made.breaks:02d}-{made.__name__}",
+)
+def test_mutant_breaks_its_rule_alone(made: Any) -> None:
+    with pytest.raises(ContractError) as caught:
+        check(made)
+
+    broken = set(caught.value.broken)
+    assert made.breaks in broken
+    assert broken <= {made.breaks, *made.also}, str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "made", [collector_mutants.Samples, collector_mutants.Episodes, evaluator_mutants.Mutant]
+)
+def test_unchanged_part_breaks_no_rule(made: Any) -> None:
+    assert check(made).broken == ()
+
+
+def test_every_rule_has_a_mutant() -> None:
+    found = {made.breaks for made in collector_mutants.MUTANTS}
+    assert found == {rule.number for rule in COLLECTOR_RULES}
+    found = {made.breaks for made in evaluator_mutants.MUTANTS}
+    assert found == {rule.number for rule in EVALUATOR_RULES}
