@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dingsdk import __version__
-from dingsdk.data.files import atomic_write_json, ensure_dir, folder_error
+from dingsdk.data.files import atomic_write_json, ensure_dir, folder_error, open_private
 from dingsdk.errors import RunFolderError
 from dingsdk.plugins.discovery import version_of
 
@@ -77,7 +77,7 @@ def claim_run_folder(folder: Path) -> Path:
     ensure_dir(folder / CHECKPOINT_FOLDER)
     path = folder / CONFIG_NAME
     try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        os.close(open_private(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         raise RunFolderError(
             f"{folder} holds a run already ({CONFIG_NAME}); name another folder", path=str(folder)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from dingsdk.data import PrivateDir
 from dingsdk.data.container import decode_json, encode_json
-from dingsdk.data.files import close_reader, folder_error
+from dingsdk.data.files import close_reader, folder_error, open_private
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointVersionError,
@@ -361,4 +361,4 @@ class SlotFile:
 
 
 def _open(path: Path, flags: int) -> int:
-    return os.open(path, flags | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    return open_private(str(path), flags | os.O_RDWR | os.O_NONBLOCK)
