@@ -7,14 +7,14 @@ below it is given the deadline of the whole request.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import re
 import socket
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from urllib3.connection import HTTPConnection
 from urllib3.exceptions import HTTPError
@@ -34,8 +34,7 @@ class ForeignAnswerError(LinkError):
     """Something answered that does not know the secret, or does not accept ours."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """An answer of the master, whose signature was checked."""
 
     status: int
@@ -102,10 +101,8 @@ class Connection:
                 self._link.shut()
         # Whoever is in a request closes the descriptor itself; it may not be reused before.
         if self._lock.acquire(timeout=1.0):
-            try:
-                self._hang_up()
-            finally:
-                self._lock.release()
+            self._hang_up()
+            self._lock.release()
 
     def _linked(self, deadline: float) -> _Link:
         """Return a connection whose waits end at the deadline, dialled anew where needed."""
@@ -175,10 +172,8 @@ class _Link(HTTPConnection):
 
     def shut(self) -> None:
         """End whatever waits on the socket, from another thread; it is closed by its user."""
-        try:
+        with contextlib.suppress(OSError):  # it ended by itself
             self.sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # it ended by itself
 
 
 class _DeadlineSocket(socket.socket):

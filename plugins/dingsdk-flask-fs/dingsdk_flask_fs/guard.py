@@ -90,15 +90,22 @@ class Throttle:
         return min(float(self._burst), left + (self._clock() - since) * self._per_s)
 
 
+def ip_address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return a literal address; None for anything else."""
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
+
 def network_of(address: str) -> str:
     """Return what one sender cannot vary: an IPv4 address, the /64 of an IPv6 address."""
-    try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if found.version == 6 and found.ipv4_mapped is None:
-        return str(ipaddress.ip_network((found, 64), strict=False))
-    return str(found if found.version == 4 else found.ipv4_mapped)
+    found = ip_address_of(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is None:
+            return str(ipaddress.ip_network((found, 64), strict=False))
+        found = found.ipv4_mapped
+    return address if found is None else str(found)
 
 
 class Guard:
@@ -201,12 +208,9 @@ class Guard:
     def _is_ours(self, host: str) -> bool:
         try:
             name = urlsplit(f"//{host}").hostname or ""
-            if name in self._hosts:
-                return True
-            ipaddress.ip_address(name)
         except ValueError:
             return False
-        return self._any_address
+        return name in self._hosts or (self._any_address and ip_address_of(name) is not None)
 
     def _note(self, environ: Mapping[str, Any], refusal: Refusal) -> None:
         """Log refusals, at most one line a second whatever comes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import socket
 import threading
@@ -19,7 +18,7 @@ from dingsdk.worker.comm import MasterEnd, MasterListener, TaskMessage
 from dingsdk_flask_fs.app import create_app
 from dingsdk_flask_fs.auth import Verifier
 from dingsdk_flask_fs.folder_lock import folder_lock
-from dingsdk_flask_fs.guard import Guard, Throttle
+from dingsdk_flask_fs.guard import Guard, Throttle, ip_address_of
 from dingsdk_flask_fs.request_handler import RequestHandler
 from dingsdk_flask_fs.secret import FILE_VARIABLE, VARIABLE, Secret, create_secret
 from dingsdk_flask_fs.server import HttpServer
@@ -192,16 +191,10 @@ def _own_names(host: str) -> set[str]:
 
 def _is_loopback(host: str) -> bool:
     # Only what is certain: a name could be made to resolve to anything.
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    address = ip_address_of(host)
+    return host == "localhost" if address is None else address.is_loopback
 
 
 def _is_wildcard(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return host == ""
+    address = ip_address_of(host)
+    return host == "" if address is None else address.is_unspecified
