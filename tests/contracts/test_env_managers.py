@@ -52,12 +52,14 @@ class TestVectorDisabled(Made):
 @pytest.mark.slow
 class TestSubprocess(Made):
     cfg: ClassVar = {"type": "subprocess", "envs_per_process": 2}
+    patience_s = 14.0  # a rule starts up to a dozen processes
     capabilities: ClassVar = FULL
 
 
 @pytest.mark.slow
 class TestAsyncSubprocess(Made):
     cfg: ClassVar = {"type": "async_subprocess"}
+    patience_s = 14.0
     capabilities: ClassVar = FULL | {"asynchronous"}
 
 

@@ -54,3 +54,13 @@ class ChildEnv(gym.Env[Any, Any]):
 def fail() -> None:
     """Make no env."""
     raise RuntimeError("no env can be made")
+
+
+def hang(gate: Path) -> None:
+    """Make no env before somebody opens ``gate`` for writing."""
+    gate.open().close()
+
+
+def exit_at_once() -> None:
+    """End the process."""
+    os._exit(4)

@@ -7,6 +7,9 @@ import functools
 import importlib
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -20,6 +23,8 @@ from dingsdk.data import SampleBatch
 from dingsdk.envs import EnvManager, create_env_manager, make_env_fns
 from dingsdk.errors import ConfigError, EnvError, UnknownEnvError
 from dingsdk.policy import create_policy
+from dingsdk.policy.base import EvalMode
+from dingsdk.worker.collector.factory import create_measuring_rollout
 from dingsdk.worker.collector.sample import SampleSerialCollector
 from dingsdk.worker.evaluator.interaction import InteractionSerialEvaluator
 
@@ -266,3 +271,67 @@ def test_envs_at_their_quota_leave_those_in_a_step_to_go_on(tmp_path: Path) -> N
 def test_envs_that_do_not_start_in_time_are_told_by_name(launch: Launch) -> None:
     with pytest.raises(EnvError, match=r"did not start.*env_manager.reset_timeout is 0.01 s"):
         launch({**SYNC, "reset_timeout": 0.01})
+
+
+def test_rollout_waits_for_the_last_env_that_it_needs(launch: Launch, gate: Path) -> None:
+    acted = []
+
+    def forward(obs: dict[int, Any]) -> dict[int, Any]:
+        acted.extend(obs)
+        return {i: {"action": HANG if i == 0 and acted.count(0) == 1 else STEP} for i in obs}
+
+    policy = EvalMode(forward, lambda ids=None: None, *[lambda *_: None] * 4)  # type: ignore[arg-type]
+    with launch(ASYNC, 2) as manager:
+        rollout = create_measuring_rollout(manager, policy, np.array([1, 1]))
+        while not rollout.episodes:
+            rollout.round(0, {})
+        assert acted.count(0) == 1
+        gate.open("w").close()
+        while not rollout.is_finished:
+            rollout.round(0, {})
+        assert sorted(each.env_id for each in rollout.episodes) == [0, 1]
+
+
+def test_process_that_never_makes_its_envs_fails_the_launch(launch: Launch, gate: Path) -> None:
+    made = importlib.import_module("child_envs")
+    late = functools.partial(made.hang, gate)
+    for env_fn, text in ((late, "gave no answer in time"), (made.exit_at_once, "exit code 4")):
+        manager = create_env_manager({**SYNC, "reset_timeout": 3.0}, [env_fn])
+        with pytest.raises(EnvError, match=f"the process of env 0 .*{text}"):
+            manager.launch()
+        assert manager.closed
+
+
+KILLED = """
+import functools, os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import child_envs
+from dingsdk.envs import create_env_manager
+
+def main():
+    manager = create_env_manager({"type": "subprocess"}, [child_envs.ChildEnv])
+    manager.launch()
+    pid = manager.step({0: child_envs.TELL})[0].info["pid"]
+    sys.stdout.write(f"{pid} {manager._memory.name}")
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.slow
+def test_processes_and_memory_go_with_a_killed_manager(tmp_path: Path) -> None:
+    (tmp_path / "killed.py").write_text(KILLED)
+    command = [sys.executable, str(tmp_path / "killed.py"), str(Path(__file__).parent)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+    pid, memory = done.stdout.decode().split()
+    if psutil.pid_exists(int(pid)):
+        psutil.Process(int(pid)).wait(60)
+    assert done.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 60
+    while (Path("/dev/shm") / memory).exists():
+        assert time.monotonic() < deadline
+        os.sched_yield()
