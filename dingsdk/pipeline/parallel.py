@@ -64,7 +64,11 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             cfg,
             transport,
             on_collecting=context.recorder.mark_first_step,
+            on_collected=lambda finished: write_collected(
+                tb_logger, finished, coordinator.status()
+            ),
             on_evaluated=lambda *result: _record(context, tb_logger, coordinator, *result),
+            tb_logger=tb_logger,
         )
         context.status = lambda: _status(context, coordinator)
         workers = _make_workers(context, cfg, transport, coordinator.master)
@@ -247,6 +251,29 @@ def _record(
             envstep=env_steps,
             is_latest=False,
         )
+
+
+def write_collected(
+    tb_logger: TensorboardLogger, finished: Mapping[str, Any], status: CoordinatorStatus
+) -> None:
+    """Write the statistics of a collecting task as serial mode names them, and its settings."""
+    returns, steps = finished.get("reward_raw") or [], int(finished.get("step_count", 0))
+    samples, seconds = finished.get("sample_count", 0), max(finished.get("duration", 0.0), 1e-9)
+    statistics = {
+        "episode_count": len(returns),
+        "envstep_count": steps,
+        "train_sample_count": samples,
+        "avg_envstep_per_sec": steps / seconds,
+        "avg_train_sample_per_sec": samples / seconds,
+        "total_envstep_count": status.env_steps,
+    }
+    if returns:
+        evaluated = evaluation_statistics(returns, steps, seconds)
+        names = ("avg_envstep_per_episode", "reward_mean", "reward_std", "reward_max", "reward_min")
+        statistics |= {name: evaluated[name] for name in names}
+    settings = finished.get("collect_setting", {})
+    statistics |= {key: value for key, value in settings.items() if isinstance(value, float)}
+    write_statistics(tb_logger, "collector", statistics, status.train_iter, status.env_steps)
 
 
 def _remove_data(transport: Transport) -> None:

@@ -51,6 +51,9 @@ def test_run_trains_evaluates_and_leaves_both_checkpoints(tmp_path: Path, concur
     (events,) = tmp_path.glob("log/coordinator_tb_logger/events*")
     assert b"evaluator_iter/reward_mean" in events.read_bytes()
     assert b"evaluator_step/reward_mean" in events.read_bytes()
+    assert b"collector_step/reward_mean" in events.read_bytes()
+    assert b"collector_iter/eps" in events.read_bytes()
+    assert latest.envstep > 100
 
 
 def test_each_worker_has_one_log_however_many_tasks_it_had(tmp_path: Path) -> None:

@@ -176,6 +176,7 @@ class BaseCommLearner(CommWorker):
             self._rows.drop(np.asarray(dropped))
         if data.get("kept"):
             self._rows.keep({int(each): rows for each, rows in data["kept"]})
+        self._learner.collector_envstep = int(data.get("env_steps", 0))
         with self.condition:
             self._info = None
             self._leased.extend(data["batches"])

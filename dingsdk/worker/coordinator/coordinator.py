@@ -67,8 +67,10 @@ class Coordinator(Configurable, TaskControl):
         cfg: The compiled config; ``cfg.system.coordinator`` is its own section.
         transport: The run's transport.
         on_collecting: Called once, when the first collector has its task.
+        on_collected: Called with the finish info of each collecting task.
         on_evaluated: Called with (finish info, policy state or None) after each evaluation
             task, before the commander judges it.
+        tb_logger: Where the replay buffer writes its curves; None for nowhere.
         clock: Monotonic seconds.
     """
 
@@ -80,7 +82,9 @@ class Coordinator(Configurable, TaskControl):
         transport: Transport,
         *,
         on_collecting: Callable[[], None] | None = None,
+        on_collected: Callable[[Mapping[str, Any]], None] = lambda finished: None,
         on_evaluated: Callable[[Mapping[str, Any], Mapping[str, Any] | None], None] | None = None,
+        tb_logger: Any = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cfg = cfg
@@ -99,7 +103,8 @@ class Coordinator(Configurable, TaskControl):
             lease_s=self.cfg.lease_s,
         )
         self._on_collecting = on_collecting
-        self._on_evaluated = on_evaluated
+        self._on_collected, self._on_evaluated = on_collected, on_evaluated
+        self._tb_logger = tb_logger
         self.roles: Mapping[str, Role] = create_roles(cfg)
         self._state = SchedulerState(self.roles, create_parallel_commander(cfg), self.cfg, clock)
         self._jobs: list[Job] = []
@@ -256,7 +261,8 @@ class Coordinator(Configurable, TaskControl):
             trainings = int(policy["learn"].get("update_per_collect", 1))
             return OnPolicyExperience(int(policy["collect"]["n_sample"]), int(max_lag), trainings)
         cfg = metadata_config(state.task["replay_buffer_cfg"])
-        return open_experience(create_buffer(cfg, exp_name=str(self._cfg["exp_name"])))
+        exp_name, writer = str(self._cfg["exp_name"]), self._tb_logger
+        return open_experience(create_buffer(cfg, tb_logger=writer, exp_name=exp_name))
 
     def end_batch_leases(self, state: TaskState) -> None:
         with self.condition:
@@ -330,6 +336,8 @@ class Coordinator(Configurable, TaskControl):
                 self._state.notify_fail(state)
             elif self._state.finish_collector(state, finished):
                 self.has_reached_goal = self.system_shutdown_flag = True
+        if not state.is_evaluation:
+            self._on_collected(finished)
 
     def deal_with_learner_get_data(
         self, state: TaskState, demand: Mapping[str, Any]
@@ -344,9 +352,10 @@ class Coordinator(Configurable, TaskControl):
                 int(demand.get("batches", 1)),
                 int(demand["cur_learner_iter"]),
             )
-            if leased is not None:
-                self.condition.notify_all()  # sampling makes room for pushes
-            return leased
+            if leased is None:
+                return None
+            self.condition.notify_all()  # sampling makes room for pushes
+            return {**leased, "env_steps": self._state.env_steps}
 
     def deal_with_learner_send_info(self, state: TaskState, info: Mapping[str, Any]) -> None:
         with self.condition:

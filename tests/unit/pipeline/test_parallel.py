@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tensorboardX.proto.event_pb2 import Event
 
-from dingsdk.pipeline.parallel import write_paces
+from dingsdk.pipeline.parallel import write_collected, write_paces
 from dingsdk.worker.coordinator import CoordinatorStatus
 from dingsdk.worker.coordinator.on_policy import PolicyLag
 from dingsdk.worker.coordinator.pace import Pace
@@ -27,10 +27,10 @@ def scalars(events: bytes) -> Iterator[tuple[str, int, float]]:
         at += 16 + size
 
 
-def test_paces_are_written_over_the_env_steps(tmp_path: Path) -> None:
-    status = CoordinatorStatus(
+def status() -> CoordinatorStatus:
+    return CoordinatorStatus(
         env_steps=10,
-        train_iter=0,
+        train_iter=7,
         buffer_count=0,
         workers={"collector": 2, "learner": 1},
         running_tasks=2,
@@ -42,8 +42,11 @@ def test_paces_are_written_over_the_env_steps(tmp_path: Path) -> None:
         },
         policy_lag=PolicyLag(0.25, 1, 2),
     )
+
+
+def test_paces_are_written_over_the_env_steps(tmp_path: Path) -> None:
     with closing(build_tb_logger(tmp_path, "coordinator")) as tb_logger:
-        write_paces(tb_logger, status)
+        write_paces(tb_logger, status())
     (path,) = (tmp_path / "coordinator_tb_logger").iterdir()
     assert sorted(scalars(path.read_bytes())) == [
         ("pace/c0", 10, 50.0),
@@ -53,3 +56,30 @@ def test_paces_are_written_over_the_env_steps(tmp_path: Path) -> None:
         ("policy_lag/p99", 10, 1.0),
         ("relative_pace/c0", 10, 0.5),
     ]
+
+
+def test_collecting_tasks_have_the_curves_of_serial_mode(tmp_path: Path) -> None:
+    finished = {
+        "reward_raw": [1.0, 3.0],
+        "step_count": 40,
+        "sample_count": 80,
+        "duration": 2.0,
+        "collect_setting": {"eps": 0.5, "name": "linear"},
+    }
+    with closing(build_tb_logger(tmp_path, "coordinator")) as tb_logger:
+        write_collected(tb_logger, finished, status())
+        write_collected(tb_logger, {"step_count": 4}, status())  # no episode ended
+    (path,) = (tmp_path / "coordinator_tb_logger").iterdir()
+    found = list(scalars(path.read_bytes()))
+    assert {tag for tag, _, _ in found} >= {
+        "collector_iter/reward_mean",
+        "collector_iter/total_envstep_count",
+        "collector_iter/eps",
+    }
+    assert {step for tag, step, _ in found if "_iter/" in tag} == {7}
+    assert {step for tag, step, _ in found if "_step/" in tag} == {10}
+    values = {tag: value for tag, _, value in reversed(found)}  # of the first task
+    assert values["collector_step/reward_mean"] == 2.0
+    assert values["collector_step/avg_envstep_per_episode"] == 20.0
+    assert [v for tag, _, v in found if tag == "collector_step/avg_train_sample_per_sec"] == [40, 0]
+    assert "collector_step/name" not in values
