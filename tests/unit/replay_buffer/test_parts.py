@@ -43,35 +43,11 @@ def test_compiled_draws_are_those_of_numpy(population: int, share: float, seed: 
     assert small.state_dict() == large.state_dict()
 
 
-def test_every_pair_is_drawn_alike() -> None:
-    sampler = UniformSampler({}, 1, seed=1)
-    pairs = np.zeros((5, 5))
-    for _ in range(5000):
-        first, second = sampler.draw(5, 2)
-        pairs[first, second] += 1
-    found = pairs[~np.eye(5, dtype=bool)]
-    assert (np.abs(found - 250) <= 5 * np.sqrt(250)).all()
-
-
-def test_draws_with_replacement_are_uniform_and_repeat() -> None:
-    drawn = UniformSampler({}, 1, seed=0).draw(10, 10_000, replace=True)
-    counts = np.bincount(drawn, minlength=10)
-    assert (np.abs(counts - 1000) <= 5 * np.sqrt(900)).all()
-
-
 def test_a_large_population_is_not_permuted() -> None:
     # A permutation of 2**50 ranks could not even be allocated.
     drawn = UniformSampler({}, 1, seed=0).draw(2**50, 256)
     assert drawn.max() > 2**49
     assert len(np.unique(drawn)) == 256
-
-
-def test_a_restored_sampler_draws_on_alike() -> None:
-    sampler, other = UniformSampler({}, 1, seed=0), UniformSampler({}, 1, seed=5)
-    sampler.draw(100, 3)
-    other.load_state_dict(sampler.state_dict())
-    for size in (1, 3, 60, 99):
-        assert sampler.draw(100, size).tolist() == other.draw(100, size).tolist()
 
 
 @pytest.mark.parametrize(
@@ -141,18 +117,6 @@ def test_slack_of_the_largest_sizes_is_restored_or_refused() -> None:
     assert not other.can_insert(16)
     with pytest.raises(CheckpointCorruptError):
         other.load_state_dict({**state, "largest_batch": 1.5})
-
-
-def test_counters_are_restored_or_refused() -> None:
-    limiter, other = MinSizeLimiter({"min_size": 2}), MinSizeLimiter({"min_size": 2})
-    limiter.on_insert(5)
-    limiter.on_sample(3)
-    other.load_state_dict(limiter.state_dict())
-    assert other.state_dict() == {"inserts": 5, "samples": 3}
-    for wrong in ({}, {"inserts": -1, "samples": 0}, {"inserts": "5"}):
-        with pytest.raises(CheckpointCorruptError):
-            other.load_state_dict(wrong)
-    assert other.state_dict() == {"inserts": 5, "samples": 3}
 
 
 @given(sizes=st.lists(st.integers(1, 23), max_size=8))
