@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
+from dingsdk.errors import SchemaMismatchError
 from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer, RowListener
 
 KINDS = [NaiveReplayBuffer, AdvancedReplayBuffer]
@@ -80,3 +81,14 @@ def test_limiter_knows_of_rows_that_were_found_on_disk(kind: Any, tmp_path: Path
     with kind(cfg) as buffer:
         assert (buffer._limiter.size, buffer._limiter.inserts) == (6, 6)
         assert len(buffer.sample(3, 0)) == 3
+
+
+@pytest.mark.parametrize(
+    "rows", [{"IS": 0.5}, [{"x": 1}, {"use": 1, "IS": 0.5}], SampleBatch({"IS": np.ones(2)})]
+)
+def test_rows_of_nothing_but_what_sampling_adds_are_refused(rows: Any) -> None:
+    buffer = AdvancedReplayBuffer({"replay_buffer_size": 4})
+    with pytest.raises(SchemaMismatchError, match="nothing but what sampling adds") as caught:
+        buffer.push(rows, 0)
+    assert caught.value.row == (1 if isinstance(rows, list) else 0)
+    assert buffer.count() == 0
