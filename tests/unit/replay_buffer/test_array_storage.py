@@ -159,3 +159,14 @@ def test_positions_of_two_dimensions_give_sequences() -> None:
     assert len(taken) == 2
     assert taken.columns["id"].tolist() == where.tolist()
     assert np.array_equal(taken.columns["obs"]["x"], batch.columns["obs"]["x"][where])
+
+
+@pytest.mark.parametrize(("first", "then"), [("array", "dict"), ("dict", "array")])
+def test_a_column_that_changes_its_kind_is_refused_by_name(first: str, then: str) -> None:
+    columns = {"array": np.zeros(2), "dict": {"y": np.zeros(2)}}
+    storage = ArrayStorage({}, 4)
+    storage.accept(SampleBatch({"x": columns[first]}))
+    with pytest.raises(SchemaMismatchError) as caught:
+        storage.accept(SampleBatch({"x": columns[then]}))
+    facts = caught.value.facts
+    assert (facts["key"], facts["expected"], facts["found"]) == ("x", first, then)
