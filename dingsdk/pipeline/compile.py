@@ -131,7 +131,8 @@ def compile_config(
             **named["replay_buffer"],
         }
     _derive(compiled)
-    _check_collects(compiled)
+    _check_serial_workers(compiled["policy"], found)
+    _check_collects(compiled, found, mode)
     _check_buffer(compiled["policy"], found, mode)
     _check_on_policy(compiled["policy"], mode)
     _check_device(compiled["policy"])
@@ -252,7 +253,24 @@ def _derive(cfg: dict[str, Any]) -> None:
         policy["collect"]["unroll_len"] = policy["unroll_len"]
 
 
-def _check_collects(cfg: Mapping[str, Any]) -> None:
+def _check_serial_workers(policy: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Check that a run can use the serial collector and evaluator that the config names.
+
+    Raises:
+        ConfigError: one needs what no config can give.
+    """
+    for section, name in (("collect", "collector"), ("eval", "evaluator")):
+        path = f"policy.{section}.{name}"
+        reason = getattr(found.get(path), "not_for_runs", "")
+        if reason:
+            kind = policy[section][name]["type"]
+            raise ConfigError(
+                f"{path}.type: a run cannot use type {kind!r}: {reason}; use it from Python",
+                path=f"{path}.type",
+            )
+
+
+def _check_collects(cfg: Mapping[str, Any], found: Mapping[str, Any], mode: str) -> None:
     """Check what one collect gives against the envs that give it and the buffer that takes it.
 
     Raises:
@@ -265,6 +283,15 @@ def _check_collects(cfg: Mapping[str, Any]) -> None:
             f"policy.collect.n_episode is {n_episode}, less than env.collector_env_num {env_num}: "
             "every env plays at least one episode; raise the first or lower the second",
             path="policy.collect.n_episode",
+        )
+    collect = policy["collect"]
+    key = getattr(found.get("policy.collect.collector"), "counts", "")
+    is_used = mode == "serial" or collect["parallel_collector"]["type"] == "serial"
+    if key and is_used and collect[key] is None:
+        raise ConfigError(
+            f"policy.collect.{key} is not set: a collector of type "
+            f"{collect['collector']['type']!r} counts in it",
+            path=f"policy.collect.{key}",
         )
     capacity = policy["other"]["replay_buffer"].get("replay_buffer_size")
     if policy["on_policy"] or capacity is None:

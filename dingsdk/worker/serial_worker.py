@@ -27,6 +27,8 @@ class SerialWorker(Configurable, ABC):
         instance_name: Prefix of the scalars' tags; None for that of the class.
     """
 
+    not_for_runs: ClassVar[str] = ""
+    """Why no config can give what the class needs; empty for those that a run can use."""
     _config_path: ClassVar[str]
     _default_name: ClassVar[str] = "worker"
 

@@ -36,6 +36,8 @@ class ISerialCollector(SerialWorker):
 
     last_episodes: Sequence[EpisodeRecord] = ()
     """Episodes that ended in the last ``collect``."""
+    counts: ClassVar[str] = ""
+    """``n_sample`` or ``n_episode``: what a collect counts in; empty for something else."""
     _config_path: ClassVar[str] = "policy.collect.collector"
 
     def __init__(

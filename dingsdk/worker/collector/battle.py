@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -127,6 +127,7 @@ class BattleCollector(ISerialCollector):
     Other than in DI-engine, an env that fails costs its unfinished episode alone.
     """
 
+    not_for_runs: ClassVar[str] = "it plays several policies, and a config has one"
     _max_players: float
     _players: Players | None = None
     _cfg: CollectorSection

@@ -40,6 +40,7 @@ class EpisodeSerialCollector(ISerialCollector):
         get_train_sample: bool = False
         reward_shaping: bool = False
 
+    counts: ClassVar[str] = "n_episode"
     gives_episodes: ClassVar[bool] = True
     """Whether ``collect`` returns whole episodes, or their samples one after another."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from dingsdk.config import Seed
 from dingsdk.data import SampleBatch
@@ -39,6 +39,8 @@ class SampleSerialCollector(ISerialCollector):
 
         type: str = "sample"
         seed: Seed | None = None
+
+    counts: ClassVar[str] = "n_sample"
 
     _cfg: Config
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from dingsdk.config import Count
 from dingsdk.worker.collector.battle import BattleRollout, Players
@@ -17,6 +17,8 @@ class BattleInteractionSerialEvaluator(InteractionSerialEvaluator):
 
     Its returns are what is logged, and what decides on the best checkpoint and on stopping.
     """
+
+    not_for_runs: ClassVar[str] = "it plays several policies, and a config has one"
 
     class Config(InteractionSerialEvaluator.Config, frozen=True, kw_only=True):
         """Section ``policy.eval.evaluator``."""

@@ -36,6 +36,8 @@ class MetricSerialEvaluator(ISerialEvaluator):
     The data loader yields ``(inputs, label)``; both are handed on as tensors.
     """
 
+    not_for_runs: ClassVar[str] = "it evaluates on a data set, with a metric of yours"
+
     class Config(ISerialEvaluator.Config, frozen=True, kw_only=True):
         """Section ``policy.eval.evaluator``.
 

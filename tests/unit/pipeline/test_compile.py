@@ -130,6 +130,33 @@ def test_buffer_too_small_to_work_with_is_refused(section: str, key: str) -> Non
     compile_config(changed(*sets[:3], "policy.other.replay_buffer.replay_buffer_size=64"))
 
 
+@pytest.mark.parametrize(("kind", "key"), [("episode", "n_episode"), ("sample", "n_sample")])
+def test_collector_is_told_how_much_to_collect(kind: str, key: str) -> None:
+    sets = [f"policy.collect.collector={{type: {kind}}}", "policy.collect.n_sample=null"]
+
+    with pytest.raises(ConfigError, match=f"a collector of type '{kind}' counts") as caught:
+        compile_config(changed(*sets))
+
+    assert caught.value.path == f"policy.collect.{key}"
+    compile_config(changed(*sets, f"policy.collect.{key}=64"))
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("policy.collect.collector", "sample_1v1"),
+        ("policy.collect.collector", "episode_1v1"),
+        ("policy.eval.evaluator", "battle_interaction"),
+        ("policy.eval.evaluator", "metric"),
+    ],
+)
+def test_worker_that_needs_more_than_a_config_has_is_refused(path: str, kind: str) -> None:
+    with pytest.raises(ConfigError, match=f"cannot use type '{kind}'") as caught:
+        compile_config(changed(f"{path}.type={kind}"))
+
+    assert caught.value.path == f"{path}.type"
+
+
 def test_stated_shape_may_be_a_list_of_one() -> None:
     assert compile_config(changed("policy.model.obs_shape=[4]")).policy.model.obs_shape == [4]
 
