@@ -127,7 +127,7 @@ class FileDataStore(StepDataStore):
             )
         # One writer an id is the rule, and a repeated write the exception, so that between
         # this look and the rename only the same content can come.
-        if folder.stat(name) is not None and self._is_stored(folder, data_id, info):
+        if folder.stat(name) is not None and self._is_stored(folder, name, info):
             return info
         if folder.free_bytes() - info.size_bytes < self._min_free_bytes:
             self._empty_pools()
@@ -272,24 +272,18 @@ class FileDataStore(StepDataStore):
     def _empty_pools(self) -> int:
         return sum(pool.empty() for pool in self._pools)
 
-    def _is_stored(self, folder: PrivateDir, data_id: str, info: FrameInfo) -> bool:
+    def _is_stored(self, folder: PrivateDir, name: str, info: FrameInfo) -> bool:
         """Whether the payload is there, whole; a damaged one is set aside."""
-        name = data_id + _SUFFIX
         try:
-            content = folder.view(name, self._max_bytes, map_above=_COPIED_BYTES)
-            decode_batch(content, self._max_bytes)
-        except DataMissingError:
+            stored = self._load(folder, name, None)
+        except (DataMissingError, DataCorruptError):
             return False
-        except DataCorruptError:
-            self._set_aside(folder, data_id)
-            return False
-        try:
-            decode_batch(content, self._max_bytes, expected_digest=info.digest, verify=False)
-        except DataCorruptError as error:
+        if encode_batch(stored, algorithm=self._algorithm)[1] != info:
+            data_id = name.removesuffix(_SUFFIX)
             raise ConflictError(
                 f"payload {data_id!r} exists with another content, which stays; ids are used once",
                 data_id=data_id,
-            ) from error
+            )
         return True
 
     def _set_aside(self, folder: PrivateDir, data_id: str) -> None:
