@@ -46,6 +46,7 @@ _COPIED_BYTES = 8 << 20
 """Payloads up to this size are read into memory and their files used again. A map of a larger
 one may be in use when the payload is deleted, so that its file is not touched any more."""
 _MOST_POOLED = 1024
+_KEEP_QUARANTINED = 16  # damaged files, for a look
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.001, 0.1
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -61,13 +62,11 @@ class FileDataStore(StepDataStore):
         is_durable: Whether payloads survive a power cut (three times as slow).
         algorithm: Of the digests that readers compare payloads with: ``xxh3-128`` finds damage
             and mix-ups; ``sha256``, at a quarter of the speed, also what was made to look alike.
-        keep_quarantined: How many damaged files to keep for a look.
         pool_bytes: About how much of deleted files to keep, to be written again.
         clock: Seconds, monotonic.
 
     Attributes:
         corrupt_count: Damaged payloads met.
-        missing_count: Payloads that were not there in time.
     """
 
     def __init__(
@@ -78,7 +77,6 @@ class FileDataStore(StepDataStore):
         min_free_bytes: int = 128 << 20,
         is_durable: bool = False,
         algorithm: str = "xxh3-128",
-        keep_quarantined: int = 16,
         pool_bytes: int = 512 << 20,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -86,12 +84,10 @@ class FileDataStore(StepDataStore):
         self._min_free_bytes = min_free_bytes
         self._is_durable = is_durable
         self._algorithm = algorithm
-        self._keep_quarantined = keep_quarantined
         self._clock = clock
         self._ownerless_since: dict[str, float] = {}
         self._closed = threading.Event()
         self.corrupt_count = 0
-        self.missing_count = 0
         with PrivateDir(path) as root:
             with root.sub("data") as data:
                 # Kept open: to open one anew costs a third of what a small payload's put does.
@@ -180,7 +176,6 @@ class FileDataStore(StepDataStore):
             except DataMissingError as error:
                 left_s = deadline - self._clock()
                 if left_s <= 0:
-                    self.missing_count += 1
                     raise DataMissingError(
                         f"no payload {data_id!r} within {timeout_s} s: it was never put, or "
                         "deleted since",
@@ -298,10 +293,10 @@ class FileDataStore(StepDataStore):
 
     def _trim_quarantine(self) -> None:
         names = self._quarantine.names()
-        if len(names) > self._keep_quarantined:
+        if len(names) > _KEEP_QUARANTINED:
             found = {name: self._quarantine.stat(name) for name in names}
             aged = sorted(names, key=lambda n: s.st_ctime_ns if (s := found[n]) else 0)
-            for name in aged[: len(names) - self._keep_quarantined]:
+            for name in aged[: len(names) - _KEEP_QUARANTINED]:
                 self._quarantine.unlink(name)
 
     def _remove(self, folder: PrivateDir, name: str) -> bool:
