@@ -15,6 +15,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.columns import join_key
 from dingsdk.errors import CheckpointCorruptError, ConfigError
 from dingsdk.worker.replay_buffer.config import BufferSection, Parts, bounds_rates
+from dingsdk.worker.replay_buffer.interface import NoMetadata
 from dingsdk.worker.replay_buffer.metrics import SampleMonitor
 from dingsdk.worker.replay_buffer.row_metadata import (
     NO_ROW,
@@ -24,7 +25,7 @@ from dingsdk.worker.replay_buffer.row_metadata import (
 )
 from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.sampler.priority import LEAST_PRIORITY, PrioritySampler
-from dingsdk.worker.replay_buffer.table import NoMetadata, Table, check_range, checked_size
+from dingsdk.worker.replay_buffer.table import Table, check_range, checked_size
 
 
 class RateLimitSection(Section, frozen=True, kw_only=True):

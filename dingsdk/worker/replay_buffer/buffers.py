@@ -15,11 +15,11 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.columns import leaves, map_columns
 from dingsdk.errors import CheckpointCorruptError, ConfigError
 from dingsdk.worker.replay_buffer.config import BufferSection
-from dingsdk.worker.replay_buffer.interface import Order
+from dingsdk.worker.replay_buffer.interface import NoMetadata, Order
 from dingsdk.worker.replay_buffer.sampler import RowSampler, Sampler
 from dingsdk.worker.replay_buffer.storage import Rows, Storage, suits_arrays
 from dingsdk.worker.replay_buffer.storage.episodes import EpisodeStorage, episodes_in, is_episode
-from dingsdk.worker.replay_buffer.table import NoMetadata, Table, check_range, checked_size
+from dingsdk.worker.replay_buffer.table import Table, check_range, checked_size
 
 _log = logging.getLogger(__name__)
 

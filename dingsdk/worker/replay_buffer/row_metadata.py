@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import torch_to_numpy
 from dingsdk.errors import CheckpointCorruptError, InvalidPriorityError, SchemaMismatchError
+from dingsdk.worker.replay_buffer.interface import NoMetadata
 from dingsdk.worker.replay_buffer.kernels import Floats, Ints, compiled
 from dingsdk.worker.replay_buffer.storage import Rows, Where
-from dingsdk.worker.replay_buffer.table import NoMetadata
 
 NO_ROW = -1
 """The id at a position whose row has left, or that was never used."""

@@ -20,7 +20,8 @@ from dingsdk.worker.replay_buffer.remover import Remover
 from dingsdk.worker.replay_buffer.storage import Rows, Storage
 
 if TYPE_CHECKING:
-    from dingsdk.worker.replay_buffer.table import NoMetadata, Table
+    from dingsdk.worker.replay_buffer.interface import NoMetadata
+    from dingsdk.worker.replay_buffer.table import Table
 
 VERSION = 2
 KEPT = "kept"

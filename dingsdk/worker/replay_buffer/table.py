@@ -26,7 +26,7 @@ from dingsdk.errors import (
 )
 from dingsdk.worker.replay_buffer import persistence, state
 from dingsdk.worker.replay_buffer.config import BufferSection, Parts
-from dingsdk.worker.replay_buffer.interface import BufferStats, IBuffer, RowListener
+from dingsdk.worker.replay_buffer.interface import BufferStats, IBuffer, NoMetadata, RowListener
 from dingsdk.worker.replay_buffer.limiter import Limiter
 from dingsdk.worker.replay_buffer.metrics import SampledStats, SampleMonitor, ThroughputMonitor
 from dingsdk.worker.replay_buffer.sampler import Sampler
@@ -714,73 +714,6 @@ class Table(IBuffer):
         Raises:
             CheckpointCorruptError, CheckpointVersionError: it is wrong, or contradicts the parts.
         """
-
-
-class NoMetadata:
-    """The row metadata of a table that keeps none: rows stay until they are overwritten.
-
-    Attributes:
-        next_id: The id of the next row, where rows have ids.
-        rows_leave_early: Whether rows may leave before they are overwritten.
-    """
-
-    keeps_facts: ClassVar[bool] = False
-    rows_leave_early = False
-    next_id = 0
-
-    def count(self, held: int) -> int:
-        """Return how many of the rows that the remover holds have not left early."""
-        return held
-
-    def living(self, where: Where) -> Where:
-        """Return those positions whose rows have not left early."""
-        return where
-
-    def prepare(self, rows: Rows) -> tuple[Rows, Any]:
-        """Return the rows to store, and what came with them; changes nothing.
-
-        Raises:
-            SchemaMismatchError, InvalidPriorityError: rows that cannot be pushed.
-        """
-        return rows, None
-
-    def insert(self, where: Where, facts: Any) -> None:
-        """Add rows that were stored at positions; the rows that were there have left."""
-
-    def remove(self, where: Where) -> None:
-        """Forget rows at positions, none of which has left before."""
-
-    def used_up(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return those positions, perhaps given twice, whose rows were sampled often enough.
-
-        The oldest row comes first. ``uses``, int64[n], says how often each was sampled.
-        """
-        return where[:0]
-
-    def uses(self, where: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how often the rows at positions were sampled."""
-        return np.zeros(len(where), np.int64)
-
-    def set_uses(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> None:
-        """Set how often the rows at positions were sampled."""
-
-    def renumber(self, next_id: int) -> None:
-        """Shift all ids, so that the next is ``next_id``."""
-
-    def clear(self) -> None:
-        """Forget all rows."""
-
-    def state_dict(self, positions: int) -> dict[str, Any]:
-        """Return what is known of the rows at positions ``0..positions-1``."""
-        return {}
-
-    def restored(self, state: Mapping[str, Any], positions: int) -> NoMetadata:
-        """Return new metadata with such a state, and the settings of this one.
-
-        Raises:
-            CheckpointCorruptError: its entries contradict each other.
-        """
-        return self
 
 
 class _RemoveFunction(RowListener):
