@@ -14,8 +14,9 @@ from dingsdk.data.pytree import map_leaves
 from dingsdk.data.sample_batch import collate
 from dingsdk.errors import ConfigError
 
-JOIN_S = 5.0
-"""How long ``close`` waits for the thread; a data source that blocks ends with the process."""
+JOIN_S, PROCESSES_JOIN_S = 5.0, 30.0
+"""How long ``close`` waits for the thread, without worker processes and with them, which may still
+be starting. A data source that blocks for longer ends with the program."""
 
 
 class AsyncDataLoader:
@@ -94,7 +95,7 @@ class AsyncDataLoader:
             self._is_closed = True
             self._ready.clear()
             self._change.notify_all()
-        self._thread.join(JOIN_S)
+        self._thread.join(PROCESSES_JOIN_S if self._num_workers else JOIN_S)
 
     def __enter__(self) -> AsyncDataLoader:
         return self

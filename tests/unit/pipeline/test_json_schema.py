@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from dingsdk.cli.root import root
-from dingsdk.config import apply_set, load_config, to_plain
+from dingsdk.config import LARGEST_INT, apply_set, load_config, to_plain
 from dingsdk.errors import ConfigError
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.pipeline.json_schema import config_schema
@@ -78,6 +78,7 @@ def test_each_key_is_described(schema: dict[str, Any]) -> None:
         "description": "Step size of Adam.",
         "type": "number",
         "exclusiveMinimum": 0,
+        "maximum": LARGEST_INT,
         "default": 0.001,
     }
 
