@@ -269,6 +269,26 @@ class EnvManager(Configurable, ABC):
         """Return ``{env_id: a random valid action}`` for the envs that wait for one."""
         return {env_id: self.action_space.sample() for env_id in self.ready_obs}
 
+    def reward_shaping(self, env_id: int, transitions: list[Any]) -> None:
+        """Let an env change the rewards of a finished episode in place, by its ``reward_shaping``.
+
+        Raises:
+            ConfigError: the env has no such method, or the manager cannot call it. So do the next
+                two.
+        """
+        shaped = self._call(env_id, "reward_shaping", transitions)
+        if shaped is not None and shaped is not transitions:
+            transitions[:] = shaped
+
+    def enable_save_figure(self, env_id: int, path: str) -> None:
+        """Let an env draw a figure of its episode into the folder ``path``."""
+        self._call(env_id, "enable_save_figure", path)
+
+    def enable_save_replay(self, path: str) -> None:
+        """Let all envs save replays of their episodes in the folder ``path``."""
+        for env_id in range(self._env_num):
+            self._call(env_id, "enable_save_replay", path)
+
     @property
     @abstractmethod
     def ready_obs(self) -> dict[int, Any]:
@@ -309,6 +329,15 @@ class EnvManager(Configurable, ABC):
     @abstractmethod
     def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
         """Reset ``env_ids``; ``kwargs`` holds what the caller gave for some of them."""
+
+    def _call(self, env_id: int, name: str, *args: Any) -> Any:
+        """Call a method of one env; managers that can, override it."""
+        raise ConfigError(
+            f"env_manager.type: {type(self).__name__} cannot call {name} of one env; in_process, "
+            "subprocess, async_subprocess and vector with vectorization_mode sync can",
+            path="env_manager.type",
+            method=name,
+        )
 
     @cached_property
     def _spaces(self) -> tuple[ObservationSchema, ActionChecker]:

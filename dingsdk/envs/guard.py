@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import gymnasium as gym
 
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs.spaces import ObservationSchema
-from dingsdk.errors import EnvError, SchemaMismatchError
+from dingsdk.errors import ConfigError, EnvError, SchemaMismatchError
 from dingsdk.plugins import default_manager
 
 if TYPE_CHECKING:
@@ -108,6 +109,23 @@ class GuardedEnv(gym.Env[Any, Any]):
         if terminated or truncated:
             self._failures_in_row = 0
         return obs, reward, bool(terminated), bool(truncated), info
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Call a method that not every env has.
+
+        Raises:
+            ConfigError: this one does not have it.
+        """
+        try:
+            find = getattr(self.env, "get_wrapper_attr", partial(getattr, self.env))
+            method = find(name)
+        except AttributeError:
+            raise ConfigError(
+                f"{type(self.env.unwrapped).__name__} has no {name}, which the config asks for",
+                path="env.env_id",
+                method=name,
+            ) from None
+        return method(*args)
 
     def render(self) -> Any:
         return self.env.render()

@@ -131,6 +131,10 @@ class InProcessEnvManager(EnvManager):
         while self._envs:
             close_quietly(self._envs.pop())
 
+    def _call(self, env_id: int, name: str, *args: Any) -> Any:
+        self._check_open()
+        return self._envs[env_id].call(name, *args)
+
     def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
         for env in self._envs:
             env.keep_seed = not self._dynamic_seed

@@ -40,7 +40,7 @@ _CLOSE_TIMEOUT_S = 4.0
 
 # What a process is told, and what it answers. A step and its answer are one byte each way, unless
 # there are infos.
-_STEP, _STEP_WITH_INFOS, _RESET, _CLOSE = b"s", b"i", b"r", b"c"
+_STEP, _STEP_WITH_INFOS, _RESET, _CALL, _CLOSE = b"s", b"i", b"r", b"a", b"c"
 _DONE, _DONE_AND_MORE, _FAILED = b"d", b"m", b"f"
 
 _log = logging.getLogger(__name__)
@@ -348,6 +348,20 @@ class SubprocessEnvManager(EnvManager):
         for env_id in env_ids:
             self._infos.pop(env_id, None)
 
+    def _call(self, env_id: int, name: str, *args: Any) -> Any:
+        self._check_open()
+        self._wait(for_all=True)
+        group = self._group_of[env_id]
+        group.ask(_CALL, time.monotonic() + self.section.step_timeout, (env_id, name, args))
+        try:
+            called = group.answer(wait=True)
+        except ProcessLostError as error:
+            self._replace(group, error)
+            raise EnvError(f"{error}, when {name} was called", env_id=env_id) from error
+        if "error" in called:
+            raise called["error"]
+        return called["changed"] if called["value"] is None else called["value"]
+
     def _ask_reset(self, group: _Group, kwargs: Mapping[int, Any]) -> int:
         self._board.asked[list(kwargs)] = True
         deadline = time.monotonic() + self.section.reset_timeout
@@ -558,13 +572,16 @@ def _serve(connection: Connection) -> None:
         schema = ObservationSchema(spaces[0])
         board = _Board(schema, ActionChecker(spaces[1]), env_num, memory.buf)
         while (command := connection.recv_bytes()) != _CLOSE:
-            infos = {}
+            infos: dict[Any, Any] = {}
             if command == _RESET:
                 for env_id, given in connection.recv().items():
                     envs[env_id].keep_seed = bool(board.keeps_seed[env_id])
                     obs, info = envs[env_id].reset(**given)
                     schema.put(board.obs, env_id, obs)
                     board.failures[env_id] = info.get(FAILURES, 0)
+            elif command == _CALL:
+                env_id, name, args = connection.recv()
+                infos = _call(envs[env_id], name, args)
             else:
                 # Its own rows alone: those of other processes change in the meantime.
                 for env_id in [env_id for env_id in envs if board.asked[env_id]]:
@@ -608,3 +625,15 @@ def _step(env: GuardedEnv, env_id: int, schema: ObservationSchema, board: _Board
     board.abnormal[env_id] = bool(info.get(ABNORMAL))
     board.failures[env_id] = failures
     return info
+
+
+def _call(env: GuardedEnv, name: str, args: Sequence[Any]) -> dict[str, Any]:
+    """Call a method of an env; return its value, and what it has made of the first argument."""
+    try:
+        return {"value": env.call(name, *args), "changed": args[0] if args else None}
+    except DingError as error:
+        return {"error": error}
+    except Exception as error:
+        text = "".join(traceback.format_exception(error))
+        why = f"{name} of the env raised {type(error).__name__}: {error}"
+        return {"error": EnvError(why, env_id=None, traceback=text)}

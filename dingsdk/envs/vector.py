@@ -71,6 +71,12 @@ class VectorEnvManager(BaseVectorEnvManager):
         vec.reset_wait = partial(vec.reset_wait, timeout=self.section.reset_timeout)
         return vec
 
+    def _call(self, env_id: int, name: str, *args: Any) -> Any:
+        self._check_open()
+        if self._mode != "sync":
+            return super()._call(env_id, name, *args)
+        return self._vec.envs[env_id].call(name, *args)
+
     def _choose_mode(self) -> tuple[str, AutoresetMode]:
         mode, name = self.section.vectorization_mode, self.section.autoreset_mode
         autoreset = None if name == "auto" else AutoresetMode[name.upper()]

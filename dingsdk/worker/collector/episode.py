@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from dingsdk.envs.base import EnvManager
-from dingsdk.errors import ConfigError
 from dingsdk.worker.collector.base import CollectorSection, ISerialCollector
 from dingsdk.worker.collector.columns import BatchedRollout, ColumnsWriter, split_episodes
 from dingsdk.worker.collector.factory import in_columns
@@ -114,14 +113,7 @@ class EpisodeSerialCollector(ISerialCollector):
 
     def _convert(self, env_id: int, episode: list[dict[str, Any]]) -> list[Any]:
         if self._cfg.reward_shaping:
-            shape = getattr(self.env, "reward_shaping", None)
-            if shape is None:
-                raise ConfigError(
-                    f"{type(self.env).__name__} has no reward_shaping; set reward_shaping to "
-                    "false, or give an env manager that has it",
-                    path="policy.collect.collector.reward_shaping",
-                )
-            shape(env_id, episode)
+            self.env.reward_shaping(env_id, episode)
         return self.policy.get_train_sample(episode) if self._cfg.get_train_sample else [episode]
 
     def _take_policy(self, policy: Any) -> None:

@@ -168,13 +168,13 @@ class InteractionSerialEvaluator(ISerialEvaluator):
                 each.length,
             )
             if self._cfg.figure_path is not None:
-                save = getattr(self.env, "enable_save_figure", None)
-                if save is None:
+                try:
+                    self.env.enable_save_figure(each.env_id, self._cfg.figure_path)
+                except ConfigError as error:
                     raise ConfigError(
-                        f"{type(self.env).__name__} draws no figures; set figure_path to null",
+                        f"the env draws no figures ({error}); set figure_path to null",
                         path="policy.eval.evaluator.figure_path",
-                    )
-                save(each.env_id, self._cfg.figure_path)
+                    ) from error
 
     def _is_time_to_render(self, train_iter: int, envstep: int) -> bool:
         render = self._cfg.render

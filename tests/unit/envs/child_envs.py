@@ -47,6 +47,16 @@ class ChildEnv(gym.Env[Any, Any]):
             info["episode_info"] = {"length": 3}
         return self._observe(), float(self._time), is_over, False, info
 
+    def reward_shaping(self, transitions: list[dict[str, Any]]) -> None:
+        for each in transitions:
+            each["reward"] += 10
+
+    def enable_save_replay(self, path: str) -> None:
+        (Path(path) / f"replay-{id(self)}").touch()
+
+    def enable_save_figure(self, path: str) -> None:
+        raise OSError("no room for a figure")
+
     def _observe(self) -> Any:
         return np.array([self._drawn, self._time], np.float32)
 

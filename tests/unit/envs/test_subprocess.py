@@ -207,6 +207,39 @@ def test_processes_and_memory_are_gone_after_close(launch: Launch) -> None:
     manager.close()
 
 
+@pytest.mark.parametrize(
+    "cfg", [{"type": "in_process"}, {"type": "vector", "vectorization_mode": "sync"}, SYNC]
+)
+def test_methods_that_only_some_envs_have_are_called(
+    launch: Launch, tmp_path: Path, cfg: dict[str, Any]
+) -> None:
+    with launch(cfg, 2) as manager:
+        rows = kept = [{"reward": 1.0}, {"reward": 2.0}]
+        manager.reward_shaping(1, rows)
+        assert kept == [{"reward": 11.0}, {"reward": 12.0}]
+        manager.enable_save_replay(str(tmp_path))
+        assert len(list(tmp_path.glob("replay-*"))) == 2
+        with pytest.raises((OSError, EnvError), match="no room for a figure"):
+            manager.enable_save_figure(0, "figures")
+        assert manager.step(dict.fromkeys(range(2), STEP))[0].reward == 1.0
+    env_fns = make_env_fns({"env_id": "CartPole-v1"}, 1)
+    with create_env_manager(cfg, env_fns) as manager:
+        manager.launch()
+        with pytest.raises(ConfigError, match="CartPoleEnv has no reward_shaping") as caught:
+            manager.reward_shaping(0, [])
+        assert caught.value.path == "env.env_id"
+        assert manager.step({0: 0})[0].reward == 1.0
+
+
+def test_managers_that_call_no_methods_name_those_that_do() -> None:
+    env_fns = make_env_fns({"env_id": "CartPole-v1"}, 1)
+    with create_env_manager({"type": "vector"}, env_fns) as manager:
+        manager.launch()
+        with pytest.raises(ConfigError, match="in_process, subprocess") as caught:
+            manager.reward_shaping(0, [])
+        assert caught.value.path == "env_manager.type"
+
+
 def test_ctrl_c_in_the_terminal_does_not_reach_the_processes(launch: Launch) -> None:
     with launch(SYNC, 1) as manager:
         os.kill(pid_of(manager, 0), signal.SIGINT)
