@@ -8,6 +8,8 @@ from pkgutil import resolve_name
 
 import pytest
 
+import dingsdk.worker
+
 PAGE = Path(__file__).parents[2] / "docs/how-to/move-from-di-engine.md"
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
@@ -22,6 +24,12 @@ def test_every_row_has_a_name_a_verdict_and_a_place_or_reason() -> None:
         assert verdict in ("kept", "replaced", "dropped"), name
         assert text, name
     assert len(ROWS) > 80
+
+
+def test_every_public_worker_name_has_a_row() -> None:
+    named = {name for row in ROWS for name in re.findall(r"`([\w.]+)`", row[0])}
+
+    assert set(dingsdk.worker.__all__) - named == set()
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row[1] == "kept"], ids=lambda row: row[0])
