@@ -17,7 +17,7 @@ from dingsdk.pipeline.serial import serial_pipeline
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy.dqn import DQNPolicy
-from dingsdk.worker.replay_buffer import NaiveReplayBuffer
+from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
 
 from . import short_runs
 
@@ -73,6 +73,22 @@ class RewardedBuffer(NaiveReplayBuffer):
         super().push(data, cur_collector_envstep, timeout_s)
 
 
+class PrioritizingPolicy(DQNPolicy):
+    """Gives each sample a priority when it is collected."""
+
+    def samples(self, columns: dict[str, Any], ends: Any) -> SampleBatch:
+        made = super().samples(columns, ends)
+        return made.with_columns(priority=2.0 + np.arange(len(made)) % 3)
+
+
+class PrioritizedBuffer(AdvancedReplayBuffer):
+    seen: ClassVar[set[float]] = set()
+
+    def push(self, data: Any, cur_collector_envstep: int, timeout_s: float | None = None) -> None:
+        self.seen.update(data.columns["priority"].tolist())
+        super().push(data, cur_collector_envstep, timeout_s)
+
+
 class SerialBuffer(NaiveReplayBuffer):
     modes: ClassVar[frozenset[str]] = frozenset({"serial"})
 
@@ -85,6 +101,8 @@ def run(tmp_path: Path, mode: str, *sets: str) -> RunResult:
     manager = PluginManager()
     manager.registry("policies").register("sequences", SequencePolicy)
     manager.registry("policies").register("episodes", EpisodePolicy)
+    manager.registry("policies").register("prioritizing", PrioritizingPolicy)
+    manager.registry("buffers").register("prioritized", PrioritizedBuffer)
     for name, kind in (
         ("rewarded", RewardedBuffer),
         ("serial", SerialBuffer),
@@ -151,6 +169,12 @@ def test_a_buffer_sees_the_columns_that_it_needs(tmp_path: Path) -> None:
     result = run(tmp_path, "parallel", f"{BUFFER}.type=rewarded")
     assert result.reason == "limit"
     assert RewardedBuffer.seen == {1.0}
+
+
+def test_a_prioritized_buffer_gets_the_priorities_of_the_collecting_policy(tmp_path: Path) -> None:
+    PrioritizedBuffer.seen.clear()
+    run(tmp_path, "parallel", f"{BUFFER}.type=prioritized", "policy.type=prioritizing")
+    assert PrioritizedBuffer.seen == {2.0, 3.0, 4.0}
 
 
 def test_a_buffer_that_does_not_serve_the_mode_is_refused_by_name(tmp_path: Path) -> None:

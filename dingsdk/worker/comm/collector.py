@@ -218,7 +218,10 @@ class BaseCommCollector(CommWorker):
             ConfigError: the samples have no such column, or together they are too large.
         """
         found: dict[str, NDArray[Any]] = {}
-        for name in self._task_info.get("columns") or ():
+        names = dict.fromkeys(self._task_info.get("columns") or ())
+        if "priority" in stepdata.columns:
+            names["priority"] = None  # the policy's own, for a buffer that keeps any
+        for name in names:
             column = stepdata.columns.get(name)
             if not isinstance(column, np.ndarray):
                 raise ConfigError(

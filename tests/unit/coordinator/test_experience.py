@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
+from dingsdk.errors import ProtocolError
 from dingsdk.worker.coordinator.experience import REDRAWS, Experience, metadata_config
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.factory import create_buffer
+from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 
 ROWS = 4
 
@@ -66,3 +69,47 @@ def test_payload_is_forgotten_with_its_last_row(experience: Experience) -> None:
     assert experience._lost == {}
     assert len(experience.readable()) == 400 // ROWS
     assert experience.readable(known=range(3, 102)) == ["p0"]
+
+
+class Curious(NaiveReplayBuffer):
+    needs_columns: ClassVar[tuple[str, ...]] = ("reward",)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {},
+        {"reward": 1.0},
+        {"reward": np.ones(ROWS - 1)},
+        {"reward": np.ones(ROWS), "priority": 1.0},
+    ],
+    ids=["none", "a-number", "too-few", "priority"],
+)
+def test_payload_without_the_columns_of_its_rows_is_refused(columns: dict[str, Any]) -> None:
+    experience = Experience(Curious({"replay_buffer_size": 40}))
+    assert experience.columns == ("reward",)
+    meta = {"data_id": "a", "rows": ROWS, "policy_iter": 0, "columns": columns}
+    with pytest.raises(ProtocolError):
+        experience.push(meta, 0)
+    assert experience.push({**meta, "columns": {"reward": np.ones(ROWS)}}, 0)
+    experience.check()
+
+
+def test_learners_are_told_which_rows_to_keep_of_payloads_that_lost_many() -> None:
+    cfg = {"type": "advanced", "replay_buffer_size": 400, "max_use": 1, "seed": 7}
+    experience = Experience(create_buffer(metadata_config(cfg), exp_name="run"))
+    push(experience, *(f"p{n}" for n in range(100)))
+    state = TaskState("task", "learner", {"buffer_id": "b"}, 0.0)
+    first = experience.lease(state, 200, 1, 0)
+    assert first is not None
+    assert first["kept"] == []
+    experience.settle(state)
+    garbage = experience.take_garbage([state])
+    told = experience.lease(state, 8, 1, 0)
+    assert told is not None
+    kept = {number: rows.tolist() for number, rows in told["kept"]}
+    gone = set(zip(*(first["batches"][0][key].tolist() for key in ("payload", "row")), strict=True))
+    for number, rows in kept.items():
+        assert rows == [row for row in range(ROWS) if (number, row) not in gone]
+    named = {number for number, _ in gone}
+    assert len(garbage) + len(kept) == len(named)
