@@ -314,17 +314,17 @@ class ColumnStore:
         """
         if not self._slots:
             self._allocate(columns)
-        for path, slot, shape in self._slots:
-            value: Any = columns
-            try:
+        try:
+            for path, slot, shape in self._slots:
+                value: Any = columns
                 for key in path:
                     value = value[key]
-            except (KeyError, TypeError, IndexError):
-                value = None
-            if type(value) is not np.ndarray or value.shape != shape or value.dtype != slot.dtype:
-                expected = f"{slot.dtype}{list(shape)} as in its first call"
-                raise _mismatch(path, expected, None if isinstance(value, Mapping) else value)
-            slot[time] = value
+                if value.shape != shape or value.dtype != slot.dtype:
+                    expected = f"{slot.dtype}{list(shape)} as in its first call"
+                    raise _mismatch(path, expected, value)
+                slot[time] = value
+        except (KeyError, IndexError, TypeError, AttributeError):
+            raise _mismatch(path, "an array as in its first call", None) from None
 
     def gather(self, times: NDArray[np.int64], envs: NDArray[np.int64]) -> dict[str, Any]:
         """Return the rows ``(times[k], envs[k])`` of every column as new arrays."""
