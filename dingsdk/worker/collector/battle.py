@@ -116,6 +116,21 @@ class BattleRollout(DictRollout):
         super()._abandon(env_ids)
 
 
+def modes_of(policy: Any, name: str, path: str) -> list[Any]:
+    """Return the modes of all players.
+
+    Raises:
+        ConfigError: ``policy`` is the mode of one; a run of ``dingsdk train`` has no more.
+    """
+    if not isinstance(policy, Sequence) or hasattr(policy, "forward"):
+        raise ConfigError(
+            f"{name} plays several policies and was given one; choose another {path}.type for "
+            "a run of one policy, or use it from Python with a list of modes",
+            path=f"{path}.type",
+        )
+    return list(policy)
+
+
 def return_of(info: Info) -> float:
     """Return the episode's return of one player."""
     return float(np.sum(np.asarray(torch_to_numpy(info["eval_episode_return"]))))
@@ -134,15 +149,17 @@ class BattleCollector(ISerialCollector):
 
     def _take_policy(self, policy: Any) -> None:
         if policy is not None:
-            if not 2 <= len(policy) <= self._max_players:
+            modes = modes_of(policy, type(self).__name__, self._config_path)
+            if not 2 <= len(modes) <= self._max_players:
                 raise ConfigError(
-                    f"{type(self).__name__} plays {len(policy)} policies; give it "
+                    f"{type(self).__name__} plays {len(modes)} policies; give it "
                     f"{'two' if self._max_players == 2 else 'two or more'}",
-                    found=len(policy),
+                    path=f"{self._config_path}.type",
+                    found=len(modes),
                 )
-            self._policy = list(policy)
-            self._players = Players(policy)
-            self._read(policy[0].get_attribute)
+            self._policy = modes
+            self._players = Players(modes)
+            self._read(modes[0].get_attribute)
         if self._players is None:
             raise self._not_set("policy", "policy")
         self._players.reset()

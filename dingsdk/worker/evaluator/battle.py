@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from dingsdk.config import Count
-from dingsdk.worker.collector.battle import BattleRollout, Players
+from dingsdk.worker.collector.battle import BattleRollout, Players, modes_of
 from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout
 from dingsdk.worker.evaluator.interaction import InteractionSerialEvaluator
 from dingsdk.worker.evaluator.monitor import VectorEvalMonitor
@@ -50,7 +50,7 @@ class BattleInteractionSerialEvaluator(InteractionSerialEvaluator):
 
     def _take_policy(self, policy: Any) -> None:
         if policy is not None:
-            self._policy = list(policy)
+            self._policy = modes_of(policy, type(self).__name__, self._config_path)
         for mode in self.policy:
             mode.reset()
 

@@ -179,10 +179,15 @@ def test_returns_of_each_player_are_logged(make_battle) -> None:
     assert scalars["envstep_count"] == 6
 
 
-def test_what_cannot_be_played_is_refused(make_battle) -> None:
+def test_what_cannot_be_played_is_refused(make_battle, tmp_path) -> None:
     three = [Fighter(number) for number in range(3)]
     with pytest.raises(ConfigError, match="plays 3 policies"):
         make_battle("episode_1v1", DuelEnvs(((2,),)), three)
+    with pytest.raises(ConfigError, match="was given one") as caught:
+        create_serial_collector(
+            {"type": "sample_1v1"}, env=None, policy=three[0].mode(), exp_name=str(tmp_path)
+        )
+    assert caught.value.path == "policy.collect.collector.type"
     for kind in ("episode_1v1", "sample_1v1"):
         with pytest.raises(ConfigError, match="plays 1 policies"):
             make_battle(kind, DuelEnvs(((2,),)), three[:1])
