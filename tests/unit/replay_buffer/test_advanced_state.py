@@ -180,3 +180,15 @@ def test_demonstrations_are_pushed_with_their_priorities() -> None:
     buffer = make_buffer()
     buffer.load_state_dict({"data": [row(0, priority=4.0), row(1)]})
     assert facts(buffer, "priority") == {0: 4.0, 1: 1.0}
+
+
+def test_a_state_that_prioritizes_a_row_that_left_and_not_one_that_is_there_is_refused() -> None:
+    buffer = AdvancedReplayBuffer({"replay_buffer_size": 4, "seed": 0, "max_use": 9})
+    buffer.push(batch(1, 2, 3, 4), 0)
+    state = buffer.state_dict()
+    state["metadata"]["replay_unique_id"][1] = -1
+    for key in ("weights", "priorities"):
+        state["sampler"][key][2] = 0.0
+    with pytest.raises(CheckpointCorruptError, match="do not match"):
+        buffer.load_state_dict(state)
+    assert buffer.count() == 4

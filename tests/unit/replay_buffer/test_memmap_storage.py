@@ -308,3 +308,16 @@ def test_a_buffer_goes_on_where_it_was_closed(tmp_path: Path, cfg: dict[str, Any
         buffer.clear()
         buffer.push([{"obs": 1, "next_obs": 2}], 0)
         assert buffer.count() == 1
+
+
+def test_a_folder_that_is_in_use_leaves_no_file_open(tmp_path: Path) -> None:
+    with opened(tmp_path / "rows") as storage:
+        filled(storage, 10)
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(3):
+            with (
+                pytest.raises(RunFolderError, match="in use"),
+                opened(tmp_path / "rows", reopen=True) as other,
+            ):
+                other.recovered()
+        assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -318,3 +318,20 @@ def test_a_disk_that_cannot_be_read_is_an_error_by_name(tmp_path: Path) -> None:
         ):
             storage.take(slice(0, 10))
         assert storage.take(slice(0, 10)) == games(10)
+
+
+def test_files_that_cannot_be_so_long_are_an_error_by_name(tmp_path: Path) -> None:
+    errors: list[StorageFullError] = []
+    with opened(tmp_path / "rows") as storage:
+        for at in range(1, 20):
+            with failing_calls(("ftruncate",), at, errno.EFBIG):
+                try:
+                    storage.accept(games(2))
+                    break
+                except StorageFullError as error:
+                    errors.append(error)
+        storage.put(slice(0, 2), storage.accept(games(2)))
+        assert storage.take(slice(0, 2)) == games(2)
+    texts = [str(error) for error in errors]
+    assert any(f"cannot make {tmp_path}/rows/column-0000.bin" in text for text in texts)
+    assert any(f"cannot map {tmp_path}/rows/lengths-0000.bin" in text for text in texts)
