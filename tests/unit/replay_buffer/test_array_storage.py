@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import SchemaMismatchError
+from dingsdk.errors import ConfigError, SchemaMismatchError
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
 
 
@@ -170,3 +170,18 @@ def test_a_column_that_changes_its_kind_is_refused_by_name(first: str, then: str
         storage.accept(SampleBatch({"x": columns[then]}))
     facts = caught.value.facts
     assert (facts["key"], facts["expected"], facts["found"]) == ("x", first, then)
+
+
+def test_no_memory_for_following_observations_is_an_error_and_changes_nothing() -> None:
+    class Tight(ArrayStorage):
+        def _new_array(self, *args: Any) -> Any:
+            if args[0].startswith("own") and args[3] is not None:
+                raise MemoryError
+            return super()._new_array(*args)
+
+    storage = Tight({"next_of": "obs"}, 8)
+    rows = SampleBatch({"obs": np.arange(4.0), "next_obs": np.arange(4.0) + 10})
+    storage.put(slice(0, 4), storage.accept(rows))
+    with pytest.raises(ConfigError, match="cannot be had"):
+        storage.accept(rows)
+    assert storage.take(slice(0, 4)) == rows

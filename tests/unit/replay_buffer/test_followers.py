@@ -92,3 +92,16 @@ def test_rows_of_nothing_but_what_sampling_adds_are_refused(rows: Any) -> None:
         buffer.push(rows, 0)
     assert caught.value.row == (1 if isinstance(rows, list) else 0)
     assert buffer.count() == 0
+
+
+def test_each_listener_hears_of_the_rows_of_a_state() -> None:
+    class Deaf(RowListener):
+        """Overrides nothing."""
+
+    old = NaiveReplayBuffer({"replay_buffer_size": 4})
+    old.push([{"x": 1}, {"x": 2}], 0)
+    new, recorder = NaiveReplayBuffer({"replay_buffer_size": 4}), Recorder()
+    for listener in (Deaf(), recorder):
+        new.add_listener(listener)
+    new.load_state_dict(old.state_dict())
+    assert [row["x"] for row in recorder.inserted] == [1, 2]
