@@ -117,6 +117,8 @@ def run(tmp_path: Path, mode: str, *sets: str) -> RunResult:
             *sets,
         )
         transport = "in_memory" if mode == "parallel" else None
+        if transport is not None:
+            sets = (*sets, "system.transport.check_wire=true")
         cfg = compile_run("cartpole-dqn", mode=mode, transport=transport, sets=sets, seed=3)
         context = RunContext(cfg=cfg, run_dir=tmp_path)
         return (parallel_pipeline if mode == "parallel" else serial_pipeline)(context)

@@ -21,7 +21,7 @@ def run(tmp_path: Path, *sets: str) -> RunResult:
     manager = PluginManager()
     manager.registry("removers").register("random", RandomRemover)
     with use_manager(manager):
-        sets = (*short_runs.QUICK, *sets)
+        sets = (*short_runs.QUICK, "system.transport.check_wire=true", *sets)
         cfg = compile_run("cartpole-dqn", mode="parallel", transport="in_memory", sets=sets, seed=3)
         return parallel_pipeline(RunContext(cfg=cfg, run_dir=tmp_path))
 
