@@ -41,5 +41,5 @@ def test_run_trains_evaluates_and_leaves_both_checkpoints(tmp_path: Path) -> Non
 
 def test_learner_that_raises_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
     with pytest.raises(TaskFailedError) as caught:
-        run(tmp_path, "policy.learn.learning_rate=1e38")
+        run(tmp_path, "policy.learn.learning_rate=1e15")
     assert "NonFiniteError" in caught.value.facts["traceback"]
