@@ -126,14 +126,16 @@ class BaseVectorEnvManager(EnvManager):
             self._infos = infos
             self._is_fresh = False
             valid = None
+            # Looking for a byte costs a fraction of any() on arrays this small.
+            has_ended = b"\x01" in terminated.tobytes() or b"\x01" in truncated.tobytes()
             if self._resetting is not None:
                 valid = ~self._resetting
                 reward[self._resetting] = 0
-                terminated &= valid
-                truncated &= valid
+                if has_ended:
+                    terminated &= valid
+                    truncated &= valid
+                    has_ended = bool((terminated | truncated).any())
                 self._resetting = None
-            # Looking for a byte costs a fraction of any() on arrays this small.
-            has_ended = b"\x01" in terminated.tobytes() or b"\x01" in truncated.tobytes()
             if has_ended:
                 self._failures_in_row = 0
                 self._final_infos = infos
