@@ -67,6 +67,7 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("commands", "train", "dingsdk.cli.train:train"),
     ("commands", "config", "dingsdk.cli.config:group"),
     ("commands", "coordinator", "dingsdk.cli.roles:coordinator"),
+    ("commands", "doctor", "dingsdk.cli.doctor:doctor"),
     ("commands", "eval", "dingsdk.cli.eval:evaluate"),
     ("commands", "plugins", "dingsdk.cli.plugins:plugins"),
 )

@@ -366,3 +366,42 @@ def test_lists_of_plugins_and_commands_import_nothing_slow(argument: str) -> Non
     )
 
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_doctor_names_what_does_not_work(tmp_path: Path) -> None:
+    for name, points in {
+        "acme-broken": "[dingsdk.buffers]\nbroken = no_such_module\n",
+        "dingsdk": "",
+    }.items():
+        info = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(points)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "dingsdk", "doctor"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+
+    assert done.returncode == 1, done.stderr
+    problems = [line for line in done.stdout.splitlines() if line.startswith("problem")]
+    assert any("buffers broken" in line and "no_such_module" in line for line in problems)
+    assert any("dingsdk " in line and "another project" in line for line in problems)
+    assert "2 problems found" in done.stdout
+    assert "ok       listen on loopback" in done.stdout
+
+
+def test_doctor_finds_no_problem_where_there_is_none(
+    tmp_path: Path,
+    manager: PluginManager,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["doctor"]) == 0
+    assert "problem" not in capsys.readouterr().out
