@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +101,14 @@ def test_video_without_images_is_refused_before_the_run(tmp_path: Path) -> None:
     assert caught.value.path == "env.wrappers[0]"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("moviepy") is not None, reason="moviepy is installed")
-def test_video_without_its_package_names_it(tmp_path: Path) -> None:
+def test_video_without_its_package_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "moviepy", None)
     with pytest.raises(ConfigError, match="pip install"):
         make({"type": "record_video", "folder": str(tmp_path)}, render_mode="rgb_array")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("moviepy") is None, reason="needs moviepy")
 def test_episodes_are_recorded_by_every_env(tmp_path: Path) -> None:
     video = {"type": "record_video", "folder": str(tmp_path), "every": 2}
     kwargs = {"render_mode": "rgb_array"}
