@@ -100,11 +100,12 @@ class QNetwork(nn.Module):
         width = [obs_size, *hidden_sizes][-1]
         self.head = nn.Linear(width, action_count)
         self.value = nn.Linear(width, 1) if dueling else None
-        self._head = (self.head.weight, self.head.bias)
+        # Looked up once, as submodules take a microsecond each too.
+        self._encode, self._head = self.encoder.forward, (self.head.weight, self.head.bias)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Return action values ``float32[n, actions]`` of ``float32[n, obs_size]``."""
-        hidden = self.encoder.forward(obs)
+        hidden = self._encode(obs)
         advantages = F.linear(hidden, *self._head)
         if self.value is None:
             return advantages
