@@ -168,7 +168,7 @@ class Task:
 
 
 class Master(MasterListener):
-    """Keeps the book of workers and open tasks over any transport's master end.
+    """Keeps track of workers and open tasks, over any transport's master end.
 
     Args:
         end: The transport's end.
