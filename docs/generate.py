@@ -57,18 +57,12 @@ NOTE = "<!-- Written by docs/generate.py; change the code's docstrings instead. 
 def pages() -> dict[str, str]:
     """Return every reference page by file name."""
     return {
-        "buffer-rules.md": buffer_rules_page(),
         "cli.md": cli_page(),
-        "commander-rules.md": commander_rules_page(),
         "config.md": config_page(),
-        "env-rules.md": env_rules_page(),
         "errors.md": errors_page(),
         "hooks.md": hooks_page(),
         "part-rules.md": part_rules_page(),
-        "collector-rules.md": collector_rules_page(),
-        "evaluator-rules.md": evaluator_rules_page(),
-        "policy-rules.md": policy_rules_page(),
-        "transport-rules.md": transport_rules_page(),
+        **_rule_pages(),
     }
 
 
@@ -186,28 +180,6 @@ def hooks_page() -> str:
     return _page("Hooks", "\n\n".join(parts))
 
 
-def transport_rules_page() -> str:
-    """Return the rules of the transport contract."""
-    intro = (
-        "What every transport does, and `dingsdk.testing` checks: `check_transport` all of it, a "
-        "subclass of `TransportContract` as one test a rule. [Write a "
-        "transport](../tutorial/write-a-transport.md) shows both."
-    )
-    return _rules_page("transport", intro, CAPABILITIES, RULES)
-
-
-def buffer_rules_page() -> str:
-    """Return the rules of the buffer contract."""
-    intro = (
-        "What every replay buffer does, whatever storage, sampler, remover and limiter it is made "
-        "of (which have [rules of their own](part-rules.md)), and `dingsdk.testing` checks: "
-        "`check_buffer` all of it, a subclass of `BufferContract` as one test a rule, and "
-        "`BufferMachine` against a plain model. [Extend the "
-        "buffer](../how-to/extend-the-buffer.md) shows all three."
-    )
-    return _rules_page("replay buffer", intro, BUFFER_CAPABILITIES, BUFFER_RULES)
-
-
 def part_rules_page() -> str:
     """Return the rules of the parts of a buffer."""
     intro = (
@@ -223,50 +195,64 @@ def part_rules_page() -> str:
     return _page("Rules of the parts of a replay buffer", "\n\n".join([intro, *parts]))
 
 
-def commander_rules_page() -> str:
-    """Return the rules of the commander contract."""
-    intro = (
-        "What every commander of parallel mode does, and `dingsdk.testing` checks: "
-        "`check_commander` all of it, a subclass of `CommanderContract` as one test a rule."
-    )
-    return _rules_page("commander", intro, COMMANDER_CAPABILITIES, COMMANDER_RULES)
-
-
-def collector_rules_page() -> str:
-    """Return the rules of the collector contract."""
-    intro = (
-        "What every serial collector of one policy does, and `dingsdk.testing` checks: "
-        "`check_collector` all of it, a subclass of `CollectorContract` as one test a rule."
-    )
-    return _rules_page("collector", intro, COLLECTOR_CAPABILITIES, COLLECTOR_RULES)
-
-
-def evaluator_rules_page() -> str:
-    """Return the rules of the evaluator contract."""
-    intro = (
-        "What every serial evaluator that plays episodes does, and `dingsdk.testing` checks: "
-        "`check_evaluator` all of it, a subclass of `EvaluatorContract` as one test a rule."
-    )
-    return _rules_page("evaluator", intro, EVALUATOR_CAPABILITIES, EVALUATOR_RULES)
-
-
-def policy_rules_page() -> str:
-    """Return the rules of the policy contract."""
-    intro = (
-        "What every policy does, and `dingsdk.testing` checks: `check_policy` all of it, a "
-        "subclass of `PolicyContract` as one test a rule. [Write a "
-        "policy](../how-to/write-a-policy.md) shows both."
-    )
-    return _rules_page("policy", intro, POLICY_CAPABILITIES, POLICY_RULES)
-
-
-def env_rules_page() -> str:
-    """Return the rules of the env manager contract."""
-    intro = (
-        "What every env manager does, and `dingsdk.testing` checks: `check_env_manager` all of it, "
-        "a subclass of `EnvManagerContract` as one test a rule, with an env that the rules bring."
-    )
-    return _rules_page("env manager", intro, ENV_CAPABILITIES, ENV_RULES)
+def _rule_pages() -> dict[str, str]:
+    """Return the pages of rules that are for one kind of part each."""
+    checked = "and `dingsdk.testing` checks:"
+    of_all = "all of it, a subclass of"
+    return {
+        "buffer-rules.md": _rules_page(
+            "replay buffer",
+            "What every replay buffer does, whatever storage, sampler, remover and limiter it is "
+            f"made of (which have [rules of their own](part-rules.md)), {checked} "
+            f"`check_buffer` {of_all} `BufferContract` as one test a rule, and "
+            "`BufferMachine` against a plain model. [Extend the "
+            "buffer](../how-to/extend-the-buffer.md) shows all three.",
+            BUFFER_CAPABILITIES,
+            BUFFER_RULES,
+        ),
+        "collector-rules.md": _rules_page(
+            "collector",
+            f"What every serial collector of one policy does, {checked} `check_collector` "
+            f"{of_all} `CollectorContract` as one test a rule.",
+            COLLECTOR_CAPABILITIES,
+            COLLECTOR_RULES,
+        ),
+        "commander-rules.md": _rules_page(
+            "commander",
+            f"What every commander of parallel mode does, {checked} `check_commander` {of_all} "
+            "`CommanderContract` as one test a rule.",
+            COMMANDER_CAPABILITIES,
+            COMMANDER_RULES,
+        ),
+        "env-rules.md": _rules_page(
+            "env manager",
+            f"What every env manager does, {checked} `check_env_manager` {of_all} "
+            "`EnvManagerContract` as one test a rule, with an env that the rules bring.",
+            ENV_CAPABILITIES,
+            ENV_RULES,
+        ),
+        "evaluator-rules.md": _rules_page(
+            "evaluator",
+            f"What every serial evaluator that plays episodes does, {checked} `check_evaluator` "
+            f"{of_all} `EvaluatorContract` as one test a rule.",
+            EVALUATOR_CAPABILITIES,
+            EVALUATOR_RULES,
+        ),
+        "policy-rules.md": _rules_page(
+            "policy",
+            f"What every policy does, {checked} `check_policy` {of_all} `PolicyContract` as one "
+            "test a rule. [Write a policy](../how-to/write-a-policy.md) shows both.",
+            POLICY_CAPABILITIES,
+            POLICY_RULES,
+        ),
+        "transport-rules.md": _rules_page(
+            "transport",
+            f"What every transport does, {checked} `check_transport` {of_all} `TransportContract` "
+            "as one test a rule. [Write a transport](../tutorial/write-a-transport.md) shows both.",
+            CAPABILITIES,
+            RULES,
+        ),
+    }
 
 
 def _rules_page(

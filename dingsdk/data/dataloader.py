@@ -90,7 +90,7 @@ class AsyncDataLoader:
             return self._ready.popleft()
 
     def close(self) -> None:
-        """End the thread and the processes, and wake whoever waits; idempotent."""
+        """Stop the thread and the processes; waiting calls return. Idempotent."""
         with self._change:
             self._is_closed = True
             self._ready.clear()

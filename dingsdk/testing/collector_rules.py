@@ -381,7 +381,7 @@ def rule_12_reset_begins_anew(bench: CollectorBench) -> None:
 
 
 def rule_13_observers_are_told(bench: CollectorBench) -> None:
-    """Observers hear of each episode (env, return, length) and of each collect."""
+    """Observers are told of each episode (env, return, length) and of each collect."""
     collector = bench.ready(((2,), (4,)), attributes={"n_sample": 4})
     count = 8 if bench.has("samples") else 3
     bench.collect(collector, count, train_iter=5)

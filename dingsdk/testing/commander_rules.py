@@ -172,7 +172,7 @@ def rule_06_places_can_be_added_and_taken(bench: CommanderBench) -> None:
 
 
 def rule_07_the_config_is_only_read(bench: CommanderBench) -> None:
-    """Neither the commander nor whoever changes a task's data changes the config."""
+    """The commander does not change the config, and tasks share no data with it."""
     cfg = bench.config()
     before = copy.deepcopy(to_plain(cfg))
     commander = bench.commander(cfg)

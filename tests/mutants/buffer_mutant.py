@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
+
+from .mutant_list import MutantList
 
 PATIENCE_S = 0.5
 BASE = frozenset({"fifo", "parts", "saves"})
@@ -14,8 +16,6 @@ BASE = frozenset({"fifo", "parts", "saves"})
 class Mutant:
     """Stands before the class of a buffer, and says what it is to be tested with."""
 
-    breaks: ClassVar[int] = 0
-    also: ClassVar[frozenset[int]] = frozenset()
     capabilities: ClassVar[frozenset[str]] = BASE
     storage: ClassVar[str] = "array"
 
@@ -32,18 +32,7 @@ class NaiveObjects(Mutant, NaiveReplayBuffer):
     storage = "object"
 
 
-MUTANTS: list[type[Mutant]] = []
+MUTANTS = MutantList()
+mutant = MUTANTS.mutant
 ORDER = (3, 7, 8, 19, 20, 22, 23, 24, 26, 27, 37, 39, 40)
 """Rules that look at the order of rows."""
-_Made = TypeVar("_Made", bound=type[Mutant])
-
-
-def mutant(breaks: int, *also: int) -> Callable[[_Made], _Made]:
-    """Say which rule a mutant breaks, and which others its defect cannot but break as well."""
-
-    def mark(made: _Made) -> _Made:
-        made.breaks, made.also = breaks, frozenset(also)
-        MUTANTS.append(made)
-        return made
-
-    return mark

@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from dingsdk.errors import PolicyOutputError
-from dingsdk.worker import EpisodeSerialCollector, ISerialCollector, SampleSerialCollector
+from dingsdk.worker import EpisodeSerialCollector, SampleSerialCollector
+
+from .mutant_list import MutantList
 
 
 class Samples(SampleSerialCollector):
     """The collector of samples as it is; mutants override one of its methods."""
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"samples"})
-    breaks: ClassVar[int] = 0
-    also: ClassVar[frozenset[int]] = frozenset()
 
 
 class Episodes(EpisodeSerialCollector):
     """The collector of episodes as it is."""
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"episodes"})
-    breaks: ClassVar[int] = 0
-    also: ClassVar[frozenset[int]] = frozenset()
 
 
-MUTANTS: list[Any] = []
-_Made = TypeVar("_Made", bound=type[ISerialCollector])
-
-
-def mutant(breaks: int, *also: int) -> Callable[[_Made], _Made]:
-    """Say which rule a mutant breaks, and which others its defect cannot but break as well."""
-
-    def mark(made: _Made) -> _Made:
-        made.breaks, made.also = breaks, frozenset(also)  # type: ignore[attr-defined]
-        MUTANTS.append(made)
-        return made
-
-    return mark
+MUTANTS = MutantList()
+mutant = MUTANTS.mutant
 
 
 @mutant(1, 4, 6, 11, 13, 16, 17)

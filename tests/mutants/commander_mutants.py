@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from dingsdk.worker.commander.base import Task
 from dingsdk.worker.commander.solo import SoloCommander
+
+from .mutant_list import MutantList
 
 
 class Mutant(SoloCommander):
     """The commander as it is; mutants override one of its methods."""
 
-    breaks: ClassVar[int] = 0
-    also: ClassVar[frozenset[int]] = frozenset()
 
-
-MUTANTS: list[type[Mutant]] = []
-_Made = TypeVar("_Made", bound=type[Mutant])
-
-
-def mutant(breaks: int, *also: int) -> Callable[[_Made], _Made]:
-    """Say which rule a mutant breaks, and which others its defect cannot but break as well."""
-
-    def mark(made: _Made) -> _Made:
-        made.breaks, made.also = breaks, frozenset(also)
-        MUTANTS.append(made)
-        return made
-
-    return mark
+MUTANTS = MutantList()
+mutant = MUTANTS.mutant
 
 
 @mutant(1)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dingsdk.envs import Capabilities, InProcessEnvManager, StepColumns, Timestep
 from dingsdk.envs.subprocess import AsyncSubprocessEnvManager
+
+from .mutant_list import MutantList
 
 FULL = frozenset({"per_env_seed", "per_env_reset", "partial_step", "guarded"})
 
@@ -16,24 +18,11 @@ FULL = frozenset({"per_env_seed", "per_env_reset", "partial_step", "guarded"})
 class Mutant(InProcessEnvManager):
     """The manager as it is; mutants override one of its methods."""
 
-    breaks: ClassVar[int] = 0
-    also: ClassVar[frozenset[int]] = frozenset()
     declared: ClassVar[frozenset[str]] = FULL
 
 
-MUTANTS: list[Any] = []
-_Made = TypeVar("_Made", bound=type)
-
-
-def mutant(breaks: int, *also: int) -> Callable[[_Made], _Made]:
-    """Say which rule a mutant breaks, and which others its defect cannot but break as well."""
-
-    def mark(made: Any) -> Any:
-        made.breaks, made.also = breaks, frozenset(also)
-        MUTANTS.append(made)
-        return made
-
-    return mark
+MUTANTS = MutantList()
+mutant = MUTANTS.mutant
 
 
 @mutant(1)

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 import numpy as np
 
 from dingsdk.errors import PolicyOutputError
 from dingsdk.worker import InteractionSerialEvaluator
 
+from .mutant_list import MutantList
+
 
 class Mutant(InteractionSerialEvaluator):
     """The evaluator as it is; mutants override one of its methods."""
 
-    breaks: ClassVar[int] = 0
-    also: ClassVar[frozenset[int]] = frozenset()
 
-
-MUTANTS: list[type[Mutant]] = []
-_Made = TypeVar("_Made", bound=type[Mutant])
-
-
-def mutant(breaks: int, *also: int) -> Callable[[_Made], _Made]:
-    """Say which rule a mutant breaks, and which others its defect cannot but break as well."""
-
-    def mark(made: _Made) -> _Made:
-        made.breaks, made.also = breaks, frozenset(also)
-        MUTANTS.append(made)
-        return made
-
-    return mark
+MUTANTS = MutantList()
+mutant = MUTANTS.mutant
 
 
 @mutant(1)

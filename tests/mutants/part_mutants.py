@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,14 +24,13 @@ from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
 from dingsdk.worker.replay_buffer.storage.objects import ObjectStorage
 
 from ..contracts.random_remover import RandomRemover
+from .mutant_list import MutantList
 
 
 class Mutant:
     """Stands before the class of a part, and says what it is to be tested with."""
 
     kind: ClassVar[str]
-    breaks: ClassVar[int]
-    also: ClassVar[frozenset[int]]
     capabilities: ClassVar[frozenset[str]]
     cfg: ClassVar[Mapping[str, Any]] = {}
 
@@ -41,19 +40,8 @@ class Mutant:
         return cls(cls.cfg, *args)  # type: ignore[call-arg]
 
 
-MUTANTS: list[type[Mutant]] = []
-_Made = TypeVar("_Made", bound=type[Mutant])
-
-
-def mutant(breaks: int, *also: int) -> Callable[[_Made], _Made]:
-    """Say which rule a mutant breaks, and which others its defect cannot but break as well."""
-
-    def mark(made: _Made) -> _Made:
-        made.breaks, made.also = breaks, frozenset(also)
-        MUTANTS.append(made)
-        return made
-
-    return mark
+MUTANTS = MutantList()
+mutant = MUTANTS.mutant
 
 
 class Arrays(Mutant, ArrayStorage):

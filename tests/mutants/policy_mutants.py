@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,32 +12,20 @@ import torch
 from dingsdk.data import SampleBatch
 from dingsdk.policy import BasePolicy, CollectMode, CommandMode, DQNPolicy, EvalMode, LearnMode
 
+from .mutant_list import MutantList
+
 CFG = {"model": {"obs_shape": 4, "action_shape": 3, "encoder_hidden_size_list": [8]}}
 
 
 class Mutant(DQNPolicy):
     """The policy as it is; mutants override one of its methods."""
 
-    breaks: ClassVar[int] = 0
-    also: ClassVar[frozenset[int]] = frozenset()
-
     def __init__(self, enable_field: Sequence[str] | None, seed: int | None) -> None:
         super().__init__(CFG, enable_field=enable_field, seed=seed)
 
 
-MUTANTS: list[type[Mutant]] = []
-_Made = TypeVar("_Made", bound=type[Mutant])
-
-
-def mutant(breaks: int, *also: int) -> Callable[[_Made], _Made]:
-    """Say which rule a mutant breaks, and which others its defect cannot but break as well."""
-
-    def mark(made: _Made) -> _Made:
-        made.breaks, made.also = breaks, frozenset(also)
-        MUTANTS.append(made)
-        return made
-
-    return mark
+MUTANTS = MutantList()
+mutant = MUTANTS.mutant
 
 
 @mutant(1, 15)

@@ -54,7 +54,7 @@ def rule_01_seed_decides_the_draws(bench: PartBench) -> None:
 
 
 def rule_02_state_gives_the_same_future(bench: PartBench) -> None:
-    """One that loads a state and is told of the rows (``on_restore``) draws on as its source does.
+    """After loading a state and ``on_restore``, a sampler continues with the draws of its source.
 
     The state is a copy of plain numbers, text and arrays.
     """

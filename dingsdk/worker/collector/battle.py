@@ -14,6 +14,7 @@ from dingsdk.data.pytree import to_tensor
 from dingsdk.envs.base import EnvManager, Timestep
 from dingsdk.errors import ConfigError
 from dingsdk.worker.collector.base import CollectorSection, ISerialCollector
+from dingsdk.worker.collector.episode import WholeEpisodeCollector
 from dingsdk.worker.collector.factory import traj_len_of
 from dingsdk.worker.collector.policy_output import check_dicts
 from dingsdk.worker.collector.rollout import EpisodeRecord, Quota
@@ -203,7 +204,7 @@ class BattleCollector(ISerialCollector):
         }
 
 
-class BattleEpisodeSerialCollector(BattleCollector):
+class BattleEpisodeSerialCollector(WholeEpisodeCollector, BattleCollector):
     """Starts and finishes exactly ``n_episode`` episodes of two players a call.
 
     Envs begin episodes as ``EpisodeSerialCollector`` says.
@@ -221,13 +222,6 @@ class BattleEpisodeSerialCollector(BattleCollector):
 
     _cfg: Config
     _max_players = 2
-    _default_n_episode: int | None = None
-    _is_at_start = True
-
-    def reset_env(self, _env: EnvManager | None = None) -> None:
-        """As ``SerialWorker.reset_env``."""
-        super().reset_env(_env)
-        self._is_at_start = True
 
     def collect(
         self,
@@ -252,29 +246,13 @@ class BattleEpisodeSerialCollector(BattleCollector):
             PolicyOutputError: a policy's answer cannot be used.
             EnvError: an env failed three times in a row.
         """
-        wanted = self._count(n_episode, self._default_n_episode, "n_episode")
-        env = self.env
-        self._check_episodes(wanted, env.env_num)
-        started = time.perf_counter()
-        if not self._is_at_start:
-            env.reset()
-            self._take_policy(None)
-        self._is_at_start = False
+        data, episodes = self._play(n_episode, train_iter, policy_kwargs)
+        return data, self._infos_of(episodes)
+
+    def _begin(self, n_episode: int) -> tuple[BattleRollout, Sequence[RowsWriter]]:
         whole = None if self._cfg.get_train_sample else lambda episode: [episode]
         writers = [self._writer(whole or mode.get_train_sample, None) for mode in self.policy]
-        rollout = self._rollout_of(writers, wanted)
-        while not rollout.is_finished:
-            rollout.round(train_iter, policy_kwargs or {})
-        self._is_at_start = env.capabilities.partial_step
-        data = [writer.flush() or [] for writer in writers]
-        self._end_collect(
-            rollout.episodes,
-            envsteps=rollout.env_steps,
-            samples=sum(map(len, data)),
-            seconds=time.perf_counter() - started,
-            train_iter=train_iter,
-        )
-        return data, self._infos_of(rollout.episodes)
+        return self._rollout_of(writers, n_episode), writers
 
     def _read(self, read: Any) -> None:
         self._default_n_episode = read("cfg").get("collect", {}).get("n_episode")

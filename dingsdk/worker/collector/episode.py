@@ -3,18 +3,63 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dingsdk.envs.base import EnvManager
 from dingsdk.worker.collector.base import CollectorSection, ISerialCollector
 from dingsdk.worker.collector.columns import BatchedRollout, ColumnsWriter, split_episodes
 from dingsdk.worker.collector.factory import in_columns
-from dingsdk.worker.collector.rollout import Rollout, Writer
+from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, Writer
 from dingsdk.worker.collector.rows import DictRollout, RowsWriter
 
 
-class EpisodeSerialCollector(ISerialCollector):
+class WholeEpisodeCollector(ISerialCollector):
+    """What the collectors share that play a given number of whole episodes a call."""
+
+    counts: ClassVar[str] = "n_episode"
+    _default_n_episode: int | None = None
+    _is_at_start = True
+    """Whether every env waits for the first step of an episode."""
+
+    def reset_env(self, _env: EnvManager | None = None) -> None:
+        """As ``SerialWorker.reset_env``."""
+        super().reset_env(_env)
+        self._is_at_start = True
+
+    @abstractmethod
+    def _begin(self, n_episode: int) -> tuple[Rollout, Sequence[Writer]]:
+        """Return a rollout of so many episodes, and where each player's transitions go."""
+
+    def _play(
+        self, n_episode: int | None, train_iter: int, policy_kwargs: Mapping[str, Any] | None
+    ) -> tuple[list[Any], list[EpisodeRecord]]:
+        """Play episodes; return what each writer made of them, and their records."""
+        wanted = self._count(n_episode, self._default_n_episode, "n_episode")
+        env = self.env
+        self._check_episodes(wanted, env.env_num)
+        started = time.perf_counter()
+        if not self._is_at_start:
+            env.reset()
+            self._take_policy(None)
+        self._is_at_start = False
+        rollout, writers = self._begin(wanted)
+        while not rollout.is_finished:
+            rollout.round(train_iter, policy_kwargs or {})
+        self._is_at_start = env.capabilities.partial_step
+        data = [writer.flush() or [] for writer in writers]
+        self._end_collect(
+            rollout.episodes,
+            envsteps=rollout.env_steps,
+            samples=sum(map(len, data)),
+            seconds=time.perf_counter() - started,
+            train_iter=train_iter,
+        )
+        return data, rollout.episodes
+
+
+class EpisodeSerialCollector(WholeEpisodeCollector):
     """Starts and finishes exactly ``n_episode`` episodes a call.
 
     An env begins another episode while fewer than ``n_episode`` have begun; then it waits for
@@ -39,19 +84,10 @@ class EpisodeSerialCollector(ISerialCollector):
         get_train_sample: bool = False
         reward_shaping: bool = False
 
-    counts: ClassVar[str] = "n_episode"
     gives_episodes: ClassVar[bool] = True
     """Whether ``collect`` returns whole episodes, or their samples one after another."""
 
     _cfg: Config
-    _default_n_episode: int | None = None
-    _is_at_start = True
-    """Whether every env waits for the first step of an episode."""
-
-    def reset_env(self, _env: EnvManager | None = None) -> None:
-        """As ``SerialWorker.reset_env``."""
-        super().reset_env(_env)
-        self._is_at_start = True
 
     def collect(
         self,
@@ -77,39 +113,21 @@ class EpisodeSerialCollector(ISerialCollector):
             PolicyOutputError: the policy's answer cannot be used.
             EnvError: an env failed three times in a row.
         """
-        wanted = self._count(n_episode, self._default_n_episode, "n_episode")
-        env = self.env
-        self._check_episodes(wanted, env.env_num)
-        started = time.perf_counter()
-        if not self._is_at_start:
-            env.reset()
-            self.policy.reset()
-        self._is_at_start = False
-        rollout, writer = self._begin(env, wanted)
-        while not rollout.is_finished:
-            rollout.round(train_iter, policy_kwargs or {})
-        self._is_at_start = env.capabilities.partial_step
-        result = writer.flush() or []
-        self._end_collect(
-            rollout.episodes,
-            envsteps=rollout.env_steps,
-            samples=len(result),
-            seconds=time.perf_counter() - started,
-            train_iter=train_iter,
-        )
+        (data,), _ = self._play(n_episode, train_iter, policy_kwargs)
+        result: list[Any] = data
         return result
 
-    def _begin(self, env: EnvManager, n_episode: int) -> tuple[Rollout, Writer]:
-        cfg, policy = self._cfg, self.policy
+    def _begin(self, n_episode: int) -> tuple[Rollout, Sequence[Writer]]:
+        cfg, env, policy = self._cfg, self.env, self.policy
         writer: Any
         is_batched = in_columns(env, policy, "make_transitions", "make_samples")
         if is_batched and not cfg.reward_shaping:
             make = policy.make_samples if cfg.get_train_sample else split_episodes
             writer = ColumnsWriter(env.env_num, None, make)
-            return BatchedRollout(env, policy, writer, n_episode), writer
+            return BatchedRollout(env, policy, writer, n_episode), [writer]
         writer = RowsWriter(env.env_num, None, self._convert, cfg.deepcopy_obs)
         rollout = DictRollout(env, policy, writer, n_episode, cfg.transform_obs, cfg.deepcopy_obs)
-        return rollout, writer
+        return rollout, [writer]
 
     def _convert(self, env_id: int, episode: list[dict[str, Any]]) -> list[Any]:
         if self._cfg.reward_shaping:

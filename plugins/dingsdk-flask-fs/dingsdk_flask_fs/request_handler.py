@@ -96,7 +96,7 @@ class Mailbox:
                     report(answer)
 
     def close(self) -> None:
-        """Discard the tasks and wake whoever waits."""
+        """Discard the tasks; waiting calls return."""
         with self._condition:
             self.is_closed = True
             self._tasks.clear()
