@@ -18,10 +18,11 @@ from dingsdk.worker.comm.slave import RENEWALS
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
 from dingsdk.worker.coordinator.experience import (
     Experience,
+    PolicyLag,
     metadata_config,
     open_experience,
 )
-from dingsdk.worker.coordinator.on_policy import OnPolicyExperience, PolicyLag
+from dingsdk.worker.coordinator.on_policy import OnPolicyExperience
 from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.coordinator.roles import Role, TaskControl, create_roles
 from dingsdk.worker.coordinator.scheduler_state import SchedulerState
@@ -315,9 +316,7 @@ class Coordinator(Configurable, TaskControl):
     def deal_with_collector_progress(self, state: TaskState, report: Mapping[str, Any]) -> bool:
         with self.condition:
             experience = self.experience_of(state)
-            if "delivered_steps" in report and isinstance(experience, OnPolicyExperience):
-                steps, policy_iter = report["delivered_steps"], report["policy_iter"]
-                experience.admission.report(state.task_id, int(steps), int(policy_iter))
+            if experience is not None and experience.take_report(state, report):
                 self.condition.notify_all()
             return self._state.progress(state, report)
 
@@ -366,9 +365,9 @@ class Coordinator(Configurable, TaskControl):
             if experience is not None:
                 experience.settle(state, info)
                 garbage = self._state.take_garbage(experience)
-            if isinstance(experience, OnPolicyExperience):
-                self._policy_lag = experience.admission.lag
-                self.condition.notify_all()  # its collectors may go on
+                self._policy_lag = experience.policy_lag
+                if self._policy_lag is not None:
+                    self.condition.notify_all()  # collectors wait for the end of a training
             self._state.commander.update_learner_info(state.task_id, info)
         if garbage:
             self.data_store.delete(garbage)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -204,6 +204,20 @@ def metadata_config(buffer_cfg: Mapping[str, Any]) -> dict[str, Any]:
     return {**buffer_cfg, **own}
 
 
+class PolicyLag(NamedTuple):
+    """How many policy versions old samples were when they were trained on.
+
+    Attributes:
+        mean: Over all rows trained on so far.
+        p99: The lag that 99 % of them did not exceed.
+        largest: Of any row.
+    """
+
+    mean: float
+    p99: int
+    largest: int
+
+
 class Experience:
     """A replay buffer of (payload, row) pairs, in columns. The caller locks.
 
@@ -224,6 +238,30 @@ class Experience:
         """Payloads that cannot be read, and why. Their rows are never leased again; they leave
         the buffer, and count as evicted for that reason, when they are overwritten."""
         buffer.add_remove_listener(self._on_removed)
+
+    @property
+    def policy_lag(self) -> PolicyLag | None:
+        """How old trained rows were; None where rows of any age are trained on."""
+        return None
+
+    def admit(self, state: TaskState) -> dict[str, int]:
+        """Return what a collector is told of how far it may go; nothing where it is not limited.
+
+        Otherwise ``admitted_steps``, the env steps that it may have taken in all, and
+        ``policy_iter``, the train iteration of the policy that it waits for before it takes them.
+        """
+        return {}
+
+    def may_collect(self, state: TaskState) -> bool:
+        """Whether a collector has steps left to take, or to report."""
+        return True
+
+    def take_report(self, state: TaskState, report: Mapping[str, Any]) -> bool:
+        """Take what a collector reports; return whether others may go on for it."""
+        return False
+
+    def end_task(self, state: TaskState) -> None:
+        """Take back what a collector may do: it has ended, or its worker is gone."""
 
     def push(self, meta: Mapping[str, Any], envstep: int) -> bool:
         """Acknowledge a payload: all its rows become samples. False: it was known already."""

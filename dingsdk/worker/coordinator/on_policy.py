@@ -7,28 +7,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
-from dingsdk.worker.coordinator.experience import Experience
+from dingsdk.worker.coordinator.experience import Experience, PolicyLag
 from dingsdk.worker.coordinator.tasks import TaskState
-
-
-class PolicyLag(NamedTuple):
-    """How many policy versions old samples were when they were trained on.
-
-    Attributes:
-        mean: Over all rows trained on so far.
-        p99: The lag that 99 % of them did not exceed.
-        largest: Of any row.
-    """
-
-    mean: float
-    p99: int
-    largest: int
 
 
 @dataclass(slots=True)
@@ -279,14 +265,27 @@ class OnPolicyExperience(Experience):
         self._train_iter = 0
         super().__init__(RowQueue(self.admission))
 
-    def admit(self, state: TaskState) -> dict[str, int]:
-        """Return what a collector is told: the env steps that it may have taken in all.
+    @property
+    def policy_lag(self) -> PolicyLag | None:
+        return self.admission.lag
 
-        It waits for the policy of ``policy_iter`` before it takes them.
-        """
+    def admit(self, state: TaskState) -> dict[str, int]:
         queue, admission = self.buffer, self.admission
         steps = admission.admit(state.task_id, queue.waiting, is_training=queue.is_training)
         return {"admitted_steps": steps, "policy_iter": admission.newest_iter}
+
+    def may_collect(self, state: TaskState) -> bool:
+        return self.admission.has_outstanding(state.task_id)
+
+    def take_report(self, state: TaskState, report: Mapping[str, Any]) -> bool:
+        if "delivered_steps" not in report:
+            return False
+        steps, policy_iter = int(report["delivered_steps"]), int(report["policy_iter"])
+        self.admission.report(state.task_id, steps, policy_iter)
+        return True
+
+    def end_task(self, state: TaskState) -> None:
+        self.admission.forget(state.task_id)
 
     def lease(
         self, state: TaskState, batch_size: int, batches: int, train_iter: int

@@ -16,7 +16,6 @@ from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.comm.worker import CommWorker
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
 from dingsdk.worker.coordinator.experience import Experience
-from dingsdk.worker.coordinator.on_policy import OnPolicyExperience
 from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
 from dingsdk.worker.factory import create_comm_collector, create_comm_learner
 
@@ -298,8 +297,8 @@ class CollectorRole(Role):
         finally:
             with control.condition:
                 experience = control.experience_of(state)
-                if isinstance(experience, OnPolicyExperience):
-                    experience.admission.forget(state.task_id)
+                if experience is not None:
+                    experience.end_task(state)
                     control.condition.notify_all()
 
     def _drive(self, control: TaskControl, state: TaskState, task: Mapping[str, Any]) -> None:
@@ -370,10 +369,10 @@ def _admit(control: TaskControl, state: TaskState) -> dict[str, int]:
 
     def can_go_on() -> bool:
         experience = control.experience_of(state)
-        if control.must_end(state) or not isinstance(experience, OnPolicyExperience):
+        if control.must_end(state) or experience is None:
             return True
         found.update(experience.admit(state))
-        return experience.admission.has_outstanding(state.task_id)
+        return experience.may_collect(state)
 
     if not state.is_evaluation:
         with control.condition:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dingsdk.worker.coordinator.on_policy import Admission, OnPolicyExperience, PolicyLag
+from dingsdk.worker.coordinator.experience import PolicyLag
+from dingsdk.worker.coordinator.on_policy import Admission, OnPolicyExperience
 from dingsdk.worker.coordinator.tasks import TaskState
 
 N_SAMPLE = 12

@@ -11,6 +11,7 @@ import pytest
 from dingsdk.config import to_easydict
 from dingsdk.errors import UnknownPluginError, WorkerLostError
 from dingsdk.worker.coordinator import TaskPhase, TaskState, create_role, create_roles
+from dingsdk.worker.coordinator import experience as coordinator_experience
 from dingsdk.worker.coordinator.roles import LAST_ANSWERS, CollectorRole, LearnerRole
 
 RUN_CFG: dict[str, Any] = {"system": {"learner_num": 1, "collector_num": 2}}
@@ -30,7 +31,7 @@ class Buffer:
         return self.is_ready
 
 
-class Experience:
+class Experience(coordinator_experience.Experience):
     columns = ("reward",)
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from dingsdk.pipeline.parallel import write_collected, write_paces
 from dingsdk.worker.coordinator import CoordinatorStatus
-from dingsdk.worker.coordinator.on_policy import PolicyLag
+from dingsdk.worker.coordinator.experience import PolicyLag
 from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.run_logger import build_tb_logger
 
