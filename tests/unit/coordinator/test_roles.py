@@ -12,6 +12,7 @@ from dingsdk.config import to_easydict
 from dingsdk.errors import UnknownPluginError, WorkerLostError
 from dingsdk.worker.coordinator import TaskPhase, TaskState, create_role, create_roles
 from dingsdk.worker.coordinator import experience as coordinator_experience
+from dingsdk.worker.coordinator.on_policy import OnPolicyExperience
 from dingsdk.worker.coordinator.roles import LAST_ANSWERS, CollectorRole, LearnerRole
 
 RUN_CFG: dict[str, Any] = {"system": {"learner_num": 1, "collector_num": 2}}
@@ -253,6 +254,51 @@ def test_payload_that_nobody_takes_any_more_holds_nobody_up(what: str) -> None:
     drive_collector(control)
     assert len(control.of("data")) == (1 if what == "ending" else 2)
     assert control.names()[-1] == "collector_close_task"
+
+
+def test_collector_that_is_not_limited_is_told_of_no_limit() -> None:
+    control = Control(reports(has_ended=True))
+    drive_collector(control)
+    (demand,) = [m for m in control.messages if m["name"] == "collector_data_task"]
+    assert demand == {"name": "collector_data_task", "is_held_up": False}
+
+
+def test_collector_without_steps_to_take_is_not_asked_until_it_has_some() -> None:
+    control = Control(reports(has_ended=True))
+    experience = control.experience = OnPolicyExperience(4, 0)  # type: ignore[assignment]
+    experience.push({"data_id": "a", "rows": 4, "policy_iter": 0}, 0)
+    learner = TaskState("l", "learner", {"buffer_id": "b"})
+    assert experience.lease(learner, 1, 1, 0) is not None
+    is_asked = threading.Event()
+    ask = control.ask
+
+    def note(state: TaskState, data: Mapping[str, Any], *args: Any) -> Mapping[str, Any]:
+        if data["name"] == "collector_data_task":
+            is_asked.set()
+        return ask(state, data, *args)
+
+    control.ask = note  # type: ignore[method-assign]
+    waits = threading.Event()
+    wait_for = control.condition.wait_for
+
+    def note_wait(predicate: Any, timeout: float | None = None) -> Any:
+        waits.set()
+        return wait_for(predicate, timeout)
+
+    control.condition.wait_for = note_wait  # type: ignore[method-assign]
+    driver = threading.Thread(target=drive_collector, args=(control,))
+    with control.condition:
+        driver.start()
+    assert waits.wait(20.0)
+    with control.condition:
+        was_asked = is_asked.is_set()
+        info = {"learner_step": 5, "lost_payloads": [], "priority_info": {}}
+        experience.settle(learner, info)
+        control.condition.notify_all()
+    driver.join(20.0)
+    assert not was_asked
+    demand = control.messages[1]
+    assert (demand["admitted_steps"], demand["policy_iter"]) == (4, 5)
 
 
 # Learners -----------------------------------------------------------------------------------
