@@ -424,7 +424,8 @@ def _try_env(compiled: dict[str, Any], classes: Mapping[str, Any]) -> None:
     """Make one env and close it again, and check against it what depends on it.
 
     Args:
-        compiled: The compiled config; the None values of ``policy.model`` are filled in place.
+        compiled: The compiled config; the env's spaces and the None values of ``policy.model``
+            are filled in place.
         classes: The classes of the parts by config path.
 
     Raises:
@@ -433,17 +434,20 @@ def _try_env(compiled: dict[str, Any], classes: Mapping[str, Any]) -> None:
         UnknownEnvError: gymnasium does not know the env, or cannot make it.
     """
     from dingsdk.envs import EnvFn
+    from dingsdk.envs.space_description import describe_space
 
     env = compiled["env"]
     made = EnvFn(env)()
     try:
+        found = {name: getattr(made, name) for name in ("observation_space", "action_space")}
         read = getattr(classes["policy"], "model_from_spaces", None)
-        shapes = {} if read is None else read(made.observation_space, made.action_space)
+        shapes = {} if read is None else read(*found.values())
         render_mode = made.render_mode
         max_steps = None if made.spec is None else made.spec.max_episode_steps
     finally:
         made.close()
-    _fill_model(compiled["policy"]["model"], shapes, env["env_id"])
+    _fill_in(env, {name: describe_space(space) for name, space in found.items()}, env, "env")
+    _fill_in(compiled["policy"]["model"], shapes, env, "policy.model")
     unroll_len = compiled["policy"]["collect"]["unroll_len"]
     if max_steps is not None and unroll_len > max_steps:
         raise ConfigError(
@@ -457,16 +461,19 @@ def _try_env(compiled: dict[str, Any], classes: Mapping[str, Any]) -> None:
         _check_rendering(classes["env_manager"], render_mode)
 
 
-def _fill_model(model: dict[str, Any], shapes: Mapping[str, Any], env_id: str) -> None:
-    for key, found in shapes.items():
-        stated = model.get(key)
+def _fill_in(
+    section: dict[str, Any], read: Mapping[str, Any], env: Mapping[str, Any], path: str
+) -> None:
+    """Fill what is None with what was read from the env, and check the rest against it."""
+    for key, found in read.items():
+        stated = section.get(key)
         if stated is None:
-            model[key] = found
+            section[key] = found
         elif _as_list(stated) != _as_list(found):
-            path = f"policy.model.{key}"
+            path = f"{path}.{key}"
             raise ConfigError(
-                f"{path} is {stated}, but {env_id} has {found}; leave the key out to have it "
-                "read from the env",
+                f"{path} is {stated}, but {env['env_id']} has {found}; leave the key out to have "
+                "it read from the env",
                 path=path,
                 stated=stated,
                 found=found,

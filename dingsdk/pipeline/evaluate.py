@@ -10,16 +10,13 @@ from pathlib import Path
 
 from dingsdk.config import load_config
 from dingsdk.data.seeding import derive_seed
-from dingsdk.errors import CheckpointCorruptError, CheckpointMissingError
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.pipeline.context import torch_threads
-from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER, CONFIG_NAME
+from dingsdk.pipeline.predict import load_weights, open_run
+from dingsdk.pipeline.run_folder import CONFIG_NAME
 from dingsdk.pipeline.serial import make_env_manager
 from dingsdk.policy import create_policy
 from dingsdk.worker import create_serial_evaluator
-from dingsdk.worker.learner.checkpoint import load_checkpoint
-
-_NAMED = {"best": "ckpt_best", "latest": "latest"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +65,7 @@ def evaluate(
     """Play episodes with a checkpoint of a run; nothing in the run folder changes.
 
     Args:
-        run_dir: A folder that ``train`` left.
+        run_dir: A folder that ``train`` left, or the file of a checkpoint in one.
         checkpoint: ``best``, ``latest``, or the path of a checkpoint.
         episodes: How many, >= 1; None for the run's ``env.n_evaluator_episode``.
         seed: In place of the run's seed. The same seed plays the same episodes.
@@ -78,29 +75,12 @@ def evaluate(
         CheckpointCorruptError: it is truncated, foreign, or of another network.
         ConfigError: the saved config cannot work (any more).
     """
-    folder = Path(run_dir)
-    if not (folder / CONFIG_NAME).is_file():
-        raise CheckpointMissingError(
-            f"{folder} is no run folder: it has no {CONFIG_NAME}; name a folder that "
-            "`dingsdk train` left, such as runs/<name>",
-            path=str(folder),
-        )
+    folder, found = open_run(run_dir, checkpoint)
     cfg = compile_config(load_config(folder / CONFIG_NAME), seed=seed)
-    path = Path(checkpoint)
-    if checkpoint in _NAMED:
-        path = folder / CHECKPOINT_FOLDER / _NAMED[checkpoint]
-    found = load_checkpoint(path)
-
     count = episodes or cfg.env.n_evaluator_episode
     envs = min(cfg.env.evaluator_env_num, count)
     policy = create_policy(cfg.policy, enable_field=["eval"], seed=derive_seed(cfg.seed, "policy"))
-    try:
-        policy.eval_mode.load_state_dict(found.state)
-    except (KeyError, RuntimeError, ValueError) as error:
-        raise CheckpointCorruptError(
-            f"{found.path} does not fit the policy of {folder / CONFIG_NAME}: {error}",
-            path=str(found.path),
-        ) from error
+    load_weights(policy.eval_mode, found, folder)
     manager = make_env_manager(cfg, "evaluation", envs)
     with torch_threads(cfg.system.torch_threads), tempfile.TemporaryDirectory() as scratch:
         # The logs of an evaluator belong to a run; this one must not mix with those.

@@ -27,6 +27,9 @@ class EnvSection(Section, frozen=True, kw_only=True):
         collector_episode_num: Parallel mode: episodes per env in one collector task.
         evaluator_episode_num: Parallel mode: episodes per env in one evaluation task; None
             for as many as ``n_evaluator_episode`` needs.
+        observation_space: What the env observes; None: read from the env. A run writes it down,
+            for those who use its policy without the env.
+        action_space: What actions the env takes, likewise.
     """
 
     env_id: str
@@ -38,6 +41,8 @@ class EnvSection(Section, frozen=True, kw_only=True):
     stop_value: int | float = float("inf")
     collector_episode_num: Count = 8
     evaluator_episode_num: Count | None = None
+    observation_space: dict[str, Any] | None = None
+    action_space: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.n_evaluator_episode < self.evaluator_env_num:

@@ -69,7 +69,7 @@ def check_shapes(
             found=list(state),
         )
     for name, shape in shapes.items():
-        found = np.shape(state[name])
+        found = tuple(np.shape(state[name]))
         if found != tuple(shape):
             raise SchemaMismatchError(
                 f"{where}: {name} has shape {found}, this network needs {tuple(shape)}; is "

@@ -1,0 +1,247 @@
+"""``load_policy``: the policy of a run, ready to act."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from dingsdk.config import load_config, to_easydict
+from dingsdk.data.seeding import derive_seed
+from dingsdk.envs import EnvFn
+from dingsdk.envs.space_description import make_space
+from dingsdk.envs.spaces import ActionChecker, has_nan
+from dingsdk.errors import (
+    CheckpointCorruptError,
+    CheckpointMissingError,
+    ConfigError,
+    SchemaMismatchError,
+)
+from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER, CONFIG_NAME
+from dingsdk.policy import create_policy
+from dingsdk.worker.learner.checkpoint import LATEST, Checkpoint, load_checkpoint
+
+_STEMS = {"best": "ckpt_best", "latest": LATEST}
+_ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
+
+
+def open_run(run: str | os.PathLike[str], which: str = "best") -> tuple[Path, Checkpoint]:
+    """Return the folder of a run, and one of its checkpoints.
+
+    Args:
+        run: A run folder, or the file of a checkpoint that lies in one.
+        which: ``best``, ``latest``, or the path of a checkpoint.
+
+    Raises:
+        CheckpointMissingError: no such run or checkpoint.
+        CheckpointCorruptError: the checkpoint is damaged, or not ours.
+        CheckpointVersionError: it is of a format that this version does not read.
+    """
+    given = Path(run)
+    if (given / CONFIG_NAME).is_file():
+        asked = given / CHECKPOINT_FOLDER / _STEMS[which] if which in _STEMS else Path(which)
+        return given, load_checkpoint(asked)
+    if not given.is_file():
+        raise CheckpointMissingError(
+            f"{given} is no run folder: it has no {CONFIG_NAME}; name a folder that "
+            "`dingsdk train` left, such as runs/<name>",
+            path=str(given),
+        )
+    found = load_checkpoint(given)
+    for folder in (given.parent, given.parent.parent):
+        if (folder / CONFIG_NAME).is_file():
+            return folder, found
+    raise CheckpointMissingError(
+        f"neither the folder of {given} nor the one above it has a {CONFIG_NAME}, which says what "
+        "policy the checkpoint is of; put the run's config.yaml beside the checkpoint",
+        path=str(given),
+    )
+
+
+def load_weights(policy: Any, found: Checkpoint, folder: Path) -> None:
+    """Load a checkpoint's weights into a mode of the policy that the run's config names.
+
+    Raises:
+        CheckpointCorruptError: they do not fit it.
+    """
+    try:
+        policy.load_state_dict(found.state)
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointCorruptError(
+            f"{found.path} does not fit the policy of {folder / CONFIG_NAME}: {error}",
+            path=str(found.path),
+        ) from error
+
+
+def load_policy(run: str | os.PathLike[str], which: str = "best") -> SavedPolicy:
+    """Load the policy of a run, to act with it; no env and nothing of a pipeline is started.
+
+    Args:
+        run: A run folder, or the file of a checkpoint in one.
+        which: ``best``, ``latest``, or the path of a checkpoint; of a run folder alone.
+
+    Returns:
+        The policy. It computes on the CPU where the run's GPU is not here.
+
+    Raises:
+        CheckpointMissingError, CheckpointCorruptError, CheckpointVersionError: as ``open_run``
+            and ``load_weights``.
+        UnknownPluginError: nothing installed provides the policy's type.
+        ConfigError: the run's config cannot work (any more).
+
+    Example::
+
+        policy = dingsdk.load_policy("runs/cartpole-dqn")
+        action, _ = policy.predict(obs)
+    """
+    folder, found = open_run(run, which)
+    return SavedPolicy(load_config(folder / CONFIG_NAME), found, folder)
+
+
+class SavedPolicy:
+    """A trained policy. Not for use from several threads at once.
+
+    Attributes:
+        observation_space: The gymnasium space of one observation.
+        action_space: The gymnasium space of one action.
+        checkpoint: The file that the weights are from.
+        train_iter: Iterations that the policy was trained for.
+        config: The run's config, as plain data.
+    """
+
+    def __init__(self, config: Mapping[str, Any], found: Checkpoint, folder: Path) -> None:
+        import torch
+
+        for section in ("env", "policy"):
+            if not isinstance(config.get(section), Mapping):
+                raise ConfigError(f"{folder / CONFIG_NAME} has no section {section}", path=section)
+        self.config, self.checkpoint, self.train_iter = config, found.path, found.iteration
+        cfg = to_easydict(config)
+        cfg.policy.cuda = bool(cfg.policy.get("cuda")) and torch.cuda.is_available()
+        self._policy = create_policy(
+            cfg.policy,
+            enable_field=["collect", "eval", "command"],
+            seed=derive_seed(cfg.get("seed", 0), "prediction"),
+        )
+        load_weights(self._policy.eval_mode, found, folder)
+        self.observation_space, self.action_space = self._spaces()
+        self._actions = ActionChecker(self.action_space)
+        # The chance of a random action follows a schedule over env steps.
+        progress = {"envstep": found.envstep, "learner_step": found.iteration}
+        self._setting = self._policy.command_mode.get_setting_collect(progress)
+
+    def make_env(self) -> Any:
+        """Make the env that the policy was trained in, with its wrappers.
+
+        Raises:
+            UnknownEnvError: it is not installed here.
+        """
+        return EnvFn(self.config["env"])()
+
+    def predict(self, obs: Any, state: Any = None, deterministic: bool = True) -> tuple[Any, Any]:
+        """Choose the action for one observation, or for each of a batch.
+
+        Args:
+            obs: One observation of ``observation_space``, or a batch of them: the same with one
+                more dimension in front, in a Dict at each of its arrays.
+            state: None where an episode begins; then what the last call returned. Policies
+                without a memory return None.
+            deterministic: False: explore, as collectors did when the checkpoint was saved.
+
+        Returns:
+            The action as ``env.step`` takes it (of a batch an array of actions), and the state.
+
+        Raises:
+            SchemaMismatchError: the observation or the state does not fit.
+            PolicyOutputError: the policy chose an action that the env would refuse.
+        """
+        columns, count = _as_columns(self.observation_space, obs, "obs")
+        is_single, n = count is None, count or 1
+        if state is not None:
+            raise SchemaMismatchError(
+                f"state is a {type(state).__name__}, but a policy of type "
+                f"{self.config['policy'].get('type')!r} has no memory; pass None",
+                key="state",
+                expected="None",
+                found=type(state).__name__,
+            )
+        actions = self._act(columns, n, deterministic)
+        return (
+            self._actions.single(actions[0]) if is_single else self._actions.batch(actions, n)
+        ), None
+
+    def _act(self, columns: Any, n: int, deterministic: bool) -> Any:
+        mode: Any = self._policy.eval_mode if deterministic else self._policy.collect_mode
+        setting = {} if deterministic else self._setting
+        ids = list(range(n))
+        if mode.forward_batch is not None:
+            return mode.forward_batch(columns, ids, **setting)["action"]
+        output = mode.forward({i: _row(columns, i) for i in ids}, **setting)
+        return np.stack([np.asarray(output[i]["action"]) for i in ids])
+
+    def _spaces(self) -> list[Any]:
+        names = ("observation_space", "action_space")
+        described = [self.config["env"].get(name) for name in names]
+        if None not in described:
+            paths = (f"env.{name}" for name in names)
+            return [make_space(each, path) for each, path in zip(described, paths, strict=True)]
+        env = self.make_env()
+        env.close()
+        return [getattr(env, name) for name in names]
+
+
+def _as_columns(space: Any, obs: Any, key: str) -> tuple[Any, int | None]:
+    """Return observations as columns in the space's dtype, and how many; None for a single one."""
+    if isinstance(space, spaces.Dict):
+        if not isinstance(obs, Mapping) or obs.keys() != space.spaces.keys():
+            found = f"a dict of {sorted(map(str, obs))}" if isinstance(obs, Mapping) else None
+            expected = f"a dict of {sorted(space.spaces)}"
+            raise _misfit(key, expected, found or type(obs).__name__)
+        pairs = {
+            name: _as_columns(child, obs[name], f"{key}.{name}")
+            for name, child in space.spaces.items()
+        }
+        counts = {name: count for name, (_, count) in pairs.items()}
+        if len(set(counts.values())) > 1:
+            raise _misfit(key, "one observation, or a batch of one length", f"lengths {counts}")
+        return {name: column for name, (column, _) in pairs.items()}, next(iter(counts.values()))
+    if not isinstance(space, _ARRAY_SPACES):
+        raise ConfigError(f"predict takes no observations of {space}: they are no arrays", path=key)
+    shape, dtype = tuple(space.shape or ()), np.dtype(space.dtype)
+    expected = f"{dtype}{list(shape)}, or a batch {dtype}{['n', *shape]}".replace("'", "")
+    try:
+        array = np.asarray(obs)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _misfit(key, expected, f"{type(obs).__name__} ({error})") from error
+    found = f"{array.dtype}{list(array.shape)}"
+    is_single = array.shape == shape
+    if not is_single and (
+        array.shape[1:] != shape or array.ndim != len(shape) + 1 or not len(array)
+    ):
+        raise _misfit(key, expected, found)
+    kinds = "biuf" if dtype.kind == "f" else "biu"
+    cast = array.astype(dtype, copy=False) if array.dtype.kind in kinds else None
+    if cast is None or (dtype.kind != "f" and (cast != array).any()):
+        raise _misfit(key, expected, found)
+    if dtype.kind == "f" and has_nan(cast):
+        raise _misfit(key, expected, f"{found} with NaN")
+    return (cast[None], None) if is_single else (cast, len(cast))
+
+
+def _row(columns: Any, index: int) -> Any:
+    if isinstance(columns, Mapping):
+        return {name: _row(column, index) for name, column in columns.items()}
+    return columns[index]
+
+
+def _misfit(key: str, expected: str, found: str) -> SchemaMismatchError:
+    return SchemaMismatchError(
+        f"predict: {key} is {found}, the policy was trained on {expected}",
+        key=key,
+        expected=expected,
+        found=found,
+    )
