@@ -43,6 +43,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
 
     Attributes:
         columns: The columns themselves; replace or add one with :meth:`with_columns`, not in here.
+        length: The number of rows; ``len()`` calls Python from C, which takes 0.1 us longer.
 
     Raises:
         SchemaMismatchError: no columns, a column that is not numeric, or batch dimensions that
@@ -54,16 +55,16 @@ class SampleBatch(Sequence[dict[str, Any]]):
         (2, 1.0)
     """
 
-    __slots__ = ("_is_plain", "_length", "_tensors", "columns")
+    __slots__ = ("_is_plain", "_tensors", "columns", "length")
 
     columns: dict[str, Any]
-    _length: int
+    length: int
     _tensors: dict[str, Any] | None
     _is_plain: bool
 
     def __init__(self, columns: Mapping[str, Any]) -> None:
         self.columns = as_columns(columns)
-        self._length = common_length(self.columns)
+        self.length = common_length(self.columns)
         self._tensors = None
         self._is_plain = False
 
@@ -79,7 +80,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
         """
         batch = cls.__new__(cls)
         batch.columns = columns
-        batch._length = length
+        batch.length = length
         batch._tensors = None
         batch._is_plain = is_plain
         return batch
@@ -112,7 +113,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
         if not batches:
             raise mismatch("batches to join", "", ">= 1 batch", 0)
         columns = _concat([batch.columns for batch in batches], "")
-        return cls.trusted(columns, sum(batch._length for batch in batches))
+        return cls.trusted(columns, sum(batch.length for batch in batches))
 
     def keys(self) -> KeysView[str]:
         """Return the names of the top-level columns."""
@@ -124,7 +125,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
         return sum(array.nbytes for _, array in leaves(self.columns))
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     @overload
     def __getitem__(self, index: int) -> dict[str, Any]: ...
@@ -139,7 +140,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
                 :meth:`take` gathers rows.
         """
         if isinstance(index, slice):
-            length = len(range(*index.indices(self._length)))
+            length = len(range(*index.indices(self.length)))
             return self.trusted(map_columns(lambda array: array[index], self.columns), length)
         if isinstance(index, (bool, np.bool_)) or not hasattr(index, "__index__"):
             raise TypeError(
@@ -147,12 +148,12 @@ class SampleBatch(Sequence[dict[str, Any]]):
                 "columns are in .columns, .take(indices) gathers rows"
             )
         position = index.__index__()
-        if not -self._length <= position < self._length:
+        if not -self.length <= position < self.length:
             raise self._outside(position)
-        return Row(self.columns, position % self._length)
+        return Row(self.columns, position % self.length)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (Row(self.columns, index) for index in range(self._length))
+        return (Row(self.columns, index) for index in range(self.length))
 
     def take(self, indices: ArrayLike) -> SampleBatch:
         """Gather rows into an owned batch.
@@ -171,13 +172,13 @@ class SampleBatch(Sequence[dict[str, Any]]):
         try:
             columns = map_columns(lambda array: take_rows(array, wanted), self.columns)
         except IndexError as error:
-            outside = wanted[(wanted < -self._length) | (wanted >= self._length)]
+            outside = wanted[(wanted < -self.length) | (wanted >= self.length)]
             raise self._outside(int(outside[0])) from error
         return self.trusted(columns, len(wanted))
 
     def _outside(self, row: int) -> BatchIndexError:
-        text = f"row {row} of a batch of {self._length}"
-        return BatchIndexError(text, index=row, length=self._length)
+        text = f"row {row} of a batch of {self.length}"
+        return BatchIndexError(text, index=row, length=self.length)
 
     def tensors(self) -> dict[str, Any]:
         """Return the columns as torch tensors, the same objects at every call.
@@ -203,7 +204,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
 
     def copy(self) -> SampleBatch:
         """Return an owned, writable copy."""
-        return self.trusted(map_columns(lambda array: array.copy(), self.columns), self._length)
+        return self.trusted(map_columns(lambda array: array.copy(), self.columns), self.length)
 
     def freeze(self) -> SampleBatch:
         """Make every array read-only, in place, and return this batch.
@@ -229,13 +230,13 @@ class SampleBatch(Sequence[dict[str, Any]]):
             f"{name}: {array.dtype}{list(array.shape[1:]) or ''}"
             for name, array in leaves(self.columns)
         )
-        return f"SampleBatch({self._length} rows, {described})"
+        return f"SampleBatch({self.length} rows, {described})"
 
     def __copy__(self) -> SampleBatch:
-        return self.trusted(map_columns(lambda array: array, self.columns), self._length)
+        return self.trusted(map_columns(lambda array: array, self.columns), self.length)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SampleBatch:
-        return self.trusted(copy.deepcopy(self.columns, memo), self._length)
+        return self.trusted(copy.deepcopy(self.columns, memo), self.length)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.columns,)

@@ -245,9 +245,11 @@ class Table(IBuffer):
         """
         # A dict is one row; making a batch of it would take ten times as long as storing it.
         kind = type(data)
-        if kind is dict:
+        if kind is SampleBatch:
+            rows, n = data, data.length
+        elif kind is dict:
             rows, n = data, 1
-        elif kind is SampleBatch or isinstance(data, (SampleBatch, list)):
+        elif isinstance(data, (SampleBatch, list)):
             rows, n = data, len(data)
         else:
             rows, n = [data], 1
