@@ -126,21 +126,20 @@ class BaseVectorEnvManager(EnvManager):
             self._infos = infos
             self._is_fresh = False
             valid = None
+            resetting, self._resetting = self._resetting, None
+            if resetting is not None:
+                valid = ~resetting
+                reward[resetting] = 0
+                terminated &= valid
+                truncated &= valid
+            ended = terminated | truncated
             # Looking for a byte costs a fraction of any() on arrays this small.
-            has_ended = b"\x01" in terminated.tobytes() or b"\x01" in truncated.tobytes()
-            if self._resetting is not None:
-                valid = ~self._resetting
-                reward[self._resetting] = 0
-                if has_ended:
-                    terminated &= valid
-                    truncated &= valid
-                    has_ended = bool((terminated | truncated).any())
-                self._resetting = None
+            has_ended = b"\x01" in ended.tobytes()
             if has_ended:
                 self._failures_in_row = 0
                 self._final_infos = infos
                 if self._autoreset is AutoresetMode.NEXT_STEP:
-                    self._resetting = terminated | truncated
+                    self._resetting = ended
             self._obs = obs
             step = StepColumns(obs, obs, reward, terminated, truncated, valid)
             if (

@@ -89,9 +89,10 @@ class BatchedRollout(Rollout):
             np.add(self._returns, step.reward, self._returns)
             self.env_steps += self._env_num
             if step.valid is not None:
-                if not step.valid.any() and self._env.done:
+                idle = (~step.valid).nonzero()[0]
+                if len(idle) == self._env_num and self._env.done:
                     self._refuse_to_idle()
-                self._skip((~step.valid).nonzero()[0])
+                self._skip(idle)
         if not np.count_nonzero(ended):
             if writer is not None:
                 writer.cut(None)
