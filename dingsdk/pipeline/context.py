@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -232,16 +231,3 @@ class RunContext:
             evaluations=self.recorder.evaluations,
             checkpoints=find_checkpoints(self.run_dir),
         )
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Let torch use ``count`` threads inside, and as many as before afterwards."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -11,11 +11,11 @@ from pathlib import Path
 from dingsdk.config import load_config
 from dingsdk.data.seeding import derive_seed
 from dingsdk.pipeline.compile import compile_config
-from dingsdk.pipeline.context import torch_threads
 from dingsdk.pipeline.predict import load_weights, open_run
 from dingsdk.pipeline.run_folder import CONFIG_NAME
 from dingsdk.pipeline.serial import make_env_manager
 from dingsdk.policy import create_policy
+from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import create_serial_evaluator
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from dingsdk.config import deep_merge_dicts, to_easydict
 from dingsdk.errors import ConfigError, DingError, TaskFailedError
-from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus, torch_threads
+from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus
 from dingsdk.pipeline.worker import ThreadWorkers, WorkerGroup, make_transport, place_of, worker_ids
 from dingsdk.plugins import observe
+from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import Coordinator
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.transport import Transport

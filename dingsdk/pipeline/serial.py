@@ -15,10 +15,11 @@ from dingsdk.data.seeding import derive_seed
 from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ConfigError, DingError, WorkerCrashedError
-from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus, torch_threads
+from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus
 from dingsdk.pipeline.worker_process import UNGUARDED, UNGUARDED_TEXT
 from dingsdk.plugins import default_manager
 from dingsdk.policy import LearnMode, create_policy
+from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import (
     create_buffer,
     create_learner,

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from dingsdk.errors import ClosedError, ConfigError, TaskTimeoutError
-from dingsdk.pipeline.context import torch_threads
 from dingsdk.pipeline.memory import MemoryWatch
 from dingsdk.pipeline.run_folder import private_files
 from dingsdk.plugins import default_manager
+from dingsdk.policy.threads import torch_threads
 from dingsdk.worker.comm.transport import Place, Transport
 from dingsdk.worker.comm.worker import CommWorker
 from dingsdk.worker.coordinator.roles import create_role, create_roles

@@ -32,5 +32,6 @@ if TYPE_CHECKING:
     from dingsdk.policy.sections import LearnSection as LearnSection
     from dingsdk.policy.sections import OtherSection as OtherSection
     from dingsdk.policy.sections import PolicySection as PolicySection
+    from dingsdk.policy.threads import torch_threads as torch_threads
 else:
     __getattr__, __dir__ = lazy_names(__name__, __file__)

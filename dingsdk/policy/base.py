@@ -26,6 +26,7 @@ from dingsdk.errors import ConfigError, NonFiniteError, SchemaMismatchError
 from dingsdk.plugins import default_manager
 from dingsdk.policy.adam import Adam
 from dingsdk.policy.sections import PolicySection
+from dingsdk.policy.threads import in_one_thread
 from dingsdk.policy.weights import load_state
 
 FIELDS = ("learn", "collect", "eval", "command")
@@ -410,6 +411,7 @@ class BasePolicy(Configurable, ABC):
             "set_attribute": self._set_attribute,
         }
 
+    @in_one_thread
     def _train(self, data: Any, **_: Any) -> dict[str, Any] | list[dict[str, Any]]:
         batch = collate(data)
         if not self._is_on_cpu:
@@ -438,6 +440,7 @@ class BasePolicy(Configurable, ABC):
     def _acting(self, explore: bool) -> Callable[..., dict[str, NDArray[Any]]]:
         act = self.act
 
+        @in_one_thread
         def forward_batch(
             obs: Any, env_ids: Sequence[int] | None = None, **setting: Any
         ) -> dict[str, NDArray[Any]]:

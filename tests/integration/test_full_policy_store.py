@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dingsdk.pipeline.context import torch_threads
+from dingsdk.policy.threads import torch_threads
 
 from .job_cluster import JobCluster
 

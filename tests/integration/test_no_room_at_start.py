@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dingsdk.errors import StorageFullError
-from dingsdk.pipeline.context import torch_threads
+from dingsdk.policy.threads import torch_threads
 from dingsdk.testing import failing_calls
 from dingsdk.worker import Coordinator
 from dingsdk.worker.comm import collector, learner

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dingsdk.pipeline.context import torch_threads
+from dingsdk.policy.threads import torch_threads
 from dingsdk.worker.coordinator import TaskPhase, TaskState
 
 from .process_cluster import ProcessCluster

@@ -22,8 +22,8 @@ from typing import Any
 import gymnasium
 import pytest
 
-from dingsdk.pipeline.context import torch_threads
 from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import Coordinator
 
 from .process_cluster import LEASE_S, PATIENCE_S, ProcessCluster, is_running

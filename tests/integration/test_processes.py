@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 
 from dingsdk.errors import WorkerCrashedError
-from dingsdk.pipeline.context import RunContext, torch_threads
+from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.process_group import ProcessWorkers
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import make_transport
+from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import Coordinator
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 

@@ -13,8 +13,8 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from dingsdk import hookimpl
-from dingsdk.pipeline.context import torch_threads
 from dingsdk.plugins import default_manager
+from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import Coordinator
 
 from .job_cluster import JobCluster

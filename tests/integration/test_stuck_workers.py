@@ -12,7 +12,7 @@ import gymnasium
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
-from dingsdk.pipeline.context import torch_threads
+from dingsdk.policy.threads import torch_threads
 
 from .job_cluster import JobCluster
 

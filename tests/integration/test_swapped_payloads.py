@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dingsdk.pipeline.context import torch_threads
+from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import Coordinator
 
 from .job_cluster import JobCluster

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from dingsdk import SampleBatch, hookimpl
-from dingsdk.pipeline.context import torch_threads
 from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.policy.threads import torch_threads
 
 from .job_cluster import JobCluster
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dingsdk.errors import PoisonTaskError, WorkerLostError
-from dingsdk.pipeline.context import torch_threads
+from dingsdk.policy.threads import torch_threads
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 from .job_cluster import JobCluster

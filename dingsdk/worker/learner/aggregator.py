@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from dingsdk.envs.guard import ctrl_c_blocked
 from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.plugins import Snapshot, default_manager
 from dingsdk.policy import LearnMode, create_policy
+from dingsdk.policy.threads import policy_threads, torch_threads
 
 START_S = 120.0
 """How long the ranks may take to start."""
@@ -90,7 +91,7 @@ class LearnerAggregator:
         )
         with tempfile.TemporaryDirectory(prefix="dingsdk-ranks-") as folder:
             store = Path(folder) / "store"
-            threads, snapshot = torch.get_num_threads(), default_manager().snapshot()
+            threads, snapshot = policy_threads(), default_manager().snapshot()
             try:
                 for rank in range(1, world_size):
                     spec = _RankSpec(rank, world_size, store, policy_cfg, threads, snapshot)
@@ -218,15 +219,8 @@ def rank_main(spec: _RankSpec, link: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = 0
     try:
-        torch.set_num_threads(spec.threads)
-        default_manager().restore(spec.snapshot)
-        policy = create_policy(spec.policy_cfg, enable_field=["learn"]).learn_mode
-        _send(link, _DONE, None)
-        join_ranks(policy, spec.store, spec.rank, spec.world_size, RANK_S)
-        while True:
-            name, value = _receive(link)
-            found = policy.forward(value) if name == _FORWARD else getattr(policy, name)(*value)
-            _send(link, _DONE, found)
+        with torch_threads(spec.threads):
+            _serve(spec, link)
     except (EOFError, ConnectionError):
         pass  # rank 0 hung up, or is gone
     except BaseException as error:
@@ -236,6 +230,17 @@ def rank_main(spec: _RankSpec, link: Connection) -> None:
             _send(link, _FAILED, [text, "".join(traceback.format_exception(error))])
     # At once: the others, who may be in the middle of an update, notice it by the connection.
     os._exit(code)
+
+
+def _serve(spec: _RankSpec, link: Connection) -> NoReturn:
+    default_manager().restore(spec.snapshot)
+    policy = create_policy(spec.policy_cfg, enable_field=["learn"]).learn_mode
+    _send(link, _DONE, None)
+    join_ranks(policy, spec.store, spec.rank, spec.world_size, RANK_S)
+    while True:
+        name, value = _receive(link)
+        found = policy.forward(value) if name == _FORWARD else getattr(policy, name)(*value)
+        _send(link, _DONE, found)
 
 
 def join_ranks(
