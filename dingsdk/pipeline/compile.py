@@ -302,9 +302,14 @@ def _check_collects(cfg: Mapping[str, Any], found: Mapping[str, Any], mode: str)
         ("collect", "n_sample", "part of each collect would be dropped at once"),
     ):
         needed = policy[section][key]
+        what = f"policy.{section}.{key} {needed}"
+        length = policy["other"]["replay_buffer"].get("sequence_length", 1)
+        if key == "batch_size" and length > 1:
+            what += f" times sequence_length {length}"
+            needed *= length
         if needed is not None and capacity < needed:
             raise ConfigError(
-                f"{path} is {capacity}, less than policy.{section}.{key} {needed}: "
+                f"{path} is {capacity}, less than {what}: "
                 f"{outcome}; raise the first or lower the second",
                 path=path,
                 capacity=capacity,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from dingsdk.config import to_easydict
@@ -106,25 +106,33 @@ class SerialTaskCollector(ZerglingParallelCollector):
             self._counts_of_rollout.env_steps = self._serial.envstep
             is_counted = self._episode_count or returns
             self._counts_of_rollout.is_finished = not is_counted and self._calls_left <= 0
-            is_of_episodes = isinstance(step, list) and step and isinstance(step[0], Sequence)
-            for samples in step if is_of_episodes else [step]:
+            for samples in step if self._is_of_episodes(step) else [step]:
                 if len(samples):
-                    self._send_samples(self._in_columns(samples))
+                    self._check_samples(samples)
+                    self._send_samples(samples)
         self._episode_count += len(returns)
         self._returns.extend(returns)
         self.send_metadata(self._progress())
 
-    def _in_columns(self, samples: Any) -> SampleBatch:
-        if isinstance(samples, SampleBatch):
-            return samples
-        if not isinstance(samples[0], Mapping):
-            kind = self._cfg["policy"]["collect"]["collector"]["type"]
-            raise ConfigError(
-                f"a collector of type {kind!r} gives a list of {type(samples[0]).__name__}, and "
-                "parallel mode moves samples: a SampleBatch or a list of dicts; use --mode serial",
-                path="policy.collect.collector.type",
-            )
-        return SampleBatch.from_rows(samples)
+    def _is_of_episodes(self, collected: Any) -> bool:
+        if not isinstance(collected, list) or not collected:
+            return False
+        section = self._cfg["policy"]["collect"]["collector"]
+        gives = getattr(self._serial, "gives_episodes", False)
+        is_whole = gives and not section.get("get_train_sample")
+        # A list of lists may also be samples that are lists.
+        return is_whole or isinstance(collected[0], SampleBatch)
+
+    def _check_samples(self, samples: Any) -> None:
+        if isinstance(samples, SampleBatch) or isinstance(samples[0], Mapping | list):
+            return
+        kind = self._cfg["policy"]["collect"]["collector"]["type"]
+        raise ConfigError(
+            f"a collector of type {kind!r} gives a list of {type(samples[0]).__name__}, and "
+            "parallel mode moves samples: a SampleBatch, or a list of dicts or lists; use --mode "
+            "serial",
+            path="policy.collect.collector.type",
+        )
 
     def _release(self) -> None:
         serial = getattr(self, "_serial", None)

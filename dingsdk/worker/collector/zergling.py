@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.config import NotNegative, Positive
-from dingsdk.data import SampleBatch
+from dingsdk.data.list_samples import pack_samples
 from dingsdk.errors import ConfigError, NotSetError, TaskTimeoutError
 from dingsdk.plugins import observe
 from dingsdk.policy import create_policy
@@ -275,7 +275,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
             )
 
     def _send_samples(self, samples: Any) -> None:
-        batch = samples if isinstance(samples, SampleBatch) else SampleBatch.from_rows(samples)
+        batch = pack_samples(samples)
         rows = len(batch)
         self._sample_count += rows
         self._payload_count += 1

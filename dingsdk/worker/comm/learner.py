@@ -13,7 +13,14 @@ import numpy as np
 from dingsdk.config import Count, Positive, deep_merge_dicts
 from dingsdk.data import RowLoaders, SampleBatch
 from dingsdk.data.columns import leaves
-from dingsdk.errors import ClosedError, ConfigError, PayloadsLostError, TaskFail
+from dingsdk.data.list_samples import LIST, has_lists, unpack_samples
+from dingsdk.errors import (
+    ClosedError,
+    ConfigError,
+    PayloadsLostError,
+    SchemaMismatchError,
+    TaskFail,
+)
 from dingsdk.policy import create_policy
 from dingsdk.worker.comm.publisher import PolicyPublisher
 from dingsdk.worker.comm.row_store import RowStore
@@ -270,18 +277,19 @@ class BaseCommLearner(CommWorker):
                 raise ClosedError("the task is over", what="learner task")
             if isinstance(batch, list):
                 raise ConfigError(
-                    "a learner that overrides get_data trains on single samples, and the replay "
-                    "buffer holds episodes; choose another buffer",
+                    "a learner that overrides get_data trains on single rows, and the replay "
+                    "buffer holds episodes, or samples that are lists; choose another buffer",
                     path="policy.other.replay_buffer.type",
                 )
             return batch
 
         return RowLoaders(gather, batch_size, self.load_data_fn)
 
-    def get_batch(self, batch_size: int) -> SampleBatch | list[SampleBatch] | None:
+    def get_batch(self, batch_size: int) -> SampleBatch | list[Any] | None:
         """Return the next leased batch in columns, waiting for it; None: the task is over.
 
-        A list of episodes where the replay buffer holds episodes.
+        A list of episodes where the replay buffer holds episodes, and of samples where these are
+        lists or hold some.
         """
         while (columns := self._next_lease(batch_size)) is not None:
             batch = self._gather(columns)
@@ -289,7 +297,7 @@ class BaseCommLearner(CommWorker):
                 return batch
         return None
 
-    def _gather(self, columns: dict[str, Any]) -> SampleBatch | list[SampleBatch] | None:
+    def _gather(self, columns: dict[str, Any]) -> SampleBatch | list[Any] | None:
         """Return a leased batch, or episodes; None where payloads are lost, which is noted."""
         assert self._rows is not None  # made when the task started
         payload, row = columns.pop("payload"), columns.pop("row")
@@ -305,6 +313,8 @@ class BaseCommLearner(CommWorker):
         if mask is not None and mask.ndim == 2:
             for _, array in leaves(batch.columns):
                 array[~mask] = 0
+        if has_lists(batch.columns):
+            return _with_lists(batch, columns, is_of_rows=lengths is None and payload.ndim == 1)
         if columns:
             batch = batch.with_columns(**columns)
         if lengths is None:
@@ -357,8 +367,10 @@ class BaseCommLearner(CommWorker):
     def send_learn_info(self, info: Mapping[str, Any]) -> None:
         """Report ``BaseLearner.learn_info`` of the iteration just done."""
         self.advance()
-        if info.get("priority_info"):
-            self._priorities.append(info["priority_info"])
+        priorities = info.get("priority_info")
+        # A buffer without priorities gave its rows no ids.
+        if priorities and None not in priorities["replay_unique_id"]:
+            self._priorities.append(priorities)
         if info["learner_done"]:
             with self.condition:
                 self._info = self._learn_info()
@@ -383,3 +395,26 @@ class BaseCommLearner(CommWorker):
         if digest is None:
             return store.get(data_id, timeout_s)
         return store.get_verified(data_id, digest, timeout_s)
+
+
+def _with_lists(batch: SampleBatch, added: Mapping[str, Any], *, is_of_rows: bool) -> list[Any]:
+    """Return samples that are lists or hold some, as serial mode gives them.
+
+    Raises:
+        SchemaMismatchError: the replay buffer cannot keep such samples.
+    """
+    if not is_of_rows or (LIST in batch.columns and "replay_unique_id" in added):
+        wants = "dicts alone, as its samples carry ids and priorities" if is_of_rows else "rows"
+        raise SchemaMismatchError(
+            "the policy's train samples are lists or hold some, and the replay buffer keeps "
+            f"{wants} (policy.other.replay_buffer.type naive takes such samples)",
+            key=LIST,
+            expected=wants,
+            found=sorted(batch.columns),
+        )
+    samples = unpack_samples(batch)
+    if LIST not in batch.columns:
+        for row, sample in enumerate(samples):
+            own = {name: column[row] for name, column in added.items() if name != "collect_iter"}
+            sample.update(own)
+    return samples

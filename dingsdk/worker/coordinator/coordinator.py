@@ -260,7 +260,10 @@ class Coordinator(Configurable, TaskControl):
         if policy.get("on_policy"):
             max_lag = policy["other"]["commander"].get("max_policy_lag", 0)
             trainings = int(policy["learn"].get("update_per_collect", 1))
-            return OnPolicyExperience(int(policy["collect"]["n_sample"]), int(max_lag), trainings)
+            n_sample, unroll_len = policy["collect"]["n_sample"], policy["collect"]["unroll_len"]
+            unrolled = int(unroll_len) * int(self._cfg["env"]["collector_env_num"])
+            least_steps = unrolled if unroll_len > 1 else 1
+            return OnPolicyExperience(int(n_sample), int(max_lag), trainings, least_steps)
         cfg = metadata_config(state.task["replay_buffer_cfg"])
         exp_name, writer = str(self._cfg["exp_name"]), self._tb_logger
         return open_experience(create_buffer(cfg, tb_logger=writer, exp_name=exp_name))

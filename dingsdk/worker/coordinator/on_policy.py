@@ -50,11 +50,14 @@ class Admission:
     Args:
         n_sample: Rows that a training needs, >= 1.
         max_lag: Versions that a row may be behind the newest when it is trained on, >= 0.
+        least_steps: Env steps that a collector is admitted at least, >= 1: it cuts trajectories at
+            their end, and those that are shorter than a train sample give none.
     """
 
-    def __init__(self, n_sample: int, max_lag: int) -> None:
+    def __init__(self, n_sample: int, max_lag: int, least_steps: int = 1) -> None:
         self.n_sample = n_sample
         self.max_lag = max_lag
+        self._least_steps = least_steps
         self._began_at = [0]
         """Train iteration at which each version began."""
         self._grants: dict[str, _Grant] = {}
@@ -92,7 +95,7 @@ class Admission:
         if missing > 0 and not grant.outstanding:
             # What it took beyond its last grant, up to one step of all its envs, is reported.
             more = min(missing, math.ceil(self.n_sample / len(self._grants)))
-            grant.admitted = max(grant.admitted, grant.used) + more
+            grant.admitted = max(grant.admitted, grant.used) + max(more, self._least_steps)
             grant.policy_iter = self.newest_iter
         return grant.admitted
 
@@ -255,13 +258,16 @@ class OnPolicyExperience(Experience):
         n_sample: Rows that a training needs, >= 1.
         max_lag: See ``Admission``.
         trainings: How many times the learner trains on the same rows, >= 1.
+        least_steps: See ``Admission``.
     """
 
     buffer: RowQueue
 
-    def __init__(self, n_sample: int, max_lag: int, trainings: int = 1) -> None:
+    def __init__(
+        self, n_sample: int, max_lag: int, trainings: int = 1, least_steps: int = 1
+    ) -> None:
         self._trainings = trainings
-        self.admission = Admission(n_sample, max_lag)
+        self.admission = Admission(n_sample, max_lag, least_steps)
         self._train_iter = 0
         super().__init__(RowQueue(self.admission))
 

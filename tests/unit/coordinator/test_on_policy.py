@@ -261,3 +261,10 @@ def test_nothing_more_is_drawn_while_the_learner_trains() -> None:
     assert not experience.buffer.can_sample(1)
     assert experience.lease(learner(), 1, 8, 0) is None
     assert experience.buffer.count() == 8
+
+
+def test_last_rows_of_a_training_get_as_many_steps_as_one_sample_has() -> None:
+    admission = Admission(12, 0, least_steps=6)
+    assert admission.admit("a", 0, is_training=False) == 12
+    admission.report("a", 12, 0)
+    assert admission.admit("a", 10, is_training=False) == 18

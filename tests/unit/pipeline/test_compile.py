@@ -130,6 +130,16 @@ def test_buffer_too_small_to_work_with_is_refused(section: str, key: str) -> Non
     compile_config(changed(*sets[:3], "policy.other.replay_buffer.replay_buffer_size=64"))
 
 
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_capacity_below_a_batch_of_sequences_is_refused(mode: Any) -> None:
+    path = "policy.other.replay_buffer"
+    sets = (f"{path}.type=sequence", f"{path}.sequence_length=8", "policy.learn.batch_size=16")
+    with pytest.raises(ConfigError, match="batch_size 16 times sequence_length 8") as caught:
+        compile_config(changed(*sets, f"{path}.replay_buffer_size=127"), mode=mode)
+    assert caught.value.facts["needed"] == 128
+    compile_config(changed(*sets, f"{path}.replay_buffer_size=128"), mode=mode)
+
+
 @pytest.mark.parametrize(("kind", "key"), [("episode", "n_episode"), ("sample", "n_sample")])
 def test_collector_is_told_how_much_to_collect(kind: str, key: str) -> None:
     sets = [f"policy.collect.collector={{type: {kind}}}", "policy.collect.n_sample=null"]
