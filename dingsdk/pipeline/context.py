@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dingsdk.pipeline.run_folder import find_checkpoints
+
+if TYPE_CHECKING:
+    from dingsdk.worker import LearnerHook
 
 Mode = Literal["serial", "parallel"]
 Reason = Literal["stop_value", "limit", "interrupted", "error"]
@@ -195,6 +198,7 @@ class RunContext:
         has_begun: Set once the run has what it needs; one that fails before leaves no folder.
         is_breakable: Whether a KeyboardInterrupt may be raised in the main thread now, to stop
             a run that does not look at ``stop``.
+        learner_hooks: Hooks for the learner, beside those of the config (serial mode).
         on_address: None where the run starts its own workers. Otherwise they come by
             themselves, and it is told the coordinator's address and what else they need.
         status: Returns a snapshot for the progress, in whose thread it runs; set by the pipeline.
@@ -206,6 +210,7 @@ class RunContext:
     stop: threading.Event = field(default_factory=threading.Event)
     has_begun: bool = False
     is_breakable: bool = False
+    learner_hooks: Sequence[LearnerHook] = ()
     on_address: Callable[[str, str], None] | None = None
     status: Callable[[], RunStatus] = RunStatus
 

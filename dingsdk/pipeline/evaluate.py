@@ -8,11 +8,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from dingsdk.config import load_config
 from dingsdk.data.seeding import derive_seed
 from dingsdk.pipeline.compile import compile_config
-from dingsdk.pipeline.predict import load_weights, open_run
-from dingsdk.pipeline.run_folder import CONFIG_NAME
+from dingsdk.pipeline.predict import load_weights, open_run, read_config
 from dingsdk.pipeline.serial import make_env_manager
 from dingsdk.policy import create_policy
 from dingsdk.policy.threads import torch_threads
@@ -61,6 +59,7 @@ def evaluate(
     checkpoint: str = "best",
     episodes: int | None = None,
     seed: int | None = None,
+    policy: type | None = None,
 ) -> EvalResult:
     """Play episodes with a checkpoint of a run; nothing in the run folder changes.
 
@@ -69,6 +68,7 @@ def evaluate(
         checkpoint: ``best``, ``latest``, or the path of a checkpoint.
         episodes: How many, >= 1; None for the run's ``env.n_evaluator_episode``.
         seed: In place of the run's seed. The same seed plays the same episodes.
+        policy: The class that was given to ``train``, where this is another process.
 
     Raises:
         CheckpointMissingError: the folder or the checkpoint does not exist.
@@ -76,16 +76,16 @@ def evaluate(
         ConfigError: the saved config cannot work (any more).
     """
     folder, found = open_run(run_dir, checkpoint)
-    cfg = compile_config(load_config(folder / CONFIG_NAME), seed=seed)
+    cfg = compile_config(read_config(folder, policy), seed=seed)
     count = episodes or cfg.env.n_evaluator_episode
     envs = min(cfg.env.evaluator_env_num, count)
-    policy = create_policy(cfg.policy, enable_field=["eval"], seed=derive_seed(cfg.seed, "policy"))
-    load_weights(policy.eval_mode, found, folder)
+    player = create_policy(cfg.policy, enable_field=["eval"], seed=derive_seed(cfg.seed, "policy"))
+    load_weights(player.eval_mode, found, folder)
     manager = make_env_manager(cfg, "evaluation", envs)
     with torch_threads(cfg.system.torch_threads), tempfile.TemporaryDirectory() as scratch:
         # The logs of an evaluator belong to a run; this one must not mix with those.
         evaluator = create_serial_evaluator(
-            cfg.policy.eval.evaluator, env=manager, policy=policy.eval_mode, exp_name=scratch
+            cfg.policy.eval.evaluator, env=manager, policy=player.eval_mode, exp_name=scratch
         )
         try:
             _, info = evaluator.eval(n_episode=count)

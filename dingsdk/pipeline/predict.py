@@ -21,6 +21,7 @@ from dingsdk.errors import (
     ConfigError,
     SchemaMismatchError,
 )
+from dingsdk.pipeline.given import name_policy
 from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER, CONFIG_NAME
 from dingsdk.policy import create_policy
 from dingsdk.worker.learner.checkpoint import LATEST, Checkpoint, load_checkpoint
@@ -77,12 +78,42 @@ def load_weights(policy: Any, found: Checkpoint, folder: Path) -> None:
         ) from error
 
 
-def load_policy(run: str | os.PathLike[str], which: str = "best") -> SavedPolicy:
+def read_config(folder: Path, policy: type | None) -> dict[str, Any]:
+    """Return the config of a run folder.
+
+    Args:
+        folder: The run folder.
+        policy: The class that was given to ``train``; it is registered.
+
+    Raises:
+        ConfigError: the file is damaged, or its policy has another name than the class.
+    """
+    config = load_config(folder / CONFIG_NAME)
+    for name in ("env", "policy"):
+        if not isinstance(config.get(name), dict):
+            raise ConfigError(f"{folder / CONFIG_NAME} has no section {name}", path=name)
+    asked = config["policy"].get("type")
+    if policy is not None and policy.__name__ != asked:
+        raise ConfigError(
+            f"{folder} was trained with the policy {asked!r}, not {policy.__name__!r}",
+            path="policy.type",
+            expected=asked,
+            found=policy.__name__,
+        )
+    if policy is not None:
+        name_policy(policy)
+    return config
+
+
+def load_policy(
+    run: str | os.PathLike[str], which: str = "best", policy: type | None = None
+) -> SavedPolicy:
     """Load the policy of a run, to act with it; no env and nothing of a pipeline is started.
 
     Args:
         run: A run folder, or the file of a checkpoint in one.
         which: ``best``, ``latest``, or the path of a checkpoint; of a run folder alone.
+        policy: The class that was given to ``train``, where this is another process.
 
     Returns:
         The policy. It computes on the CPU where the run's GPU is not here.
@@ -99,7 +130,7 @@ def load_policy(run: str | os.PathLike[str], which: str = "best") -> SavedPolicy
         action, _ = policy.predict(obs)
     """
     folder, found = open_run(run, which)
-    return SavedPolicy(load_config(folder / CONFIG_NAME), found, folder)
+    return SavedPolicy(read_config(folder, policy), found, folder)
 
 
 class SavedPolicy:
@@ -116,9 +147,6 @@ class SavedPolicy:
     def __init__(self, config: Mapping[str, Any], found: Checkpoint, folder: Path) -> None:
         import torch
 
-        for section in ("env", "policy"):
-            if not isinstance(config.get(section), Mapping):
-                raise ConfigError(f"{folder / CONFIG_NAME} has no section {section}", path=section)
         self.config, self.checkpoint, self.train_iter = config, found.path, found.iteration
         cfg = to_easydict(config)
         cfg.policy.cuda = bool(cfg.policy.get("cuda")) and torch.cuda.is_available()

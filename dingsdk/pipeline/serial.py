@@ -172,6 +172,8 @@ def _build(context: RunContext, stack: ExitStack) -> _Workers:
         policy_cfg.learn.learner, policy=learn_mode, tb_logger=tb_logger, exp_name=exp_name
     )
     stack.callback(learner.close)
+    for hook in context.learner_hooks:
+        learner.register_hook(hook)
     collector = create_serial_collector(
         _seeded(policy_cfg.collect.collector, cfg.seed, "collector"),
         env=make_env_manager(cfg, "collector", cfg.env.collector_env_num),

@@ -44,6 +44,10 @@ def train(
     output: str | os.PathLike[str] = "runs",
     progress: ProgressFactory | None = None,
     announce: Callable[[str], None] | None = None,
+    *,
+    env: str | Callable[..., Any] | None = None,
+    policy: type | None = None,
+    callbacks: Sequence[Any] = (),
 ) -> RunResult:
     """Train the policy of a config and leave a run folder.
 
@@ -60,19 +64,39 @@ def train(
         output: Folder below which the run folder is made.
         progress: Makes the live progress of the run; None shows nothing.
         announce: Takes a line for the user when a signal arrives; None writes to stderr.
+        env: An env id, or a class or function that makes an env of ``env.kwargs``; in place of
+            ``env.env_id``.
+        policy: A policy class, in place of ``policy.type``. Its type key is its name.
+        callbacks: Functions with the name of a hook, such as ``after_evaluate(mean_return)`` or
+            ``after_iter(learner, iteration, log_vars)``, and objects with such methods.
+            ``docs/reference/hooks.md`` lists the hooks, under ``dingsdk_<name>``, with their
+            arguments; a callback names those that it needs. What it raises is logged with its
+            name, and the run goes on. In serial mode also ``LearnerHook`` objects, whose
+            exceptions end the run.
 
     Returns:
         How the run ended; ``result.run_dir`` is the run folder.
 
     Raises:
-        ConfigError: the config cannot work; nothing was written yet.
+        ConfigError: the config cannot work, a callback implements no hook, or worker processes
+            cannot import a class or reach a callback; nothing was written yet.
         RunFolderError: the run folder cannot be made.
         DingError: a part failed during the run, after a checkpoint was tried.
     """
     leave_if_importing()
-    cfg = compile_run(config, mode, transport, sets, seed)
-    context = RunContext(cfg=cfg, run_dir=make_run_folder(Path(output), cfg.exp_name))
-    return run_pipeline(context, mode, progress, announce)
+    from dingsdk.pipeline.given import callbacks_registered, check_importable, learner_hooks
+    from dingsdk.pipeline.worker import has_env_processes, has_processes
+
+    cfg = compile_run(config, mode, transport, sets, seed, env, policy)
+    hooks, in_processes = learner_hooks(callbacks, mode), has_processes(cfg, mode)
+    if in_processes or has_env_processes(cfg):
+        check_importable("env", env)
+    if in_processes or cfg.system.learner_num > 1:
+        check_importable("policy", policy)
+    with callbacks_registered(callbacks, in_processes=in_processes):
+        folder = make_run_folder(Path(output), cfg.exp_name)
+        context = RunContext(cfg=cfg, run_dir=folder, learner_hooks=hooks)
+        return run_pipeline(context, mode, progress, announce)
 
 
 def run_coordinator(
@@ -160,6 +184,8 @@ def compile_run(
     transport: str | None = None,
     sets: Sequence[str] = (),
     seed: int | None = None,
+    env: str | Callable[..., Any] | None = None,
+    policy: type | None = None,
 ) -> Any:
     """Load and compile a config with the overrides of the command line; see ``train``."""
     if mode not in ("serial", "parallel"):
@@ -167,6 +193,7 @@ def compile_run(
     # Read before the parts of a run are imported: a mistake in the file is told at once.
     user = dict(config) if isinstance(config, Mapping) else load_config(config)
     from dingsdk.pipeline.compile import MULTI_BUFFER, compile_config
+    from dingsdk.pipeline.given import name_env, name_policy
 
     user = deep_merge_dicts({}, user)
     if "main" in user and "create" in user:
@@ -174,6 +201,10 @@ def compile_run(
 
         # Before the overrides: their paths are those of the compiled config.
         user = convert_reference_shape(user)
+    if env is not None:
+        user = deep_merge_dicts(user, {"env": {"env_id": name_env(env)}})
+    if policy is not None:
+        user = deep_merge_dicts(user, {"policy": {"type": name_policy(policy)}})
     for assignment in sets:
         apply_set(user, assignment)
     if transport is not None:

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from dingsdk.envs.subprocess import SubprocessEnvManager
 from dingsdk.errors import ClosedError, ConfigError, TaskTimeoutError
 from dingsdk.pipeline.memory import MemoryWatch
 from dingsdk.pipeline.run_folder import private_files
@@ -69,11 +70,27 @@ def place_of(
     )
 
 
+def has_processes(cfg: Any, mode: str) -> bool:
+    """Whether the workers of a run are processes of their own."""
+    return mode == "parallel" and place_of(_transport_class(cfg), cfg.system.transport) != "threads"
+
+
+def has_env_processes(cfg: Any) -> bool:
+    """Whether the env manager of a run makes envs in child processes."""
+    manager_cls = default_manager().class_of("env_managers", cfg.env_manager, "env_manager")
+    is_async = cfg.env_manager.get("vectorization_mode") == "async"
+    return is_async or issubclass(manager_cls, SubprocessEnvManager)
+
+
 def check_reach(cfg: Any) -> None:
     """Raise ConfigError unless the config's transport reaches other processes."""
+    place_of(_transport_class(cfg), cfg.system.transport, is_elsewhere=True)
+
+
+def _transport_class(cfg: Any) -> type[Transport]:
     section = cfg.system.transport
-    cls = default_manager().get("transports", section.type, section.get("import_names") or ())
-    place_of(cls, section, is_elsewhere=True)
+    found: type[Transport] = default_manager().class_of("transports", section, "system.transport")
+    return found
 
 
 def run_worker(

@@ -325,7 +325,11 @@ class BaseLearner(Configurable):
     def call_hook(self, position: str) -> None:
         """Run the hooks of one position in order."""
         for hook in self._hooks[position]:
-            hook(self)
+            try:
+                hook(self)
+            except Exception as error:
+                error.add_note(f"raised by the learner hook {hook.name!r} ({position})")
+                raise
 
     def register_hook(self, hook: LearnerHook) -> None:
         """Add a hook, after those of equal priority."""

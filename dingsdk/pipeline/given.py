@@ -1,0 +1,213 @@
+"""What ``train`` is given as objects: env and policy classes, which configs name, and callbacks."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from types import SimpleNamespace
+from typing import Any
+
+from dingsdk.errors import ConfigError, ConfigTypeError, listing, nearest_name
+from dingsdk.plugins import default_manager, hookimpl
+from dingsdk.plugins.observers import Observers
+from dingsdk.worker import LearnerHook
+
+HOOKS = tuple(name for name in vars(Observers) if not name.startswith("_"))
+"""Hooks that a callback may implement."""
+_IN_WORKERS = frozenset(HOOKS) & {
+    "after_checkpoint",
+    "after_collect",
+    "after_episode",
+    "after_iter",
+    "after_task",
+    "before_task",
+}
+"""Those that fire where workers run."""
+_HOOK_LIKE = re.compile(r"(before|after|run)_")
+
+
+def name_env(env: str | Callable[..., Any]) -> str:
+    """Return the ``env.env_id`` by which a config names an env.
+
+    Args:
+        env: An id, or a class or function that makes the env. One that cannot be imported from a
+            module is registered with gymnasium, for this process alone.
+
+    Raises:
+        ConfigTypeError: it is something else.
+    """
+    if isinstance(env, str):
+        return env
+    if not callable(env):
+        raise _wrong_type("env", "an id, or a class or function that makes an env", env)
+    name = getattr(env, "__name__", type(env).__name__)
+    if _is_importable(env):
+        return f"{env.__module__}:{name}"
+    import gymnasium as gym
+
+    # Each maker has a name of its own, as earlier runs of this process may still use theirs.
+    stem = env_id = f"given/{re.sub(r'[^A-Za-z0-9_]', '', name) or 'env'}"
+    counts = itertools.count(2)
+    while (spec := gym.registry.get(env_id)) is not None and spec.entry_point is not env:
+        env_id = f"{stem}-{next(counts)}"
+    if spec is None:
+        gym.register(env_id, entry_point=env, disable_env_checker=True)
+    return env_id
+
+
+def name_policy(policy: type) -> str:
+    """Register a policy class under its name, and return that as its type key.
+
+    A class of that name and module, as a notebook defines it again, is replaced.
+
+    Raises:
+        ConfigTypeError: it is no class.
+        DuplicateTypeError: another policy has that name.
+    """
+    if not isinstance(policy, type):
+        raise _wrong_type("policy", "a class", policy)
+    registry, name = default_manager().registry("policies"), policy.__name__
+    before = registry.entry(name)
+    is_own = before is not None and before.owner == policy.__module__
+    registry.register(name, policy, force_overwrite=is_own)
+    return name
+
+
+def check_importable(name: str, target: object) -> None:
+    """Check that the child processes of a run can import what ``train`` was given.
+
+    Args:
+        name: The argument of ``train``.
+        target: What was given; anything but a class or function passes.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if callable(target) and not (_is_importable(target) and _has_file(target)):
+        shown = getattr(target, "__qualname__", repr(target))
+        raise ConfigError(
+            f"{name}={shown} cannot be imported by the child processes of this run: define it at "
+            "the top of a module, or choose parts that run in this process: mode='serial' or the "
+            "transport in_memory, an env manager such as vector, system.learner_num 1",
+            path=name,
+            found=shown,
+        )
+
+
+@contextmanager
+def callbacks_registered(callbacks: Sequence[Any], *, in_processes: bool) -> Iterator[None]:
+    """Have functions and objects called by the observe hooks inside.
+
+    Args:
+        callbacks: See ``train``; learner hooks among them are left to the learner.
+        in_processes: Whether the run's workers are other processes.
+
+    Raises:
+        ConfigError: one implements no hook, or one that fires in another process.
+        PluginLoadError: one has an argument that its hook does not have.
+    """
+    manager = default_manager()
+    with ExitStack() as stack:
+        for index, callback in enumerate(callbacks):
+            if isinstance(callback, LearnerHook):
+                continue
+            name, functions = _functions_of(callback, f"callbacks[{index}]")
+            remote = sorted(_IN_WORKERS & functions.keys())
+            if remote and in_processes:
+                raise ConfigError(
+                    f"{name} implements {listing(remote)}, which happens in the worker processes "
+                    "of this run, where it is not; use mode='serial', the transport in_memory, or "
+                    "a plugin",
+                    path=f"callbacks[{index}]",
+                    found=remote,
+                )
+            plugin = SimpleNamespace(
+                **{f"dingsdk_{hook}": _implementation(each) for hook, each in functions.items()}
+            )
+            registered = manager.register_plugin(plugin, f"{name} (callbacks[{index}])")
+            stack.callback(manager.unregister_plugin, registered)
+        yield
+
+
+def learner_hooks(callbacks: Sequence[Any], mode: str) -> list[LearnerHook]:
+    """Return the learner hooks among the callbacks.
+
+    Raises:
+        ConfigError: there is one in parallel mode, whose learner is made by a worker.
+    """
+    found = [each for each in callbacks if isinstance(each, LearnerHook)]
+    if found and mode == "parallel":
+        raise ConfigError(
+            f"the learner hook {found[0].name!r} cannot be given to a run in parallel mode, whose "
+            "worker makes its own learner: register its class and name it in "
+            "policy.learn.learner.hook, or write a callback after_iter(learner)",
+            path="callbacks",
+            found=found[0].name,
+        )
+    return found
+
+
+def _functions_of(callback: Any, path: str) -> tuple[str, dict[str, Callable[..., Any]]]:
+    """Return the name of a callback, and its functions by hook."""
+    name = getattr(callback, "__name__", type(callback).__name__)
+    if isinstance(callback, type):
+        raise ConfigTypeError(
+            f"{path} is the class {name}; give an instance of it", path=path, found=name
+        )
+    candidates = [name]
+    if not inspect.isroutine(callback):
+        members = [each for each in dir(callback) if not each.startswith("_")]
+        candidates = [each for each in members if callable(getattr(callback, each))]
+    found = {
+        each: callback if inspect.isroutine(callback) else getattr(callback, each)
+        for each in candidates
+        if each in HOOKS
+    }
+    strange = [each for each in candidates if each not in HOOKS and _HOOK_LIKE.match(each)]
+    if strange or not found:
+        asked = (strange or candidates or [""])[0]
+        nearest = nearest_name(asked, HOOKS)
+        hint = f" Did you mean {nearest!r}?" if nearest else ""
+        what = f"{name} has {asked!r}, which is no hook" if strange else f"{name} names no hook"
+        raise ConfigError(
+            f"{path}: {what}.{hint} A callback is a function with the name of a hook, or an object "
+            f"with such methods: {listing(HOOKS)}",
+            path=path,
+            found=asked,
+            nearest=nearest,
+        )
+    return name, found
+
+
+def _implementation(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def call(*args: Any) -> None:
+        function(*args)
+
+    implementation: Callable[..., Any] = hookimpl(call)
+    return implementation
+
+
+def _is_importable(target: Any) -> bool:
+    module = sys.modules.get(getattr(target, "__module__", None) or "")
+    name = getattr(target, "__qualname__", "")
+    return bool(name) and vars(module or object).get(name) is target
+
+
+def _has_file(target: Any) -> bool:
+    """Whether it is not defined in a notebook or a shell, which no other process can import."""
+    return hasattr(sys.modules[target.__module__], "__file__")
+
+
+def _wrong_type(name: str, expected: str, found: object) -> ConfigTypeError:
+    return ConfigTypeError(
+        f"{name} is {found!r}, expected {expected}",
+        path=name,
+        expected=expected,
+        found=type(found).__name__,
+    )

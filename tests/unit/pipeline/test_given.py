@@ -1,0 +1,366 @@
+"""Env and policy classes, and callbacks, that are given to ``train`` as objects."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import dingsdk
+from dingsdk.envs import EnvFn
+from dingsdk.errors import (
+    ConfigError,
+    ConfigTypeError,
+    DuplicateTypeError,
+    HookError,
+    PluginLoadError,
+)
+from dingsdk.pipeline.given import HOOKS, name_env
+from dingsdk.plugins import PluginManager, Switches, use_manager
+from dingsdk.policy import DQNPolicy
+from dingsdk.worker import LearnerHook
+
+SETS = (
+    "env.collector_env_num=2",
+    "env.evaluator_env_num=2",
+    "env.n_evaluator_episode=2",
+    "policy.collect.n_sample=20",
+    "policy.learn.batch_size=8",
+    "policy.learn.learner.train_iterations=4",
+)
+CONFIG: dict[str, Any] = {"env": {"kwargs": {"length": 5}}}
+
+
+class Paid(gym.Env[Any, Any]):
+    """Pays for action 1; an episode has ``length`` steps."""
+
+    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._time = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._time += 1
+        return np.ones(3, np.float32), float(action), self._time == self._length, False, {}
+
+
+class OneAction(DQNPolicy):
+    """Always answers 1 in evaluations."""
+
+    def act(self, obs: Any, *args: Any, explore: bool, **setting: Any) -> Any:
+        found = super().act(obs, *args, explore=explore, **setting)
+        return found if explore else {"action": np.ones_like(found["action"])}
+
+
+@pytest.fixture(autouse=True)
+def _own_manager() -> Iterator[None]:
+    with use_manager(PluginManager(Switches())):
+        yield
+
+
+def train(
+    tmp_path: Path, *args: Any, env: Any = Paid, policy: Any = OneAction, **kwargs: Any
+) -> Any:
+    sets = [*SETS, *kwargs.pop("sets", ())]
+    return dingsdk.train(
+        CONFIG, *args, sets=sets, output=tmp_path, env=env, policy=policy, **kwargs
+    )
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_run_is_of_the_classes_that_are_given(tmp_path: Path, mode: str) -> None:
+    result = train(tmp_path, mode)
+
+    assert (result.train_iter, result.last_return) == (4, 5.0)
+    loaded = dingsdk.load_policy(result.run_dir, "latest")
+    assert loaded.config["env"]["env_id"] == f"{__name__}:Paid"
+    assert loaded.config["policy"]["type"] == "OneAction"
+    assert loaded.predict(np.zeros(3)) == (1, None)
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_env_may_be_made_by_any_function(tmp_path: Path, mode: str) -> None:
+    made = []
+
+    def make(length: int) -> Paid:
+        made.append(length)
+        return Paid(length + 1)
+
+    result = train(tmp_path, mode, env=make)
+
+    assert result.last_return == 6.0
+    assert set(made) == {5}
+    assert dingsdk.evaluate(result.run_dir).mean == 6.0
+
+
+def test_makers_of_one_name_are_told_apart() -> None:
+    def maker(length: int) -> Callable[[], Paid]:
+        return lambda: Paid(length)
+
+    first, second = maker(1), maker(2)
+
+    names = [name_env(each) for each in (first, second, first, functools.partial(Paid, 3))]
+
+    assert names[0] == names[2] != names[1]
+    assert [EnvFn({"env_id": name})().unwrapped._length for name in names] == [1, 2, 1, 3]
+
+
+def test_id_of_an_env_is_taken_as_it_is(tmp_path: Path) -> None:
+    assert name_env("CartPole-v1") == "CartPole-v1"
+
+
+def test_overrides_win_over_what_is_given(tmp_path: Path) -> None:
+    sets = ["env.env_id=CartPole-v1", "env.kwargs={}", "policy.type=dqn"]
+    result = train(tmp_path, sets=sets)
+    config = dingsdk.load_policy(result.run_dir, "latest").config
+    assert (config["env"]["env_id"], config["policy"]["type"]) == ("CartPole-v1", "dqn")
+
+
+def test_class_that_is_defined_again_replaces_the_first(tmp_path: Path) -> None:
+    def define(action: int) -> type:
+        class Fixed(OneAction):
+            def act(self, *args: Any, **kwargs: Any) -> Any:
+                return {"action": np.full(len(args[0]), action)}
+
+        return Fixed
+
+    returns = [train(tmp_path, policy=define(action)).last_return for action in (1, 0)]
+    assert returns == [5.0, 0.0]
+
+
+def test_policy_with_the_name_of_another_one_is_refused(tmp_path: Path) -> None:
+    strange = type("dqn", (OneAction,), {})
+    with pytest.raises(DuplicateTypeError, match="'dqn'"):
+        train(tmp_path, policy=strange)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [({"env": 3}, "env"), ({"policy": "dqn"}, "policy"), ({"policy": OneAction.act}, "policy")],
+)
+def test_argument_of_the_wrong_kind_is_refused(
+    tmp_path: Path, given: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(ConfigTypeError) as raised:
+        train(tmp_path, **given)
+    assert raised.value.path == name
+
+
+def test_class_is_given_again_in_another_process(tmp_path: Path) -> None:
+    run_dir = train(tmp_path).run_dir
+    with use_manager(PluginManager(Switches())):
+        assert dingsdk.load_policy(run_dir, "latest", policy=OneAction).predict(np.zeros(3))[0] == 1
+    with use_manager(PluginManager(Switches())):
+        assert dingsdk.evaluate(run_dir, policy=OneAction).mean == 5.0
+    with pytest.raises(ConfigError, match="'OneAction', not 'DQNPolicy'"):
+        dingsdk.load_policy(run_dir, policy=DQNPolicy)
+
+
+@pytest.mark.parametrize(
+    ("name", "sets"),
+    [
+        ("env", ["system.transport.workers=processes", "system.transport.type=flask_fs"]),
+        ("env", ["env_manager.type=subprocess"]),
+        ("env", ["env_manager.vectorization_mode=async"]),
+        ("policy", ["system.learner_num=2"]),
+    ],
+)
+def test_what_child_processes_cannot_import_is_refused(
+    tmp_path: Path, name: str, sets: list[str]
+) -> None:
+    class Local(OneAction):
+        """Cannot be imported."""
+
+    mode = "parallel" if "flask_fs" in sets[-1] else "serial"
+    local = {"env": lambda length: Paid(length), "policy": Local}
+    with pytest.raises(ConfigError, match="cannot be imported by the child") as raised:
+        train(tmp_path, mode, sets=sets, **{name: local[name]})
+    assert raised.value.path == name
+    assert list(tmp_path.iterdir()) == []
+
+
+class Recorder:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def run_started(self, run_dir: Path) -> None:
+        self.told.append(("run_started", run_dir.name))
+
+    def after_iter(self, learner: Any, iteration: int) -> None:
+        assert learner.train_iter == iteration
+        self.told.append(("after_iter", iteration))
+
+    def run_finished(self, result: Any) -> None:
+        self.told.append(("run_finished", result["reason"]))
+
+    def other(self) -> None:
+        """Is no hook."""
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_functions_and_objects_are_called_by_the_hooks(tmp_path: Path, mode: str) -> None:
+    evaluated = []
+
+    def after_evaluate(mean_return: float, train_iter: int) -> None:
+        evaluated.append((mean_return, train_iter))
+
+    recorder = Recorder()
+    train(tmp_path, mode, callbacks=[after_evaluate, recorder])
+
+    assert evaluated[-1] == (5.0, 4)
+    iterations = [("after_iter", iteration) for iteration in range(4)]
+    started, finished = ("run_started", "run"), ("run_finished", "limit")
+    assert recorder.told == [started, *iterations, finished]
+    told = len(recorder.told)
+    train(tmp_path, mode)
+    assert len(recorder.told) == told
+
+
+def test_exception_of_a_callback_is_logged_with_its_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def after_iter(iteration: int) -> None:
+        raise ZeroDivisionError("by the callback")
+
+    with caplog.at_level(logging.ERROR):
+        assert train(tmp_path, callbacks=[after_iter]).reason == "limit"
+
+    (record,) = caplog.records
+    text = "plugin after_iter (callbacks[0]) failed in after_iter: ZeroDivisionError: by the"
+    assert record.getMessage().startswith(text)
+
+
+class CountHook(LearnerHook):
+    """Counts, and raises in the iteration ``fails_at``."""
+
+    def __call__(self, engine: Any) -> None:
+        self.calls = getattr(self, "calls", 0) + 1
+        if engine.train_iter == getattr(self, "fails_at", None):
+            raise ZeroDivisionError("by the hook")
+
+
+def test_learner_hook_acts_in_the_learner_and_may_end_the_run(tmp_path: Path) -> None:
+    hook = CountHook("count", 50, position="before_iter")
+    train(tmp_path, callbacks=[hook])
+    assert hook.calls == 4
+
+    hook.fails_at = 2
+    with pytest.raises(ZeroDivisionError) as raised:
+        train(tmp_path, callbacks=[hook])
+    assert raised.value.__notes__[0] == "raised by the learner hook 'count' (before_iter)"
+    assert hook.calls == 7
+
+
+def test_learner_hook_is_refused_in_parallel_mode(tmp_path: Path) -> None:
+    hook = CountHook("count", 50, position="before_iter")
+    with pytest.raises(ConfigError, match="'count' cannot be given to a run in parallel mode"):
+        train(tmp_path, "parallel", callbacks=[hook])
+    assert list(tmp_path.iterdir()) == []
+
+
+def after_iters(iteration: int) -> None:
+    """Has the name of no hook."""
+
+
+def after_iter(iteration: int, loss: float) -> None:
+    """Has an argument too many."""
+
+
+class Misspelt:
+    """Has one hook, and one that is none."""
+
+    def after_iter(self) -> None: ...
+
+    def after_evaluation(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("callback", "error", "text"),
+    [
+        (after_iters, ConfigError, "Did you mean 'after_iter'"),
+        (Misspelt(), ConfigError, "'after_evaluation', which is no hook. Did you mean"),
+        (lambda: None, ConfigError, "<lambda> names no hook"),
+        (3, ConfigError, "int names no hook"),
+        (Recorder, ConfigTypeError, "is the class Recorder; give an instance"),
+        (after_iter, PluginLoadError, "loss"),
+    ],
+)
+def test_callback_without_a_hook_is_refused(
+    tmp_path: Path, callback: Any, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=r"callbacks\[1\]") as raised:
+        train(tmp_path, callbacks=[Recorder(), callback])
+    assert text in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+    recorder = Recorder()
+    train(tmp_path, callbacks=[recorder])
+    assert recorder.told.count(("run_started", "run")) == 1
+
+
+def test_hook_in_a_worker_process_is_refused_by_name(tmp_path: Path) -> None:
+    sets = ["system.transport.type=flask_fs"]
+    with pytest.raises(ConfigError, match="Recorder implements after_iter, which happens in the"):
+        train(tmp_path, "parallel", sets=sets, callbacks=[Recorder()])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hooks_are_those_of_the_reference() -> None:
+    page = Path(__file__).parents[3] / "docs" / "reference" / "hooks.md"
+    assert "after_evaluate" in HOOKS
+    assert all(f"dingsdk_{name}" in page.read_text() for name in HOOKS)
+
+
+def test_position_of_a_learner_hook_is_checked_when_it_is_made() -> None:
+    with pytest.raises(HookError):
+        CountHook("count", 50, position="after_iters")
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {folder!r})
+import dingsdk
+from test_given import CONFIG, SETS, OneAction, Paid
+
+class Mine(Paid):
+    pass
+
+class MyPolicy(OneAction):
+    pass
+
+def after_evaluate(mean_return):
+    print("evaluated", mean_return)
+
+if __name__ == "__main__":
+    result = dingsdk.train(
+        CONFIG, "parallel", "flask_fs", sets=SETS, env=Mine, policy=MyPolicy,
+        callbacks=[after_evaluate],
+    )
+    print(result.reason, result.train_iter)
+"""
+
+
+@pytest.mark.slow
+def test_classes_of_a_script_reach_worker_processes(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(folder=str(Path(__file__).parent)))
+    ran = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert ran.stdout.endswith("evaluated 5.0\nlimit 4\n"), ran.stdout + ran.stderr
