@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from dingsdk.config import Configurable, NotNegative, PartSection, Whole
 from dingsdk.envs.guard import ABNORMAL
+from dingsdk.envs.players import PLAYERS, player_num
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
 from dingsdk.errors import ClosedError, ConfigError, EnvError, PolicyOutputError
 
@@ -36,12 +37,15 @@ class Timestep(NamedTuple):
     ``eval_episode_return``. ``info['abnormal']`` marks a step that must be discarded: the env
     failed and was restarted, ``obs`` is the first of its new episode, ``reward`` is 0,
     ``done`` is False and ``info['error']`` says what happened.
+
+    Of an env of several players ``obs`` and ``reward`` have an axis of players, and ``info`` is a
+    list of one dict a player, each with the keys above.
     """
 
     obs: Any
     reward: Any
     done: bool
-    info: dict[str, Any]
+    info: Any
 
 
 class StepColumns(NamedTuple):
@@ -56,7 +60,7 @@ class StepColumns(NamedTuple):
         final_obs: The observation that the action led to; equal to ``obs`` except at
             episode ends, where it is the true last one. May be the same object as ``obs``
             when no episode ended.
-        reward: float32[n].
+        reward: float32[n]; float32[n, players] of envs of several players.
         terminated: bool[n], the task ended (no bootstrap).
         truncated: bool[n], the episode was cut (bootstrap from ``final_obs``).
         valid: bool[n], or None for all True. False rows are no transitions: the env spent
@@ -143,7 +147,8 @@ class EnvManager(Configurable, ABC):
         self._episodes = np.zeros(self._env_num, dtype=np.int64)
         # True where an env takes no actions: DONE, or waiting for a reset by the caller.
         self._parked = np.zeros(self._env_num, dtype=np.bool_)
-        self._returns = np.zeros(self._env_num, dtype=np.float64)
+        self._player_num = 0
+        self._set_players(0)
 
     def __enter__(self) -> Self:
         return self
@@ -180,6 +185,12 @@ class EnvManager(Configurable, ABC):
         default the third in a row raises EnvError (``max_retry`` of them are forgiven).
         """
         return self._failure_count
+
+    @property
+    def player_num(self) -> int:
+        """How many players an env has; with several, rewards and spaces have an axis of them."""
+        _ = self._spaces
+        return self._player_num
 
     @property
     def observation_space(self) -> Any:
@@ -343,8 +354,14 @@ class EnvManager(Configurable, ABC):
     def _spaces(self) -> tuple[ObservationSchema, ActionChecker]:
         # Before the launch only a probe can tell.
         probe = self._env_fns[0]()
+        self._set_players(player_num(probe))
         probe.close()
         return ObservationSchema(probe.observation_space), ActionChecker(probe.action_space)
+
+    def _set_players(self, count: int) -> None:
+        self._player_num = count
+        self._reward_shape = (count,) if count > 1 else ()
+        self._returns = np.zeros((self._env_num, *self._reward_shape), dtype=np.float64)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -394,14 +411,21 @@ class EnvManager(Configurable, ABC):
         elif not math.isinf(self.episode_num):
             self._parked[env_ids] = self._episodes[env_ids] >= self.episode_num
 
-    def _timestep(self, env_id: int, obs: Any, reward: float, info: dict[str, Any]) -> Timestep:
+    def _timestep(self, env_id: int, obs: Any, reward: Any, info: dict[str, Any]) -> Timestep:
         """Return one env's step in dict form, and add its reward to the episode's return.
 
         ``info`` holds ``terminated`` and ``truncated``, it is the caller's to change.
         """
         done = info["terminated"] or info["truncated"]
         self._returns[env_id] = 0.0 if info.get(ABNORMAL) else self._returns[env_id] + reward
+        infos = [info]
+        if self._reward_shape:
+            own = info.pop(PLAYERS, None) or [{}] * self._player_num
+            infos = [{**info, **each} for each in own]
+        else:
+            reward = float(reward)
         if done:
-            info.setdefault("eval_episode_return", float(self._returns[env_id]))
+            for each, total in zip(infos, np.atleast_1d(self._returns[env_id]), strict=True):
+                each.setdefault("eval_episode_return", float(total))
             self._returns[env_id] = 0.0
-        return Timestep(obs, reward, done, info)
+        return Timestep(obs, reward, done, infos if self._reward_shape else info)

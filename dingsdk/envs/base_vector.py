@@ -7,7 +7,7 @@ import math
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -47,6 +47,7 @@ class BaseVectorEnvManager(EnvManager):
         ...         return gymnasium.make_vec("Dice-v0", num_envs=self.env_num, dice=6)
     """
 
+    max_players: ClassVar[float] = 1
     _per_env = False
     """Whether every env is a ``GuardedEnv``, which is seeded, reset and rebuilt alone."""
 
@@ -188,6 +189,14 @@ class BaseVectorEnvManager(EnvManager):
     def _open(self) -> None:
         vec = self._vec = self.make_vector_env()
         self._autoreset = AutoresetMode(vec.metadata.get("autoreset_mode", self._autoreset))
+        if self._per_env and max(vec.get_attr("player_num")) > 1:
+            raise ConfigError(
+                "env_manager.type: a vector env gives one reward an env, and these envs have "
+                f"{vec.get_attr('player_num')[0]} players; use base, subprocess or "
+                "async_subprocess",
+                path="env_manager.type",
+            )
+        self._set_players(1)
         self._spaces = (
             ObservationSchema(vec.single_observation_space),
             ActionChecker(vec.single_action_space),

@@ -13,8 +13,10 @@ from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
+import numpy as np
 
 from dingsdk.data.seeding import derive_seed
+from dingsdk.envs.players import player_num
 from dingsdk.envs.spaces import ObservationSchema
 from dingsdk.errors import ConfigError, EnvError, SchemaMismatchError
 from dingsdk.plugins import default_manager
@@ -60,6 +62,7 @@ class GuardedEnv(gym.Env[Any, Any]):
         self.action_space = self.env.action_space
         self.metadata = self.env.metadata
         self.render_mode = self.env.render_mode
+        self.player_num = player_num(self.env)
         self._schema = ObservationSchema(self.observation_space)
         self.keep_seed = False
         """True: every reset starts from the seed; False: the stream runs on."""
@@ -87,7 +90,7 @@ class GuardedEnv(gym.Env[Any, Any]):
             self._reset_kwargs = kwargs
         return self._reset(seed, self._failures)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the env; where it fails, restart it and return an abnormal step.
 
         Raises:
@@ -98,14 +101,15 @@ class GuardedEnv(gym.Env[Any, Any]):
                 "step", self.env.step(action), "obs, reward, terminated, truncated, info"
             )
             obs = self._schema.conform(obs)
-            reward = _plain_reward(reward)
+            reward = _plain_reward(reward, self.player_num)
             if info.get(ABNORMAL):
                 raise EnvError(f"env {self._env_id} reported an abnormal step", env_id=self._env_id)
         except _FAULTS as error:
             before = self._failures
             obs, info = self._reset(self._recover(error), before)
             info |= {ABNORMAL: True, ERROR: f"{type(error).__name__}: {error}"}
-            return obs, 0.0, False, False, info
+            nothing = _plain_reward(np.zeros(self.player_num), self.player_num)
+            return obs, nothing, False, False, info
         if terminated or truncated:
             self._failures_in_row = 0
         return obs, reward, bool(terminated), bool(truncated), info
@@ -242,8 +246,16 @@ def close_quietly(env: Any, **kwargs: Any) -> None:
         _log.debug("closing a failed env failed", exc_info=True)
 
 
-def _plain_reward(reward: Any) -> float:
-    """Return a reward as a float; an array of one element is taken as well."""
+def _plain_reward(reward: Any, players: int) -> Any:
+    """Return a reward as a float, where an array of one element is taken as well.
+
+    Of several players: float32[players].
+    """
+    if players > 1:
+        rewards = np.asarray(reward, np.float32)
+        if rewards.shape != (players,) or np.isnan(rewards).any():
+            raise _mismatch("reward", f"{players} finite numbers, one a player", repr(reward))
+        return rewards
     try:
         plain = float(reward)
     except (TypeError, ValueError) as error:

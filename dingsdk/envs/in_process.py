@@ -78,7 +78,7 @@ class InProcessEnvManager(EnvManager):
         count = len(ids)
         actions = checker.batch(actions, count)
         schema.require_columns()
-        reward = np.zeros(count, dtype=np.float32)
+        reward = np.zeros((count, *self._reward_shape), dtype=np.float32)
         terminated, truncated, abnormal = np.zeros((3, count), dtype=np.bool_)
         valid = ~self._parked[ids]
         last_obs = [self._obs[env_id] for env_id in ids]
@@ -126,6 +126,7 @@ class InProcessEnvManager(EnvManager):
             ObservationSchema(self._envs[0].observation_space),
             ActionChecker(self._envs[0].action_space),
         )
+        self._set_players(self._envs[0].player_num)
 
     def _discard(self) -> None:
         while self._envs:
@@ -146,7 +147,7 @@ class InProcessEnvManager(EnvManager):
         self._obs[env_id], info = self._envs[env_id].reset(**kwargs)
         self._failure_count += info.get(FAILURES, 0)
 
-    def _step_one(self, env_id: int, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def _step_one(self, env_id: int, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step an env, and reset it where its episode ends; return what the step gave."""
         step = obs, _, terminated, truncated, info = self._envs[env_id].step(action)
         self._obs[env_id] = obs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -13,6 +14,7 @@ from gymnasium.envs.registration import EnvSpec
 from dingsdk.config import Section, read_section, to_plain
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs.base import EnvManager
+from dingsdk.envs.players import OpponentEnv, adapted, player_num
 from dingsdk.errors import (
     ConfigError,
     DingError,
@@ -33,6 +35,7 @@ class _EnvKeys(Section, frozen=True, kw_only=True):
     """
 
     env_id: str
+    eval_opponent: str | None = None
     kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
     wrappers: list[str | dict[str, Any]] = msgspec.field(default_factory=list)
 
@@ -50,7 +53,9 @@ class EnvFn:
             it first, or ``module:Class`` for a class or function that makes the env), ``kwargs``
             for the env (``max_episode_steps`` among them) and ``wrappers``, from the inside out:
             types of kind ``env_wrappers`` or classes of ``gymnasium.wrappers``, or sections
-            ``{type, ...}`` whose other keys go to the wrapper. Other keys are ignored.
+            ``{type, ...}`` whose other keys go to the wrapper. A PettingZoo env, such as
+            ``pettingzoo.classic.tictactoe_v3:env``, has several players (``PlayersEnv``), or one
+            where ``eval_opponent`` names who plays the others. Other keys are ignored.
             ``module:`` imports code, so the config must be one's own, never a received one.
 
     Raises:
@@ -61,6 +66,7 @@ class EnvFn:
         given = {key: env_cfg[key] for key in _EnvKeys.__struct_fields__ if env_cfg.get(key)}
         section = read_section(_EnvKeys, given, "env")
         self.env_id = section.env_id
+        self.eval_opponent = section.eval_opponent
         self.kwargs: dict[str, Any] = to_plain(section.kwargs)
         self.wrappers: list[dict[str, Any]] = [
             {"type": entry} if isinstance(entry, str) else to_plain(entry)
@@ -78,6 +84,8 @@ class EnvFn:
         env = self._make(gym.make, **{"disable_env_checker": True, **self.kwargs})
         for index, section in enumerate(self.wrappers):
             env = _wrap(env, section, f"env.wrappers[{index}]")
+        if self.eval_opponent is not None and player_num(env) > 1:
+            env = OpponentEnv(env, self.eval_opponent)
         return env  # type: ignore[no-any-return]
 
     def make_native(self, count: int) -> Any:
@@ -157,7 +165,8 @@ def find_spec(env_id: str) -> Any:
             )
         raise _unknown(env_id, f"names the module {module!r}, {why}") from error
     if callable(found):
-        return EnvSpec(id=name, entry_point=found)
+        is_env = isinstance(found, type) and issubclass(found, gym.Env)
+        return EnvSpec(id=name, entry_point=found if is_env else partial(adapted, found))
     try:
         return gym.spec(name)
     except gym.error.Error as error:

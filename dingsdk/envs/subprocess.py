@@ -257,7 +257,7 @@ class SubprocessEnvManager(EnvManager):
             info["terminated"] = bool(columns.terminated[row])
             info["truncated"] = bool(columns.truncated[row])
             timesteps[env_id] = self._timestep(
-                env_id, schema.row(columns.final_obs, row), float(columns.reward[row]), info
+                env_id, schema.row(columns.final_obs, row), columns.reward[row], info
             )
         return timesteps
 
@@ -300,10 +300,12 @@ class SubprocessEnvManager(EnvManager):
             spaces = group.answer(wait=True)
             if self._memory is None:
                 schema, checker = ObservationSchema(spaces[0]), ActionChecker(spaces[1])
+                self._set_players(spaces[2])
                 self._spaces = (schema, checker)
-                size = _Board(schema, checker, self._env_num).size
+                shape = (self._env_num, *self._reward_shape)
+                size = _Board(schema, checker, shape).size
                 self._memory = SharedMemory(create=True, size=size)
-                self._board = _Board(schema, checker, self._env_num, self._memory.buf)
+                self._board = _Board(schema, checker, shape, self._memory.buf)
             with contextlib.suppress(OSError):
                 group.connection.send(self._memory.name)
 
@@ -525,6 +527,7 @@ class _Board:
     """Columns with a row for each env, in shared memory.
 
     Args:
+        reward_shape: Number of envs, and of the players of an env where there are several.
         memory: Where they lie; None to learn their ``size`` in bytes alone.
     """
 
@@ -532,16 +535,17 @@ class _Board:
         self,
         schema: ObservationSchema,
         checker: ActionChecker,
-        env_num: int,
+        reward_shape: tuple[int, ...],
         memory: memoryview | None = None,
     ) -> None:
         self._memory = memory
+        env_num = reward_shape[0]
         self.size = 0
         self.obs = schema.allocate(env_num, self._column)
         self.final_obs = schema.allocate(env_num, self._column)
         actions = checker.filler(env_num)
         self.actions = self._column(actions.shape, actions.dtype)
-        self.reward = self._column((env_num,), np.dtype(np.float32))
+        self.reward = self._column(reward_shape, np.dtype(np.float32))
         self.failures = self._column((env_num,), np.dtype(np.int32))
         flags = (self._column((env_num,), np.dtype(np.bool_)) for _ in range(6))
         # Which envs are to step or to be reset; which begin another episode after one, and which
@@ -565,12 +569,14 @@ def _serve(connection: Connection) -> None:
         env_num, env_fns = connection.recv()
         for env_id, env_fn in env_fns.items():
             envs[env_id] = env_fn()
-        spaces = next((env.observation_space, env.action_space) for env in envs.values())
+        first = next(iter(envs.values()))
+        spaces = (first.observation_space, first.action_space, first.player_num)
         connection.send_bytes(_DONE_AND_MORE)
         connection.send(spaces)
         memory = SharedMemory(connection.recv())
         schema = ObservationSchema(spaces[0])
-        board = _Board(schema, ActionChecker(spaces[1]), env_num, memory.buf)
+        shape = (env_num, spaces[2]) if spaces[2] > 1 else (env_num,)
+        board = _Board(schema, ActionChecker(spaces[1]), shape, memory.buf)
         while (command := connection.recv_bytes()) != _CLOSE:
             infos: dict[Any, Any] = {}
             if command == _RESET:

@@ -1,0 +1,361 @@
+"""Envs of several players: PettingZoo's as gymnasium envs, and one player against opponents.
+
+An env of several players has an attribute ``player_num``. Its observations and actions are arrays
+``[player_num, ...]``, a step's reward is an array ``[player_num]``, and ``info["players"]`` may
+hold a dict a player with any of
+
+- ``acted``: whether the player's action was used in this step;
+- ``acts_next``: whether it will be used in the next one;
+- ``terminated``, ``truncated``: whether the player has left;
+- ``action_mask``: bool[actions], the legal ones of its next action.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from dingsdk.errors import ConfigError, EnvError, raised_at
+
+PLAYERS = "players"
+"""Info key: a dict a player."""
+
+Opponent = Callable[[Any, Any, NDArray[np.bool_] | None, np.random.Generator], Any]
+"""``opponent(obs, action_space, action_mask, rng)`` returns an action; without a mask every action
+of the space is legal."""
+
+
+class PlayersEnv(gym.Env[Any, Any]):
+    """A PettingZoo env, parallel or by turns (AEC), with one axis of players.
+
+    Player ``i`` has another seat in each episode, so that who begins is no advantage of one of
+    them. Of an env by turns each step is the turn of one player; the actions of the others are
+    ignored, and a reward comes with the player's next turn. An observation that has an
+    ``action_mask`` beside it is given without; the mask is in ``info["players"]``.
+
+    Args:
+        env: A PettingZoo env whose agents have equal spaces.
+
+    Raises:
+        ConfigError: their spaces differ.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._has_turns = hasattr(env, "agent_iter")
+        self._agents: list[Any] = list(env.possible_agents)
+        self.player_num = len(self._agents)
+        self.metadata = dict(getattr(env, "metadata", None) or {})
+        self.render_mode = getattr(env, "render_mode", None)
+        self._has_mask = _is_masked(env.observation_space(self._agents[0]))
+        if self._has_mask:
+            # Two lines for each illegal action: a policy that learns makes thousands.
+            logging.getLogger("pettingzoo.utils.env_logger").setLevel(logging.ERROR)
+        for name in ("observation_space", "action_space"):
+            spaces = {agent: getattr(env, name)(agent) for agent in self._agents}
+            first = spaces[self._agents[0]]
+            for agent, space in spaces.items():
+                if space != first:
+                    raise ConfigError(
+                        f"env.env_id: the players of an env need equal spaces, and the {name} of "
+                        f"{self._agents[0]!r} is {first}, that of {agent!r} is {space}; pad them "
+                        "with a wrapper of PettingZoo or SuperSuit",
+                        path="env.env_id",
+                    )
+            own = first["observation"] if name == "observation_space" and self._has_mask else first
+            setattr(self, name, batch_space(own, self.player_num))
+        self._shift = -1
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        _forget_warnings()
+        self._shift = 0 if seed is not None else (self._shift + 1) % self.player_num
+        # Seats: the agent of each player.
+        self._seats = self._agents[self._shift :] + self._agents[: self._shift]
+        found = self._env.reset(seed=seed, options=options)
+        if not self._has_turns:
+            self._seen = dict(found[0])
+            playing = set(self._seats)
+        else:
+            self._seen = {agent: self._env.observe(agent) for agent in self._seats}
+            playing = {self._env.agent_selection}
+        return self._obs(), self._info({}, {}, set(), playing)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        given = {agent: _of_player(action, player) for player, agent in enumerate(self._seats)}
+        take = self._turn if self._has_turns else self._round
+        rewards, ends, infos, acted, playing = take(given)
+        rewards_by_player = [float(rewards.get(agent, 0.0)) for agent in self._seats]
+        is_over = not self._env.agents
+        terminated = is_over and any(terminated for terminated, _ in ends.values())
+        return (
+            self._obs(),
+            np.array(rewards_by_player, np.float32),
+            terminated,
+            is_over and not terminated,
+            self._info(ends, infos, acted, playing),
+        )
+
+    def render(self) -> Any:
+        return self._env.render()
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _round(self, given: Mapping[Any, Any]) -> Any:
+        """All who play act at once."""
+        acted = set(self._env.agents)
+        actions = {agent: given[agent] for agent in self._env.agents}
+        seen, rewards, terminations, truncations, infos = self._env.step(actions)
+        self._seen.update(seen)
+        ends = {agent: (bool(terminations[agent]), bool(truncations[agent])) for agent in acted}
+        return rewards, ends, infos, acted, set(self._env.agents)
+
+    def _turn(self, given: Mapping[Any, Any]) -> Any:
+        """One player acts; then those that have left leave, up to the next turn."""
+        env = self._env
+        mover = env.agent_selection
+        env.step(given[mover])
+        rewards, ends, infos = {}, {}, {}
+        while env.agents:
+            agent = env.agent_selection
+            seen, reward, terminated, truncated, info = env.last()
+            self._seen[agent], rewards[agent], infos[agent] = seen, reward, info
+            if not (terminated or truncated):
+                break
+            ends[agent] = (bool(terminated), bool(truncated))
+            env.step(None)
+        for agent in env.agents:
+            self._seen[agent] = env.observe(agent)
+        return rewards, ends, infos, {mover}, {env.agent_selection} if env.agents else set()
+
+    def _obs(self) -> Any:
+        seen = [self._seen[agent] for agent in self._seats]
+        if self._has_mask:
+            seen = [each["observation"] for each in seen]
+        return _stack(seen)
+
+    def _info(self, ends: Any, infos: Any, acted: Any, playing: Any) -> dict[str, Any]:
+        players = []
+        for agent in self._seats:
+            terminated, truncated = ends.get(agent, (False, False))
+            own = {
+                **infos.get(agent, {}),
+                "acted": agent in acted,
+                "acts_next": agent in playing,
+                "terminated": terminated,
+                "truncated": truncated,
+            }
+            if self._has_mask:
+                own["action_mask"] = np.asarray(self._seen[agent]["action_mask"], np.bool_)
+            players.append(own)
+        return {PLAYERS: players}
+
+
+class OpponentEnv(gym.Wrapper[Any, Any, Any, Any]):
+    """One player of an env of several; an opponent plays all others.
+
+    A step is one action of that player: where players act by turns, the opponent's turns up to
+    its next one belong to it.
+
+    Args:
+        env: An env of several players.
+        opponent: See ``find_opponent``.
+    """
+
+    player_num = 1
+
+    def __init__(self, env: gym.Env[Any, Any], opponent: str) -> None:
+        super().__init__(env)
+        self._count = player_num(env)
+        self._opponent = find_opponent(opponent)
+        self.observation_space = space_of_player(env.observation_space, self._count)
+        self.action_space = space_of_player(env.action_space, self._count)
+        self._rng = np.random.default_rng()
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+            self.action_space.seed(seed)
+        self._all_obs, info = self.env.reset(seed=seed, options=options)
+        self._players = _player_infos(info, self._count)
+        while not self._players[0].get("acts_next", True):
+            _, terminated, truncated, info = self._step_all(self.action_space.sample())
+            if terminated or truncated:  # it was over before the player's first turn
+                return self.reset(options=options)
+        return part_of(self._all_obs, 0), self._own(info)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        total, terminated, truncated, info = self._step_all(action)
+        while not (terminated or truncated or self._players[0].get("acts_next", True)):
+            if self._players[0].get("terminated") or self._players[0].get("truncated"):
+                terminated = bool(self._players[0].get("terminated"))
+                truncated = not terminated
+                break  # the others may go on without the player
+            reward, terminated, truncated, info = self._step_all(self.action_space.sample())
+            total += reward
+        return part_of(self._all_obs, 0), total, terminated, truncated, self._own(info)
+
+    def _step_all(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
+        actions = [action]
+        for player, info in enumerate(self._players[1:], 1):
+            obs, mask = part_of(self._all_obs, player), info.get("action_mask")
+            actions.append(self._opponent(obs, self.action_space, mask, self._rng))
+        step: Any = self.env.step(_stack(actions))
+        self._all_obs, rewards, terminated, truncated, info = step
+        self._players = _player_infos(info, self._count)
+        return float(rewards[0]), bool(terminated), bool(truncated), info
+
+    def _own(self, info: Mapping[str, Any]) -> dict[str, Any]:
+        shared = {key: value for key, value in info.items() if key != PLAYERS}
+        ends = ("terminated", "truncated")
+        return {**shared, **{k: v for k, v in self._players[0].items() if k not in ends}}
+
+
+class FlattenPlayers(gym.ObservationWrapper[Any, Any, Any]):
+    """Type ``flatten_players``: the observation of each player as a float vector.
+
+    gymnasium's ``FlattenObservation`` would join the players.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._count = player_num(env)
+        self._space = space_of_player(env.observation_space, self._count)
+        flat: Any = gym.spaces.flatten_space(self._space)
+        space = gym.spaces.Box(flat.low, flat.high, flat.shape, np.float32)
+        self.observation_space = batch_space(space, self._count)
+
+    def observation(self, observation: Any) -> NDArray[np.float32]:
+        """Return float32[player_num, size]."""
+        flat = gym.spaces.flatten
+        rows = [flat(self._space, part_of(observation, player)) for player in range(self._count)]
+        return np.array(rows, np.float32)
+
+
+def adapted(make: Callable[..., Any], **kwargs: Any) -> Any:
+    """Return the env that ``make`` makes, a PettingZoo env as a ``PlayersEnv``."""
+    env = make(**kwargs)
+    return PlayersEnv(env) if hasattr(env, "possible_agents") else env
+
+
+def player_num(env: Any) -> int:
+    """Return how many players an env has; 1 of one that does not say."""
+    find = getattr(env, "get_wrapper_attr", partial(getattr, env))
+    try:
+        return int(find("player_num"))
+    except AttributeError:
+        return 1
+
+
+def part_of(columns: Any, player: int) -> Any:
+    """Return what is one player's of columns ``[player_num, ...]``, dicts of them included."""
+    if isinstance(columns, Mapping):
+        return {key: part_of(value, player) for key, value in columns.items()}
+    return columns[player]
+
+
+def space_of_player(space: Any, count: int) -> Any:
+    """Return the space of one player out of the space of ``count``.
+
+    Raises:
+        ConfigError: the space has no axis of so many players.
+    """
+    spaces = gym.spaces
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: space_of_player(each, count) for key, each in space.items()})
+    if not space.shape or space.shape[0] != count:
+        pass
+    elif isinstance(space, spaces.MultiDiscrete):
+        if space.nvec.ndim > 1:
+            return spaces.MultiDiscrete(space.nvec[0], start=space.start[0])
+        return spaces.Discrete(int(space.nvec[0]), start=int(space.start[0]))
+    elif isinstance(space, spaces.Box):
+        return spaces.Box(space.low[0], space.high[0], space.shape[1:], space.dtype.type)
+    raise ConfigError(
+        f"env.wrappers: {space} has no axis of {count} players; wrappers of an env of several "
+        "players keep it, as flatten_players does",
+        path="env.wrappers",
+        found=str(space),
+    )
+
+
+def find_opponent(name: str) -> Opponent:
+    """Return the opponent of that name: ``random``, or ``module:function``, which is imported.
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+    if name == "random":
+        return _act_at_random
+    module, _, function = name.rpartition(":")
+    why = "a name without a module"
+    if module:
+        try:
+            found = getattr(importlib.import_module(module), function, None)
+        except Exception as error:
+            why = f"its import raised {type(error).__name__}: {error}{raised_at(error)}"
+        else:
+            if callable(found):
+                return found  # type: ignore[no-any-return]
+            why = f"{module} has no function {function!r}"
+    raise ConfigError(
+        f"env.eval_opponents: {name!r} is no opponent ({why}); known: random, and "
+        "'module:function' for one of your own",
+        path="env.eval_opponents",
+        found=name,
+    )
+
+
+def _act_at_random(
+    obs: Any, action_space: Any, action_mask: NDArray[np.bool_] | None, rng: np.random.Generator
+) -> Any:
+    legal = None if action_mask is None else np.flatnonzero(action_mask)
+    if legal is None or not legal.size:
+        return action_space.sample()
+    return action_space.start + rng.choice(legal)
+
+
+def _forget_warnings() -> None:
+    """Empty PettingZoo's list of warnings, which grows with each illegal action."""
+    logger = sys.modules.get("pettingzoo.utils.env_logger")
+    if logger is not None:
+        logger.EnvLogger.flush()
+
+
+def _is_masked(space: Any) -> bool:
+    return isinstance(space, gym.spaces.Dict) and set(space) == {"observation", "action_mask"}
+
+
+def _of_player(actions: Any, player: int) -> Any:
+    action = part_of(actions, player)
+    return action.item() if isinstance(action, np.generic) else action
+
+
+def _stack(rows: list[Any]) -> Any:
+    if isinstance(rows[0], Mapping):
+        return {key: _stack([row[key] for row in rows]) for key in rows[0]}
+    return np.stack([np.asarray(row) for row in rows])
+
+
+def _player_infos(info: Mapping[str, Any], count: int) -> list[Mapping[str, Any]]:
+    found = info.get(PLAYERS) or [{}] * count
+    if len(found) != count:
+        raise EnvError(
+            f"info[{PLAYERS!r}] of the env has {len(found)} entries for {count} players",
+            env_id=None,
+        )
+    return list(found)

@@ -1,0 +1,229 @@
+"""Envs of several players behind gymnasium's interface, and one player against opponents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dingsdk.envs import create_env_manager, make_env_fns
+from dingsdk.envs.make import make_env
+from dingsdk.envs.players import PLAYERS, OpponentEnv, PlayersEnv, find_opponent
+from dingsdk.errors import ConfigError, EnvError
+
+from .games import Nim, Sums, take_one
+
+SUMS, NIM = f"{Sums.__module__}:Sums", f"{Nim.__module__}:Nim"
+
+
+def test_players_of_a_parallel_env_act_at_once() -> None:
+    env = PlayersEnv(Sums())
+    obs, info = env.reset(seed=1)
+
+    assert env.player_num == 2
+    assert (env.observation_space.shape, env.action_space.nvec.tolist()) == ((2, 3), [3, 3])
+    assert obs.tolist() == [[0, 0, -1], [1, 0, -1]]
+    assert [each["acts_next"] for each in info[PLAYERS]] == [True, True]
+    obs, reward, terminated, truncated, info = env.step(np.array([2, 1]))
+    assert obs.tolist() == [[0, 1, 2], [1, 1, 1]]
+    assert (reward.dtype, reward.tolist(), terminated, truncated) == (
+        np.float32, [0.5, -0.5], False, False,
+    )  # fmt: skip
+    assert [each["who"] for each in info[PLAYERS]] == ["seat_0", "seat_1"]
+    env.step(np.array([0, 0]))
+    *_, terminated, truncated, info = env.step(np.array([0, 0]))
+    assert (terminated, truncated) == (True, False)
+    assert all(each["acted"] and each["terminated"] for each in info[PLAYERS])
+
+
+def test_players_change_seats_from_episode_to_episode() -> None:
+    env = PlayersEnv(Sums((1, 1, 1)))
+    seats = [env.reset(seed=3)[0][:, 0].tolist()]
+    seats += [env.reset()[0][:, 0].tolist() for _ in range(3)]
+
+    assert seats == [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]
+    assert env.reset(seed=4)[0][:, 0].tolist() == [0, 1, 2]
+    _, reward, *_ = (env.reset(), env.step(np.array([2, 0, 1])))[1]
+    assert reward.tolist() == [1, -1, 0]
+
+
+def test_player_that_leaves_early_is_told_apart() -> None:
+    env = PlayersEnv(Sums((1, 2)))
+    env.reset(seed=0)
+    _, _, terminated, _, info = env.step(np.array([1, 1]))
+    assert not terminated
+    assert [each["terminated"] for each in info[PLAYERS]] == [True, False]
+    assert [each["acts_next"] for each in info[PLAYERS]] == [False, True]
+
+    obs, reward, terminated, _, info = env.step(np.array([2, 1]))
+
+    assert terminated
+    assert [each["acted"] for each in info[PLAYERS]] == [False, True]
+    assert obs.tolist() == [[0, 1, 1], [1, 2, 1]]
+    assert reward.tolist() == [0, 0]
+
+
+def test_players_of_an_env_by_turns_get_rewards_with_their_turns() -> None:
+    env = PlayersEnv(Nim(stones=3))
+    obs, info = env.reset(seed=0)
+    assert obs.tolist() == [[0, 3], [1, 3]]
+    assert [each["acts_next"] for each in info[PLAYERS]] == [True, False]
+
+    obs, reward, terminated, _, info = env.step(np.array([1, 0]))
+    assert (obs.tolist(), reward.tolist(), terminated) == ([[0, 1], [1, 1]], [0, 0], False)
+    assert [each["acted"] for each in info[PLAYERS]] == [True, False]
+    assert [each["acts_next"] for each in info[PLAYERS]] == [False, True]
+    assert [each["action_mask"].tolist() for each in info[PLAYERS]] == [[True, False]] * 2
+
+    obs, reward, terminated, truncated, info = env.step(np.array([1, 0]))
+    assert (reward.tolist(), terminated, truncated) == ([-1, 1], True, False)
+    assert [each["acted"] for each in info[PLAYERS]] == [False, True]
+    assert [each["acts_next"] for each in info[PLAYERS]] == [False, False]
+    assert env.reset()[0].tolist() == [[1, 3], [0, 3]]
+
+
+def test_players_with_unequal_spaces_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'seat_0' is Discrete\(3\), that of 'seat_1'"):
+        PlayersEnv(Sums(unequal=True))
+
+
+def test_opponent_plays_the_turns_between() -> None:
+    env = OpponentEnv(PlayersEnv(Nim(stones=4)), f"{take_one.__module__}:take_one")
+    obs, info = env.reset(seed=0)
+    assert (obs.tolist(), env.observation_space.shape, env.action_space.n) == ([0, 4], (2,), 2)
+    assert info["action_mask"].tolist() == [True, True]
+
+    obs, reward, terminated, truncated, _ = env.step(0)
+    assert (obs.tolist(), reward, terminated, truncated) == ([0, 2], 0, False, False)
+    obs, reward, terminated, truncated, info = env.step(1)
+    assert (reward, terminated, truncated) == (1, True, False)
+    assert PLAYERS not in info
+
+    obs, _ = env.reset()
+    assert obs.tolist() == [1, 3]  # it has the other seat: the opponent began
+    _, reward, terminated, *_ = env.step(0)
+    assert (reward, terminated) == (0, False)
+    _, reward, terminated, *_ = env.step(0)
+    assert (reward, terminated) == (1, True)
+
+
+def test_opponent_that_ends_the_game_makes_the_player_lose() -> None:
+    env = OpponentEnv(PlayersEnv(Nim(stones=2)), f"{take_one.__module__}:take_one")
+    env.reset(seed=0)
+
+    _, reward, terminated, *_ = env.step(0)
+
+    assert (reward, terminated) == (-1, True)
+
+
+def test_episode_of_one_player_ends_where_it_leaves() -> None:
+    env = OpponentEnv(PlayersEnv(Sums((1, 9))), "random")
+    env.reset(seed=0)
+
+    *_, terminated, truncated, _ = env.step(0)
+
+    assert (terminated, truncated) == (True, False)
+
+
+def test_random_opponent_makes_legal_moves_by_its_seed() -> None:
+    def play(seed: int) -> list[Any]:
+        env = OpponentEnv(PlayersEnv(Nim(stones=9)), "random")
+        seen = []
+        env.reset(seed=seed)
+        for _ in range(40):
+            obs, _, terminated, truncated, _ = env.step(0)
+            seen.append(obs.tolist())
+            if terminated or truncated:
+                assert obs[1] == 0  # one stone left was never taken twice
+                env.reset()
+        return seen
+
+    assert play(5) == play(5) != play(6)
+
+
+@pytest.mark.parametrize("name", ["nobody", "no.such.module:f", f"{Sums.__module__}:nobody"])
+def test_unknown_opponent_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=name) as caught:
+        find_opponent(name)
+
+    assert caught.value.path == "env.eval_opponents"
+
+
+def test_env_function_adapts_and_wraps_by_the_section() -> None:
+    cfg = {"env_id": NIM, "kwargs": {"stones": 5}, "wrappers": ["flatten_players"]}
+
+    assert make_env(cfg).reset(seed=0)[0].tolist() == [[0, 5], [1, 5]]
+    assert make_env({**cfg, "eval_opponent": "random"}).reset(seed=0)[0].tolist() == [0, 5]
+    assert make_env({"env_id": "CartPole-v1", "eval_opponent": "random"}).action_space.n == 2
+
+
+@pytest.mark.parametrize("kind", ["base", "subprocess", "async_subprocess"])
+def test_managers_carry_a_reward_and_an_info_of_each_player(kind: str) -> None:
+    manager = create_env_manager({"type": kind}, make_env_fns({"env_id": SUMS}, 2))
+    assert manager.player_num == 2
+    manager.seed(0)
+    manager.launch()
+    try:
+        found: dict[int, list[Any]] = {0: [], 1: []}
+        for _ in range(20):
+            for env_id, step in manager.step({i: [2, 0] for i in manager.ready_obs}).items():
+                found[env_id].append(step)
+        for steps in found.values():
+            assert [each.done for each in steps[:4]] == [False, False, True, False]
+            assert steps[0].obs.tolist() == [[0, 1, 2], [1, 1, 0]]
+            assert steps[3].obs.tolist() == [[1, 1, 2], [0, 1, 0]]
+            assert [each.reward.tolist() for each in steps[:4]] == [[1, -1]] * 4
+            assert [info["eval_episode_return"] for info in steps[2].info] == [3, -3]
+            assert [info["who"] for info in steps[3].info] == ["seat_1", "seat_0"]
+            assert "eval_episode_return" not in steps[3].info[0]
+        manager.reset()
+        columns = manager.step_batch(np.array([[2, 0], [0, 1]]))
+        assert columns.reward.tolist() == [[1, -1], [-0.5, 0.5]]
+        assert columns.reward.dtype == np.float32
+        assert columns.obs.shape == (2, 2, 3)
+    finally:
+        manager.close()
+
+
+class Wrong(PlayersEnv):
+    """Fails, or returns a reward of the wrong shape, at its second step."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(Sums())
+        self._fault, self._steps = fault, 0
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *rest = super().step(action)
+        self._steps += 1
+        if self._steps == 2:
+            if self._fault == "raises":
+                raise RuntimeError("as told")
+            reward = reward[:1] if self._fault == "shape" else reward * np.nan
+        return (obs, reward, *rest)
+
+
+@pytest.mark.parametrize("fault", ["raises", "shape", "nan"])
+def test_failed_step_of_a_game_pays_nobody(fault: str) -> None:
+    fns = make_env_fns({"env_id": f"{__name__}:Wrong", "kwargs": {"fault": fault}}, 1)
+    with create_env_manager({"type": "base"}, fns) as manager:
+        manager.launch()
+        manager.step({0: [2, 0]})
+        step = manager.step({0: [2, 0]})[0]
+        assert all(info["abnormal"] for info in step.info)
+        assert step.reward.tolist() == [0, 0]
+        manager.step({0: [2, 0]})  # the env was made anew: this is its first step
+    with create_env_manager({"type": "base", "max_retry": 0}, fns) as manager:
+        manager.launch()
+        manager.step({0: [2, 0]})
+        with pytest.raises(EnvError, match="as told" if fault == "raises" else "one a player"):
+            manager.step({0: [2, 0]})
+
+
+def test_vector_manager_refuses_several_players() -> None:
+    manager = create_env_manager({"type": "vector"}, make_env_fns({"env_id": SUMS}, 2))
+
+    with pytest.raises(ConfigError, match="have 2 players; use base, subprocess") as caught:
+        manager.launch()
+
+    assert caught.value.path == "env_manager.type"
