@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -134,12 +135,12 @@ def compile_config(
     _check_serial_workers(compiled["policy"], found)
     _check_collects(compiled, found, mode)
     _check_buffer(compiled["policy"], found, mode)
-    _check_on_policy(compiled["policy"], mode)
+    _check_on_policy(compiled["policy"], found, mode)
     _check_device(compiled["policy"])
     _check_learners(compiled, found, mode)
     if mode == "parallel":
         _check_memory_limit(compiled["system"], found["system.transport"])
-    _try_env(compiled, found)
+    _try_env(compiled, found, mode)
     if save_cfg:
         folder = Path(compiled["exp_name"])
         if renew_dir:
@@ -360,7 +361,7 @@ def _check_buffer(policy: dict[str, Any], found: Mapping[str, Any], mode: str) -
         )
 
 
-def _check_on_policy(policy: Mapping[str, Any], mode: str) -> None:
+def _check_on_policy(policy: Mapping[str, Any], found: Mapping[str, Any], mode: str) -> None:
     """Check what bounds the age of samples.
 
     Raises:
@@ -388,6 +389,12 @@ def _check_on_policy(policy: Mapping[str, Any], mode: str) -> None:
                 f"which a serial collector of type {kind!r} cannot do; choose sample with the "
                 "parallel collector zergling, or --mode serial",
                 path="policy.collect.collector.type",
+            )
+        if getattr(found.get("policy.collect.parallel_collector"), "max_players", 1) > 1:
+            raise ConfigError(
+                "on-policy training in parallel mode counts the steps of one player; choose an "
+                "off-policy policy for an env of several, or use --mode serial",
+                path="policy.type",
             )
         if policy["traj_len_inf"]:
             raise ConfigError(
@@ -425,13 +432,14 @@ def _check_learners(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: st
         )
 
 
-def _try_env(compiled: dict[str, Any], classes: Mapping[str, Any]) -> None:
+def _try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> None:
     """Make one env and close it again, and check against it what depends on it.
 
     Args:
         compiled: The compiled config; the env's spaces and the None values of ``policy.model``
             are filled in place.
         classes: The classes of the parts by config path.
+        mode: ``serial`` or ``parallel``.
 
     Raises:
         ConfigError: a stated shape is not the env's, the policy cannot use its spaces, or it
@@ -439,12 +447,17 @@ def _try_env(compiled: dict[str, Any], classes: Mapping[str, Any]) -> None:
         UnknownEnvError: gymnasium does not know the env, or cannot make it.
     """
     from dingsdk.envs import EnvFn
+    from dingsdk.envs.players import player_num, space_of_player
     from dingsdk.envs.space_description import describe_space
 
     env = compiled["env"]
     made = EnvFn(env)()
     try:
+        players = player_num(made)
+        _check_players(compiled, classes, players, mode)
         found = {name: getattr(made, name) for name in ("observation_space", "action_space")}
+        if players > 1:
+            found = {name: space_of_player(space, players) for name, space in found.items()}
         read = getattr(classes["policy"], "model_from_spaces", None)
         shapes = {} if read is None else read(*found.values())
         render_mode = made.render_mode
@@ -464,6 +477,56 @@ def _try_env(compiled: dict[str, Any], classes: Mapping[str, Any]) -> None:
     render = compiled["policy"]["eval"]["evaluator"].get("render") or {}
     if render.get("render_freq", -1) != -1:
         _check_rendering(classes["env_manager"], render_mode)
+
+
+_PLAYING = {
+    "serial": {
+        "policy.collect.collector": "sample_1v1 or episode_1v1",
+        "policy.other.serial_commander": "one_vs_one",
+    },
+    "parallel": {
+        "policy.collect.parallel_collector": "marine",
+        "policy.other.commander": "one_vs_one",
+    },
+}
+"""The parts that play by the number of players, and the types for several."""
+
+
+def _check_players(
+    cfg: Mapping[str, Any], classes: Mapping[str, Any], players: int, mode: str
+) -> None:
+    """Check that the parts of a run play as many players as an env has, and whom they play.
+
+    Raises:
+        ConfigError: one does not, or there is no such opponent or league.
+    """
+    from dingsdk.envs.players import find_opponent
+    from dingsdk.worker.commander.one_vs_one import create_league
+
+    parts = {**_PLAYING[mode], "env_manager": "base, subprocess or async_subprocess"}
+    if players == 1:
+        parts = _PLAYING[mode] | {"policy.collect.collector": ""}
+    for path, types in parts.items():
+        most = getattr(classes.get(path), "max_players", inf if path == "env_manager" else 1)
+        if players <= most and not (players == 1 and most > 1):
+            continue
+        section: Any = cfg
+        for key in path.split("."):
+            section = section[key]
+        advice = "one for envs of one player" if players == 1 else types
+        if players > 2 and path.endswith("commander"):
+            advice = "an env of two players"
+        count = "one player" if most == 1 else "two players" if most == 2 else "several players"
+        raise ConfigError(
+            f"{path}.type is {section['type']!r}, which plays {count}, but {cfg['env']['env_id']} "
+            f"has {players}; choose {advice}",
+            path=f"{path}.type",
+            found=players,
+        )
+    if players > 1:
+        create_league(cfg["policy"], None)
+        for name in cfg["env"]["eval_opponents"]:
+            find_opponent(name)
 
 
 def _fill_in(

@@ -27,9 +27,12 @@ class EnvSection(Section, frozen=True, kw_only=True):
         collector_episode_num: Parallel mode: episodes per env in one collector task.
         evaluator_episode_num: Parallel mode: episodes per env in one evaluation task; None
             for as many as ``n_evaluator_episode`` needs.
-        observation_space: What the env observes; None: read from the env. A run writes it down,
+        observation_space: What a player observes; None: read from the env. A run writes it down,
             for those who use its policy without the env.
-        action_space: What actions the env takes, likewise.
+        action_space: What actions a player takes, likewise.
+        eval_opponents: Envs of several players: who plays the others in evaluations, ``random`` or
+            ``module:function``. Parallel mode goes through them, the weakest first; serial mode
+            takes the last.
     """
 
     env_id: str
@@ -43,6 +46,9 @@ class EnvSection(Section, frozen=True, kw_only=True):
     evaluator_episode_num: Count | None = None
     observation_space: dict[str, Any] | None = None
     action_space: dict[str, Any] | None = None
+    eval_opponents: Annotated[list[str], Meta(min_length=1)] = msgspec.field(
+        default_factory=lambda: ["random"]
+    )
 
     def __post_init__(self) -> None:
         if self.n_evaluator_episode < self.evaluator_env_num:

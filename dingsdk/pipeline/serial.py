@@ -18,13 +18,14 @@ from dingsdk.errors import ConfigError, DingError, WorkerCrashedError
 from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus
 from dingsdk.pipeline.worker_process import UNGUARDED, UNGUARDED_TEXT
 from dingsdk.plugins import default_manager
-from dingsdk.policy import LearnMode, create_policy
+from dingsdk.policy import CollectMode, LearnMode, Policy, create_policy
 from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import (
     create_buffer,
     create_learner,
     create_serial_collector,
     create_serial_evaluator,
+    get_serial_collector_cls,
 )
 from dingsdk.worker.learner.aggregator import LearnerAggregator
 from dingsdk.worker.learner.checkpoint import EXCEPTION
@@ -45,6 +46,7 @@ class _Workers:
     batch_size: int
     update_per_collect: int
     on_policy: bool
+    player_num: int
 
 
 def serial_pipeline(context: RunContext) -> RunResult:
@@ -100,6 +102,8 @@ def _run(context: RunContext, workers: _Workers) -> Reason:
         if context.is_limit_reached(collector.envstep, learner.train_iter):
             return "stop_value" if _evaluate_last(context, workers) else "limit"
         samples = collector.collect(train_iter=learner.train_iter, policy_kwargs=collect_kwargs)
+        if workers.player_num > 1:
+            samples = samples[0][0]  # those of the player that is trained
         if workers.on_policy:
             for _ in range(workers.update_per_collect):
                 learner.train(samples, collector.envstep)
@@ -174,10 +178,13 @@ def _build(context: RunContext, stack: ExitStack) -> _Workers:
     stack.callback(learner.close)
     for hook in context.learner_hooks:
         learner.register_hook(hook)
+    collector_env = make_env_manager(cfg, "collector", cfg.env.collector_env_num)
+    is_game = getattr(get_serial_collector_cls(policy_cfg.collect.collector), "max_players", 1) > 1
+    player_num = collector_env.player_num if is_game else 1
     collector = create_serial_collector(
         _seeded(policy_cfg.collect.collector, cfg.seed, "collector"),
-        env=make_env_manager(cfg, "collector", cfg.env.collector_env_num),
-        policy=policy.collect_mode,
+        env=collector_env,
+        policy=policy.collect_mode if player_num == 1 else _players(policy, cfg, player_num),
         tb_logger=tb_logger,
         exp_name=exp_name,
     )
@@ -203,7 +210,7 @@ def _build(context: RunContext, stack: ExitStack) -> _Workers:
         buffer=buffer,
         commander=default_manager().create(
             "serial_commanders",
-            policy_cfg.other.serial_commander,
+            _seeded(policy_cfg.other.serial_commander, cfg.seed, "league"),
             learner,
             collector,
             evaluator,
@@ -214,7 +221,24 @@ def _build(context: RunContext, stack: ExitStack) -> _Workers:
         batch_size=policy_cfg.learn.batch_size,
         update_per_collect=policy_cfg.learn.update_per_collect,
         on_policy=policy_cfg.on_policy,
+        player_num=player_num,
     )
+
+
+class _Opponent(CollectMode):
+    """The mode of a player that is not trained."""
+
+    collect_data = False
+
+
+def _players(policy: Policy, cfg: Any, count: int) -> list[CollectMode]:
+    """Return the modes of all players of an env; the first one's is trained."""
+    modes = [policy.collect_mode]
+    for index in range(1, count):
+        seed = derive_seed(cfg.seed, "player", index)
+        opponent = create_policy(cfg.policy, enable_field=["collect"], seed=seed)
+        modes.append(_Opponent(*opponent.collect_mode))
+    return modes
 
 
 def _start_ranks(learn_mode: LearnMode, cfg: Any) -> LearnerAggregator:
@@ -234,7 +258,8 @@ def make_env_manager(cfg: Any, role: str, count: int) -> EnvManager:
         role: Branch of the seed tree, see ``seed_envs``.
         count: How many envs, >= 1.
     """
-    manager = create_env_manager(cfg.env_manager, make_env_fns(cfg.env, count))
+    env = {**cfg.env, "eval_opponent": None if role == "collector" else cfg.env.eval_opponents[-1]}
+    manager = create_env_manager(cfg.env_manager, make_env_fns(env, count))
     seed_envs(manager, cfg.seed, role)
     return manager
 

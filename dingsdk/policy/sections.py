@@ -95,11 +95,13 @@ class OtherSection(Section, frozen=True, kw_only=True):
         replay_buffer: The replay buffer by ``type``, with its options.
         commander: The commander of parallel mode by ``type``, with its options.
         serial_commander: The commander of serial mode by ``type``, with its options.
+        league: Who plays against whom in envs of several players, by ``type``.
     """
 
     replay_buffer: Annotated[dict[str, Any], Part("buffers")] = preset("naive")
     commander: Annotated[dict[str, Any], Part("commanders")] = preset("solo")
     serial_commander: Annotated[dict[str, Any], Part("serial_commanders")] = preset("base")
+    league: Annotated[dict[str, Any], Part("leagues")] = preset("one_vs_one")
 
 
 class EpsilonSchedule(Section, frozen=True, kw_only=True):

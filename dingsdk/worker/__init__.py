@@ -21,6 +21,9 @@ if TYPE_CHECKING:
         BattleSampleSerialCollector as BattleSampleSerialCollector,
     )
     from dingsdk.worker.collector.episode import EpisodeSerialCollector as EpisodeSerialCollector
+    from dingsdk.worker.collector.marine import (
+        MarineParallelCollector as MarineParallelCollector,
+    )
     from dingsdk.worker.collector.parallel_base import (
         BaseParallelCollector as BaseParallelCollector,
     )
@@ -43,6 +46,10 @@ if TYPE_CHECKING:
     from dingsdk.worker.comm.naive import NaiveLearner as NaiveLearner
     from dingsdk.worker.commander.base import BaseParallelCommander as BaseParallelCommander
     from dingsdk.worker.commander.naive import NaiveCommander as NaiveCommander
+    from dingsdk.worker.commander.one_vs_one import OneVsOneCommander as OneVsOneCommander
+    from dingsdk.worker.commander.one_vs_one import (
+        OneVsOneSerialCommander as OneVsOneSerialCommander,
+    )
     from dingsdk.worker.commander.serial import BaseSerialCommander as BaseSerialCommander
     from dingsdk.worker.commander.solo import SoloCommander as SoloCommander
     from dingsdk.worker.coordinator import Coordinator as Coordinator

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from dingsdk.data.columns import torch_to_numpy
 from dingsdk.data.pytree import to_tensor
 from dingsdk.envs.base import EnvManager, Timestep
+from dingsdk.envs.players import part_of
 from dingsdk.errors import ConfigError
 from dingsdk.worker.collector.base import CollectorSection, ISerialCollector
 from dingsdk.worker.collector.episode import WholeEpisodeCollector
@@ -35,11 +36,21 @@ class Players:
             mode.reset(ids)
 
 
-class BattleRollout(DictRollout):
-    """The rollout of envs whose obs, rewards and infos are sequences of one item a player.
+class _Turn(NamedTuple):
+    """What a player saw and did in its last turn, and what it got since then."""
 
-    Of an episode the return is that of player 0; its record's info holds, under ``players``, the
-    last info of each.
+    obs: Any
+    output: Any
+    reward: Any
+
+
+class BattleRollout(DictRollout):
+    """The rollout of envs whose obs, rewards and infos have one item a player.
+
+    Every player is asked in every step. Where an info says that a player's action was not used
+    (``acted``), or will not be in the next step (``acts_next``), its transition is from one of its
+    turns to the next, with the rewards between. Of an episode the return is that of player 0; its
+    record's info holds, under ``players``, the last info of each.
 
     Args:
         env: See ``Rollout``.
@@ -62,11 +73,14 @@ class BattleRollout(DictRollout):
         super().__init__(env, players, None, quota, has_tensor_obs, deepcopy_obs)  # type: ignore[arg-type]
         self._players = players.modes
         self._writers = writers
+        self._turns: dict[tuple[int, int], _Turn] = {}
 
     def infer(self, obs: dict[int, Any], policy_kwargs: Mapping[str, Any]) -> Any:
+        if not obs:
+            return [{}]
         outputs = []
         for player, mode in enumerate(self._players):
-            seen = {env_id: each[player] for env_id, each in obs.items()}
+            seen = {env_id: part_of(each, player) for env_id, each in obs.items()}
             if self._has_tensor_obs:
                 import torch
 
@@ -94,23 +108,41 @@ class BattleRollout(DictRollout):
         self.env_steps += 1
         self._lengths[env_id] += 1
         is_done = bool(timestep.done)
-        for player, (mode, writer) in enumerate(zip(self._players, self._writers, strict=True)):
-            if writer is None:
-                continue
-            own = timestep._replace(
-                obs=timestep.obs[player],
-                reward=timestep.reward[player],
-                done=is_done,
-                info=infos[player],
-            )
-            obs, output = self._obs_pool[env_id][player], self._output_pool[env_id][player]
-            writer.record(env_id, mode.process_transition(obs, output, own), train_iter, is_done)
+        for player in range(len(self._players)):
+            if self._writers[player] is not None:
+                self._record_player(player, env_id, timestep, infos[player], train_iter)
         if is_done:
             length, self._lengths[env_id] = self._lengths[env_id], 0
             first = return_of(infos[0])
             self._end_episodes([env_id], [EpisodeRecord(env_id, first, length, {"players": infos})])
 
+    def _record_player(
+        self, player: int, env_id: int, timestep: Timestep, info: Info, train_iter: int
+    ) -> None:
+        """Record the transition of one player, if its last turn is over."""
+        key, reward = (player, env_id), timestep.reward[player]
+        turn = self._turns.pop(key, None)
+        if turn is not None:
+            turn = turn._replace(reward=turn.reward + reward)
+        if info.get("acted", True):
+            obs = part_of(self._obs_pool[env_id], player)
+            turn = _Turn(obs, self._output_pool[env_id][player], reward)
+        if turn is None:
+            return  # it had no turn yet, or has left
+        has_left = bool(info.get("terminated") or info.get("truncated"))
+        is_done = bool(timestep.done) or has_left
+        if not (is_done or info.get("acts_next", True)):
+            self._turns[key] = turn
+            return
+        own = timestep._replace(
+            obs=part_of(timestep.obs, player), reward=turn.reward, done=is_done, info=info
+        )
+        transition = self._players[player].process_transition(turn.obs, turn.output, own)
+        self._writers[player].record(env_id, transition, train_iter, is_done)  # type: ignore[union-attr]
+
     def _abandon(self, env_ids: Any) -> None:
+        for key in [key for key in self._turns if key[1] in env_ids]:
+            del self._turns[key]
         for writer in self._writers:
             if writer is not None:
                 writer.drop(env_ids)
@@ -121,12 +153,12 @@ def modes_of(policy: Any, name: str, path: str) -> list[Any]:
     """Return the modes of all players.
 
     Raises:
-        ConfigError: ``policy`` is the mode of one; a run of ``dingsdk train`` has no more.
+        ConfigError: ``policy`` is the mode of one.
     """
     if not isinstance(policy, Sequence) or hasattr(policy, "forward"):
         raise ConfigError(
             f"{name} plays several policies and was given one; choose another {path}.type for "
-            "a run of one policy, or use it from Python with a list of modes",
+            "an env of one player, or give a list of modes",
             path=f"{path}.type",
         )
     return list(policy)
@@ -137,24 +169,28 @@ def return_of(info: Info) -> float:
     return float(np.sum(np.asarray(torch_to_numpy(info["eval_episode_return"]))))
 
 
+def outcome_of(own: float, other: float) -> str:
+    """Return how a game ended for the player with the return ``own``."""
+    return "draws" if own == other else "wins" if own > other else "losses"
+
+
 class BattleCollector(ISerialCollector):
     """What the collectors of several players share; ``policy`` is a list of collect modes.
 
     Other than in DI-engine, an env that fails costs its unfinished episode alone.
     """
 
-    not_for_runs: ClassVar[str] = "it plays several policies, and a config has one"
-    _max_players: float
+    max_players: ClassVar[float]
     _players: Players | None = None
     _cfg: CollectorSection
 
     def _take_policy(self, policy: Any) -> None:
         if policy is not None:
             modes = modes_of(policy, type(self).__name__, self._config_path)
-            if not 2 <= len(modes) <= self._max_players:
+            if not 2 <= len(modes) <= self.max_players:
                 raise ConfigError(
                     f"{type(self).__name__} plays {len(modes)} policies; give it "
-                    f"{'two' if self._max_players == 2 else 'two or more'}",
+                    f"{'two' if self.max_players == 2 else 'two or more'}",
                     path=f"{self._config_path}.type",
                     found=len(modes),
                 )
@@ -221,7 +257,7 @@ class BattleEpisodeSerialCollector(WholeEpisodeCollector, BattleCollector):
         get_train_sample: bool = False
 
     _cfg: Config
-    _max_players = 2
+    max_players = 2
 
     def collect(
         self,
@@ -271,7 +307,7 @@ class BattleSampleSerialCollector(BattleCollector):
         type: str = "sample_1v1"
 
     _cfg: Config
-    _max_players = float("inf")
+    max_players = float("inf")
     _default_n_sample: int | None = None
     _rollout: BattleRollout | None = None
     _last_train_iter: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from dingsdk.worker.collector.factory import (
 )
 from dingsdk.worker.collector.parallel_base import BaseParallelCollector
 from dingsdk.worker.collector.rollout import (
+    EpisodeRecord,
     Rollout,
     Writer,
     episode_quota,
@@ -68,20 +69,21 @@ class ZerglingParallelCollector(BaseParallelCollector):
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         super().__init__(cfg)
         self._collect_setting = {} if self._eval_flag else dict(cfg.get("collect_setting") or {})
-        self._is_on_policy = bool(cfg["policy"].get("on_policy")) and not self._eval_flag
+        self._is_on_policy = False
         self._admitted_steps = 0
-        self._policy_iter = 0
+        self._policy_iter = 0  # version of the first player's policy
+        paths, are_updated = cfg["policy_update_path"], cfg.get("policy_update_flag", [True])
+        self._paths: list[str] = [paths] if isinstance(paths, str) else list(paths)
+        self._are_updated: list[bool] = list(are_updated)
         self._last_update = -math.inf
         self._returns: deque[float] = deque(maxlen=_MAX_RETURNS_KEPT)
         self._episode_count = 0
         self._sample_count = 0
         self._payload_count = 0
-        self._writer: Writer | None = None
-        seed = cfg.get("seed")
-        field = "eval" if self._eval_flag else "collect"
+        self._writers: Sequence[Writer] = ()
         try:
-            policy = create_policy(cfg["policy"], enable_field=[field], seed=seed)
-            self.policy = policy.eval_mode if self._eval_flag else policy.collect_mode
+            self._modes = self._create_policies(cfg["policy"])
+            self.policy = self._modes[0]
             self._target_episodes = self._set_up_envs(cfg)
             self._rollout = self._set_up_rollout()
         except BaseException:
@@ -126,6 +128,16 @@ class ZerglingParallelCollector(BaseParallelCollector):
             info["collect_setting"] = self._collect_setting
         return info
 
+    def _create_policies(self, policy: Any) -> list[Any]:
+        """Return the modes of all players, for the ``policy`` of the task."""
+        self._is_on_policy = bool(policy.get("on_policy")) and not self._eval_flag
+        return [self._create_policy(policy, self._cfg.get("seed"))]
+
+    def _create_policy(self, cfg: Mapping[str, Any], seed: int | None) -> Any:
+        field = "eval" if self._eval_flag else "collect"
+        policy = create_policy(cfg, enable_field=[field], seed=seed)
+        return policy.eval_mode if self._eval_flag else policy.collect_mode
+
     def _set_up_envs(self, cfg: Mapping[str, Any]) -> float:
         """Launch the envs; return how many episodes the task has (inf for no end)."""
         env_cfg = cfg["env"]
@@ -159,10 +171,15 @@ class ZerglingParallelCollector(BaseParallelCollector):
         self._sends_episodes = bool(read("cfg").get("traj_len_inf"))
         if self._is_on_policy:
             self._rows_per_payload = math.inf  # they are sent with the last step admitted
-        rollout, self._writer = create_collecting_rollout(
+        rollout, self._writers = self._collecting_rollout(traj_len)
+        return rollout
+
+    def _collecting_rollout(self, traj_len: int | None) -> tuple[Rollout, Sequence[Writer]]:
+        """Return the rollout of a collect task, and the writers whose samples are sent."""
+        rollout, writer = create_collecting_rollout(
             self.env_manager, self.policy, traj_len, has_tensor_obs=True
         )
-        return rollout
+        return rollout, [writer]
 
     def _observe(self) -> Any:
         return self._rollout.observe()
@@ -178,13 +195,18 @@ class ZerglingParallelCollector(BaseParallelCollector):
         episodes = self._rollout.episodes
         if episodes:
             self._rollout.episodes = []
-            self._episode_count += len(episodes)
-            self._returns.extend(each.episode_return for each in episodes)
-            tell_observers(self._instance_name, episodes)
-        if self._writer is not None and self._writer.pending_rows >= self._rows_per_payload:
-            self._send_payload(self._writer)
+            self._note_episodes(episodes)
+        for writer in self._writers:
+            if writer.pending_rows >= self._rows_per_payload:
+                self._send_payload(writer)
         if episodes:
             self.send_metadata(self._progress())
+
+    def _note_episodes(self, episodes: Sequence[EpisodeRecord]) -> None:
+        """Count finished episodes."""
+        self._episode_count += len(episodes)
+        self._returns.extend(each.episode_return for each in episodes)
+        tell_observers(self._instance_name, episodes)
 
     def _is_done(self) -> bool:
         return self._rollout.is_finished or self._episode_count >= self._target_episodes
@@ -195,12 +217,13 @@ class ZerglingParallelCollector(BaseParallelCollector):
     def _is_admitted(self) -> bool:
         """Whether the next round may be taken; a payload has the steps of one policy version."""
         steps = self._rollout.env_steps
-        update = self.get_policy_update_info(self._cfg["policy_update_path"])
+        (path,) = self._paths
+        update = self.get_policy_update_info(path)
         if update is None and steps < self._admitted_steps:
             return True
         self._send_all()
         if update is not None:
-            self._load(update)
+            self._load(path, update)
         delivered = {"delivered_steps": steps, "policy_iter": self._policy_iter}
         self.send_metadata({**self._progress(), **delivered})
         if steps < self._admitted_steps:
@@ -215,10 +238,10 @@ class ZerglingParallelCollector(BaseParallelCollector):
 
     def _send_all(self) -> None:
         """Cut all trajectories here, and send what was collected."""
-        assert self._writer is not None  # a collector, no evaluator
-        self._writer.cut_unfinished()
-        if self._writer.pending_rows:
-            self._send_payload(self._writer)
+        for writer in self._writers:
+            writer.cut_unfinished()
+            if writer.pending_rows:
+                self._send_payload(writer)
 
     def _iter_after_hook(self) -> None:
         if self._eval_flag or self._is_on_policy:
@@ -226,24 +249,29 @@ class ZerglingParallelCollector(BaseParallelCollector):
         if time.monotonic() - self._last_update < self._section.update_policy_second:
             return
         self._last_update = time.monotonic()
-        update = self.get_policy_update_info(self._cfg["policy_update_path"])
-        if update is not None:
-            self._load(update)
+        updated = zip(self._paths, self._are_updated, strict=True)
+        for path in dict.fromkeys(path for path, is_updated in updated if is_updated):
+            update = self.get_policy_update_info(path)
+            if update is not None:
+                self._load(path, update)
 
     def _finish_task(self) -> None:
         # Once closed nobody waits for data, and sending might.
-        if self._writer is not None and not self._is_closed:
+        if not self._is_closed:
             self._send_all()
         self.info(f"finished: {self._episode_count} episodes, {self._rollout.env_steps} steps")
 
     def _update_policy(self) -> None:
-        path = self._cfg["policy_update_path"]
+        for path in dict.fromkeys(self._paths):
+            self._update_one(path)
+
+    def _update_one(self, path: str) -> None:
         timeout_s = self._section.policy_timeout_s
         deadline = time.monotonic() + timeout_s
         while not self._is_closed:
             update = self.get_policy_update_info(path)
             if update is not None:
-                self._load(update)
+                self._load(path, update)
                 return
             now = time.monotonic()
             if now > deadline:
@@ -258,9 +286,12 @@ class ZerglingParallelCollector(BaseParallelCollector):
                 # Nobody else had anything to do; do not spin.
                 self._close_flag.wait(1e-3)
 
-    def _load(self, update: Mapping[str, Any]) -> None:
-        self.policy.load_state_dict({"model": update["model"]})
-        self._policy_iter = int(update["iter"])
+    def _load(self, path: str, update: Mapping[str, Any]) -> None:
+        for mode, of_mode in zip(self._modes, self._paths, strict=True):
+            if of_mode == path:
+                mode.load_state_dict({"model": update["model"]})
+        if path == self._paths[0]:
+            self._policy_iter = int(update["iter"])
         self._last_update = time.monotonic()
 
     def _send_payload(self, writer: Writer) -> None:

@@ -65,7 +65,7 @@ class BaseCommCollector(CommWorker):
         self._held_up_by = ""
         self._is_run_held_up = False
         self._admission = (0, 0)
-        self._policy_version: int | None = None
+        self._policy_versions: dict[str, int] = {}
         self._policy_model: Mapping[str, Any] | None = None
 
     @property
@@ -92,7 +92,8 @@ class BaseCommCollector(CommWorker):
             self._reports.clear()
             self._stored.clear()
             self._columns.clear()
-            self._policy_version = self._policy_model = None
+            self._policy_versions.clear()
+            self._policy_model = None
             self._held_up_by, self._is_run_held_up = "", False
             self._admission = (0, 0)
             self._collector = made = self._create_collector(task_info)
@@ -144,7 +145,7 @@ class BaseCommCollector(CommWorker):
         model, self._policy_model = self._policy_model, None
         if info.get("eval_flag") and model is not None:
             publisher, task_id = PolicyPublisher(self), str(info["task_id"])
-            if publisher.publish(task_id, model, self._policy_version or 0, is_last=True):
+            if publisher.publish(task_id, model, int(info.get("train_iter", 0)), is_last=True):
                 info["policy_id"] = task_id
         return info
 
@@ -163,8 +164,9 @@ class BaseCommCollector(CommWorker):
 
     def get_policy_update_info(self, path: str) -> dict[str, Any] | None:
         """Return ``{'model': tensors, 'iter': version}`` if newer than the last, else None."""
-        newest = self.policy_store.newest(path, self._policy_version)
-        while newest is None and self._policy_version is None and self._is_run_held_up:
+        known = self._policy_versions.get(path)
+        newest = self.policy_store.newest(path, known)
+        while newest is None and known is None and self._is_run_held_up:
             # The first policy was not stored (disk full); keep waiting.
             if self.is_stopping:
                 return None
@@ -172,10 +174,11 @@ class BaseCommCollector(CommWorker):
             newest = self.policy_store.newest(path)
         if newest is None:
             return None
-        self._policy_version, model = newest
+        version, model = newest
+        self._policy_versions[path] = version
         if self._task_info["collector_cfg"].get("eval_flag"):
             self._policy_model = model
-        return {"model": model, "iter": self._policy_version}
+        return {"model": model, "iter": version}
 
     def await_admission(self, taken: int) -> tuple[int, int] | None:
         """Wait until more than ``taken`` env steps are admitted.

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dingsdk.config import Configurable, Count, NotNegative, PartSection, Whole
+
+if TYPE_CHECKING:
+    from dingsdk.worker.comm.transport import PolicyStore
 
 Task = dict[str, Any]
 
@@ -79,6 +82,9 @@ class BaseParallelCommander(Configurable, ABC):
         learner_task_space: Count = 1
         eval_interval: NotNegative | None = None
         max_policy_lag: Whole = 0
+
+    policy_store: PolicyStore | None = None
+    """Where the run's policies are; set by the coordinator before the first task."""
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         self._cfg = cfg

@@ -117,6 +117,7 @@ class OneVsOneLeague(Configurable):
             snapshot is taken.
 
     Attributes:
+        copy: See above; may be replaced.
         players: All players by id.
         payoff: The results of all games.
     """
@@ -153,11 +154,12 @@ class OneVsOneLeague(Configurable):
     ) -> None:
         self._cfg: OneVsOneLeague.Config = self.read(cfg)
         self._rng = np.random.default_rng(seed)
-        self._copy = copy
+        self.copy = copy
         self.payoff = Payoff(self._cfg.decay, self._cfg.min_win_rate_games)
         self.players: dict[str, Player] = {}
         for index in range(self._cfg.active_player_num):
-            self._add(f"player_{index}")
+            player = self._player(f"player_{index}")
+            self.players[player.player_id] = player
 
     @property
     def active_players_ids(self) -> list[str]:
@@ -228,6 +230,8 @@ class OneVsOneLeague(Configurable):
     def judge_snapshot(self, player_id: str, force: bool = False) -> bool:
         """Take a snapshot of an active player where it is due; return whether it was taken.
 
+        None is taken where ``copy`` raises.
+
         Args:
             player_id: The active player.
             force: Take it in any case.
@@ -239,9 +243,10 @@ class OneVsOneLeague(Configurable):
         if not force and not self._is_due(player):
             return False
         count = sum(each.parent == player_id for each in self.players.values())
-        snapshot = self._add(f"{player_id}_{count}", player_id)
+        snapshot = self._player(f"{player_id}_{count}", player_id)
+        self.copy(player.checkpoint, snapshot.checkpoint)
         snapshot.train_iter = player.snapshot_iter = player.train_iter
-        self._copy(player.checkpoint, snapshot.checkpoint)
+        self.players[snapshot.player_id] = snapshot
         return True
 
     def state_dict(self) -> dict[str, Any]:
@@ -268,10 +273,8 @@ class OneVsOneLeague(Configurable):
         self.players = {player.player_id: player for player in players}
         self.payoff, self._rng = payoff, rng
 
-    def _add(self, player_id: str, parent: str | None = None) -> Player:
-        player = Player(player_id, f"{self._cfg.path_policy}/{player_id}", parent)
-        self.players[player_id] = player
-        return player
+    def _player(self, player_id: str, parent: str | None = None) -> Player:
+        return Player(player_id, f"{self._cfg.path_policy}-{player_id}", parent)
 
     def _active(self, player_id: str | None) -> Player:
         known = self.active_players_ids

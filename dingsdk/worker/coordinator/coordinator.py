@@ -107,7 +107,9 @@ class Coordinator(Configurable, TaskControl):
         self._on_collected, self._on_evaluated = on_collected, on_evaluated
         self._tb_logger = tb_logger
         self.roles: Mapping[str, Role] = create_roles(cfg)
-        self._state = SchedulerState(self.roles, create_parallel_commander(cfg), self.cfg, clock)
+        commander = create_parallel_commander(cfg)
+        commander.policy_store = self.policy_store
+        self._state = SchedulerState(self.roles, commander, self.cfg, clock)
         self._jobs: list[Job] = []
         self._train_iter = 0
         self._policy_lag: PolicyLag | None = None

@@ -18,7 +18,7 @@ class BattleInteractionSerialEvaluator(InteractionSerialEvaluator):
     Its returns are what is logged, and what decides on the best checkpoint and on stopping.
     """
 
-    not_for_runs: ClassVar[str] = "it plays several policies, and a config has one"
+    not_for_runs: ClassVar[str] = "the evaluations of a run play against env.eval_opponents"
 
     class Config(InteractionSerialEvaluator.Config, frozen=True, kw_only=True):
         """Section ``policy.eval.evaluator``."""

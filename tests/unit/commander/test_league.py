@@ -38,7 +38,7 @@ def test_league_is_made_by_its_type() -> None:
     league = default_manager().create("leagues", {"type": "one_vs_one", "active_player_num": 2})
 
     assert league.active_players_ids == ["player_0", "player_1"]
-    assert league.active_players_ckpts == ["league/player_0", "league/player_1"]
+    assert league.active_players_ckpts == ["league-player_0", "league-player_1"]
 
 
 def test_without_history_a_player_plays_against_the_active_ones() -> None:
@@ -53,7 +53,7 @@ def test_without_history_a_player_plays_against_the_active_ones() -> None:
 def test_player_is_evaluated_alone() -> None:
     job = make_league().get_job_info(eval_flag=True)
 
-    assert (job["agent_num"], job["checkpoint_path"]) == (1, ["league/player_0"])
+    assert (job["agent_num"], job["checkpoint_path"]) == (1, ["league-player_0"])
 
 
 def test_share_of_self_play_is_that_of_the_config() -> None:
@@ -93,8 +93,8 @@ def test_snapshot_is_due_after_a_phase_and_counts_from_the_last_one() -> None:
 
     assert [train_to(league, n) for n in (99, 100, 199, 200)] == [False, True, False, True]
     assert copied == [
-        ("league/player_0", "league/player_0_0"),
-        ("league/player_0", "league/player_0_1"),
+        ("league-player_0", "league-player_0_0"),
+        ("league-player_0", "league-player_0_1"),
     ]
     snapshot = league.players["player_0_1"]
     assert (snapshot.train_iter, snapshot.parent, snapshot.is_active) == (200, "player_0", False)

@@ -154,8 +154,6 @@ def test_collector_is_told_how_much_to_collect(kind: str, key: str) -> None:
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
-        ("policy.collect.collector", "sample_1v1"),
-        ("policy.collect.collector", "episode_1v1"),
         ("policy.eval.evaluator", "battle_interaction"),
         ("policy.eval.evaluator", "metric"),
     ],
@@ -165,6 +163,71 @@ def test_worker_that_needs_more_than_a_config_has_is_refused(path: str, kind: st
         compile_config(changed(f"{path}.type={kind}"))
 
     assert caught.value.path == f"{path}.type"
+
+
+@pytest.mark.parametrize(
+    ("mode", "path", "kind"),
+    [
+        ("serial", "policy.collect.collector", "sample_1v1"),
+        ("parallel", "policy.collect.collector", "episode_1v1"),
+        ("serial", "policy.other.serial_commander", "one_vs_one"),
+        ("parallel", "policy.collect.parallel_collector", "marine"),
+        ("parallel", "policy.other.commander", "one_vs_one"),
+    ],
+)
+def test_part_for_several_players_is_refused_where_the_env_has_one(
+    mode: Any, path: str, kind: str
+) -> None:
+    with pytest.raises(ConfigError, match="CartPole-v1 has 1; choose one for envs of") as caught:
+        compile_config(changed(f"{path}.type={kind}"), mode=mode)
+
+    assert caught.value.path == f"{path}.type"
+
+
+def _game(*sets: str) -> dict[str, Any]:
+    cfg = load_config("tictactoe-selfplay")
+    for each in sets:
+        apply_set(cfg, each)
+    return cfg
+
+
+@pytest.mark.parametrize(
+    ("mode", "path", "kind", "advice"),
+    [
+        ("serial", "policy.collect.collector", "sample", "sample_1v1 or episode_1v1"),
+        ("serial", "policy.other.serial_commander", "base", "one_vs_one"),
+        ("parallel", "policy.collect.parallel_collector", "zergling", "marine"),
+        ("parallel", "policy.other.commander", "solo", "one_vs_one"),
+        ("serial", "env_manager", "vector", "base, subprocess or async_subprocess"),
+    ],
+)
+def test_part_for_one_player_is_refused_where_the_env_has_two(
+    mode: Any, path: str, kind: str, advice: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"has 2; choose {advice}") as caught:
+        compile_config(_game(f"{path}.type={kind}"), mode=mode)
+
+    assert caught.value.path == f"{path}.type"
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ("env.wrappers=[flatten_obs]", "no axis of 2 players"),
+        ("env.eval_opponents=[nobody]", "'nobody' is no opponent"),
+        ("env.eval_opponents=[]", "env.eval_opponents"),
+        ("policy.other.league.active_player_num=2", "a run trains one player"),
+    ],
+)
+def test_game_that_cannot_be_played_is_refused(change: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        compile_config(_game(change))
+
+
+def test_shapes_of_a_game_are_those_of_one_player() -> None:
+    model = compile_config(_game()).policy.model
+
+    assert (model.obs_shape, model.action_shape) == (18, 9)
 
 
 def test_stated_shape_may_be_a_list_of_one() -> None:

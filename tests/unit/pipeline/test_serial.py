@@ -90,6 +90,7 @@ def run(parts: Parts, *, on_policy: bool = False) -> str:
             batch_size=32,
             update_per_collect=2,
             on_policy=on_policy,
+            player_num=1,
         ),
     )
 

@@ -1,0 +1,90 @@
+"""The parallel collector with several players, one policy each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dingsdk.data.seeding import derive_seed
+from dingsdk.errors import ConfigError
+from dingsdk.worker.collector.battle import BattleRollout, Players, outcome_of, return_of
+from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, Writer
+from dingsdk.worker.collector.rows import RowsWriter
+from dingsdk.worker.collector.zergling import ZerglingParallelCollector
+
+
+class MarineParallelCollector(ZerglingParallelCollector):
+    """Plays the games of one collect task, or evaluates one player.
+
+    Its task has lists of one entry a player: ``policy`` (configs), ``policy_update_path`` and
+    ``policy_update_flag``, which says whether a player trains. Of players that train, samples are
+    sent, and newer policies are loaded between two rounds; of the others the policy is loaded once.
+    An evaluation has one player, and an env that brings its opponent.
+
+    Other than in DI-engine, what an episode's end has cut short is sent too, and the policies of
+    all players are loaded.
+    """
+
+    max_players = float("inf")
+
+    class Config(ZerglingParallelCollector.Config, frozen=True, kw_only=True):
+        """Section ``policy.collect.parallel_collector``."""
+
+        type: str = "marine"
+
+    def __repr__(self) -> str:
+        return f"Marine {'evaluator' if self._eval_flag else 'collector'} {self._uid}"
+
+    def get_finish_info(self) -> dict[str, Any]:
+        """Return the result of the task: that of ``zergling``, for player 0, and ``game_result``.
+
+        ``game_result`` lists ``wins``, ``draws`` and ``losses`` of player 0 by env; of an
+        evaluation by the sign of its return.
+        """
+        return {**super().get_finish_info(), "game_result": self._results}
+
+    def _create_policies(self, policies: Any) -> list[Any]:
+        self._results: list[list[str]] = []
+        modes = []
+        for index, cfg in enumerate(policies):
+            seed = self._cfg.get("seed")
+            seed = None if seed is None else derive_seed(seed, "player", index)
+            modes.append(self._create_policy(cfg, seed))
+        return modes
+
+    def _set_up_envs(self, cfg: Mapping[str, Any]) -> float:
+        episodes = super()._set_up_envs(cfg)
+        self._results = [[] for _ in range(self._env_num)]
+        if self.env_manager.player_num != len(self._modes):
+            raise ConfigError(
+                f"the task names {len(self._modes)} policies, and an env has "
+                f"{self.env_manager.player_num} players; choose a commander for as many",
+                path="policy.other.commander.type",
+            )
+        return episodes
+
+    def _collecting_rollout(self, traj_len: int | None) -> tuple[Rollout, Sequence[Writer]]:
+        writers = [
+            RowsWriter(self._env_num, traj_len, _sampling_of(mode)) if trains else None
+            for mode, trains in zip(self._modes, self._are_updated, strict=True)
+        ]
+        rollout = BattleRollout(
+            self.env_manager, Players(self._modes), writers, has_tensor_obs=True
+        )
+        return rollout, [writer for writer in writers if writer is not None]
+
+    def _note_episodes(self, episodes: Sequence[EpisodeRecord]) -> None:
+        super()._note_episodes(episodes)
+        for each in episodes:
+            if self._eval_flag:
+                outcome = outcome_of(each.episode_return, 0.0)
+            else:
+                first, *others = (return_of(info) for info in each.info["players"])
+                outcome = outcome_of(first, float(np.max(others)))
+            self._results[each.env_id].append(outcome)
+
+
+def _sampling_of(mode: Any) -> Any:
+    return lambda _, piece: mode.get_train_sample(piece)

@@ -1,0 +1,213 @@
+"""The commanders of self-play between two: whom the trained player plays, in either mode."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dingsdk.config import PartSection, Share, Whole, to_plain
+from dingsdk.data.seeding import derive_seed
+from dingsdk.errors import ConfigError, StorageFullError
+from dingsdk.plugins import default_manager
+from dingsdk.worker.collector.battle import outcome_of, return_of
+from dingsdk.worker.commander.base import Task
+from dingsdk.worker.commander.league import OneVsOneLeague
+from dingsdk.worker.commander.serial import BaseSerialCommander
+from dingsdk.worker.commander.solo import EvalRecord, SoloCommander
+
+_log = logging.getLogger(__name__)
+
+
+class OneVsOneCommander(SoloCommander):
+    """Trains one policy by games against itself and its past, type ``one_vs_one``.
+
+    Each collector task is a job of the league: its games are against one opponent, and its result
+    is counted. A snapshot that is due is copied in the policy store, where it stays for the run.
+    Evaluations are against the opponents of ``env.eval_opponents``, one after the other: after one
+    that wins more than ``eval_win_rate``, the next is due. The run has reached its goal when it
+    does so, with the mean return ``env.stop_value``, against the last of them.
+
+    Args:
+        cfg: The compiled main config.
+        clock: Monotonic seconds.
+    """
+
+    max_players = 2
+
+    class Config(SoloCommander.Config, frozen=True, kw_only=True):
+        """Section ``policy.other.commander``.
+
+        Attributes:
+            eval_win_rate: Share of the points, a draw being half a win, above which an evaluation
+                counts as won.
+        """
+
+        type: str = "one_vs_one"
+        eval_win_rate: Share = 0.7
+
+    _own: Config
+
+    def __init__(self, cfg: Mapping[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(cfg, clock)
+        self.league = create_league(cfg["policy"], derive_seed(int(cfg["seed"]), "league"))
+        self.league.copy = self._copy
+        self._opponents = list(cfg["env"]["eval_opponents"])
+        self._difficulty = 0
+        self._jobs: dict[str, dict[str, Any]] = {}
+
+    def get_learner_task(self) -> Task | None:
+        task = super().get_learner_task()
+        if task is not None:
+            # Another learner begins with new weights, and so with a policy of its own.
+            self._player.checkpoint = task["policy_id"]
+            self._player.train_iter = self._player.snapshot_iter = 0
+        return task
+
+    def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
+        super().update_learner_info(task_id, info)
+        if self._current is None or self._current["task_id"] != task_id:
+            return
+        job = {"player_id": self._player.player_id, "train_iteration": self._newest_iter}
+        self.league.update_active_player(job)
+        try:
+            self.league.judge_snapshot(self._player.player_id)
+        except StorageFullError as error:
+            _log.warning("a snapshot was not taken, it is tried again: %s", error)
+
+    def finish_collector_task(self, task_id: str, finished_task: Mapping[str, Any]) -> bool:
+        job = self._jobs.pop(task_id, None)
+        if job is not None and job["agent_num"] > 1 and finished_task.get("game_result"):
+            self.league.finish_job({**job, "result": finished_task["game_result"]})
+        return super().finish_collector_task(task_id, finished_task)
+
+    def notify_fail_collector_task(self, task: Mapping[str, Any]) -> None:
+        self._jobs.pop(task["task_id"], None)
+        super().notify_fail_collector_task(task)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the league, and against whom evaluations are, as plain data."""
+        return {"league": self.league.state_dict(), "difficulty": self._difficulty}
+
+    @property
+    def _player(self) -> Any:
+        return self.league.players[self.league.active_players_ids[0]]
+
+    def _collector_task(self, learner: Task, *, is_evaluation: bool) -> Task:
+        # Of a learner that has ended, its policy is still there.
+        job = self.league.get_job_info(self._player.player_id, eval_flag=is_evaluation)
+        task = super()._collector_task(learner, is_evaluation=is_evaluation)
+        cfg = task["collector_cfg"]
+        cfg["policy"] = [to_plain(cfg["policy"]) for _ in job["player_id"]]
+        cfg["policy_update_path"] = list(job["checkpoint_path"])
+        cfg["policy_update_flag"] = list(job["player_active_flag"])
+        if is_evaluation:
+            cfg["env"]["eval_opponent"] = self._opponents[self._difficulty]
+        self._jobs[task["task_id"]] = job
+        return task
+
+    def _is_goal(self, record: EvalRecord, result: Mapping[str, Any]) -> bool:
+        games = [outcome for env in result.get("game_result", ()) for outcome in env]
+        points = games.count("wins") + games.count("draws") / 2
+        if not games or points / len(games) <= self._own.eval_win_rate:
+            return False
+        if self._difficulty + 1 < len(self._opponents):
+            self._difficulty += 1
+            _log.info("evaluations are against %r now", self._opponents[self._difficulty])
+            return False
+        return super()._is_goal(record, result)
+
+    def _copy(self, source: str, target: str) -> None:
+        assert self.policy_store is not None  # set by the coordinator
+        newest = self.policy_store.newest(source)
+        if newest is not None:
+            version, state = newest
+            self.policy_store.publish(target, state, version)
+            _log.info("version %d of the policy is %s of the league now", version, target)
+
+
+class OneVsOneSerialCommander(BaseSerialCommander):
+    """The same for serial mode: it loads the opponent before each collect.
+
+    Args: as ``BaseSerialCommander``; the collector plays two policies, of which the first trains.
+    """
+
+    max_players = 2
+
+    class Config(PartSection, frozen=True, kw_only=True):
+        """Section ``policy.other.serial_commander``.
+
+        Attributes:
+            games_per_opponent: Games that end before another opponent is drawn.
+            seed: Of the draws; None for one of the run's seed tree.
+        """
+
+        type: str = "one_vs_one"
+        games_per_opponent: Whole = 16
+        seed: int | None = None
+
+    def __init__(self, cfg: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        super().__init__(cfg, *args, **kwargs)
+        self._own: OneVsOneSerialCommander.Config = self.read(cfg)
+        policy_cfg = self._collector.policy[0].get_attribute("cfg")
+        self.league = create_league(policy_cfg, self._own.seed)
+        self.league.copy = self._copy
+        self._snapshots: dict[str, Any] = {}
+        self._job: dict[str, Any] | None = None
+        self._games = 0
+        # Envs whose game was begun against the opponent before.
+        self._mixed: set[int] = set()
+
+    def step(self) -> dict[str, Any]:
+        """Draw and load the opponent of the next collect; else as ``BaseSerialCommander``."""
+        self._count_games()
+        (player_id,) = self.league.active_players_ids
+        train_iter = int(self._learner.train_iter)
+        self.league.update_active_player({"player_id": player_id, "train_iteration": train_iter})
+        self.league.judge_snapshot(player_id)
+        if self._job is None or self._games >= self._own.games_per_opponent:
+            is_first = self._job is None
+            self._job, self._games = self.league.get_job_info(player_id), 0
+            self._mixed = set() if is_first else set(range(self._collector.env.env_num))
+        own, opponent = self._collector.policy
+        path = self._job["checkpoint_path"][1]
+        opponent.load_state_dict(self._snapshots.get(path) or own.state_dict())
+        return super().step()
+
+    def _count_games(self) -> None:
+        results = []
+        for episode in self._collector.last_episodes:
+            self._games += 1
+            if episode.env_id in self._mixed:
+                self._mixed.discard(episode.env_id)
+                continue
+            home, away = (return_of(info) for info in episode.info["players"])
+            results.append(outcome_of(home, away))
+        if self._job is not None:
+            self.league.finish_job({**self._job, "result": results})
+
+    def _copy(self, source: str, target: str) -> None:
+        state = self._collector.policy[0].state_dict()
+        model = {key: value.clone() for key, value in state["model"].items()}
+        self._snapshots[target] = {"model": model}
+
+
+def create_league(policy_cfg: Mapping[str, Any], seed: int | None) -> OneVsOneLeague:
+    """Return the league that ``policy.other.league`` names.
+
+    Raises:
+        ConfigError: it has several active players, and a run has one learner.
+    """
+    path = "policy.other.league"
+    league: OneVsOneLeague = default_manager().create(
+        "leagues", policy_cfg["other"]["league"], seed=seed, config_path=path
+    )
+    count = len(league.active_players_ids)
+    if count != 1:
+        raise ConfigError(
+            f"{path}.active_player_num is {count}, but a run trains one player; set it to 1",
+            path=f"{path}.active_player_num",
+            found=count,
+        )
+    return league
