@@ -8,6 +8,8 @@ import pytest
 
 from dingsdk.pipeline.train import train
 
+pytest.importorskip("pettingzoo", reason="the extra multiagent is not installed")
+
 SHORT = (
     "env.collector_env_num=4",
     "env.evaluator_env_num=2",

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("pettingzoo", reason="the extra multiagent is not installed")
+
 from dingsdk.envs import create_env_manager, make_env_fns
 from dingsdk.envs.make import make_env
 from dingsdk.envs.players import PLAYERS, OpponentEnv, PlayersEnv, find_opponent

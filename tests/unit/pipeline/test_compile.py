@@ -185,6 +185,7 @@ def test_part_for_several_players_is_refused_where_the_env_has_one(
 
 
 def _game(*sets: str) -> dict[str, Any]:
+    pytest.importorskip("pettingzoo", reason="the extra multiagent is not installed")
     cfg = load_config("tictactoe-selfplay")
     for each in sets:
         apply_set(cfg, each)
