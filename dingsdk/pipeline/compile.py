@@ -598,7 +598,9 @@ def _check_device(policy: Mapping[str, Any]) -> None:
         )
 
 
-def _as_list(shape: Any) -> list[Any]:
+def _as_list(shape: Any) -> Any:
+    if isinstance(shape, Mapping):
+        return {key: _as_list(part) for key, part in shape.items()}
     return list(shape) if isinstance(shape, list | tuple) else [shape]
 
 

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from dingsdk.policy.base import create_policy as create_policy
     from dingsdk.policy.base import get_policy_cls as get_policy_cls
     from dingsdk.policy.dqn import DQNPolicy as DQNPolicy
-    from dingsdk.policy.networks import MLP as MLP
+    from dingsdk.policy.encoders import MLP as MLP
+    from dingsdk.policy.encoders import make_encoder as make_encoder
+    from dingsdk.policy.memory import Memory as Memory
     from dingsdk.policy.networks import ActorCritic as ActorCritic
     from dingsdk.policy.networks import QNetwork as QNetwork
     from dingsdk.policy.networks import flatten_parameters as flatten_parameters
@@ -28,10 +30,13 @@ if TYPE_CHECKING:
     from dingsdk.policy.sections import CollectSection as CollectSection
     from dingsdk.policy.sections import EpsilonSchedule as EpsilonSchedule
     from dingsdk.policy.sections import EvalSection as EvalSection
-    from dingsdk.policy.sections import FlatModelSection as FlatModelSection
     from dingsdk.policy.sections import LearnSection as LearnSection
+    from dingsdk.policy.sections import ModelSection as ModelSection
     from dingsdk.policy.sections import OtherSection as OtherSection
     from dingsdk.policy.sections import PolicySection as PolicySection
+    from dingsdk.policy.spaces import discrete_model as discrete_model
+    from dingsdk.policy.spaces import obs_shape as obs_shape
+    from dingsdk.policy.spaces import unsupported_space as unsupported_space
     from dingsdk.policy.threads import torch_threads as torch_threads
 else:
     __getattr__, __dir__ = lazy_names(__name__, __file__)

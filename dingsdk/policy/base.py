@@ -22,9 +22,15 @@ from dingsdk.data import SampleBatch, collate
 from dingsdk.data.columns import rows_to_columns
 from dingsdk.data.pytree import flatten, map_leaves
 from dingsdk.data.seeding import derive_seed
-from dingsdk.errors import ConfigError, NonFiniteError, SchemaMismatchError
+from dingsdk.errors import (
+    ConfigError,
+    NonFiniteError,
+    PolicyOutputError,
+    SchemaMismatchError,
+)
 from dingsdk.plugins import default_manager
 from dingsdk.policy.adam import Adam
+from dingsdk.policy.memory import Memory
 from dingsdk.policy.sections import PolicySection
 from dingsdk.policy.threads import in_one_thread
 from dingsdk.policy.weights import load_state
@@ -32,6 +38,7 @@ from dingsdk.policy.weights import load_state
 FIELDS = ("learn", "collect", "eval", "command")
 
 _FLOAT32 = np.dtype(np.float32)
+_UINT8 = np.dtype(np.uint8)
 
 
 class LearnMode(NamedTuple):
@@ -168,6 +175,8 @@ class BasePolicy(Configurable, ABC):
     """Whether several learners can train it together: each on a part of every batch, with the
     gradients of all averaged. Needs losses that are means over the batch, and ``Adam`` objects of
     this package in ``state``."""
+    state_size: int = 0
+    """Length of the recurrent state of an env, which ``build`` sets; 0: the policy has none."""
 
     def __init__(
         self,
@@ -207,6 +216,9 @@ class BasePolicy(Configurable, ABC):
                 else:
                     torch.manual_seed(derive_seed(seed, "policy", "network"))
                 self.build()
+        # One a mode: envs that collect and envs that evaluate have the same ids.
+        acting = ("collect", "eval") if self.state_size else ()
+        self._memories = {field: Memory(self.state_size) for field in acting}
 
     @abstractmethod
     def build(self) -> None:
@@ -226,11 +238,14 @@ class BasePolicy(Configurable, ABC):
             obs: Observation columns ``[n, ...]``: an array, or a nest of dicts of arrays.
             env_ids: The env of each row.
             explore: True while collecting, False in evaluations.
-            setting: What ``setting`` gave.
+            setting: What ``setting`` gave. A recurrent policy gets ``state`` too, ``float32[n,
+                state_size]``, zeros at the start of an episode.
 
         Returns:
             Numpy columns ``[n, ...]`` with at least ``action``; what else there is, is recorded
-            with the transitions.
+            with the transitions. A recurrent policy returns ``next_state`` ``float32[n,
+            state_size]`` too, which is given to it at the next step of these envs; recorded is
+            ``state``, the one before the step.
         """
 
     @abstractmethod
@@ -300,12 +315,20 @@ class BasePolicy(Configurable, ABC):
         """
 
     def tensor(self, obs: Any) -> Any:
-        """Return observation columns as float32 tensors on ``device``."""
-        if type(obs) is not np.ndarray and isinstance(obs, Mapping):
-            return {key: self.tensor(value) for key, value in obs.items()}
+        """Return observation columns, arrays or tensors, as tensors on ``device``.
+
+        Images of uint8 (columns of three dimensions or more) stay what they are, all else becomes
+        float32.
+        """
+        if type(obs) is not np.ndarray:
+            if isinstance(obs, torch.Tensor):
+                is_image = obs.dtype is torch.uint8 and obs.ndim > 2
+                return (obs if is_image else obs.float()).to(self.device)
+            if isinstance(obs, Mapping):
+                return {key: self.tensor(value) for key, value in obs.items()}
         # torch warns about arrays that it may not write to.
         if obs.dtype != _FLOAT32 or not obs.flags.writeable:
-            obs = obs.astype(np.float32)
+            obs = obs.astype(_UINT8 if obs.dtype == _UINT8 and obs.ndim > 2 else _FLOAT32)
         found = torch.from_numpy(obs)
         return found if self._is_on_cpu else found.to(self.device)
 
@@ -362,13 +385,13 @@ class BasePolicy(Configurable, ABC):
     def collect_mode(self) -> CollectMode:
         """What a collector may call."""
         return CollectMode(
-            forward=partial(self._act_by_env, explore=True),
+            forward=partial(self._act_by_env, "collect"),
             process_transition=self._transition,
             get_train_sample=self._sample_rows,
             state_dict=self._model_state,
             load_state_dict=self._load_model,
-            forward_batch=self._acting(explore=True),
-            make_transitions=self.transitions,
+            forward_batch=self._acting("collect"),
+            make_transitions=self._recorded,
             make_samples=self.samples,
             **self._common("collect"),
         )
@@ -377,10 +400,10 @@ class BasePolicy(Configurable, ABC):
     def eval_mode(self) -> EvalMode:
         """What an evaluator may call."""
         return EvalMode(
-            forward=partial(self._act_by_env, explore=False),
+            forward=partial(self._act_by_env, "eval"),
             state_dict=self._model_state,
             load_state_dict=self._load_model,
-            forward_batch=self._acting(explore=False),
+            forward_batch=self._acting("eval"),
             **self._common("eval"),
         )
 
@@ -405,8 +428,14 @@ class BasePolicy(Configurable, ABC):
     def _common(self, field: str) -> dict[str, Any]:
         """Return what the modes share."""
         self._check_serves(field)
+
+        def reset(env_ids: Sequence[int] | None = None) -> None:
+            if field in self._memories:
+                self._memories[field].reset(env_ids)
+            self.reset(env_ids)
+
         return {
-            "reset": lambda ids=None: self.reset(ids),
+            "reset": reset,
             "get_attribute": self._get_attribute,
             "set_attribute": self._set_attribute,
         }
@@ -437,19 +466,45 @@ class BasePolicy(Configurable, ABC):
         except (RuntimeError, IndexError) as error:
             raise self._misfit("batch does", batch, error) from error
 
-    def _acting(self, explore: bool) -> Callable[..., dict[str, NDArray[Any]]]:
-        act = self.act
+    def _acting(self, field: str) -> Callable[..., dict[str, NDArray[Any]]]:
+        act, explore, memory = self.act, field == "collect", self._memories.get(field)
 
         @in_one_thread
         def forward_batch(
             obs: Any, env_ids: Sequence[int] | None = None, **setting: Any
         ) -> dict[str, NDArray[Any]]:
             try:
-                return act(obs, env_ids, explore=explore, **setting)
+                if memory is None:
+                    return act(obs, env_ids, explore=explore, **setting)
+                ids = range(len(flatten(obs)[0][1])) if env_ids is None else env_ids
+                state = memory.read(ids)
+                output = act(obs, env_ids, explore=explore, state=state, **setting)
             except RuntimeError as error:
                 raise self._misfit("observations do", {"obs": obs}, error) from error
+            memory.write(ids, self._next_state(output, state.shape))
+            return {**output, "state": state} if explore else output
 
         return forward_batch
+
+    def _next_state(self, output: dict[str, Any], shape: tuple[int, ...]) -> NDArray[np.float32]:
+        found = output.pop("next_state", None)
+        if isinstance(found, np.ndarray) and found.shape == shape:
+            return found
+        shown = type(found).__name__ if not isinstance(found, np.ndarray) else found.shape
+        raise PolicyOutputError(
+            f"{type(self).__name__} is recurrent, so act must return next_state as an array of "
+            f"shape {shape}; found {shown}",
+            key="next_state",
+            expected=shape,
+            found=shown,
+        )
+
+    def _recorded(self, obs: Any, output: Mapping[str, Any], step: Any) -> dict[str, Any]:
+        """``transitions``; random actions of a collector come without a recurrent state."""
+        if self.state_size and "state" not in output:
+            rows = np.shape(output["action"])[: np.ndim(step.reward)]
+            output = {**output, "state": np.zeros((*rows, self.state_size), np.float32)}
+        return self.transitions(obs, output, step)
 
     def _misfit(self, what: str, given: Any, error: Exception) -> Exception:
         """Return what torch says of shapes, dtypes and indices that do not fit, in our words."""
@@ -469,14 +524,14 @@ class BasePolicy(Configurable, ABC):
         )
 
     def _act_by_env(
-        self, obs: Mapping[int, Any], *, explore: bool, **setting: Any
+        self, field: str, obs: Mapping[int, Any], **setting: Any
     ) -> dict[int, dict[str, Any]]:
         """The dict form of ``act``: ``{env_id: obs} -> {env_id: {"action": ...}}``."""
         if not obs:
             return {}
         env_ids = list(obs)
         stacked = rows_to_columns([{"obs": value} for value in obs.values()])["obs"]
-        columns = self._acting(explore)(stacked, env_ids, **setting)
+        columns = self._acting(field)(stacked, env_ids, **setting)
         return {
             env_id: {key: column[row] for key, column in columns.items()}
             for row, env_id in enumerate(env_ids)
@@ -486,7 +541,7 @@ class BasePolicy(Configurable, ABC):
         """The dict form of ``transitions``."""
         done = bool(timestep.done)
         terminated = bool(timestep.info.get("terminated", done))
-        return self.transitions(
+        return self._recorded(
             obs,
             output,
             StepRow(timestep.obs, timestep.reward, terminated, done and not terminated),

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dingsdk.config import Count, Finite, Positive, read_section
 from dingsdk.data import SampleBatch
+from dingsdk.data.pytree import map_leaves
 from dingsdk.policy.adam import Adam
 from dingsdk.policy.base import BasePolicy, Stateful
 from dingsdk.policy.networks import QNetwork, flatten_parameters, frozen
@@ -23,18 +24,18 @@ from dingsdk.policy.returns import nstep_returns
 from dingsdk.policy.sections import (
     CollectSection,
     EpsilonSchedule,
-    FlatModelSection,
     LearnSection,
+    ModelSection,
     OtherSection,
     PolicySection,
-    flat_model,
 )
+from dingsdk.policy.spaces import discrete_model
 
 # Below this a uniform number of 53 bits has no room left to choose the action as well.
 _SMALLEST_EPS = 1e-9
 
 
-class DQNModelSection(FlatModelSection, frozen=True, kw_only=True):
+class DQNModelSection(ModelSection, frozen=True, kw_only=True):
     """Section ``policy.model`` of DQN.
 
     Attributes:
@@ -94,7 +95,7 @@ class DQNSection(PolicySection, frozen=True, kw_only=True):
 
 
 class DQNPolicy(BasePolicy):
-    """DQN for flat observations and discrete actions, type key ``dqn``.
+    """DQN for discrete actions, type key ``dqn``.
 
     Source: Mnih et al. 2015; double estimate from van Hasselt et al. 2016, eq. 4.
     """
@@ -103,13 +104,13 @@ class DQNPolicy(BasePolicy):
     section: DQNSection
     is_data_parallel = True
     monitored = ("cur_lr", "total_loss", "q_value", "target_q_value", "grad_norm")
-    model_from_spaces = staticmethod(partial(flat_model, "dqn"))
+    model_from_spaces = staticmethod(partial(discrete_model, "dqn"))
 
     def build(self) -> None:
         model = self.section.model
         self._network = QNetwork(
-            model.size("obs_shape"),
-            model.size("action_shape"),
+            model.observation,
+            model.action_count,
             model.encoder_hidden_size_list,
             dueling=model.dueling,
         ).to(self.device)
@@ -147,7 +148,7 @@ class DQNPolicy(BasePolicy):
         """Return the best action of each row, or with probability ``eps`` a random one.
 
         Args:
-            obs: float[n, obs_size].
+            obs: Columns ``[n, ...]`` of the env's observation space.
             env_ids: The env of each row, for messages.
             eps: In [0, 1]; None for the start of the schedule. Not used in evaluations.
             explore: Whether to use ``eps``.
@@ -189,7 +190,7 @@ class DQNPolicy(BasePolicy):
         )
         made["reward"], made["discount"] = reward, discount
         if last is not None:
-            made["next_obs"] = made["next_obs"].take(last, axis=0)
+            made["next_obs"] = map_leaves(lambda leaf: leaf.take(last, axis=0), made["next_obs"])
             made["done"] = made["done"].take(last)
         return SampleBatch(made)
 
@@ -197,8 +198,8 @@ class DQNPolicy(BasePolicy):
         """Train once on a batch.
 
         Args:
-            batch: Samples with ``obs`` [n, obs_size], ``action`` [n], ``reward`` [n] (n-step),
-                ``next_obs`` [n, obs_size], ``discount`` [n] (0: no bootstrap) and perhaps the
+            batch: Samples with ``obs`` [n, ...], ``action`` [n], ``reward`` [n] (n-step),
+                ``next_obs`` [n, ...], ``discount`` [n] (0: no bootstrap) and perhaps the
                 importance weights ``IS`` [n].
 
         Returns:
@@ -208,12 +209,12 @@ class DQNPolicy(BasePolicy):
         Raises:
             NonFiniteError: the loss or its gradient is NaN or infinite; the weights are kept.
         """
-        learn, next_obs = self.section.learn, batch["next_obs"].float()
+        learn, next_obs = self.section.learn, self.tensor(batch["next_obs"])
         next_values = self._target.forward(next_obs)
         greedy = self._acting_network.forward(next_obs) if learn.double else next_values
         bootstrap = next_values.gather(1, greedy.argmax(1, keepdim=True)).squeeze(1)
         target = torch.addcmul(batch["reward"].float(), batch["discount"].float(), bootstrap)
-        values = self._network.forward(batch["obs"].float())
+        values = self._network.forward(self.tensor(batch["obs"]))
         value = values.gather(1, batch["action"].long().unsqueeze(1)).squeeze(1)
         loss = self._loss(value, target, batch.get("IS"))
         norm = self._optimizer.minimize(loss)

@@ -18,11 +18,11 @@ from dingsdk.policy.networks import ActorCritic, frozen
 from dingsdk.policy.returns import gae
 from dingsdk.policy.sections import (
     CollectSection,
-    FlatModelSection,
     LearnSection,
+    ModelSection,
     PolicySection,
-    flat_model,
 )
+from dingsdk.policy.spaces import discrete_model
 
 _COLUMNS = ("obs", "action", "log_prob", "advantage", "return")
 _LOGGED = ("total_loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
@@ -65,7 +65,7 @@ class PPOSection(PolicySection, frozen=True, kw_only=True):
     type: str = "ppo"
     on_policy: Literal[True] = True
     gae_lambda: Share = 0.95
-    model: FlatModelSection = FlatModelSection()  # type: ignore[assignment]
+    model: ModelSection = ModelSection()  # type: ignore[assignment]
     learn: PPOLearnSection = PPOLearnSection()
     collect: PPOCollectSection = PPOCollectSection()
 
@@ -82,12 +82,12 @@ class PPOPolicy(BasePolicy):
     Config: ClassVar[type[PPOSection]] = PPOSection
     section: PPOSection
     monitored = (*_LOGGED, "grad_norm")
-    model_from_spaces = staticmethod(partial(flat_model, "ppo"))
+    model_from_spaces = staticmethod(partial(discrete_model, "ppo"))
 
     def build(self) -> None:
         model, learn = self.section.model, self.section.learn
         self._network = ActorCritic(
-            model.size("obs_shape"), model.size("action_shape"), model.encoder_hidden_size_list
+            model.observation, model.action_count, model.encoder_hidden_size_list
         ).to(self.device)
         if self.learns:
             self._optimizer = Adam(

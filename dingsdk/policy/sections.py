@@ -10,30 +10,53 @@ from msgspec import Meta
 
 from dingsdk.config import Count, Held, Part, PartSection, Positive, Section, Share, preset
 from dingsdk.errors import ConfigError
+from dingsdk.policy.spaces import check_shape
 
-Size = Count | Annotated[list[Count], Meta(min_length=1, max_length=1)]
-"""A number, or a shape of one dimension."""
+Shape = Count | str | Annotated[list[Count], Meta(min_length=1, max_length=4)] | dict[str, Any]
+"""The shape of an observation, as ``make_encoder`` takes it."""
+# No pattern for the text: collecting garbage after one is read crashes (msgspec 0.22).
 
 
-class FlatModelSection(Section, frozen=True, kw_only=True):
-    """Section ``policy.model``: networks for a flat observation and one discrete action.
+class ModelSection(Section, frozen=True, kw_only=True):
+    """Section ``policy.model``.
 
     Attributes:
-        obs_shape: Size of an observation; None: read from the env.
+        obs_shape: Shape of an observation: the length of a vector; an image as ``[h, w]``,
+            ``[c, h, w]``, ``[h, w, c]`` or, in a stack, ``[k, h, w, c]``; ``Discrete(n)`` for one
+            of n numbers; a dict of shapes by name. None: read from the env.
         action_shape: Number of actions; None: read from the env.
-        encoder_hidden_size_list: Widths of the hidden layers.
+        encoder_hidden_size_list: Widths of the hidden layers, which follow the convolutions of an
+            image.
     """
 
-    obs_shape: Size | None = None
-    action_shape: Size | None = None
+    obs_shape: Shape | None = None
+    action_shape: Count | Annotated[list[Count], Meta(min_length=1, max_length=1)] | None = None
     encoder_hidden_size_list: list[Count] = msgspec.field(default_factory=lambda: [64, 64])
 
-    def size(self, key: Literal["obs_shape", "action_shape"]) -> int:
-        """Return one of the two sizes.
+    def __post_init__(self) -> None:
+        if self.obs_shape is not None:
+            check_shape(self.obs_shape)
+
+    @property
+    def observation(self) -> Any:
+        """``obs_shape``.
 
         Raises:
             ConfigError: it was neither given nor read from an env.
         """
+        return self._given("obs_shape")
+
+    @property
+    def action_count(self) -> int:
+        """``action_shape`` as a number.
+
+        Raises:
+            ConfigError: it was neither given nor read from an env.
+        """
+        found = self._given("action_shape")
+        return int(found[0] if isinstance(found, list) else found)
+
+    def _given(self, key: str) -> Any:
         value = getattr(self, key)
         if value is None:
             raise ConfigError(
@@ -41,7 +64,7 @@ class FlatModelSection(Section, frozen=True, kw_only=True):
                 "spaces with the policy's model_from_spaces",
                 path=f"policy.model.{key}",
             )
-        return int(value[0] if isinstance(value, list) else value)
+        return value
 
 
 class LearnSection(Section, frozen=True, kw_only=True):
@@ -162,33 +185,3 @@ class PolicySection(PartSection, frozen=True, kw_only=True):
     other: OtherSection = OtherSection()
     unroll_len: Count | None = None
     traj_len_inf: bool = False
-
-
-def flat_model(policy: str, observation_space: Any, action_space: Any) -> dict[str, int]:
-    """Return ``{obs_shape, action_shape}`` of an env, as ``FlatModelSection`` wants them.
-
-    Args:
-        policy: Type key of the policy, for messages.
-        observation_space: A Box of one dimension.
-        action_space: A Discrete that starts at 0.
-
-    Raises:
-        ConfigError: the spaces are others.
-    """
-    from gymnasium import spaces
-
-    if not (isinstance(observation_space, spaces.Box) and len(observation_space.shape) == 1):
-        raise _unsupported(policy, "observation", observation_space, "a Box of one dimension")
-    if not (isinstance(action_space, spaces.Discrete) and action_space.start == 0):
-        raise _unsupported(policy, "action", action_space, "a Discrete that starts at 0")
-    return {"obs_shape": int(observation_space.shape[0]), "action_shape": int(action_space.n)}
-
-
-def _unsupported(policy: str, which: str, space: Any, supported: str) -> ConfigError:
-    return ConfigError(
-        f"policy type {policy} cannot use the {which} space {space}: it supports {supported}; "
-        "flatten or discretize it with a wrapper (env.wrappers), or choose another policy",
-        path="env.env_id",
-        expected=supported,
-        found=str(space),
-    )

@@ -108,7 +108,7 @@ def test_default_config_is_a_copy():
         ({"learn": {"target_theta": 2}}, ConfigError, "policy.learn.target_theta"),
         ({"learn": 3}, ConfigTypeError, "policy.learn"),
         ({"collect": {"n_sample": 0}}, ConfigError, "policy.collect.n_sample"),
-        ({"model": {"obs_shape": [3, 84, 84]}}, ConfigError, "policy.model.obs_shape"),
+        ({"model": {"obs_shape": [3, 84, 0]}}, ConfigError, "policy.model.obs_shape[2]"),
         ({"model": {"action_shape": None}}, ConfigError, "policy.model.action_shape"),
         (
             {"model": {"encoder_hidden_size_list": 64}},
@@ -148,8 +148,7 @@ def test_model_shapes_come_from_the_spaces_of_an_env():
 @pytest.mark.parametrize(
     ("observation", "action"),
     [
-        (spaces.Box(0, 1, (8, 8)), spaces.Discrete(2)),
-        (spaces.Discrete(5), spaces.Discrete(2)),
+        (spaces.Tuple([spaces.Discrete(5)]), spaces.Discrete(2)),
         (spaces.Box(0, 1, (3,)), spaces.Box(0, 1, (1,))),
         (spaces.Box(0, 1, (3,)), spaces.Discrete(2, start=1)),
     ],

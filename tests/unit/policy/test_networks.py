@@ -10,7 +10,8 @@ from safetensors.torch import load, save
 from torch import nn
 
 from dingsdk.errors import SchemaMismatchError
-from dingsdk.policy.networks import MLP, QNetwork, flatten_parameters, frozen
+from dingsdk.policy.encoders import MLP
+from dingsdk.policy.networks import QNetwork, flatten_parameters, frozen
 from dingsdk.policy.weights import load_state
 
 

@@ -1,0 +1,112 @@
+"""From the spaces of an env to the shapes in ``policy.model``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from dingsdk.errors import ConfigError
+
+_DISCRETE = re.compile(r"Discrete\([1-9][0-9]*\)")
+_LONGEST_SHAPE = 4
+_OBSERVATIONS = (
+    "a Box of one to four dimensions, a Discrete that starts at 0, a MultiBinary, or a Dict of "
+    "these"
+)
+
+
+def discrete_model(policy: str, observation_space: Any, action_space: Any) -> dict[str, Any]:
+    """Return ``{obs_shape, action_shape}`` of an env with discrete actions, for ``ModelSection``.
+
+    Args:
+        policy: Type key of the policy, for messages.
+        observation_space: See ``obs_shape``.
+        action_space: A Discrete that starts at 0.
+
+    Raises:
+        ConfigError: the spaces are others.
+    """
+    from gymnasium import spaces
+
+    if not (isinstance(action_space, spaces.Discrete) and action_space.start == 0):
+        raise unsupported_space(policy, "action", action_space, "a Discrete that starts at 0")
+    return {
+        "obs_shape": obs_shape(policy, observation_space),
+        "action_shape": int(action_space.n),
+    }
+
+
+def obs_shape(policy: str, space: Any) -> Any:
+    """Return ``policy.model.obs_shape`` for an observation space.
+
+    Args:
+        policy: Type key of the policy, for messages.
+        space: A Box of at most four dimensions, a Discrete that starts at 0, a MultiBinary, or a
+            Dict of these.
+
+    Raises:
+        ConfigError: it is another space.
+    """
+    found = _shape(space)
+    if found is None:
+        raise unsupported_space(policy, "observation", space, _OBSERVATIONS)
+    return found
+
+
+def unsupported_space(policy: str, which: str, space: Any, supported: str) -> ConfigError:
+    """Return the error of a policy that cannot use a space of an env.
+
+    Args:
+        policy: Type key of the policy.
+        which: ``observation`` or ``action``.
+        space: The env's.
+        supported: What the policy can use, in words.
+    """
+    return ConfigError(
+        f"policy type {policy} cannot use the {which} space {space}: it supports {supported}; "
+        "change it with a wrapper (env.wrappers), or choose another policy",
+        path="env.env_id",
+        expected=supported,
+        found=str(space),
+    )
+
+
+def check_shape(shape: Any, path: str = "obs_shape") -> None:
+    """Check the parts of a shape.
+
+    Raises:
+        ValueError: there is none such; the message begins with the path of the part.
+    """
+    if isinstance(shape, Mapping):
+        if not shape:
+            raise ValueError(f"{path} is an empty dict; name at least one part")
+        for name, part in shape.items():
+            check_shape(part, f"{path}.{name}")
+        return
+    if isinstance(shape, str):
+        is_valid = _DISCRETE.fullmatch(shape) is not None
+    else:
+        sides = [shape] if isinstance(shape, int) else shape
+        is_valid = isinstance(sides, list | tuple) and 1 <= len(sides) <= _LONGEST_SHAPE
+        is_valid = is_valid and all(type(side) is int and side >= 1 for side in sides)
+    if not is_valid:
+        raise ValueError(
+            f"{path} is {shape!r}; expected a number, a list of one to four numbers, Discrete(n), "
+            "or a dict of these"
+        )
+
+
+def _shape(space: Any) -> Any:
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        parts = {str(name): _shape(part) for name, part in space.spaces.items()}
+        return None if None in parts.values() or not parts else parts
+    if isinstance(space, spaces.Discrete):
+        return f"Discrete({int(space.n)})" if space.start == 0 else None
+    if isinstance(space, spaces.Box | spaces.MultiBinary):
+        sides = [int(side) for side in space.shape]
+        if 1 <= len(sides) <= _LONGEST_SHAPE and min(sides) > 0:
+            return sides[0] if len(sides) == 1 else sides
+    return None
