@@ -24,7 +24,7 @@ from pathlib import Path
 
 import click
 
-from tools.mutation.checkout import Checkout, adopt_orphans
+from tools.mutation.checkout import Checkout
 from tools.mutation.coverage_map import CoverageMap, Test, Tree
 from tools.mutation.mutants import Mutant, mutants_of
 
@@ -211,7 +211,6 @@ _checkout: Checkout
 
 def _start_worker(tree: Tree) -> None:
     global _checkout
-    adopt_orphans()
     number = 0
     while True:  # the first folder that no other worker has taken
         folder = CACHE / f"copy-{number}"

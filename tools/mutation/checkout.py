@@ -6,14 +6,11 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
 import time
 from pathlib import Path
-
-import psutil  # type: ignore[import-untyped]
 
 from tools.mutation.coverage_map import PLUGIN, Test, Tree
 from tools.mutation.mutants import Mutant
@@ -33,6 +30,9 @@ class Checkout:
         self.root = folder.absolute()
         self.python = self.root / ".venv" / "bin" / "python"
         self._stamp = 0
+        self._passing: set[str] = set()
+        self._failing: set[str] = set()
+        self._runner: subprocess.Popen[str] | None = None
         self._copy(tree)
         if not self.python.exists():
             self._make_environment(tree)
@@ -40,7 +40,19 @@ class Checkout:
         self._run(["-m", "compileall", "-q", *sources])
 
     def try_mutant(self, mutant: Mutant, tests: list[Test]) -> str | None:
-        """Run tests on a mutant; return the name of the first that fails, None if all pass."""
+        """Run tests on a mutant; return the name of the first that fails, None if all pass.
+
+        A test that fails without the mutant too does not count.
+        """
+        tests = [test for test in tests if test.name not in self._failing]
+        while tests and (killer := self._first_killer(mutant, tests)) is not None:
+            if self._passes(killer, tests):
+                return killer
+            self._failing.add(killer)
+            tests = [test for test in tests if test.name != killer]
+        return None
+
+    def _first_killer(self, mutant: Mutant, tests: list[Test]) -> str | None:
         path = self.root / mutant.path
         source, times = path.read_text(), path.stat()
         try:
@@ -57,33 +69,30 @@ class Checkout:
             path.write_text(source)
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
+    def _passes(self, name: str, tests: list[Test]) -> bool:
+        """Whether a test passes without a mutant; a hang, which has no name, is not repeated."""
+        if name not in self._passing:
+            alone = [test for test in tests if test.name == name]
+            if alone and self._first_failure(alone) is not None:
+                return False
+            self._passing.add(name)
+        return True
+
     def _first_failure(self, tests: list[Test]) -> str | None:
         """Run tests in a process; a hang and a crash count as a failure of the running test."""
         chosen = self.root / ".mutation-tests.json"
         chosen.write_text(json.dumps([test.name for test in tests]))
         log = self.root / ".mutation-log.txt"
         longest = max(test.duration_s for test in tests)
-        command = [
-            str(self.python), "-m", "pytest", "-x", "-v", "--tb=no", "-p", PLUGIN, "-m", "",
-            "-p", "no:xdist", "-p", "no:cacheprovider", "--timeout", str(int(30 + 5 * longest)),
+        arguments = [
+            "-x", "-v", "--tb=no", "-p", PLUGIN, "-m", "", "-p", "no:xdist",
+            "-p", "no:cacheprovider", "--timeout", str(int(30 + 5 * longest)),
             "--basetemp", str(self.root / ".tmp"), *dict.fromkeys(test.file for test in tests),
         ]  # fmt: skip
-        environment = {**os.environ, "MUTATION_TESTS": str(chosen)}
         limit_s = 120 + 5 * sum(test.duration_s for test in tests)
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                command, cwd=self.root, env=environment, stdout=output, stderr=output,
-                start_new_session=True,
-            )  # fmt: skip
-            try:
-                code: int | None = process.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                code = None
-            _end_children()
+        code = self._ask_runner({"arguments": arguments, "limit_s": limit_s, "log": str(log)})
         if code == 0:
             return None
-        if code in (4, 5):  # pytest ran nothing
-            raise RuntimeError(log.read_text(errors="replace"))
         names = [test.name for test in tests]
         failed = [
             line for line in log.read_text(errors="replace").splitlines()
@@ -93,7 +102,22 @@ class Checkout:
             for name in names:
                 if line.startswith(f"{name} "):
                     return name
+        if code in (1, 4, 5):  # pytest ran nothing
+            raise RuntimeError(log.read_text(errors="replace"))
         return f"{tests[0].file} (exit code {code})"
+
+    def _ask_runner(self, request: dict[str, object]) -> int | None:
+        if self._runner is None:
+            self._runner = subprocess.Popen(
+                [str(self.python), "-m", "tools.mutation.runner"],
+                cwd=self.root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )  # fmt: skip
+        assert self._runner.stdin is not None
+        assert self._runner.stdout is not None
+        self._runner.stdin.write(json.dumps(request) + "\n")
+        self._runner.stdin.flush()
+        code: int | None = json.loads(self._runner.stdout.readline())
+        return code
 
     def _copy(self, tree: Tree) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
@@ -154,19 +178,3 @@ def _batches(tests: list[Test]) -> list[list[Test]]:
             limits_s.pop(0)
         batches[-1].extend(group)
     return [batch for batch in batches if batch]
-
-
-def adopt_orphans() -> None:
-    """Become the parent of processes whose parent ends, so that they can be found and ended."""
-    import ctypes
-
-    set_child_subreaper = 36
-    ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
-
-
-def _end_children() -> None:
-    children = psutil.Process().children(recursive=True)
-    for child in children:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.send_signal(signal.SIGKILL)
-    psutil.wait_procs(children, timeout=10)

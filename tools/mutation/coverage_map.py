@@ -51,8 +51,7 @@ class Tree:
             for name in names
             if (root / name).is_file()
         }
-        helpers = {name: self.digests[name] for name in self.digests if _is_test_helper(name)}
-        self.helpers = _digest(helpers)
+        self._helpers: dict[str, list[str]] = {}
 
     def test_files(self, below: Iterable[str]) -> list[str]:
         """List the test files at or below the given paths."""
@@ -64,6 +63,22 @@ class Tree:
             and Path(name).name.startswith("test_")
             and (not places or name.startswith(places))
         ]
+
+    def helpers(self, test_file: str) -> list[str]:
+        """List the helpers of tests that a test file names, and every `conftest.py` it gets."""
+        if test_file not in self._helpers:
+            beside = {name for name in self.digests if _is_test_helper(name)}
+            found: set[str] = set()
+            waiting = {test_file}
+            while waiting:
+                text = (self.root / waiting.pop()).read_text()
+                words = set(re.findall(r"\w+", text))
+                named = {name for name in beside if Path(name).stem in words - {"conftest"}}
+                waiting |= named - found
+                found |= named
+            above = [str(folder / "conftest.py") for folder in Path(test_file).parents]
+            self._helpers[test_file] = sorted(found | (beside & set(above)))
+        return self._helpers[test_file]
 
     def importers(self, path: str) -> list[str]:
         """List the files that import from a module by its full name."""
@@ -209,7 +224,7 @@ class CoverageMap:
         # A test that fails may not have come to what it covers.
         has_failed = not tests or any(report["failed"] for report in tests.values())
         files = self._tree.digests if has_failed else [name, *sorted(covered)]
-        return self._tree.digest(files) + self._tree.helpers
+        return self._tree.digest([*files, *self._tree.helpers(name)])
 
     def _file_of(self, name: str) -> Path:
         which = _digest({"name": name, "selection": " ".join(self._selection)})
