@@ -56,7 +56,7 @@ SHARES = {"buffer": 2}
 LEFT_OUT = ("dingsdk/testing/",)
 """The conformance kit: the tests of its rules are mutants themselves (`tests/mutants`)."""
 
-LONGEST_S = 300.0
+LONGEST_S = 120.0
 """No mutant is tried with tests that take longer than this together; the slowest are left out."""
 
 

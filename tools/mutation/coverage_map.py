@@ -193,15 +193,17 @@ class CoverageMap:
         return self._tests(self._by_line.get((path, line), set()))
 
     def tests_of_module(self, path: str, scope: tuple[int, int]) -> list[Test]:
-        """Return the tests that run a line of a scope, else of its module or of its importers."""
+        """Return the tests that run a line of a scope, else of its module or of its importers.
+
+        What else their files test is included: a default may be read without running a line.
+        """
         by_line = {line: tests for (file, line), tests in self._by_line.items() if file == path}
         inside = [tests for line, tests in by_line.items() if scope[0] <= line <= scope[1]]
-        if inside:
-            return self._tests(set().union(*inside))
-        files = {path, *self._tree.importers(path)}
-        return self._tests(
-            set().union(*(tests for (file, _), tests in self._by_line.items() if file in files))
-        )
+        if not inside:
+            files = {path, *self._tree.importers(path)}
+            inside = [tests for (file, _), tests in self._by_line.items() if file in files]
+        test_files = {name.partition("::")[0] for tests in inside for name in tests}
+        return self._tests(name for file in test_files for name in self._records[file]["tests"])
 
     def _tests(self, names: Iterable[str]) -> list[Test]:
         found = []

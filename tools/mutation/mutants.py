@@ -42,6 +42,12 @@ TWINS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 QUIET = {"debug", "info", "overload", "cast", "TypeVar", "ParamSpec", "NewType", "getLogger"}
 """Calls without behaviour that a test could see; they and their arguments are left alone."""
 
+SYMMETRIC = {
+    *("add", "allclose", "array_equal", "gcd", "isclose", "isinstance", "logical_and"),
+    *("logical_or", "max", "maximum", "min", "minimum", "multiply"),
+}
+"""Calls whose arguments mean the same in any order, or that fail at once in another one."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
@@ -209,13 +215,12 @@ class _Places:
 
     def _call(self, node: ast.Call) -> Iterator[_Place]:
         """Swap neighbouring arguments, widen a range, exchange `min` and `max`."""
-        swappable = [] if ast.unparse(node.func) == "isinstance" else node.args
-        for one, other in itertools.pairwise(swappable):
+        name = _name_of(node)
+        for one, other in itertools.pairwise([] if name in SYMMETRIC else node.args):
             if one.lineno == other.end_lineno and not _is_starred(one) | _is_starred(other):
                 swapped = self._text(other) + self._gap(one, other) + self._text(one)
                 yield from self._stretch(one, other, swapped)
         if isinstance(node.func, ast.Name):
-            name = node.func.id
             if name == "range" and not isinstance(node.args[-1], ast.Constant):
                 yield from self._replace(node.args[-1], f"{self._text(node.args[-1])} + 1")
             if name in TWINS:
@@ -264,10 +269,20 @@ def _has_no_behaviour(node: ast.AST) -> bool:
         case ast.Raise(exc=ast.Name(id=name) | ast.Call(func=ast.Name(id=name))):
             return name == "NotImplementedError"
         case ast.Expr(value=ast.Call() as call) | (ast.Call() as call):
-            name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-            name = call.func.id if isinstance(call.func, ast.Name) else name
-            return name in QUIET
+            name = _name_of(call)
+            level = _name_of(call.args[0]) if name == "log" and call.args else ""
+            return name in QUIET or level in {"DEBUG", "INFO"}
     return False
+
+
+def _name_of(node: ast.expr) -> str:
+    """Return the name of a function or constant without what it belongs to, "" if it has none."""
+    match node:
+        case ast.Call(func=func):
+            return _name_of(func)
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            return name
+    return ""
 
 
 def _is_text(node: ast.expr) -> bool:

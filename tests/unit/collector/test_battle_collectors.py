@@ -140,6 +140,20 @@ def test_on_policy_players_drop_what_older_policies_collected(make_battle) -> No
     assert {sample["collect_iter"] for sample in samples} == {2}
 
 
+@pytest.mark.parametrize(("cfg", "dropped"), [({"on_policy": True}, 2), ({}, 0)])
+def test_unfinished_trajectories_are_dropped_with_an_on_policy_policy(
+    make_battle, cfg, dropped
+) -> None:
+    # Episodes of one step in env 0; of env 1 each player has one step of an unfinished one.
+    fighters = [Fighter(0, n_sample=4, **cfg), Fighter(1)]
+    collector = make_battle("sample_1v1", DuelEnvs(((1,), (9,))), fighters)
+
+    for train_iter in (0, 1):
+        collector.collect(1, train_iter=train_iter)
+
+    assert collector.dropped_sample_count == dropped
+
+
 def test_who_only_acts_gets_no_data(make_battle) -> None:
     class Mute:
         collect_data = False

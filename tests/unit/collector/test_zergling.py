@@ -204,6 +204,39 @@ def test_whole_episodes_are_sent_as_they_end(make_zergling) -> None:
         assert batch.columns["done"][-1]
 
 
+def test_an_on_policy_collector_takes_the_admitted_steps_with_the_admitted_policy(
+    make_zergling,
+) -> None:
+    wire = Wire()
+    collector = make_zergling(
+        wire=wire, policy={**POLICY, "on_policy": True}, env={"collector_episode_num": None}
+    )
+    published, later = [1], [2]
+    answers = [(6, 1), (9, 2), None]
+    asked: list[int] = []
+
+    def newest(path: str) -> dict[str, Any] | None:
+        return {"model": wire.model, "iter": published.pop()} if published else None
+
+    def admit(steps: int) -> tuple[int, int] | None:
+        asked.append(steps)
+        return answers.pop(0)
+
+    def turn() -> None:
+        if len(asked) == 2 and later:
+            published.append(later.pop())
+
+    collector.get_policy_update_info = newest
+    collector.await_admission = admit
+    collector.yield_turn = turn
+
+    collector.start()
+
+    assert asked == [0, 6, 9]
+    assert [(meta["rows"], meta["policy_iter"]) for meta in wire.samples] == [(6, 1), (3, 2)]
+    assert [meta["delivered_steps"] for meta in wire.progress if "delivered_steps" in meta] == asked
+
+
 def test_close_wakes_a_collector_that_waits_for_its_first_policy(make_zergling) -> None:
     wire = Wire(polls_before_policy=10**9)
     collector = make_zergling(wire=wire)
