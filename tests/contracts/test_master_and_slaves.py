@@ -248,6 +248,15 @@ def test_worker_that_leaves_while_it_joins_anew_is_heard_of_in_order(transport: 
     master.close()
 
 
+def test_answer_of_a_task_that_is_not_open_is_logged_and_left_alone(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.add("a", echo=lambda task: {"n": task["n"]})
+    cluster.master.task_answered("a", TaskAnswer("t99", completed=True))
+    assert "worker a answered task 't99', not its own" in caplog.text
+    assert cluster.master.ask("a", {"name": "echo", "n": 1}, 5.0) == {"n": 1}
+
+
 def test_task_for_an_unknown_worker_is_refused(cluster: Cluster) -> None:
     task = cluster.master.new_task("nobody", {"name": "x"})
     with pytest.raises(WorkerLostError):

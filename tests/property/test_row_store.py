@@ -176,6 +176,26 @@ def test_payloads_beyond_the_reserved_rows_are_held(kind: str, tmp_path: Path) -
     assert batch.columns["value"].tolist() == list(range(10))
 
 
+@pytest.mark.parametrize("kind", ["array", "memmap"])
+def test_stretches_of_rows_come_back_as_a_grid(kind: str, tmp_path: Path) -> None:
+    loaded = SampleBatch({"value": np.arange(6), "pair": np.arange(12).reshape(6, 2)})
+    path = {"path": str(tmp_path / "rows")} if kind == "memmap" else {}
+    store = RowStore(8, {"type": kind, **path}, lambda *name: loaded, LEAST)
+    store.announce({"p": 0})
+    rows = np.array([[0, 1, 2], [3, 4, 5]])
+    batch = store.gather(np.zeros((2, 3), np.int64), rows)
+    assert len(batch) == 2
+    assert batch.columns["value"].tolist() == rows.tolist()
+    assert batch.columns["pair"].tolist() == np.arange(12).reshape(2, 3, 2).tolist()
+
+
+def test_payloads_fill_the_reserved_rows_before_there_are_more() -> None:
+    store = RowStore(LEAST, {}, lambda *name: SampleBatch({"value": np.arange(LEAST)}), LEAST)
+    store.announce({"p": 0})
+    store.gather(np.asarray([0]), np.asarray([0]))
+    assert (store.rows, store.ring_rows) == (LEAST, LEAST)
+
+
 def test_memory_is_given_back_when_payloads_leave() -> None:
     store = RowStore(8, {}, hundreds, LEAST)
     store.announce({str(number): number for number in range(100)})

@@ -42,6 +42,9 @@ class IdleWorker(CommWorker):
     def _tasks(self) -> TaskFunctions:
         return {}
 
+    def advance(self) -> None:
+        """It has no master, and no lease to lose."""
+
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[CommWorker]:
@@ -85,3 +88,20 @@ def test_last_policy_is_given_up_after_its_time(worker: CommWorker) -> None:
     publisher = PolicyPublisher(worker, last_s=0.4)
     assert not publisher.publish("p", MODEL, 9, is_last=True)
     assert (store.newest("p"), store.refusals, publisher.unpublished) == (None, 1, 1)
+
+
+def test_first_policy_is_tried_until_there_is_room(worker: CommWorker) -> None:
+    publisher, store = PolicyPublisher(worker), worker.policy_store
+    assert isinstance(store, NarrowStore)
+    store.refusals = 2
+    assert publisher.publish("p", MODEL, 0)
+    assert (store.version(), publisher.unpublished, publisher.held_up_by) == (0, 0, "")
+
+
+def test_publisher_of_a_later_task_finds_the_policy_that_is_stored(worker: CommWorker) -> None:
+    store = worker.policy_store
+    assert isinstance(store, NarrowStore)
+    assert PolicyPublisher(worker).publish("p", MODEL, 1)
+    publisher, store.refusals = PolicyPublisher(worker), 1
+    assert not publisher.publish("p", MODEL, 2)
+    assert (store.version(), store.refusals, publisher.held_up_by) == (1, 0, "")

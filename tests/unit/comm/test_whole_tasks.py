@@ -1,0 +1,293 @@
+"""A collector and a learner that serve a master through whole tasks, with a real policy."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import ConfigError, ProtocolError, StorageFullError, TaskFailedError
+from dingsdk.pipeline.train import compile_run
+from dingsdk.plugins import default_manager
+from dingsdk.policy import create_policy
+from dingsdk.worker.comm import BaseCommCollector, BaseCommLearner, Master
+from dingsdk.worker.comm.learner import SendPolicyHook
+from dingsdk.worker.commander.tasks import collector_task, learner_task
+
+PATIENCE_S = 30.0
+ROWS, BATCH = 32, 8
+SETS = (
+    "env.collector_env_num=2",
+    "env.evaluator_env_num=2",
+    "env.n_evaluator_episode=2",
+    "env.collector_episode_num=3",
+    f"policy.collect.n_sample={ROWS}",
+    f"policy.learn.batch_size={BATCH}",
+    "policy.learn.learner.train_iterations=5",
+    "policy.learn.learner.hook.save_ckpt_after_run=true",
+)
+
+
+class Bench:
+    """A master, a learner and a collector of one run."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.cfg = compile_run("cartpole-dqn", "parallel", "in_memory", SETS, 0)
+        transport = {"type": "in_memory", "concurrency": "threads"}
+        self.transport = default_manager().create("transports", transport, tmp_path)
+        self.master = Master(
+            self.transport.master_end(),
+            self.transport.scheduler,
+            on_join=lambda info: None,
+            on_renew=lambda worker_id: None,
+            on_lost=lambda info, reason: None,
+        )
+        address = self.master.start()
+        self.learner = BaseCommLearner(
+            {"send_policy_freq": 2, "batches_per_demand": 3}, self.transport, "l0"
+        )
+        self.collector = BaseCommCollector({}, self.transport, "c0")
+        for worker in (self.learner, self.collector):
+            worker.start(address)
+
+    def ask(self, worker_id: str, name: str, **data: Any) -> Mapping[str, Any]:
+        return self.master.ask(worker_id, {"name": name, **data}, PATIENCE_S)
+
+    def publish(self, version: int = 3) -> None:
+        """Publish the policy of a learner that has not trained."""
+        mode = create_policy(self.cfg["policy"], enable_field=["learn"], seed=1).learn_mode
+        self.transport.policy_store().publish("p", mode.state_dict()["model"], version)
+
+    def collect(self, **task_info: Any) -> Mapping[str, Any]:
+        eval_flag = bool(task_info.pop("eval_flag", False))
+        setting = {} if eval_flag else {"eps": 0.5}
+        task = collector_task(
+            self.cfg, "t1", "b1", "p", number=0, collect_setting=setting, eval_flag=eval_flag
+        )
+        return self.ask("c0", "collector_start_task", task_info={**task, **task_info})
+
+    def reports(self) -> list[Mapping[str, Any]]:
+        """Ask for data until the collector has ended; return all reports."""
+        reports: list[Mapping[str, Any]] = []
+        answer: Mapping[str, Any] = {"has_ended": False}
+        while not answer["has_ended"]:
+            answer = self.ask("c0", "collector_data_task")
+            assert (answer["task_id"], answer["buffer_id"]) == ("t1", "b1")
+            reports += answer["reports"]
+        return reports
+
+    def learn(self, *batches: list[int], **data: Any) -> Mapping[str, Any]:
+        """Lease batches, each by its rows of payload 7."""
+        leases = [{"payload": np.full(len(rows), 7), "row": np.asarray(rows)} for rows in batches]
+        return self.ask("l0", "learner_learn_task", data={"batches": leases, **data})
+
+    def version(self) -> int | None:
+        """The newest version of the learner's policy."""
+        found = self.transport.policy_store().newest("p2")
+        return None if found is None else found[0]
+
+    def close(self) -> None:
+        for worker in (self.collector, self.learner):
+            worker.close()
+        self.master.close()
+        self.transport.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.close()
+
+
+def test_collector_announces_what_it_stores_and_ends_with_its_counts(bench: Bench) -> None:
+    bench.publish()
+    bench.collect(payload_prefix="run7", columns=["reward"])
+    reports = bench.reports()
+
+    payloads = [report for report in reports if "data_id" in report]
+    store = bench.transport.data_store()
+    for report in payloads:
+        stored = store.get(report["data_id"])
+        assert report["data_id"].startswith("run7-")
+        assert len(stored) == report["rows"] == len(report["columns"]["reward"])
+        assert (report["policy_iter"], list(report["columns"])) == (3, ["reward"])
+    assert [report["collector_done"] for report in reports if "data_id" not in report][-1]
+    info = bench.ask("c0", "collector_close_task")
+    assert (info["task_id"], info["buffer_id"], info["real_episode_count"]) == ("t1", "b1", 6)
+    assert info["sample_count"] == sum(report["rows"] for report in payloads) > 0
+    assert "policy_id" not in info
+    with pytest.raises(TaskFailedError, match="runs no collector"):
+        bench.ask("c0", "collector_close_task")
+
+
+def test_evaluated_policy_is_published_under_the_id_of_its_task(bench: Bench) -> None:
+    bench.publish(version=4)
+    bench.collect(eval_flag=True)
+    assert bench.reports()
+    info = bench.ask("c0", "collector_close_task")
+    assert (info["policy_id"], info["train_iter"], len(info["reward_raw"])) == ("t1", 4, 2)
+    found, evaluated = (bench.transport.policy_store().newest(each) for each in ("p", "t1"))
+    assert found is not None
+    assert evaluated is not None
+    assert evaluated[0] == 4
+    assert np.array_equal(
+        *(np.asarray(next(iter(model.values()))) for model in (found[1], evaluated[1]))
+    )
+
+
+def test_column_that_no_sample_has_ends_the_task_by_name(bench: Bench) -> None:
+    bench.publish()
+    bench.collect(columns=["colour"])
+    with pytest.raises(TaskFailedError, match="needs the column 'colour'"):
+        bench.reports()
+
+
+def test_columns_of_more_than_64_bytes_a_row_are_refused(bench: Bench) -> None:
+    bench.collector._task_info = {"columns": ["wide"]}
+    fits = SampleBatch({"wide": np.zeros((3, 8)), "other": np.zeros((3, 9))})
+    assert list(bench.collector._needed_columns(fits)) == ["wide"]
+    with pytest.raises(ConfigError, match="more than 64 bytes"):
+        bench.collector._needed_columns(SampleBatch({"wide": np.zeros((3, 9))}))
+
+
+def test_report_of_neither_a_payload_nor_progress_is_refused(bench: Bench) -> None:
+    with pytest.raises(ProtocolError, match=r"collector_done.*got \['data_id'\]"):
+        bench.collector.send_metadata({"data_id": "x"})
+
+
+def test_collector_waits_while_as_many_reports_wait_as_may(bench: Bench) -> None:
+    collector, progress = bench.collector, dict.fromkeys(
+        ("collector_done", "cur_episode", "cur_sample", "cur_step"), 0
+    )  # fmt: skip
+    sent = []
+
+    def run() -> None:
+        for number in range(9):
+            collector.send_metadata({**progress, "cur_step": number})
+            sent.append(number)
+
+    collector.start_job(run, lambda: None, "sender")
+    deadline = time.monotonic() + PATIENCE_S
+    while len(sent) < 8 or not collector._waiting:
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.005)
+    assert sent == list(range(8))
+
+    answers = [bench.ask("c0", "collector_data_task") for _ in range(3)]
+    reports = [report["cur_step"] for answer in answers for report in answer["reports"]]
+    assert reports == list(range(9))
+    assert [answer["has_ended"] for answer in answers][-1]
+    assert len(answers[0]["reports"]) == 8
+    collector.stop_job()
+
+
+def test_collector_stores_a_payload_again_until_there_is_room(bench: Bench, monkeypatch) -> None:
+    monkeypatch.setattr("dingsdk.worker.comm.collector.STORAGE_PAUSE_S", 0.01)
+    bench.publish()
+    store = bench.transport.data_store()
+    refusals, put = [3], store.put
+
+    class Narrow:
+        def put(self, data_id: str, batch: Any) -> Any:
+            if refusals[0]:
+                refusals[0] -= 1
+                raise StorageFullError("the disk is full", path="data", reason="ENOSPC")
+            return put(data_id, batch)
+
+    monkeypatch.setattr(bench.collector, "data_store", Narrow())
+    bench.collect()
+    rows = sum(report["rows"] for report in bench.reports() if "data_id" in report)
+    assert rows == bench.ask("c0", "collector_close_task")["sample_count"]
+    assert refusals == [0]
+    assert bench.collector._held_up_by == ""
+
+
+def test_steps_are_admitted_as_the_data_tasks_say(bench: Bench) -> None:
+    found: list[Any] = []
+    collector = bench.collector
+
+    def wait_for(*taken: int) -> None:
+        found.extend(collector.await_admission(steps) for steps in taken)
+
+    collector.start_job(lambda: wait_for(8, 15), lambda: None, "collector")
+    bench.ask("c0", "collector_data_task", admitted_steps=16, policy_iter=2)
+    collector.stop_job()
+    collector.start_job(lambda: wait_for(16), lambda: None, "collector")
+    collector.stop_job()
+    assert found == [(16, 2), (16, 2), None]
+
+
+def test_learner_trains_on_leased_rows_publishes_and_ends(bench: Bench) -> None:
+    bench.publish()
+    bench.collect()
+    payload = next(report for report in bench.reports() if "data_id" in report)
+    task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)
+
+    bench.ask("l0", "learner_start_task", task_info=task)
+    ids = {"task_id": "t2", "buffer_id": "b2"}
+    demand = {"batch_size": BATCH, "batches": 3, "cur_learner_iter": 0}
+    assert bench.ask("l0", "learner_get_data_task") == demand | ids
+    assert bench.version() == 0
+    batches = [list(range(start, start + BATCH)) for start in (0, 8, 16)]
+    answer = bench.learn(*batches, payloads={payload["data_id"]: 7}, env_steps=123)
+    assert answer.items() >= ids.items()
+    assert answer["info"]["learner_step"] == 3
+    assert not answer["info"]["learner_done"]
+    assert bench.learner._learner.collector_envstep == 123
+    demand = bench.ask("l0", "learner_get_data_task")
+    assert demand["cur_learner_iter"] == 3
+    assert bench.version() == 2
+
+    assert bench.learn([0] * BATCH, [1] * BATCH)["info"]["learner_done"]
+    over = bench.ask("l0", "learner_get_data_task")
+    assert over == {"pending": True, "learner_done": True, "held_up_by": ""} | ids
+    assert bench.version() == 5
+    assert bench.ask("l0", "learner_close_task") == ids
+    with pytest.raises(TaskFailedError, match="no task"):
+        bench.learn([0] * BATCH)
+
+    longer = {**task, "learner_cfg": {**task["learner_cfg"], "train_iterations": 9}}
+    for resume, begins_at in ((True, 5), (False, 0)):
+        bench.ask("l0", "learner_start_task", task_info={**longer, "resume": resume})
+        demand = bench.ask("l0", "learner_get_data_task")
+        assert demand["cur_learner_iter"] == begins_at
+        bench.ask("l0", "learner_close_task")
+
+
+def test_learner_names_the_payloads_that_it_could_not_read(bench: Bench) -> None:
+    task = learner_task(bench.cfg, "t2", "b2", "p", number=0)
+    bench.ask("l0", "learner_start_task", task_info=task)
+    bench.ask("l0", "learner_get_data_task")
+    info = bench.learn([0] * BATCH, payloads={"nowhere": 7})["info"]
+    assert info["lost_payloads"] == [[7, "missing"]]
+    assert (info["learner_step"], info["learner_done"]) == (0, False)
+    bench.ask("l0", "learner_close_task")
+
+
+@pytest.mark.parametrize(
+    ("position", "ext_args", "rank", "versions"),
+    [
+        ("before_run", None, 0, [0, 1, 2, 3, 4, 5]),
+        ("after_iter", None, 0, [1, 2, 3, 4, 5, 6]),
+        ("after_iter", {"send_policy_freq": 3}, 0, [3, 6]),
+        ("after_iter", None, 1, []),
+    ],
+)
+def test_policies_are_sent_after_so_many_updates(position, ext_args, rank, versions) -> None:
+    hook, sent = SendPolicyHook("send", position=position, ext_args=ext_args), []
+    policy = SimpleNamespace(state_dict=lambda: {"model": "tensors"})
+    for train_iter in range(6):
+        hook(
+            SimpleNamespace(
+                train_iter=train_iter, rank=rank, policy=policy, send_policy=sent.append
+            )
+        )
+    assert sent == [{"model": "tensors", "iter": version} for version in versions]
