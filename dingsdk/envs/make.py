@@ -14,6 +14,7 @@ from gymnasium.envs.registration import EnvSpec
 from dingsdk.config import Section, read_section, to_plain
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs.base import EnvManager
+from dingsdk.envs.extras import missing_extra_hint
 from dingsdk.envs.players import OpponentEnv, adapted, player_num
 from dingsdk.errors import (
     ConfigError,
@@ -25,6 +26,7 @@ from dingsdk.errors import (
     raised_at,
 )
 from dingsdk.plugins import default_manager
+from dingsdk.plugins.discovery import install_extra_command
 
 
 class _EnvKeys(Section, frozen=True, kw_only=True):
@@ -121,7 +123,8 @@ class EnvFn:
             return maker(spec, **kwargs)
         except (gym.error.Error, ImportError) as error:
             # gymnasium's text names the package to install where one is missing.
-            raise _unknown(self.env_id, f"is known but cannot be made: {error}") from error
+            why = f"is known but cannot be made: {error}{missing_extra_hint(self.env_id)}"
+            raise _unknown(self.env_id, why) from error
         except Exception as error:
             if isinstance(error, TypeError) and self.kwargs:
                 raise ConfigError(
@@ -138,7 +141,7 @@ class EnvFn:
 
 
 _PACKAGES = {
-    "ALE/": ("ale_py", 'pip install "gymnasium[atari]"'),
+    "ALE/": ("ale_py", install_extra_command("atari")),
     "BabyAI-": ("minigrid", "pip install minigrid"),
     "MiniGrid-": ("minigrid", "pip install minigrid"),
 }
@@ -161,7 +164,7 @@ def find_spec(env_id: str) -> Any:
         if isinstance(error, ModuleNotFoundError):
             why = (
                 f"which cannot be imported: {error}; install it, put its folder on PYTHONPATH, "
-                "or correct the name"
+                f"or correct the name{missing_extra_hint(env_id)}"
             )
         raise _unknown(env_id, f"names the module {module!r}, {why}") from error
     if callable(found):

@@ -77,6 +77,7 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("commands", "coordinator", "dingsdk.cli.roles:coordinator"),
     ("commands", "doctor", "dingsdk.cli.doctor:doctor"),
     ("commands", "eval", "dingsdk.cli.eval:evaluate"),
+    ("commands", "examples", "dingsdk.cli.examples:examples"),
     ("commands", "plugins", "dingsdk.cli.plugins:plugins"),
 )
 """Rows of (kind, type key, ``module:attribute``), imported when a config names the type."""

@@ -135,3 +135,10 @@ def install_command(distribution: str, checkout: Path = _CHECKOUT) -> str:
     if (here / "pyproject.toml").is_file():
         return f"pip install {here}"
     return f"pip install ./{folder}, in a clone of the dingsdk repository"
+
+
+def install_extra_command(extra: str, checkout: Path = _CHECKOUT) -> str:
+    """Return what to type to install an extra of dingsdk, as ``install_command`` does."""
+    if (checkout / "pyproject.toml").is_file():
+        return f"pip install '{checkout}[{extra}]'"
+    return f"pip install '.[{extra}]', in a clone of the dingsdk repository"

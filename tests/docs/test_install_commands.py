@@ -29,7 +29,7 @@ def requirements() -> set[str]:
 def installed_by(text: str) -> Iterator[str]:
     """Yield what each ``pip install`` in the text names, options left out."""
     for command in re.findall(r"pip install ([^`\n\"),;]+)", text):
-        yield from (word for word in command.split() if not word.startswith("-"))
+        yield from (word.strip("'") for word in command.split() if not word.startswith("-"))
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -43,4 +43,4 @@ def test_text_installs_from_a_folder_or_a_package_that_we_use(path: Path) -> Non
 def test_names_in_a_command_are_found() -> None:
     text = "run `pip install -q a ./b`, or\npip install 'c[d]'"
 
-    assert list(installed_by(text)) == ["a", "./b", "'c[d]'"]
+    assert list(installed_by(text)) == ["a", "./b", "c[d]"]

@@ -1,0 +1,64 @@
+"""The shipped examples: what each trains, and whether what it needs is installed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dingsdk.config import EXAMPLES_DIR, load_config
+from dingsdk.envs.extras import extra_of
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One shipped example.
+
+    Attributes:
+        name: For ``dingsdk train NAME``.
+        description: The first sentence of its file.
+        env_id: The env.
+        policy: Type of the policy.
+        extra: The extra of dingsdk that it needs; empty for none.
+        is_installed: Whether that extra is installed.
+        install: What to type to install it; empty where it is installed.
+    """
+
+    name: str
+    description: str
+    env_id: str
+    policy: str
+    extra: str
+    is_installed: bool
+    install: str
+
+
+def list_examples() -> list[Example]:
+    """Return the shipped examples, sorted by name; nothing is imported for them."""
+    return [_read(path.stem) for path in sorted(EXAMPLES_DIR.glob("*.yaml"))]
+
+
+def _read(name: str) -> Example:
+    config = load_config(name)
+    env_id = config["env"]["env_id"]
+    extra = extra_of(env_id)
+    is_installed = extra is None or extra.is_installed
+    return Example(
+        name=name,
+        description=_first_sentence((EXAMPLES_DIR / f"{name}.yaml").read_text(encoding="utf-8")),
+        env_id=env_id,
+        policy=config["policy"]["type"],
+        extra="" if extra is None else extra.name,
+        is_installed=is_installed,
+        install="" if extra is None or is_installed else extra.install,
+    )
+
+
+def _first_sentence(text: str) -> str:
+    """Return the first sentence of the comment that a file begins with."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        words = line.removeprefix("#").strip()
+        if not line.startswith("#") or not words:
+            break
+        lines.append(words)
+    sentence, end, _ = " ".join(lines).partition(". ")
+    return sentence + end.strip()
