@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -12,7 +13,9 @@ from typing import Annotated, Any, Literal, cast
 from easydict import EasyDict
 
 from dingsdk.config import Part, PartSection, Section, complete, save_config, to_easydict
+from dingsdk.data import SampleBatch
 from dingsdk.data.files import ensure_dir
+from dingsdk.data.list_samples import pack_samples
 from dingsdk.errors import ConfigError, UnknownKeyError, UnknownPluginError
 from dingsdk.pipeline.di_engine import NOT_CARRIED, convert_reference_shape, rename_all_aliases
 from dingsdk.pipeline.run_folder import make_run_folder
@@ -23,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 MULTI_BUFFER = "multi_buffer"
 """Key of ``policy.other.replay_buffer`` whose value True makes it sections of named buffers."""
+ADDED_COLUMNS = ("env_id", "episode_return")
+"""Columns that collectors add to samples where they are needed."""
 _PARALLEL_KINDS = frozenset({"transports", "comm_collectors", "comm_learners"})
 _OWN_CLASSES = {
     "env_manager": ("env_managers", "env_manager"),
@@ -140,7 +145,10 @@ def compile_config(
     _check_learners(compiled, found, mode)
     if mode == "parallel":
         _check_memory_limit(compiled["system"], found["system.transport"])
+    names = _add_columns(compiled["policy"], found)
     _try_env(compiled, found, mode)
+    if names:
+        _check_columns(compiled, found, names, mode)
     if save_cfg:
         folder = Path(compiled["exp_name"])
         if renew_dir:
@@ -359,6 +367,77 @@ def _check_buffer(policy: dict[str, Any], found: Mapping[str, Any], mode: str) -
             "buffer or mode",
             path=f"{path}.type",
         )
+
+
+def _add_columns(policy: dict[str, Any], found: Mapping[str, Any]) -> tuple[str, ...]:
+    """Have collectors add the columns that the replay buffer needs; return all that it needs."""
+    section, cls = policy["other"]["replay_buffer"], found.get("policy.other.replay_buffer")
+    names: tuple[str, ...] = ()
+    is_one = not policy["on_policy"] and not section.get(MULTI_BUFFER)
+    if cls is not None and is_one and hasattr(cls, "columns_needed"):
+        from dingsdk.worker.coordinator.experience import metadata_config
+
+        with closing(cls(to_easydict(metadata_config(section)))) as buffer:
+            names = buffer.columns_needed()
+    collect = policy["collect"]
+    wanted = dict.fromkeys([*collect["added_columns"], *(n for n in names if n in ADDED_COLUMNS)])
+    collect["added_columns"] = list(wanted)
+    if "episode_return" in wanted:
+        policy["traj_len_inf"] = True  # it is known at the end of an episode
+    return names
+
+
+def _check_columns(
+    cfg: Mapping[str, Any], found: Mapping[str, Any], names: Sequence[str], mode: str
+) -> None:
+    """Check that the policy's samples have the columns that the replay buffer needs.
+
+    Raises:
+        ConfigError: they do not, or in parallel mode these columns are too large.
+    """
+    samples = _first_samples(cfg, found)
+    if samples is None:
+        return
+    if mode == "serial":
+        # There a sampler may do without columns that its section names.
+        path = "policy.other.replay_buffer"
+        parts = [found.get(each) for each in (path, f"{path}.sampler", f"{path}.remover")]
+        names = [name for part in parts for name in getattr(part, "needs_columns", ())]
+    from dingsdk.worker.comm.collector import announced_columns
+
+    announced_columns(samples, names)
+
+
+def _first_samples(cfg: Mapping[str, Any], found: Mapping[str, Any]) -> SampleBatch | None:
+    """Return train samples of a few steps in one env, None where they cannot be had here."""
+    from dingsdk.envs import create_env_manager, make_env_fns
+    from dingsdk.policy import create_policy
+    from dingsdk.worker.collector.episode import EpisodeSerialCollector
+    from dingsdk.worker.collector.factory import create_collecting_rollout
+    from dingsdk.worker.collector.sample import SampleSerialCollector
+
+    own = (SampleSerialCollector, EpisodeSerialCollector)
+    if not issubclass(found["policy.collect.collector"], own):
+        return None
+    section = to_easydict({**cfg["policy"], "cuda": False})
+    steps = section.collect.unroll_len + section.nstep
+    try:
+        policy = create_policy(section, enable_field=["collect", "command"], seed=0)
+        setting = policy.command_mode.get_setting_collect({"envstep": 0, "learner_step": 0})
+        env = create_env_manager({"type": "in_process"}, make_env_fns(cfg["env"], 1))
+        with closing(env):
+            env.seed(0)
+            env.launch()
+            rollout, writer = create_collecting_rollout(env, policy.collect_mode, steps, True)
+            for _ in range(10 * steps):
+                rollout.round(0, setting)
+                if writer.pending_rows:
+                    break
+            return pack_samples(writer.flush())
+    except Exception as error:
+        # What is wrong with the policy or the env is for the run to say, in its own words.
+        _log.debug("no samples to check the replay buffer's columns with: %s", error)
+        return None
 
 
 def _check_on_policy(policy: Mapping[str, Any], found: Mapping[str, Any], mode: str) -> None:

@@ -88,6 +88,9 @@ class CollectSection(Section, frozen=True, kw_only=True):
         n_sample: Train samples of one collect; None for collectors that count episodes.
         n_episode: Episodes of one collect; None for collectors that count samples.
         unroll_len: Env steps of one train sample.
+        added_columns: Columns that collectors add to samples: ``env_id``, and ``episode_return``,
+            the return of the whole episode, for which trajectories are not cut. Those that the
+            replay buffer needs are added without being named here.
         collector: The serial collector by ``type``, with its options.
         parallel_collector: What runs in the workers of parallel mode by ``type``, with its
             options. ``zergling`` gives way to ``serial``, which runs ``collector``, where that
@@ -97,6 +100,7 @@ class CollectSection(Section, frozen=True, kw_only=True):
     n_sample: Count | None = None
     n_episode: Count | None = None
     unroll_len: Count = 1
+    added_columns: list[Literal["env_id", "episode_return"]] = msgspec.field(default_factory=list)
     collector: Annotated[dict[str, Any], Part("collectors")] = preset("sample")
     parallel_collector: Annotated[dict[str, Any], Part("parallel_collectors")] = preset("zergling")
 

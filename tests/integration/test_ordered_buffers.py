@@ -97,6 +97,18 @@ class GreedyBuffer(NaiveReplayBuffer):
     needs_columns: ClassVar[tuple[str, ...]] = ("obs", "next_obs", "reward", "q_value")
 
 
+class ReturnBuffer(NaiveReplayBuffer):
+    """Looks at the return of each row's episode, and at its env."""
+
+    needs_columns: ClassVar[tuple[str, ...]] = ("episode_return", "env_id", "reward")
+    seen: ClassVar[list[tuple[Any, ...]]] = []
+
+    def push(self, data: Any, cur_collector_envstep: int, timeout_s: float | None = None) -> None:
+        columns = (data if isinstance(data, SampleBatch) else SampleBatch.from_rows(data)).columns
+        self.seen += zip(*(columns[name].tolist() for name in self.needs_columns), strict=True)
+        super().push(data, cur_collector_envstep, timeout_s)
+
+
 def run(tmp_path: Path, mode: str, *sets: str) -> RunResult:
     manager = PluginManager()
     manager.registry("policies").register("sequences", SequencePolicy)
@@ -107,6 +119,7 @@ def run(tmp_path: Path, mode: str, *sets: str) -> RunResult:
         ("rewarded", RewardedBuffer),
         ("serial", SerialBuffer),
         ("greedy", GreedyBuffer),
+        ("returns", ReturnBuffer),
     ):
         manager.registry("buffers").register(name, kind)
     with use_manager(manager):
@@ -189,3 +202,56 @@ def test_a_buffer_that_does_not_serve_the_mode_is_refused_by_name(tmp_path: Path
 def test_a_column_that_cannot_be_had_is_named(tmp_path: Path) -> None:
     with pytest.raises(DingError, match="'q_value'"):
         run(tmp_path, "parallel", f"{BUFFER}.type=greedy")
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        pytest.param((), id="columns"),
+        pytest.param(("env_manager.type=async_subprocess",), id="rows", marks=pytest.mark.slow),
+        pytest.param(
+            (
+                "policy.collect.collector.type=episode",
+                "policy.collect.collector.get_train_sample=true",
+                "policy.collect.n_sample=null",
+                "policy.collect.n_episode=4",
+            ),
+            id="episodes",
+        ),
+    ],
+)
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_buffer_sees_the_return_of_whole_episodes_and_their_env(
+    tmp_path: Path, mode: str, sets: tuple[str, ...]
+) -> None:
+    ReturnBuffer.seen.clear()
+    result = run(tmp_path, mode, f"{BUFFER}.type=returns", *sets)
+    assert (result.reason, result.train_iter) == ("limit", 60)
+    envs, rows = set(), ReturnBuffer.seen
+    while rows:
+        # CartPole gives 1 a step, so that an episode has as many rows as its return.
+        episode_return, env_id, _ = rows[0]
+        episode, rows = rows[: int(episode_return)], rows[int(episode_return) :]
+        assert set(episode) == {(episode_return, env_id, 1.0)}
+        assert rows == [] or len(episode) == episode_return
+        envs.add(env_id)
+    assert envs == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_sequences_follow_the_env_that_collected_them(tmp_path: Path, mode: str) -> None:
+    sets = ("policy.type=sequences", f"{BUFFER}.type=sequence", f"{BUFFER}.sequence_length=6")
+    result = run(tmp_path, mode, *sets, f"{BUFFER}.sampler.trajectory=env_id")
+    assert (result.reason, result.train_iter) == ("limit", 60)
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_columns_that_samples_lack_are_found_before_the_run(mode: Any) -> None:
+    class NeedsLives(NaiveReplayBuffer):
+        needs_columns: ClassVar[tuple[str, ...]] = ("reward", "lives")
+
+    manager = PluginManager()
+    manager.registry("buffers").register("lives", NeedsLives)
+    with use_manager(manager), pytest.raises(ConfigError, match="column 'lives'") as caught:
+        compile_run("cartpole-dqn", mode, sets=(f"{BUFFER}.type=lives",))
+    assert caught.value.facts["path"] == BUFFER

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise, repeat
 from typing import Any
@@ -98,8 +99,6 @@ class BatchedRollout(Rollout):
                 writer.cut(None)
             return
         env_ids = ended.nonzero()[0]
-        if writer is not None:
-            writer.cut(env_ids)
         lengths = (self._time - self._begun[env_ids]).tolist()
         self._begun[env_ids] = self._time
         returns = self._returns[env_ids].tolist()
@@ -109,6 +108,11 @@ class BatchedRollout(Rollout):
         if step.episode_info:
             infos = {int(self._env_ids[row]): info for row, info in step.episode_info.items()}
             episodes = [_with_info(each, infos.get(each.env_id) or {}) for each in episodes]
+        if writer is not None:
+            if writer.added_columns:
+                episodes = list(episodes)
+                writer.episode_returns = {each.env_id: each.episode_return for each in episodes}
+            writer.cut(env_ids)
         self._end_episodes(ids, episodes)
 
     def _skip(self, env_ids: NDArray[np.int64]) -> None:
@@ -193,8 +197,9 @@ class ColumnsWriter(Writer):
         self._starts = np.zeros(self._env_num, np.int64)
         self._time = 0
         self._next_full = self._traj_len
-        # (env, start, stop) of the pieces that wait.
+        # (env, start, stop) of the pieces that wait, and the returns of their episodes.
         self._pieces: list[tuple[int, int, int]] = []
+        self._returns: list[float] = []
         self.pending_rows = 0
 
     def record(self, columns: Mapping[str, Any], train_iter: int) -> None:
@@ -228,6 +233,9 @@ class ColumnsWriter(Writer):
         if ended is not None and len(ended):
             starts = self._starts[ended].tolist()
             self._pieces += zip(ended.tolist(), starts, repeat(time))
+            if self.added_columns:
+                self._returns += [self.episode_returns.get(i, math.nan) for i in ended.tolist()]
+                self.episode_returns = {}
             self.pending_rows += time * len(starts) - sum(starts)
             self._starts[ended] = time
         if time >= self._next_full:
@@ -241,16 +249,21 @@ class ColumnsWriter(Writer):
     def flush(self) -> SampleBatch | Episodes | None:
         if not self._pieces:
             return None
-        samples = self._samples_of(self._pieces)
+        samples = self._samples_of(self._pieces, self._returns)
         self._end_flush()
         return samples
 
     def flush_each(self) -> list[SampleBatch | Episodes]:
-        samples = [self._samples_of([piece]) for piece in self._pieces]
+        samples = [
+            self._samples_of([piece], self._returns[index : index + 1])
+            for index, piece in enumerate(self._pieces)
+        ]
         self._end_flush()
         return samples
 
-    def _samples_of(self, pieces: list[tuple[int, int, int]]) -> SampleBatch | Episodes:
+    def _samples_of(
+        self, pieces: list[tuple[int, int, int]], returns: list[float]
+    ) -> SampleBatch | Episodes:
         envs, starts, stops = np.array(pieces).T
         lengths = stops - starts
         ends = lengths.cumsum()
@@ -262,12 +275,17 @@ class ColumnsWriter(Writer):
         if self.level_seeds is not None:
             seeds = np.array([self.level_seeds[i] for i in range(self._env_num)], np.int64)
             extra["seed"] = seeds.take(row_envs)
+        if "env_id" in self.added_columns:
+            extra["env_id"] = row_envs
+        if "episode_return" in self.added_columns:
+            extra["episode_return"] = np.array(returns, np.float32).repeat(lengths)
         columns.update(extra)
         samples = self._make_samples(columns, ends)
         return _with_missing(samples, extra) if isinstance(samples, SampleBatch) else samples
 
     def _end_flush(self) -> None:
         self._pieces.clear()
+        self._returns.clear()
         self.pending_rows = 0
         if not (self._starts < self._time).any():
             # No trajectory is unfinished: start again at the front.

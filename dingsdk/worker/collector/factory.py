@@ -50,10 +50,18 @@ def create_collecting_rollout(
     """
     if in_columns(env, policy, "make_transitions", "make_samples"):
         columns = ColumnsWriter(env.env_num, traj_len, policy.make_samples)  # type: ignore[arg-type]
+        columns.added_columns = added_columns(policy)
         return BatchedRollout(env, policy, columns), columns
     make = policy.get_train_sample
     rows = RowsWriter(env.env_num, traj_len, lambda _, piece: make(piece), deepcopy_obs)
+    rows.added_columns = added_columns(policy)
     return DictRollout(env, policy, rows, None, has_tensor_obs, deepcopy_obs), rows
+
+
+def added_columns(policy: CollectMode) -> list[str]:
+    """Return ``policy.collect.added_columns`` of the config that a policy was made with."""
+    collect = policy.get_attribute("cfg").get("collect") or {}
+    return list(collect.get("added_columns") or ())
 
 
 def create_measuring_rollout(

@@ -8,7 +8,7 @@ columns and in dicts.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -69,10 +69,14 @@ class Writer(ABC):
 
     Attributes:
         level_seeds: By env id, recorded as the column ``seed``; None for no such column.
+        added_columns: ``env_id`` and ``episode_return``, or those of them that samples shall have.
+        episode_returns: By env id, of the episodes that end in the round to be cut.
         pending_rows: How many transitions or samples wait for ``flush``.
     """
 
     level_seeds: Sequence[int] | None = None
+    added_columns: Collection[str] = ()
+    episode_returns: Mapping[int, float] = MappingProxyType({})
     pending_rows = 0
 
     @property

@@ -100,12 +100,18 @@ class DictRollout(Rollout):
         if self._writer is not None:
             process: Any = self._policy.process_transition  # type: ignore[union-attr]
             transition = process(self._obs_pool[env_id], self._output_pool[env_id], timestep)
+            if timestep.done:
+                self._writer.episode_returns = {env_id: _return_of(timestep)}
             self._writer.record(env_id, transition, train_iter, bool(timestep.done))
         if timestep.done:
             length, self._lengths[env_id] = self._lengths[env_id], 0
             info = timestep.info.get("episode_info") or {}
-            total = float(np.sum(np.asarray(timestep.info["eval_episode_return"])))
-            self._end_episodes([env_id], [EpisodeRecord(env_id, total, length, info)])
+            record = EpisodeRecord(env_id, _return_of(timestep), length, info)
+            self._end_episodes([env_id], [record])
+
+
+def _return_of(timestep: Timestep) -> float:
+    return float(np.sum(np.asarray(timestep.info["eval_episode_return"])))
 
 
 class RowsWriter(Writer):
@@ -176,8 +182,17 @@ class RowsWriter(Writer):
 
     def _convert(self, env_id: int) -> None:
         trajectory = self._trajectories[env_id]
+        facts = {"env_id": env_id, "episode_return": self.episode_returns.get(env_id, math.nan)}
+        self.episode_returns = {}
+        added = {name: facts[name] for name in self.added_columns}
+        for transition in trajectory if added else ():
+            transition.update(added)
         converted = to_tensor_transitions(trajectory, not self._deepcopy)
-        self._pieces.append(list(self._make_samples(env_id, converted)))
+        samples = list(self._make_samples(env_id, converted))
+        for sample in samples if added else ():
+            if isinstance(sample, dict):  # the policy may have left the columns out
+                sample.update(added)
+        self._pieces.append(samples)
         self.pending_rows += len(self._pieces[-1])
         trajectory.clear()
 

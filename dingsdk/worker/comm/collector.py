@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -198,7 +198,7 @@ class BaseCommCollector(CommWorker):
     def send_stepdata(self, path: str, stepdata: SampleBatch) -> None:
         """Store a payload under an id, waiting while the disk is full; takes ``stepdata`` over."""
         data_id = self._payload_id(path)
-        self._columns[data_id] = self._needed_columns(stepdata)
+        self._columns[data_id] = announced_columns(stepdata, self._task_info.get("columns") or ())
         while not self.is_stopping:
             try:
                 info = self.data_store.put(data_id, stepdata)
@@ -213,34 +213,6 @@ class BaseCommCollector(CommWorker):
             if info is not None:
                 self._stored[data_id] = info
             return
-
-    def _needed_columns(self, stepdata: SampleBatch) -> dict[str, NDArray[Any]]:
-        """Return copies of the columns that the task's replay buffer needs to see.
-
-        Raises:
-            ConfigError: the samples have no such column, or together they are too large.
-        """
-        found: dict[str, NDArray[Any]] = {}
-        names = dict.fromkeys(self._task_info.get("columns") or ())
-        if "priority" in stepdata.columns:
-            names["priority"] = None  # the policy's own, for a buffer that keeps any
-        for name in names:
-            column = stepdata.columns.get(name)
-            if not isinstance(column, np.ndarray):
-                raise ConfigError(
-                    f"the replay buffer needs the column {name!r} of each sample, and the "
-                    f"policy's samples have {sorted(stepdata.columns)}; choose another buffer or "
-                    "sampler, or a policy that gives it",
-                    path="policy.other.replay_buffer",
-                )
-            found[name] = column.copy()
-        if sum(column.nbytes for column in found.values()) > LARGEST_ROW_BYTES * len(stepdata):
-            raise ConfigError(
-                f"the replay buffer needs to see {sorted(found)} of each sample, which are more "
-                f"than {LARGEST_ROW_BYTES} bytes; in parallel mode it holds small columns only",
-                path="policy.other.replay_buffer",
-            )
-        return found
 
     def send_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Report a payload or the progress; waits while too many reports are unsent.
@@ -266,3 +238,34 @@ class BaseCommCollector(CommWorker):
             if self.job_wait(lambda: len(self._reports) < self._cfg.queue_size):
                 self._reports.append(metadata)
                 self.condition.notify_all()
+
+
+def announced_columns(samples: SampleBatch, names: Iterable[str]) -> dict[str, NDArray[Any]]:
+    """Return copies of the columns that a replay buffer needs to see of samples.
+
+    Those are the columns named, and the policy's own priorities, for a buffer that keeps any.
+
+    Raises:
+        ConfigError: the samples have no such column, or together they are too large.
+    """
+    wanted = dict.fromkeys(names)
+    if "priority" in samples.columns:
+        wanted["priority"] = None
+    found: dict[str, NDArray[Any]] = {}
+    for name in wanted:
+        column = samples.columns.get(name)
+        if not isinstance(column, np.ndarray):
+            raise ConfigError(
+                f"the replay buffer needs the column {name!r} of each sample, and the policy's "
+                f"samples have {sorted(samples.columns)}; choose another buffer or sampler, or a "
+                "policy that gives it",
+                path="policy.other.replay_buffer",
+            )
+        found[name] = column.copy()
+    if sum(column.nbytes for column in found.values()) > LARGEST_ROW_BYTES * len(samples):
+        raise ConfigError(
+            f"the replay buffer needs to see {sorted(found)} of each sample, which are more than "
+            f"{LARGEST_ROW_BYTES} bytes; in parallel mode it holds small columns only",
+            path="policy.other.replay_buffer",
+        )
+    return found
