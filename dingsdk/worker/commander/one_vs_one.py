@@ -9,7 +9,7 @@ from typing import Any
 
 from dingsdk.config import PartSection, Share, Whole, to_plain
 from dingsdk.data.seeding import derive_seed
-from dingsdk.errors import ConfigError, StorageFullError
+from dingsdk.errors import ConfigError, DataMissingError, StorageFullError
 from dingsdk.plugins import default_manager
 from dingsdk.worker.collector.battle import outcome_of, return_of
 from dingsdk.worker.commander.base import Task
@@ -73,7 +73,7 @@ class OneVsOneCommander(SoloCommander):
         self.league.update_active_player(job)
         try:
             self.league.judge_snapshot(self._player.player_id)
-        except StorageFullError as error:
+        except (DataMissingError, StorageFullError) as error:
             _log.warning("a snapshot was not taken, it is tried again: %s", error)
 
     def finish_collector_task(self, task_id: str, finished_task: Mapping[str, Any]) -> bool:
@@ -107,7 +107,7 @@ class OneVsOneCommander(SoloCommander):
         self._jobs[task["task_id"]] = job
         return task
 
-    def _is_goal(self, record: EvalRecord, result: Mapping[str, Any]) -> bool:
+    def _ends_run(self, record: EvalRecord, result: Mapping[str, Any]) -> bool:
         games = [outcome for env in result.get("game_result", ()) for outcome in env]
         points = games.count("wins") + games.count("draws") / 2
         if not games or points / len(games) <= self._own.eval_win_rate:
@@ -116,15 +116,16 @@ class OneVsOneCommander(SoloCommander):
             self._difficulty += 1
             _log.info("evaluations are against %r now", self._opponents[self._difficulty])
             return False
-        return super()._is_goal(record, result)
+        return super()._ends_run(record, result)
 
     def _copy(self, source: str, target: str) -> None:
         assert self.policy_store is not None  # set by the coordinator
         newest = self.policy_store.newest(source)
-        if newest is not None:
-            version, state = newest
-            self.policy_store.publish(target, state, version)
-            _log.info("version %d of the policy is %s of the league now", version, target)
+        if newest is None:
+            raise DataMissingError(f"policy {source} is not published yet", data_id=source)
+        version, state = newest
+        self.policy_store.publish(target, state, version)
+        _log.info("version %d of the policy is %s of the league now", version, target)
 
 
 class OneVsOneSerialCommander(BaseSerialCommander):
@@ -167,9 +168,10 @@ class OneVsOneSerialCommander(BaseSerialCommander):
         self.league.update_active_player({"player_id": player_id, "train_iteration": train_iter})
         self.league.judge_snapshot(player_id)
         if self._job is None or self._games >= self._own.games_per_opponent:
-            is_first = self._job is None
-            self._job, self._games = self.league.get_job_info(player_id), 0
-            self._mixed = set() if is_first else set(range(self._collector.env.env_num))
+            before, self._games = self._job, 0
+            self._job = self.league.get_job_info(player_id)
+            if before is not None and before["player_id"] != self._job["player_id"]:
+                self._mixed = set(range(self._collector.env.env_num))
         own, opponent = self._collector.policy
         path = self._job["checkpoint_path"][1]
         opponent.load_state_dict(self._snapshots.get(path) or own.state_dict())

@@ -201,11 +201,11 @@ class SoloCommander(BaseParallelCommander):
         self.best_eval = max(self.eval_history, key=lambda r: (r.train_iter > 0, r.reward_mean))
         text = "evaluation at iteration %d, env step %d: mean return %.2f after %.1f s (goal %.2f)"
         _log.info(text, *record, self._stop_value)
-        if record.train_iter > 0 and self._is_goal(record, result):
+        if record.train_iter > 0 and self._ends_run(record, result):
             self._has_reached_goal = True
 
-    def _is_goal(self, record: EvalRecord, result: Mapping[str, Any]) -> bool:
-        """Return whether an evaluation of a trained policy ends the run."""
+    def _ends_run(self, record: EvalRecord, result: Mapping[str, Any]) -> bool:
+        """Judge the evaluation of a trained policy; return whether it ends the run."""
         return record.reward_mean >= self._stop_value
 
     def _end_collector_task(self, task_id: str) -> _CollectorTask | None:

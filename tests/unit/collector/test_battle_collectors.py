@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dingsdk.errors import ConfigError, NotSetError
@@ -227,3 +228,61 @@ def test_a_reset_makes_envs_and_policies_begin_anew(make_battle) -> None:
     assert (collector.envstep, collector.dropped_sample_count) == (0, 0)
     assert all(fighter.resets.count(None) == 2 for fighter in fighters)
     assert {row[2:] for row in _rows(collector.collect(4)[0][1])} == {(1, 0), (1, 1)}
+
+
+class ByTurns(DuelEnvs):
+    """Player ``time % 2`` acts; each step pays 1 to player 0 and 10 to player 1. Ends after 5."""
+
+    def __init__(self, leaves: int = 99) -> None:
+        super().__init__(((5,),))
+        self.leaves = leaves
+
+    def _step(self, env_id: int) -> Any:
+        time = self.time[env_id] + 1
+        step = super()._step(env_id)
+        if isinstance(step.info, dict):
+            return step  # abnormal
+        for player, info in enumerate(step.info):
+            info["acted"] = (time - 1) % 2 == player
+            info["acts_next"] = time % 2 == player
+            info["terminated"] = player == 1 and time == self.leaves
+        return step._replace(reward=[np.float32(1), np.float32(10)])
+
+
+def _turns(samples: Any) -> list[tuple[int, ...]]:
+    """(time of the turn, time of the next one, reward, done) of each sample."""
+    return [
+        (int(row["obs"][3]), int(row["next_obs"][3]), int(row["reward"]), bool(row["done"]))
+        for row in samples
+    ]
+
+
+def test_transition_by_turns_is_from_one_turn_to_the_next(make_battle) -> None:
+    collector = make_battle("episode_1v1", ByTurns(), [Fighter(0), Fighter(1)])
+
+    (first, second), _ = collector.collect(2)
+
+    for episode in first:
+        assert _turns(episode) == [(0, 2, 2, False), (2, 4, 2, False), (4, 5, 1, True)]
+    for episode in second:
+        assert _turns(episode) == [(1, 3, 20, False), (3, 5, 20, True)]
+
+
+def test_transition_of_a_player_that_leaves_ends_there(make_battle) -> None:
+    collector = make_battle("sample_1v1", ByTurns(leaves=3), [Fighter(0, n_sample=3), Fighter(1)])
+
+    (first, second), _ = collector.collect(3, drop_extra=False)
+
+    assert _turns(first[:3]) == [(0, 2, 2, False), (2, 4, 2, False), (4, 5, 1, True)]
+    assert _turns(second[:2]) == [(1, 3, 20, True), (3, 5, 20, True)]
+
+
+def test_turn_of_an_abandoned_game_is_forgotten(make_battle) -> None:
+    envs = ByTurns()
+    envs.fails = {(0, 0, 3)}  # player 1 has acted, and waits for its next turn
+    collector = make_battle("episode_1v1", envs, [Fighter(0), Fighter(1)])
+
+    data, _ = collector.collect(1)
+
+    for (episode,) in data:
+        assert {int(row["obs"][2]) for row in episode} == {1}

@@ -1,0 +1,232 @@
+"""The parallel collector of several players, against games that are played out by hand."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import ConfigError, TaskTimeoutError
+from dingsdk.policy import create_policy
+from dingsdk.worker.collector.marine import MarineParallelCollector
+
+pytest.importorskip("pettingzoo", reason="the extra multiagent is not installed")
+
+GAMES = "tests.unit.envs.games"
+STONES = 7
+POLICY = {
+    "type": "dqn",
+    "model": {"obs_shape": 2, "action_shape": 2},
+    "collect": {"n_sample": 8, "unroll_len": 1},
+}
+
+
+def weights(seed: int) -> Any:
+    mode = create_policy(POLICY, enable_field=["collect"], seed=seed).collect_mode
+    return mode.state_dict()["model"]
+
+
+def actor(seed: int) -> Callable[[int, int], int]:
+    """Return ``act(seat, stones)`` of the policy with those weights."""
+    mode = create_policy(POLICY, enable_field=["eval"], seed=seed).eval_mode
+
+    def act(seat: int, stones: int) -> int:
+        obs = np.array([[seat, stones]], np.float32)
+        return int(mode.forward_batch(obs, np.arange(1))["action"][0])  # type: ignore[misc]
+
+    return act
+
+
+class Row(NamedTuple):
+    obs: tuple[int, ...]
+    action: int
+    reward: float
+    next_obs: tuple[int, ...]
+    done: bool
+
+
+def play(actors: Any, shift: int) -> tuple[list[list[Row]], float]:
+    """Play one game of Nim; return the rows of each player, and what player 0 got."""
+    stones, seat = STONES, 0
+    last: dict[int, tuple[Any, int]] = {}
+    rows: list[list[Row]] = [[], []]
+    while True:
+        player = (seat - shift) % 2
+        if player in last:
+            obs, action = last.pop(player)
+            rows[player].append(Row(obs, action, 0.0, (seat, stones), False))
+        action = actors[player](seat, stones)
+        last[player] = ((seat, stones), action)
+        stones -= action + 1
+        if stones <= 0:
+            won = 1.0 if stones == 0 else -1.0
+            for other, (obs, taken) in last.items():
+                reward = won if other == player else -won
+                rows[other].append(Row(obs, taken, reward, (obs[0], stones), True))
+            return rows, won if player == 0 else -won
+        seat = 1 - seat
+
+
+class Store:
+    """Policies by path; what is asked for, and what is sent."""
+
+    def __init__(self, **models: Any) -> None:
+        self.models = models
+        self.asked: list[str] = []
+        self.told: dict[str, int] = {}
+        self.versions = defaultdict(lambda: 3, dict.fromkeys(models, 3))
+        self.metas: list[dict[str, Any]] = []
+        self.payloads: list[SampleBatch] = []
+
+    def attach(self, collector: MarineParallelCollector) -> MarineParallelCollector:
+        collector.send_metadata = self.metas.append
+        collector.send_stepdata = lambda _, batch: self.payloads.append(batch)
+        collector.get_policy_update_info = self.newest
+        return collector
+
+    def newest(self, path: str) -> Any:
+        self.asked.append(path)
+        if path not in self.models or self.told.get(path) == self.versions[path]:
+            return None
+        self.told[path] = self.versions[path]
+        return {"model": self.models[path], "iter": self.versions[path]}
+
+    def rows(self) -> list[Row]:
+        found = []
+        for batch in self.payloads:
+            for row in batch:
+                obs, after = (
+                    tuple(int(value) for value in row[name]) for name in ("obs", "next_obs")
+                )
+                done = bool(row["done"])
+                found.append(Row(obs, int(row["action"]), float(row["reward"]), after, done))
+        return found
+
+
+@pytest.fixture
+def make_marine(tmp_path: Any) -> Iterator[Any]:
+    made: list[MarineParallelCollector] = []
+
+    def make(store: Store, paths: Any, flags: Any, *, eval_flag: bool = False, **changes: Any):
+        env = {"env_id": f"{GAMES}:Nim", "kwargs": {"stones": STONES}}
+        env |= {"collector_env_num": 2, "evaluator_env_num": 2, "collector_episode_num": 6}
+        env |= {"n_evaluator_episode": 6} | changes.pop("env", {})
+        cfg = {
+            **MarineParallelCollector.default_config(),
+            "env": env,
+            "env_manager": {"type": "base"},
+            "policy": [POLICY] * len(paths),
+            "collect_setting": {} if eval_flag else {"eps": 0.0},
+            "eval_flag": eval_flag,
+            "policy_update_path": paths,
+            "policy_update_flag": flags,
+            "exp_name": str(tmp_path),
+            "seed": 11,
+            "update_policy_second": 3600,
+            **changes,
+        }
+        made.append(MarineParallelCollector(cfg))
+        return store.attach(made[-1])
+
+    yield make
+    for collector in made:
+        collector.close()
+
+
+@pytest.mark.parametrize("kind", ["base", "subprocess", "async_subprocess"])
+def test_rows_of_all_who_train_are_sent_turn_by_turn(make_marine, kind: str) -> None:
+    store = Store(new=weights(6))
+    collector = make_marine(store, ["new", "new"], [True, True], env_manager={"type": kind})
+
+    collector.start()
+
+    info = collector.get_finish_info()
+    games = info["real_episode_count"]
+    assert games >= 12
+    assert info["collector_done"] is True
+    expected = [row for shift in (0, 1) for rows in play([actor(6)] * 2, shift)[0] for row in rows]
+    assert set(store.rows()) <= set(expected)
+    assert sum(row.done for row in store.rows()) == 2 * games
+    lost = sum(row.reward == -1 for row in store.rows())
+    won = sum(row.reward == 1 for row in store.rows())
+    assert won == lost == games
+    assert info["sample_count"] == len(store.rows())
+    assert store.told == {"new": 3}
+    assert {meta["policy_iter"] for meta in store.metas if "data_id" in meta} == {3}
+
+
+def test_an_opponent_of_the_past_acts_with_its_own_weights_and_sends_nothing(make_marine) -> None:
+    store = Store(new=weights(6), old=weights(4))
+    collector = make_marine(store, ["new", "old"], [True, False])
+
+    collector.start()
+
+    games = [play([actor(6), actor(4)], shift) for shift in (0, 1)]
+    expected = {row for rows, _ in games for row in rows[0]}
+    assert set(store.rows()) == expected
+    assert {row for rows, _ in games for row in rows[1]} - expected
+    names = {1.0: "wins", -1.0: "losses"}
+    for results in collector.get_finish_info()["game_result"]:
+        assert len(results) >= 5
+        assert results == [names[games[index % 2][1]] for index in range(len(results))]
+
+
+def test_what_an_episode_end_cuts_short_is_sent_with_it(make_marine) -> None:
+    store = Store(new=weights(6))
+    policy = {**POLICY, "collect": {"n_sample": None, "n_episode": 2, "unroll_len": 1}}
+    make_marine(store, ["new"] * 2, [True, False], policy=[policy] * 2).start()
+
+    assert all(batch.columns["done"][-1] for batch in store.payloads)
+    assert {row.obs for row in store.rows()} == {
+        row.obs for shift in (0, 1) for row in play([actor(6)] * 2, shift)[0][0]
+    }
+
+
+def test_newer_policies_are_loaded_between_rounds_for_players_that_train(make_marine) -> None:
+    store = Store(new=weights(6), old=weights(4))
+    collector = make_marine(store, ["new", "old"], [True, False], update_policy_second=0)
+
+    def turn() -> None:
+        store.versions["new"] += 1
+
+    collector.yield_turn = turn
+    collector.start()
+
+    assert store.asked.count("old") == 1
+    versions = np.concatenate([batch.columns["collect_iter"] for batch in store.payloads])
+    assert len(np.unique(versions)) > 5
+    assert collector.get_finish_info()["train_iter"] == store.versions["new"]
+
+
+def test_an_evaluation_is_one_player_against_the_opponent_of_its_env(make_marine) -> None:
+    env = {"eval_opponent": f"{GAMES}:take_one"}
+    store = Store(new=weights(6))
+    collector = make_marine(store, ["new"], [True], eval_flag=True, env=env)
+
+    collector.start()
+
+    info = collector.get_finish_info()
+    played = [play([actor(6), lambda seat, stones: 0], shift)[1] for shift in (0, 1, 0)]
+    names = ["wins" if each == 1 else "losses" for each in played]
+    assert info["game_result"] == [names, names]
+    assert (info["real_episode_count"], store.payloads) == (6, [])
+    assert sorted(info["reward_raw"]) == sorted(played * 2)
+
+
+def test_players_of_task_and_env_must_be_as_many(make_marine) -> None:
+    with pytest.raises(ConfigError, match="names 3 policies, and an env has 2 players"):
+        make_marine(Store(), ["new"] * 3, [True] * 3)
+    with pytest.raises(ConfigError, match="names 1 policies"):
+        make_marine(Store(), ["new"], [True], eval_flag=True)
+
+
+def test_opponent_without_a_policy_is_named(make_marine) -> None:
+    store = Store(new=weights(6))
+    collector = make_marine(store, ["new", "gone"], [True, False], policy_timeout_s=0.02)
+
+    with pytest.raises(TaskTimeoutError, match="'gone'"):
+        collector.start()

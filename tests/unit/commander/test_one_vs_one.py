@@ -1,0 +1,308 @@
+"""Whom the trained player plays, what is counted, and when snapshots are taken, in both modes."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from dingsdk.config import deep_merge_dicts, to_easydict
+from dingsdk.errors import ConfigError, StorageFullError
+from dingsdk.worker.collector.rollout import EpisodeRecord
+from dingsdk.worker.commander.one_vs_one import OneVsOneCommander, OneVsOneSerialCommander
+
+LEAGUE = {"type": "one_vs_one", "one_phase_step": 100, "self_play": 0.0, "min_win_rate_games": 1}
+
+
+class Store:
+    """A policy store in a dict."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, tuple[int, Any]] = {}
+        self.is_full = False
+
+    def publish(self, policy_id: str, state: Any, version: int) -> None:
+        if self.is_full:
+            raise StorageFullError("no room", path=policy_id)
+        self.kept[policy_id] = (version, dict(state))
+
+    def newest(self, policy_id: str, newer_than: int | None = None) -> Any:
+        return self.kept.get(policy_id)
+
+
+@pytest.fixture
+def make_commander(main_config: Any, clock: Any) -> Any:
+    def make(opponents: Any = ("random",), league: Any = LEAGUE, **commander: Any) -> Any:
+        cfg = main_config(type="one_vs_one", collector_task_space=2, **commander)
+        changes = {
+            "env": {"eval_opponents": list(opponents), "stop_value": 0.5},
+            "policy": {"eval": {"evaluator": {"eval_freq": 10}}, "other": {"league": league}},
+        }
+        made = OneVsOneCommander(to_easydict(deep_merge_dicts(cfg, changes)), clock)
+        made.policy_store = Store()
+        return made
+
+    return make
+
+
+def train(commander: Any, learner: Any, iteration: int) -> None:
+    commander.policy_store.publish(learner["policy_id"], {"w": iteration}, iteration)
+    commander.update_learner_info(learner["task_id"], {"learner_step": iteration})
+
+
+def evaluate(commander: Any, task: Any, mean: float, **outcomes: int) -> Any:
+    assert task["collector_cfg"]["eval_flag"]
+    result = [[outcome] * count for outcome, count in outcomes.items()]
+    info = {"train_iter": 5, "reward_mean": mean, "game_result": result, "eval_flag": True}
+    return commander.finish_collector_task(task["task_id"], info)
+
+
+def start(commander: Any) -> Any:
+    learner = commander.get_learner_task()
+    evaluate(commander, commander.get_collector_task(), -1.0, losses=10)
+    return learner
+
+
+def next_evaluation(commander: Any, learner: Any, iteration: int) -> Any:
+    train(commander, learner, iteration)
+    while not (task := commander.get_collector_task())["collector_cfg"]["eval_flag"]:
+        commander.finish_collector_task(task["task_id"], {"step_count": 1})
+    return task
+
+
+def test_without_a_past_both_players_are_the_trained_policy(make_commander: Any) -> None:
+    commander = make_commander()
+    learner = start(commander)
+
+    cfg = commander.get_collector_task()["collector_cfg"]
+
+    assert cfg["policy_update_path"] == [learner["policy_id"]] * 2
+    assert cfg["policy_update_flag"] == [True, True]
+    assert [each["type"] for each in cfg["policy"]] == ["dqn", "dqn"]
+    assert "eval_opponent" not in cfg["env"]
+
+
+def test_evaluation_is_one_player_against_the_opponent_of_the_env(make_commander: Any) -> None:
+    commander = make_commander(("a:weak", "a:strong"))
+    learner = commander.get_learner_task()
+
+    cfg = commander.get_collector_task()["collector_cfg"]
+
+    assert cfg["policy_update_path"] == [learner["policy_id"]]
+    assert (len(cfg["policy"]), cfg["policy_update_flag"]) == (1, [True])
+    assert cfg["env"]["eval_opponent"] == "a:weak"
+
+
+def test_snapshots_are_copies_that_stay_and_play_without_training(make_commander: Any) -> None:
+    commander = make_commander()
+    learner = start(commander)
+    for iteration in (60, 100, 160):
+        train(commander, learner, iteration)
+
+    kept = commander.policy_store.kept
+    assert kept["league-player_0_0"] == (100, {"w": 100})
+    assert set(kept) == {learner["policy_id"], "league-player_0_0"}
+    cfg = next(
+        task["collector_cfg"]
+        for task in iter(commander.get_collector_task, None)
+        if not task["collector_cfg"]["eval_flag"]
+    )
+    assert cfg["policy_update_path"] == [learner["policy_id"], "league-player_0_0"]
+    assert cfg["policy_update_flag"] == [True, False]
+
+
+def test_snapshot_that_finds_no_room_is_tried_again(make_commander: Any) -> None:
+    commander = make_commander()
+    learner = start(commander)
+    commander.policy_store.publish(learner["policy_id"], {"w": 1}, 1)
+    commander.policy_store.is_full = True
+    commander.update_learner_info(learner["task_id"], {"learner_step": 120})
+    assert list(commander.league.players) == ["player_0"]
+
+    commander.policy_store.is_full = False
+    commander.update_learner_info(learner["task_id"], {"learner_step": 130})
+
+    assert commander.policy_store.kept["league-player_0_0"] == (1, {"w": 1})
+    assert commander.league.players["player_0_0"].train_iter == 130
+
+
+def test_snapshot_of_a_policy_that_was_not_published_waits(make_commander: Any) -> None:
+    commander = make_commander()
+    learner = start(commander)
+
+    commander.update_learner_info(learner["task_id"], {"learner_step": 120})
+
+    assert list(commander.league.players) == ["player_0"]
+
+
+def test_results_of_finished_jobs_are_counted_once(make_commander: Any) -> None:
+    commander = make_commander()
+    learner = start(commander)
+    train(commander, learner, 100)
+    tasks = [commander.get_collector_task() for _ in range(2)]
+    tasks = [task for task in tasks if not task["collector_cfg"]["eval_flag"]]
+    info = {"game_result": [["wins", "wins"], ["draws", "losses"]], "step_count": 9}
+
+    for _ in range(2):
+        commander.finish_collector_task(tasks[0]["task_id"], info)
+
+    payoff = commander.league.payoff
+    assert payoff.games("player_0", "player_0_0") == pytest.approx(1 + 0.99 + 0.99**2 + 0.99**3)
+    expected = 0.5 * 0.99 + 0.99**2 + 0.99**3
+    assert payoff.win_rate("player_0", "player_0_0") == pytest.approx(
+        expected / payoff.games("player_0", "player_0_0")
+    )
+
+
+def test_failed_tasks_and_results_without_games_count_nothing(make_commander: Any) -> None:
+    commander = make_commander()
+    learner = start(commander)
+    train(commander, learner, 100)
+    task = commander.get_collector_task()
+    commander.notify_fail_collector_task(task)
+    commander.finish_collector_task(task["task_id"], {"game_result": [["wins"]]})
+    assert evaluate(commander, next_evaluation(commander, learner, 120), 1.0) is False
+    task = commander.get_collector_task()
+
+    commander.finish_collector_task(task["task_id"], {"game_result": [[], []], "step_count": 0})
+
+    assert commander.league.payoff.games("player_0", "player_0_0") == 0
+
+
+def test_opponents_of_evaluations_grow_stronger_and_the_last_one_ends_the_run(
+    make_commander: Any,
+) -> None:
+    commander = make_commander(("a:weak", "a:strong"))
+    learner = start(commander)
+
+    def evaluate_at(iteration: int, mean: float, **outcomes: int) -> Any:
+        task = next_evaluation(commander, learner, iteration)
+        return evaluate(commander, task, mean, **outcomes)
+
+    # 7 of 10 points are not more than 0.7.
+    assert evaluate_at(20, 1.0, wins=6, draws=2, losses=2) is False
+    assert commander.state_dict()["difficulty"] == 0
+    assert evaluate_at(40, 1.0, wins=8, losses=2) is False
+    task = next_evaluation(commander, learner, 60)
+    assert task["collector_cfg"]["env"]["eval_opponent"] == "a:strong"
+    assert evaluate(commander, task, 0.4, wins=8, losses=2) is False  # short of the stop value
+    assert evaluate_at(80, 1.0, wins=7, losses=3) is False
+    assert evaluate_at(90, 0.5, wins=8, losses=2) is True
+    assert commander.get_collector_task() is None
+
+
+def test_untrained_player_that_wins_changes_nothing(make_commander: Any) -> None:
+    commander = make_commander(("a:weak", "a:strong"))
+    commander.get_learner_task()
+    task = commander.get_collector_task()
+    info = {"train_iter": 0, "reward_mean": 1.0, "game_result": [["wins"]]}
+
+    assert commander.finish_collector_task(task["task_id"], info) is False
+    assert commander.state_dict()["difficulty"] == 0
+
+
+def test_next_learner_has_a_policy_of_its_own_and_plays_the_same_past(make_commander: Any) -> None:
+    commander = make_commander()
+    first = start(commander)
+    train(commander, first, 100)
+    commander.notify_fail_learner_task(first)
+
+    second = commander.get_learner_task()
+    train(commander, second, 90)
+
+    assert list(commander.league.players) == ["player_0", "player_0_0"]
+    tasks = list(iter(commander.get_collector_task, None))
+    paths = [task["collector_cfg"]["policy_update_path"] for task in tasks]
+    assert paths == [[second["policy_id"], "league-player_0_0"], [second["policy_id"]]]
+
+
+def test_state_is_plain_data(make_commander: Any) -> None:
+    commander = make_commander()
+    start(commander)
+
+    state = json.loads(json.dumps(commander.state_dict()))
+
+    assert state["difficulty"] == 0
+    assert [each["player_id"] for each in state["league"]["players"]] == ["player_0"]
+
+
+def test_several_active_players_are_refused(make_commander: Any) -> None:
+    with pytest.raises(ConfigError, match="active_player_num is 2"):
+        make_commander(league={**LEAGUE, "active_player_num": 2})
+
+
+class Mode:
+    """The collect mode of a policy of one weight."""
+
+    def __init__(self, weight: float) -> None:
+        self.model = {"w": torch.tensor([weight])}
+
+    def get_attribute(self, key: str) -> Any:
+        return to_easydict({"other": {"league": LEAGUE}})
+
+    def state_dict(self) -> Any:
+        return {"model": self.model}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.model = {"w": state["model"]["w"].clone()}
+
+
+class SerialRun:
+    """A serial run around a commander; two envs."""
+
+    def __init__(self, **cfg: Any) -> None:
+        self.own, self.opponent = Mode(0.0), Mode(-1.0)
+        self.learner = SimpleNamespace(train_iter=0, learn_info={})
+        self.collector = SimpleNamespace(
+            policy=[self.own, self.opponent],
+            last_episodes=(),
+            envstep=0,
+            env=SimpleNamespace(env_num=2),
+        )
+        command = SimpleNamespace(get_setting_collect=lambda info: {"eps": 0.5})
+        cfg = {"type": "one_vs_one", "seed": 1, **cfg}
+        self.commander = OneVsOneSerialCommander(
+            cfg, self.learner, self.collector, None, None, command
+        )
+
+    def step(self, train_iter: int, *episodes: tuple[int, float, float]) -> float:
+        """Train to an iteration, end (env, own, other) games, and step; return the opponent."""
+        self.own.model["w"].fill_(train_iter)
+        self.learner.train_iter = train_iter
+        self.collector.last_episodes = tuple(
+            EpisodeRecord(env_id, own, 3, {"players": [{"eval_episode_return": each}
+                          for each in (own, other)]})
+            for env_id, own, other in episodes
+        )  # fmt: skip
+        assert self.commander.step() == {"eps": 0.5}
+        return float(self.opponent.model["w"])
+
+
+def test_serial_opponent_is_the_newest_policy_and_then_a_snapshot() -> None:
+    run = SerialRun(games_per_opponent=2)
+
+    assert [run.step(0), run.step(50)] == [0, 50]
+    # The snapshot is taken, but the games against the policy itself come first.
+    assert run.step(100, (0, 1, -1)) == 100
+    assert run.step(120, (1, 1, -1)) == 100  # the snapshot
+    assert list(run.commander.league.players) == ["player_0", "player_0_0"]
+    run.own.model["w"].fill_(7)
+    assert run.step(130) == 100
+
+
+def test_serial_games_that_were_begun_against_another_opponent_do_not_count() -> None:
+    run = SerialRun(games_per_opponent=2)
+    payoff = run.commander.league.payoff
+    run.step(0)
+    assert run.step(100, (0, 1, -1), (1, 1, -1)) == 100  # drawn while both envs are in a game
+
+    run.step(120, (0, 1, -1))
+    run.step(130, (1, 1, -1))
+    assert payoff.games("player_0", "player_0_0") == 0
+    run.step(140, (0, -1, 1), (1, 0, 0))  # the same opponent was drawn again
+
+    assert payoff.games("player_0", "player_0_0") == pytest.approx(1.99)
+    assert payoff.win_rate("player_0", "player_0_0") == pytest.approx(0.5 / 1.99)
