@@ -176,9 +176,10 @@ class DQNPolicy(BasePolicy):
         """Return one n-step sample per row of whole trajectory pieces.
 
         Returns:
-            The columns with ``reward`` the n-step sum, ``next_obs`` and ``done`` of the last step
-            spanned, and ``discount`` instead of ``terminated``. Columns that need no change are
-            not copied; for ``nstep`` 1 these are all but ``discount``.
+            The columns with ``reward`` the n-step sum, ``next_obs`` of the last step spanned, and
+            ``discount`` instead of ``terminated``. ``done`` is that of the row's own step: a
+            buffer of sequences ends trajectories by it. Columns that need no change are not
+            copied; for ``nstep`` 1 these are all but ``discount``.
         """
         made = dict(columns)
         reward, discount, last = nstep_returns(
@@ -191,7 +192,6 @@ class DQNPolicy(BasePolicy):
         made["reward"], made["discount"] = reward, discount
         if last is not None:
             made["next_obs"] = map_leaves(lambda leaf: leaf.take(last, axis=0), made["next_obs"])
-            made["done"] = made["done"].take(last)
         return SampleBatch(made)
 
     def learn(self, batch: dict[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,8 @@ class NStepReturns(NamedTuple):
         reward: float32[n], discounted sum over the steps that the row spans.
         discount: float32[n], factor of the bootstrap value: ``gamma**k`` for ``k`` steps,
             0 where the last of them ended the task.
-        last: int64[n], row of the last step spanned; its ``next_obs`` and ``done`` belong to
-            the sample. None where every row spans itself alone.
+        last: int64[n], row of the last step spanned; its ``next_obs`` belongs to the sample.
+            None where every row spans itself alone.
     """
 
     reward: NDArray[np.float32]

@@ -10,6 +10,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.envs.base import StepColumns, Timestep
 from dingsdk.errors import NonFiniteError, SchemaMismatchError
 from dingsdk.policy.dqn import DQNPolicy
+from dingsdk.worker.replay_buffer import SequenceReplayBuffer
 
 OBS = np.random.default_rng(1).normal(size=(6, 3)).astype(np.float32)
 IDS = np.arange(6)
@@ -165,6 +166,30 @@ def test_samples_of_both_forms_are_the_same(shape, nstep):
         "obs", "action", "reward", "next_obs", "done", "discount", "collect_iter",
     }  # fmt: skip
     assert SampleBatch.from_rows(dicts) == batch
+
+
+def test_sequences_of_nstep_samples_reach_the_end_of_the_episode() -> None:
+    cfg = {"nstep": 3, "discount_factor": 0.5, "model": {"obs_shape": 1, "action_shape": 2}}
+    mode = DQNPolicy(cfg, ["collect"], seed=0).collect_mode
+    steps = np.arange(10)
+    columns = {
+        "obs": steps[:, None].astype(np.float32),
+        "next_obs": steps[:, None].astype(np.float32) + 1,
+        "action": steps % 2,
+        "reward": np.ones(10, np.float32),
+        "terminated": steps == 9,
+        "done": steps == 9,
+    }
+    buffer = SequenceReplayBuffer({"replay_buffer_size": 20, "seed": 0})
+    buffer.push(mode.make_samples(columns, np.array([10])), 10)
+
+    assert buffer.count_starts(4) == 7
+    drawn = buffer.sample(64, 4, replace=True).columns
+    (last, *_) = np.flatnonzero(drawn["obs"][:, 0, 0] == 6)
+    assert drawn["next_obs"][last, :, 0].tolist() == [9.0, 10.0, 10.0, 10.0]
+    assert drawn["reward"][last].tolist() == [1.75, 1.75, 1.5, 1.0]
+    assert drawn["discount"][last].tolist() == [0.125, 0.0, 0.0, 0.0]
+    assert drawn["done"][last].tolist() == [False, False, False, True]
 
 
 def test_no_transitions_make_no_samples(make_policy):
