@@ -57,6 +57,7 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ),
     ("policies", "dqn", "dingsdk.policy.dqn:DQNPolicy"),
     ("policies", "ppo", "dingsdk.policy.ppo:PPOPolicy"),
+    ("policies", "sac", "dingsdk.policy.sac:SACPolicy"),
     ("env_managers", "in_process", "dingsdk.envs.in_process:InProcessEnvManager"),
     ("env_managers", "base", "dingsdk.envs.in_process:InProcessEnvManager"),
     ("env_managers", "subprocess", "dingsdk.envs.subprocess:SubprocessEnvManager"),

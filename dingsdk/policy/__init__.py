@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dingsdk.policy.ppo import PPOPolicy as PPOPolicy
     from dingsdk.policy.returns import gae as gae
     from dingsdk.policy.returns import nstep_returns as nstep_returns
+    from dingsdk.policy.sac import SACPolicy as SACPolicy
     from dingsdk.policy.sections import CollectSection as CollectSection
     from dingsdk.policy.sections import EpsilonSchedule as EpsilonSchedule
     from dingsdk.policy.sections import EvalSection as EvalSection

@@ -209,6 +209,10 @@ class BasePolicy(Configurable, ABC):
             "n_episode": self.section.collect.n_episode,
             "unroll_len": self.section.collect.unroll_len,
         }
+        if self.learns:
+            # glibc gives memory back to the system, and asks for it again, in each update, until a
+            # block of this size was freed: 700 page faults, 1.3 of 11 ms, an update of SAC.
+            torch.empty(6 * 2**20)
         if self._fields - {"command"}:
             with torch.random.fork_rng(devices=[]):
                 if seed is None:

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from dingsdk.config import Count, Finite, Positive, read_section
 from dingsdk.data import SampleBatch
-from dingsdk.data.pytree import map_leaves
 from dingsdk.policy.adam import Adam
 from dingsdk.policy.base import BasePolicy, Stateful
 from dingsdk.policy.networks import QNetwork, flatten_parameters, frozen
-from dingsdk.policy.returns import nstep_returns
+from dingsdk.policy.returns import nstep_samples
 from dingsdk.policy.sections import (
     CollectSection,
     EpsilonSchedule,
@@ -173,26 +172,8 @@ class DQNPolicy(BasePolicy):
         return {"action": actions}
 
     def samples(self, columns: dict[str, Any], ends: NDArray[np.int64]) -> SampleBatch:
-        """Return one n-step sample per row of whole trajectory pieces.
-
-        Returns:
-            The columns with ``reward`` the n-step sum, ``next_obs`` of the last step spanned, and
-            ``discount`` instead of ``terminated``. ``done`` is that of the row's own step: a
-            buffer of sequences ends trajectories by it. Columns that need no change are not
-            copied; for ``nstep`` 1 these are all but ``discount``.
-        """
-        made = dict(columns)
-        reward, discount, last = nstep_returns(
-            made["reward"],
-            made.pop("terminated"),
-            ends,
-            gamma=self.section.discount_factor,
-            nstep=self.section.nstep,
-        )
-        made["reward"], made["discount"] = reward, discount
-        if last is not None:
-            made["next_obs"] = map_leaves(lambda leaf: leaf.take(last, axis=0), made["next_obs"])
-        return SampleBatch(made)
+        section = self.section
+        return nstep_samples(columns, ends, gamma=section.discount_factor, nstep=section.nstep)
 
     def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Train once on a batch.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dingsdk.data import SampleBatch
+from dingsdk.data.pytree import map_leaves
 
 
 class NStepReturns(NamedTuple):
@@ -62,6 +65,27 @@ def nstep_returns(
     sums = np.correlate(padded, powers[:-1])[spaced]
     discount = powers[last - rows + 1] * ~terminated[last]
     return NStepReturns(sums.astype(np.float32), discount.astype(np.float32), last)
+
+
+def nstep_samples(
+    columns: dict[str, Any], ends: NDArray[np.int64], *, gamma: float, nstep: int
+) -> SampleBatch:
+    """Return one n-step sample per row of whole trajectory pieces; arguments as above.
+
+    Returns:
+        The columns with ``reward`` the n-step sum, ``next_obs`` of the last step spanned, and
+        ``discount`` instead of ``terminated``. ``done`` is that of the row's own step: a buffer of
+        sequences ends trajectories by it. Columns that need no change are not copied; for ``nstep``
+        1 these are all but ``discount``.
+    """
+    made = dict(columns)
+    reward, discount, last = nstep_returns(
+        made["reward"], made.pop("terminated"), ends, gamma=gamma, nstep=nstep
+    )
+    made["reward"], made["discount"] = reward, discount
+    if last is not None:
+        made["next_obs"] = map_leaves(lambda column: column.take(last, axis=0), made["next_obs"])
+    return SampleBatch(made)
 
 
 @lru_cache(maxsize=64)

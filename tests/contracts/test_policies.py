@@ -22,6 +22,7 @@ from dingsdk.policy import (
     Policy,
     PolicySection,
     PPOPolicy,
+    SACPolicy,
     Stateful,
 )
 from dingsdk.testing import PolicyContract, check_policy
@@ -49,6 +50,24 @@ class TestPrioritizedDuelingDQN(TestDQN):
 class TestPPO(Discrete):
     def make_policy(self, enable_field: Sequence[str] | None, seed: int) -> Policy:
         return PPOPolicy({"model": MODEL}, enable_field=enable_field, seed=seed)
+
+
+class TestSAC(PolicyContract):
+    observation_space: ClassVar = spaces.Box(-1, 1, (4,), np.float32)
+    action_space: ClassVar = spaces.Box(
+        np.array([-2, 0.5], np.float32), np.array([2, 0.6], np.float32)
+    )
+    capabilities: ClassVar[Collection[str]] = BATCHED
+    cfg: ClassVar[Mapping[str, Any]] = {"random_collect_size": 50}
+
+    def make_policy(self, enable_field: Sequence[str] | None, seed: int) -> Policy:
+        model = SACPolicy.model_from_spaces(self.observation_space, self.action_space)
+        cfg = {"model": {**model, "encoder_hidden_size_list": [16]}, **self.cfg}
+        return SACPolicy(cfg, enable_field=enable_field, seed=seed)
+
+
+class TestPrioritizedSAC(TestSAC):
+    cfg: ClassVar = {"priority": True, "nstep": 3, "learn": {"auto_alpha": False, "alpha": 0.2}}
 
 
 class Regression(BasePolicy):

@@ -18,6 +18,7 @@ COMMANDS = {
     "startup": ["--repeats", "1"],
     "time_to_solve": ["--seeds", "1", "--set", "env.stop_value=1", "--transports", "in_memory"],
     "transport": ["trajectories", "policy", "--seconds", "0.4", "--rounds", "1"],
+    "updates": ["--rounds", "1"],
 }
 
 

@@ -1,0 +1,146 @@
+"""CPU time of one update of each policy, beside Stable-Baselines3 where it is installed.
+
+    python benchmarks/updates.py [--only sac ppo] [--rounds N]
+
+Both do the same work in one process with one torch thread, in turns: sample a batch, take the
+gradient steps, move the targets. Networks, batches and learning rates are alike; ratios are medians
+over the rounds. SAC: batch 256, 256-256 units. PPO: an epoch over 2048 samples in minibatches of
+64, 64-64 units. Goals: SAC at most 0.7 times the time of Stable-Baselines3, PPO 0.8. For the peer
+see requirements-peers.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from dingsdk.data import SampleBatch
+from dingsdk.policy import create_policy
+from dingsdk.worker import create_buffer
+
+GOALS = {"sac": 0.7, "ppo": 0.8}
+ENVS = {"sac": "Pendulum-v1", "ppo": "CartPole-v1"}
+UPDATES = {"sac": 20, "ppo": 1}
+"""Updates of one turn."""
+BUFFER_ROWS, PPO_ROWS = 10_000, 2048
+
+Update = Callable[[], Any]
+
+
+def sac() -> Update:
+    """Return an update of SAC."""
+    cfg = {"type": "sac", **spaces("sac"), "learn": {"learning_rate_q": 1e-3}}
+    learn = create_policy(cfg, enable_field=["learn"], seed=0).learn_mode
+    buffer = create_buffer({"type": "naive", "replay_buffer_size": BUFFER_ROWS})
+    rows, count = transitions("sac", BUFFER_ROWS), iter(range(10**9))
+    rows["discount"] = np.full(BUFFER_ROWS, 0.99, np.float32)
+    buffer.push(SampleBatch(rows), cur_collector_envstep=0)
+    return lambda: learn.forward(buffer.sample(256, cur_learner_iter=next(count)))
+
+
+def ppo() -> Update:
+    """Return an epoch of PPO."""
+    learn = {"epoch_per_collect": 1, "batch_size": 64}
+    cfg = {"type": "ppo", **spaces("ppo"), "learn": learn}
+    policy = create_policy(cfg, enable_field=["learn", "collect"], seed=0)
+    rows = transitions("ppo", PPO_ROWS)
+    rows |= policy.collect_mode.forward_batch(rows["obs"], range(PPO_ROWS))
+    samples = policy.collect_mode.make_samples(rows, np.array([PPO_ROWS]))
+    return lambda: policy.learn_mode.forward(samples)
+
+
+def peer_sac() -> Update:
+    """Return the same update of Stable-Baselines3."""
+    from stable_baselines3 import SAC
+
+    model: Any = SAC("MlpPolicy", gym.make(ENVS["sac"]), buffer_size=BUFFER_ROWS, device="cpu")
+    model._setup_learn(1)
+    rows = transitions("sac", BUFFER_ROWS)
+    for row in range(BUFFER_ROWS):
+        obs, after, action, reward, done = (
+            rows[key][row : row + 1] for key in ("obs", "next_obs", "action", "reward", "done")
+        )
+        model.replay_buffer.add(obs, after, action / 2, reward, done, [{}])
+    return lambda: model.train(1, 256)
+
+
+def peer_ppo() -> Update:
+    """Return the same epoch of Stable-Baselines3."""
+    from stable_baselines3 import PPO
+
+    model: Any = PPO("MlpPolicy", gym.make(ENVS["ppo"]), n_epochs=1, ent_coef=0.01, device="cpu")
+    model.learn(PPO_ROWS)  # fills its rollout buffer
+    return model.train  # type: ignore[no-any-return]
+
+
+def spaces(name: str) -> dict[str, Any]:
+    """Return the section ``model`` of a policy for its env."""
+    env = gym.make(ENVS[name])
+    from dingsdk.policy import get_policy_cls
+
+    read: Any = get_policy_cls({"type": name})
+    return {"model": read.model_from_spaces(env.observation_space, env.action_space)}
+
+
+def transitions(name: str, count: int) -> dict[str, Any]:
+    """Return random transitions."""
+    env, random = gym.make(ENVS[name]), np.random.default_rng(0)
+    size = env.observation_space.shape
+    assert size is not None
+    return {
+        "obs": random.normal(size=(count, *size)).astype(np.float32),
+        "next_obs": random.normal(size=(count, *size)).astype(np.float32),
+        "action": random.uniform(-2, 2, (count, 1)).astype(np.float32),
+        "reward": random.normal(size=count).astype(np.float32),
+        "done": np.zeros(count, bool),
+        "terminated": np.zeros(count, bool),
+    }
+
+
+OURS: Mapping[str, Callable[[], Update]] = {"sac": sac, "ppo": ppo}
+PEERS: Mapping[str, Callable[[], Update]] = {"sac": peer_sac, "ppo": peer_ppo}
+
+
+def cpu_seconds(update: Update, count: int) -> float:
+    """Return the CPU seconds of one update."""
+    started = time.process_time()
+    for _ in range(count):
+        update()
+    return (time.process_time() - started) / count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--only", nargs="+", default=list(OURS), choices=list(OURS))
+    parser.add_argument("--rounds", type=int, default=15)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    has_peer = find_spec("stable_baselines3") is not None
+    for name in args.only:
+        makers = [OURS[name], *([PEERS[name]] if has_peer else [])]
+        updates = [make() for make in makers]
+        seconds: list[list[float]] = [[] for _ in updates]
+        for turn in range(args.rounds + 1):
+            for update, found in zip(updates, seconds, strict=True):
+                taken = cpu_seconds(update, UPDATES[name])
+                if turn:  # the first one warms up
+                    found.append(taken)
+        medians = [statistics.median(found) * 1e3 for found in seconds]
+        line = f"{name:4} {medians[0]:8.2f} ms"
+        if has_peer:
+            ratio = statistics.median(ours / peer for ours, peer in zip(*seconds, strict=True))
+            line += f", Stable-Baselines3 {medians[1]:8.2f} ms: {ratio:.2f} (goal {GOALS[name]})"
+        sys.stdout.write(f"{line}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+"""Distributions of actions: what a network's outputs mean for each kind of action space."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dingsdk.config import Count
+from dingsdk.errors import ConfigError
+from dingsdk.policy.sections import ModelSection
+from dingsdk.policy.spaces import obs_shape, unsupported_space
+
+_LOG_ROOT_TAU = 0.5 * math.log(2 * math.pi)
+
+
+class BoxModelSection(ModelSection, frozen=True, kw_only=True):
+    """Section ``policy.model`` of a policy with continuous actions.
+
+    Attributes:
+        action_shape: Number of action dimensions; None: read from the env.
+        action_low: Lower bound of each action dimension; None: read from the env.
+        action_high: Upper bound of each action dimension; None: read from the env.
+    """
+
+    action_low: list[float] | None = None
+    action_high: list[float] | None = None
+
+
+class ActionBox:
+    """The bounds of continuous actions.
+
+    Args:
+        model: Gives ``action_shape``, ``action_low`` and ``action_high``.
+        is_finite: Whether infinite bounds are refused.
+
+    Attributes:
+        size: Number of action dimensions.
+        low: float32[size], the lower bounds, rounded upwards.
+        high: float32[size], the upper bounds, rounded downwards.
+
+    Raises:
+        ConfigError: the bounds are not set, of another number than ``action_shape``, infinite, or
+            a lower one is not below the upper one.
+    """
+
+    def __init__(self, model: BoxModelSection, *, is_finite: bool) -> None:
+        self.size = model.action_count
+        low, high = (
+            self._read(key, getattr(model, key), is_finite) for key in ("action_low", "action_high")
+        )
+        if not (low < high).all():
+            raise ConfigError(
+                f"policy.model.action_low {model.action_low} is not below action_high "
+                f"{model.action_high} in each dimension",
+                path="policy.model.action_low",
+                expected=model.action_high,
+                found=model.action_low,
+            )
+        # A bound such as 0.1 in float64 lies between two numbers of float32.
+        self.low, self.high = low.astype(np.float32), high.astype(np.float32)
+        np.nextafter(self.low, np.inf, out=self.low, where=self.low < low)
+        np.nextafter(self.high, -np.inf, out=self.high, where=self.high > high)
+
+    @property
+    def center(self) -> NDArray[np.float32]:
+        """float32[size], the middle of finite bounds."""
+        return (self.low + self.high) * np.float32(0.5)
+
+    @property
+    def half_range(self) -> NDArray[np.float32]:
+        """float32[size], half of the distance of finite bounds."""
+        return (self.high - self.low) * np.float32(0.5)
+
+    def clip(self, actions: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+        """Return actions, [n, size], with those out of bounds set to the nearest bound."""
+        return actions.astype(np.float32, copy=False).clip(self.low, self.high)
+
+    def _read(self, key: str, bounds: list[float] | None, is_finite: bool) -> NDArray[np.float64]:
+        found = np.array([] if bounds is None else bounds)
+        usable = np.isfinite(found) if is_finite else ~np.isnan(found)
+        if bounds is None or len(found) != self.size or not usable.all():
+            raise ConfigError(
+                f"policy.model.{key} is {bounds}; it must be {self.size} "
+                f"{'finite ' if is_finite else ''}numbers, as policy.model.action_shape is "
+                f"{self.size}",
+                path=f"policy.model.{key}",
+                expected=self.size,
+                found=bounds,
+            )
+        return found
+
+
+class ActionDistribution(nn.Module, ABC):
+    """The distribution of an action, given ``width`` numbers that a network computed of the state.
+
+    Attributes:
+        width: How many numbers a network gives it.
+        column: Name of the recorded column that ``evaluate`` takes.
+    """
+
+    width: int
+    column = "action"
+
+    @abstractmethod
+    def draw(
+        self, outputs: NDArray[np.float32], rng: np.random.Generator
+    ) -> dict[str, NDArray[Any]]:
+        """Draw actions.
+
+        Args:
+            outputs: float32[n, width], finite.
+            rng: Where randomness comes from.
+
+        Returns:
+            Columns ``action`` [n, ...] of the env's space, ``log_prob`` float32[n], and perhaps
+            another ``column``.
+        """
+
+    @abstractmethod
+    def mode(self, outputs: NDArray[np.float32]) -> NDArray[Any]:
+        """Return the most probable actions [n, ...]."""
+
+    @abstractmethod
+    def evaluate(self, outputs: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities and entropies.
+
+        Args:
+            outputs: float32[n, width].
+            drawn: What ``draw`` recorded as ``column``.
+
+        Returns:
+            float32[n] each, in nats.
+        """
+
+
+class Categorical(ActionDistribution):
+    """One or several numbers, each drawn by itself with probabilities from its own logits.
+
+    Args:
+        counts: How many values each number has, from 0.
+        is_scalar: Whether an action is the one number itself, and no vector of it.
+    """
+
+    def __init__(self, counts: Sequence[int], *, is_scalar: bool) -> None:
+        super().__init__()
+        self.counts = list(counts)
+        self.width = sum(counts)
+        self._is_scalar = is_scalar
+
+    def draw(
+        self, outputs: NDArray[np.float32], rng: np.random.Generator
+    ) -> dict[str, NDArray[Any]]:
+        # The largest of logits with Gumbel noise is a draw from their distribution.
+        action = self.mode(outputs + rng.gumbel(size=outputs.shape))
+        log_prob, _ = self.evaluate(torch.from_numpy(outputs), torch.from_numpy(action))
+        return {"action": action, "log_prob": log_prob.numpy()}
+
+    def mode(self, outputs: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
+        borders = np.cumsum(self.counts)[:-1]
+        found = [part.argmax(1) for part in np.split(outputs, borders, 1)]
+        return found[0] if self._is_scalar else np.stack(found, 1)
+
+    def evaluate(self, outputs: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
+        drawn = drawn.long().view(len(outputs), -1)
+        log_prob = entropy = outputs.new_zeros(())
+        for index, logits in enumerate(torch.split(outputs, self.counts, 1)):
+            log_probs = torch.log_softmax(logits, 1)
+            log_prob = log_prob + log_probs.gather(1, drawn[:, index : index + 1]).squeeze(1)
+            entropy = entropy - (log_probs.exp() * log_probs).sum(1)
+        return log_prob, entropy
+
+
+class Gaussian(ActionDistribution):
+    """A Gaussian around the outputs, with a deviation that does not depend on the state.
+
+    What is drawn is recorded as ``raw_action``, and clipped to the bounds for the env.
+    Probabilities are those of what was drawn.
+
+    Args:
+        box: The bounds.
+
+    Source: Schulman et al. 2017, section 6.1; Andrychowicz et al. 2021, section 3.2.
+    """
+
+    column = "raw_action"
+
+    def __init__(self, box: ActionBox) -> None:
+        super().__init__()
+        self.width = box.size
+        self._box = box
+        self.log_std = nn.Parameter(torch.zeros(box.size))
+
+    def draw(
+        self, outputs: NDArray[np.float32], rng: np.random.Generator
+    ) -> dict[str, NDArray[Any]]:
+        mean = torch.from_numpy(outputs)
+        noise = rng.standard_normal(outputs.shape, np.float32)
+        raw = outputs + self.log_std.detach().exp().cpu().numpy() * noise
+        log_prob, _ = self._evaluate(mean, torch.from_numpy(raw), self.log_std.detach().cpu())
+        return {"action": self._box.clip(raw), "raw_action": raw, "log_prob": log_prob.numpy()}
+
+    def mode(self, outputs: NDArray[np.float32]) -> NDArray[np.float32]:
+        return self._box.clip(outputs)
+
+    def evaluate(self, outputs: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
+        return self._evaluate(outputs, drawn, self.log_std)
+
+    def _evaluate(self, mean: Tensor, raw: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
+        scaled = (raw - mean) * (-log_std).exp()
+        log_prob = (-0.5 * scaled.square() - log_std - _LOG_ROOT_TAU).sum(1)
+        entropy = (log_std + (0.5 + _LOG_ROOT_TAU)).sum()
+        return log_prob, entropy.expand(len(mean))
+
+
+class ActionModelSection(BoxModelSection, frozen=True, kw_only=True):
+    """Section ``policy.model`` of a policy for several kinds of action spaces.
+
+    Attributes:
+        action_space: ``discrete`` is one number, ``multi_discrete`` a vector of numbers,
+            ``continuous`` a vector of floats between bounds. None: read from the env, or else
+            discrete.
+        action_shape: Number of actions; of ``multi_discrete`` a list of them, one for each number
+            of the vector; of ``continuous`` the number of dimensions. None: read from the env.
+    """
+
+    action_space: str | None = None
+    action_shape: Count | list[Count] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.action_space not in (None, *ACTION_SPACES):
+            raise ValueError(
+                f"action_space is {self.action_space!r}; known: {', '.join(sorted(ACTION_SPACES))}"
+            )
+        is_vector = isinstance(self.action_shape, list) and len(self.action_shape) != 1
+        if is_vector and (self.action_space != "multi_discrete" or not self.action_shape):
+            raise ValueError(
+                f"action_shape is {self.action_shape}, but action_space is "
+                f"{self.action_space or 'discrete'!r}, which takes one number; multi_discrete "
+                "takes a list"
+            )
+
+
+ACTION_SPACES = ("discrete", "multi_discrete", "continuous")
+
+
+def make_distribution(model: ActionModelSection) -> ActionDistribution:
+    """Return the distribution of the actions that a section describes.
+
+    Raises:
+        ConfigError: a size or a bound is not set, or cannot be.
+    """
+    if model.action_space == "continuous":
+        return Gaussian(ActionBox(model, is_finite=False))
+    if model.action_space == "multi_discrete":
+        found = model.action_shape
+        return Categorical(
+            found if isinstance(found, list) else [model.action_count], is_scalar=False
+        )
+    return Categorical([model.action_count], is_scalar=True)
+
+
+def action_model(policy: str, observation_space: Any, action_space: Any) -> dict[str, Any]:
+    """Return the sizes and bounds in ``ActionModelSection`` of an env.
+
+    Args:
+        policy: Type key of the policy, for messages.
+        observation_space: See ``obs_shape``.
+        action_space: A Discrete or a MultiDiscrete of one dimension that starts at 0, or a Box of
+            floats of one dimension.
+
+    Raises:
+        ConfigError: the spaces are others.
+    """
+    from gymnasium import spaces
+
+    found: dict[str, Any] = {"obs_shape": obs_shape(policy, observation_space)}
+    if isinstance(action_space, spaces.Discrete) and action_space.start == 0:
+        return {**found, "action_space": "discrete", "action_shape": int(action_space.n)}
+    if isinstance(action_space, spaces.MultiDiscrete) and _is_vector_from_zero(action_space):
+        counts = [int(count) for count in action_space.nvec]
+        return {**found, "action_space": "multi_discrete", "action_shape": counts}
+    if _is_float_vector(action_space):
+        return {**found, "action_space": "continuous", **_bounds(action_space)}
+    raise unsupported_space(
+        policy,
+        "action",
+        action_space,
+        "a Discrete or a MultiDiscrete of one dimension that starts at 0, or a Box of floats of "
+        "one dimension whose low is below its high",
+    )
+
+
+def box_model(policy: str, observation_space: Any, action_space: Any) -> dict[str, Any]:
+    """Return ``{obs_shape, action_shape, action_low, action_high}`` of an env.
+
+    Args:
+        policy: Type key of the policy, for messages.
+        observation_space: A Box of one dimension.
+        action_space: A Box of floats of one dimension, with finite bounds.
+
+    Raises:
+        ConfigError: the spaces are others.
+    """
+    found = obs_shape(policy, observation_space)
+    if not isinstance(found, int):
+        raise unsupported_space(policy, "observation", observation_space, "a Box of one dimension")
+    if not (_is_float_vector(action_space) and action_space.is_bounded()):
+        supported = (
+            "a Box of floats of one dimension with finite bounds, the lower ones below the upper"
+        )
+        raise unsupported_space(policy, "action", action_space, supported)
+    return {"obs_shape": found, **_bounds(action_space)}
+
+
+def _is_vector_from_zero(space: Any) -> bool:
+    return len(space.shape) == 1 and not np.any(space.start)
+
+
+def _is_float_vector(space: Any) -> bool:
+    from gymnasium import spaces
+
+    is_box = isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype.kind == "f"
+    return is_box and bool((space.low < space.high).all())
+
+
+def _bounds(space: Any) -> Mapping[str, Any]:
+    return {
+        "action_shape": int(space.shape[0]),
+        "action_low": space.low.astype(float).tolist(),
+        "action_high": space.high.astype(float).tolist(),
+    }

@@ -1,0 +1,399 @@
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import ConfigError, NonFiniteError, SchemaMismatchError
+from dingsdk.policy.sac import SACPolicy, SquashedGaussian, TwinCritic
+
+MODEL = {
+    "obs_shape": 3,
+    "action_shape": 2,
+    "action_low": [-1.0, 0.0],
+    "action_high": [3.0, 0.5],
+    "encoder_hidden_size_list": [8, 6],
+}
+
+
+def make(fields: list[str] | None = None, seed: int = 0, **cfg: Any) -> SACPolicy:
+    return SACPolicy({"model": MODEL, **cfg}, enable_field=fields, seed=seed)
+
+
+def batch(rows: int = 16, **columns: Any) -> SampleBatch:
+    rng = np.random.default_rng(0)
+    return SampleBatch(
+        {
+            "obs": rng.normal(size=(rows, 3)).astype(np.float32),
+            "action": rng.uniform([-1, 0], [3, 0.5], (rows, 2)).astype(np.float32),
+            "reward": rng.normal(size=rows).astype(np.float32),
+            "next_obs": rng.normal(size=(rows, 3)).astype(np.float32),
+            "discount": np.where(rng.random(rows) < 0.3, 0, 0.9).astype(np.float32),
+            **columns,
+        }
+    )
+
+
+def plain_critic(critic: TwinCritic, index: int) -> nn.Sequential:
+    """The same network in layers of torch."""
+    named, layers = critic.state_dict(), []
+    count = len(named) // 2
+    for layer in range(count):
+        weight, bias = named[f"weight_{layer}"][index], named[f"bias_{layer}"][index, 0]
+        linear = nn.Linear(*weight.shape)
+        linear.load_state_dict({"weight": weight.T.contiguous(), "bias": bias})
+        layers += [linear, nn.ReLU()] if layer < count - 1 else [linear]
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize("hidden", [[], [7], [8, 5]])
+@pytest.mark.parametrize("trains", [True, False])
+def test_critics_and_their_gradients_are_those_of_plain_layers(
+    hidden: list[int], trains: bool
+) -> None:
+    torch.manual_seed(0)
+    critic = TwinCritic(3, 2, hidden).requires_grad_(trains)
+    obs, weights = torch.randn(11, 3), torch.randn(2, 11)
+    weights[0, :4] = 0  # rows whose value counts of one critic alone
+    ours, theirs = (torch.rand(11, 2, generator=torch.Generator().manual_seed(1)) for _ in "ab")
+    plain = [plain_critic(critic, index) for index in (0, 1)]
+
+    found = critic(obs, ours.requires_grad_())
+    expected = torch.stack(
+        [each(torch.cat((obs, theirs.requires_grad_()), 1)).squeeze(1) for each in plain]
+    )
+    torch.testing.assert_close(found, expected)
+    (found * weights).sum().backward()
+    (expected * weights).sum().backward()
+
+    torch.testing.assert_close(ours.grad, theirs.grad)
+    for layer in range(len(hidden) + 1):
+        linears = [each[2 * layer] for each in plain]
+        for ours_of, theirs_of in (
+            (critic.get_parameter(f"weight_{layer}"), [each.weight.grad.T for each in linears]),
+            (critic.get_parameter(f"bias_{layer}"), [each.bias.grad[None] for each in linears]),
+        ):
+            if trains:
+                torch.testing.assert_close(ours_of.grad, torch.stack(theirs_of))
+            else:
+                assert ours_of.grad is None
+
+
+def test_log_probabilities_are_those_of_a_gaussian_under_tanh() -> None:
+    torch.manual_seed(0)
+    actor = SquashedGaussian(3, 2, [8])
+    actor.net.layers[-1].bias.data += torch.tensor([1.5, -0.5, 0.3, -1.0])
+    obs, noise = torch.randn(32, 3), torch.randn(32, 2)
+
+    action, log_prob = actor.sample(obs, noise)
+
+    mean, log_std = actor(obs)
+    gaussian = Independent(Normal(mean, log_std.exp()), 1)
+    squashed = TransformedDistribution(gaussian, [TanhTransform()])
+    torch.testing.assert_close(action, torch.tanh(mean + log_std.exp() * noise))
+    torch.testing.assert_close(log_prob, squashed.log_prob(action), rtol=1e-3, atol=1e-3)
+
+
+def test_log_probability_is_finite_where_tanh_has_reached_one() -> None:
+    actor = SquashedGaussian(1, 1, [])
+    actor.net.layers[-1].weight.data.zero_()
+    actor.net.layers[-1].bias.data.copy_(torch.tensor([50.0, 0.0]))
+
+    action, log_prob = actor.sample(torch.zeros(1, 1), torch.zeros(1, 1))
+
+    # log(1 - tanh(x)^2) is 2 log 2 - 2 x for large x.
+    assert action.item() == 1.0
+    expected = -0.5 * math.log(2 * math.pi) - (2 * math.log(2) - 100)
+    assert log_prob.item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("bias", "expected"), [(100.0, 2.0), (-100.0, -20.0), (0.5, 0.5)])
+def test_log_standard_deviation_stays_in_its_range(bias: float, expected: float) -> None:
+    actor = SquashedGaussian(1, 1, [])
+    actor.net.layers[-1].weight.data.zero_()
+    actor.net.layers[-1].bias.data[1] = bias
+
+    assert actor(torch.zeros(1, 1))[1].item() == expected
+
+
+def test_update_is_that_of_the_paper() -> None:
+    """An independent reference: plain layers, torch's distributions and torch's Adam."""
+    policy = make(learn={"alpha": 0.3, "target_theta": 0.1}, discount_factor=0.9)
+    for tensor in policy._target_flat.split(7):
+        tensor += 0.05  # a target that differs from what it follows
+    data = {name: torch.from_numpy(column) for name, column in batch().columns.items()}
+    noises = [
+        torch.from_numpy(np.random.default_rng(5).standard_normal((2, 16, 2), np.float32))[index]
+        for index in (0, 1)
+    ]
+    policy.rng = np.random.default_rng(5)
+    critics = [plain_critic(policy._critic, index) for index in (0, 1)]
+    targets = [plain_critic(policy._target, index) for index in (0, 1)]
+    actor = copy.deepcopy(policy._actor)
+    center, half = torch.tensor([1.0, 0.25]), torch.tensor([2.0, 0.25])
+
+    def draw(obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean, log_std = actor(obs)
+        squashed = TransformedDistribution(
+            Independent(Normal(mean, log_std.exp()), 1), [TanhTransform(cache_size=1)]
+        )
+        action = torch.tanh(mean + log_std.exp() * noise)
+        return action, squashed.log_prob(action)
+
+    def values(nets: list[nn.Sequential], obs: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        return torch.stack([net(torch.cat((obs, action), 1)).squeeze(1) for net in nets])
+
+    with torch.no_grad():
+        action, log_prob = draw(data["next_obs"], noises[0])
+        soft = values(targets, data["next_obs"], action).min(0).values - 0.3 * log_prob
+        target = data["reward"] + data["discount"] * soft
+    normed = (data["action"] - center) / half
+    first, second = values(critics, data["obs"], normed)
+    critic_loss = 0.5 * ((first - target) ** 2).mean() + 0.5 * ((second - target) ** 2).mean()
+    critic_weights = [weight for net in critics for weight in net.parameters()]
+    optimizer = torch.optim.SGD(critic_weights, 1.0)
+    critic_loss.backward()
+    norm = torch.cat([weight.grad.reshape(-1) for weight in critic_weights]).norm()
+    # Adam's first step is the sign of the gradient.
+    for weight in critic_weights:
+        weight.grad = 3e-4 * weight.grad / (weight.grad.abs() + 1e-8)
+    optimizer.step()
+    action, log_prob = draw(data["obs"], noises[1])
+    value = values(critics, data["obs"], action).min(0).values
+    actor_loss = (0.3 * log_prob - value).mean()
+    actor.zero_grad()
+    actor_loss.backward()
+    before = [weight.clone() for weight in policy._actor.parameters()]
+    old_target = policy._target_flat.clone()
+
+    log = policy.learn_mode.forward(SampleBatch({k: v.numpy() for k, v in data.items()}))
+
+    assert isinstance(log, dict)
+    assert log["critic_loss"] == pytest.approx(critic_loss.item(), rel=1e-4)
+    assert log["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+    assert log["actor_loss"] == pytest.approx(actor_loss.item(), rel=1e-3)
+    assert log["total_loss"] == pytest.approx(log["critic_loss"] + log["actor_loss"])
+    assert log["target_q_value"] == pytest.approx(target.mean().item(), rel=1e-3)
+    assert log["q_value"] == pytest.approx(value.mean().item(), rel=1e-3)
+    assert log["entropy"] == pytest.approx(-log_prob.mean().item(), rel=1e-3)
+    for index in (0, 1):
+        for ours, theirs in zip(
+            plain_critic(policy._critic, index).parameters(),
+            critics[index].parameters(),
+            strict=True,
+        ):
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=2e-5)
+    for ours, old, theirs in zip(
+        policy._actor.parameters(), before, actor.parameters(), strict=True
+    ):
+        certain = theirs.grad.abs() > 1e-4
+        torch.testing.assert_close(
+            (ours - old)[certain], (-3e-4 * theirs.grad.sign())[certain], rtol=1e-2, atol=1e-6
+        )
+    torch.testing.assert_close(
+        policy._target_flat, 0.9 * old_target + 0.1 * policy._critic_optimizer.flat
+    )
+
+
+@pytest.mark.parametrize(("target", "rises"), [(50.0, True), (-50.0, False)])
+def test_temperature_rises_while_the_entropy_is_too_low(target: float, rises: bool) -> None:
+    policy = make(learn={"alpha": 0.5, "target_entropy": target})
+
+    log = policy.learn_mode.forward(batch())
+
+    assert isinstance(log, dict)
+    assert log["temperature"] == pytest.approx(0.5)
+    expected = math.log(0.5) * (log["entropy"] - target)
+    assert log["temperature_loss"] == pytest.approx(expected, rel=1e-5)
+    alpha = float(policy._temperature.log_alpha.detach().exp())
+    assert (alpha > 0.5) is rises
+    assert math.log(alpha / 0.5) == pytest.approx(3e-4 if rises else -3e-4, rel=1e-2)
+
+
+def test_entropy_aims_at_minus_the_dimensions_and_a_fixed_temperature_stays() -> None:
+    assert make()._target_entropy == -2.0
+    policy = make(learn={"auto_alpha": False, "alpha": 0.2})
+
+    for _ in range(3):
+        policy.learn_mode.forward(batch())
+
+    assert float(policy._temperature.log_alpha.detach().exp()) == pytest.approx(0.2)
+
+
+def test_importance_weights_count_for_the_critics_and_priorities_are_mean_errors() -> None:
+    policy, weighted = make(priority=True), make(priority=True)
+    plain = policy.learn_mode.forward(batch())
+    log = weighted.learn_mode.forward(batch(IS=np.full(16, 0.25, np.float32)))
+
+    assert isinstance(plain, dict)
+    assert isinstance(log, dict)
+    assert log["critic_loss"] == pytest.approx(plain["critic_loss"] / 4, rel=1e-5)
+    assert log["priority"] == pytest.approx(plain["priority"])
+    assert len(log["priority"]) == 16
+    # |a| and |b| are at least |a + b| / 2, and the loss is the mean of (a^2 + b^2) / 2.
+    assert np.square(plain["priority"]).mean() <= plain["critic_loss"]
+
+
+def test_actions_fill_the_bounds_of_the_box_and_never_leave_them() -> None:
+    policy = make()
+    policy._actor.net.layers[-1].bias.data[:2] = torch.tensor([30.0, -30.0])
+    obs = np.zeros((1, 3), np.float32)
+
+    greedy = policy.act(obs, explore=False)["action"]
+
+    assert greedy.tolist() == [[3.0, 0.0]]
+    assert greedy.dtype == np.float32
+
+
+def test_greedy_action_is_that_of_the_mean() -> None:
+    policy = make()
+    obs = np.random.default_rng(2).normal(size=(5, 3)).astype(np.float32)
+
+    mean, _ = policy._actor(torch.from_numpy(obs))
+
+    expected = np.array([1.0, 0.25]) + np.array([2.0, 0.25]) * np.tanh(mean.detach().numpy())
+    assert policy.act(obs, explore=False)["action"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_explored_actions_have_the_deviation_of_the_network() -> None:
+    policy = make()
+    policy._actor.net.layers[-1].weight.data.zero_()
+    policy._actor.net.layers[-1].bias.data.copy_(torch.tensor([0.2, -0.3, -2.0, -1.0]))
+
+    actions = policy.act(np.zeros((20_000, 3), np.float32), explore=True)["action"]
+
+    raw = np.arctanh((actions - [1.0, 0.25]) / [2.0, 0.25])
+    assert raw.mean(0) == pytest.approx([0.2, -0.3], abs=0.01)
+    assert raw.std(0) == pytest.approx([math.exp(-2), math.exp(-1)], rel=0.05)
+
+
+def test_first_env_steps_are_uniform_where_asked_for() -> None:
+    policy = make(random_collect_size=1000)
+    ask = policy.command_mode.get_setting_collect
+    assert ask({"envstep": 999}) == {"is_random": True}
+    assert ask({"envstep": 1000}) == {"is_random": False}
+    obs = np.zeros((20_000, 3), np.float32)
+
+    found = policy.collect_mode.forward_batch(obs, range(len(obs)), is_random=True)["action"]
+
+    assert found.mean(0) == pytest.approx([1.0, 0.25], abs=0.03)
+    assert found.std(0) == pytest.approx(np.array([4.0, 0.5]) / math.sqrt(12), rel=0.02)
+    assert found.min(0) == pytest.approx([-1.0, 0.0], abs=0.01)
+    assert found.max(0) == pytest.approx([3.0, 0.5], abs=0.01)
+
+
+def test_bounds_that_float32_cannot_hold_are_rounded_inwards() -> None:
+    model = {**MODEL, "action_shape": 1, "action_low": [0.1], "action_high": [0.7]}
+    policy = SACPolicy({"model": model}, seed=0)
+    policy._actor.net.layers[-1].weight.data.zero_()
+    for bias in (90.0, -90.0):
+        policy._actor.net.layers[-1].bias.data[0] = bias
+        found = float(policy.act(np.zeros((1, 3), np.float32), explore=False)["action"][0, 0])
+        assert 0.1 <= found <= 0.7
+
+
+def test_going_on_from_a_state_trains_as_if_never_stopped() -> None:
+    straight, stopped, resumed = make(), make(), make(seed=9)
+    for policy in (straight, stopped):
+        policy.learn_mode.forward(batch())
+    state = {
+        part: {key: np.asarray(value) for key, value in section.items()}
+        for part, section in stopped.learn_mode.state_dict().items()
+    }
+    resumed.learn_mode.load_state_dict(state)
+    resumed.rng = stopped.rng
+
+    for _ in range(3):
+        expected = straight.learn_mode.forward(batch())
+        assert resumed.learn_mode.forward(batch()) == expected
+
+
+def test_loading_the_critics_alone_starts_targets_and_optimizers_from_them() -> None:
+    trained, fresh = make(), make(seed=3)
+    for policy in (trained, fresh):
+        policy.learn_mode.forward(batch())
+    state = trained.learn_mode.state_dict()
+
+    fresh.learn_mode.load_state_dict({"model": state["model"], "critic": state["critic"]})
+
+    assert torch.equal(fresh._target_flat, trained._critic_optimizer.flat)
+    assert fresh._critic_optimizer.updates == 0
+    assert fresh._actor_optimizer.updates == 0
+    assert fresh._temperature_optimizer.updates == 0
+
+
+def test_update_that_is_not_finite_is_refused_before_anything_changes() -> None:
+    policy = make()
+    before = copy.deepcopy(policy.learn_mode.state_dict())
+    data = batch()
+    data.columns["reward"][3] = np.inf
+
+    with pytest.raises(NonFiniteError, match="reward"):
+        policy.learn_mode.forward(data)
+
+    after = policy.learn_mode.state_dict()
+    for part, section in before.items():
+        for name, value in section.items():
+            assert torch.equal(torch.as_tensor(after[part][name]), torch.as_tensor(value)), part
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "named"),
+    [
+        (spaces.Box(-1, 1, (3,)), spaces.Discrete(3), "Discrete(3)"),
+        (spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (2, 2)), "(2, 2)"),
+        (spaces.Box(-1, 1, (3,)), spaces.Box(-1, np.inf, (2,)), "inf"),
+        (spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (2,), np.int32), "int32"),
+        (spaces.Box(-1, 1, (3,)), spaces.Box(1, 1, (2,)), "Box(1.0, 1.0"),
+        (spaces.Text(3), spaces.Box(-1, 1, (2,)), "Text"),
+    ],
+)
+def test_spaces_that_it_cannot_use_are_refused_with_both_sides_named(
+    observation: Any, action: Any, named: str
+) -> None:
+    with pytest.raises(ConfigError, match="policy type sac") as caught:
+        SACPolicy.model_from_spaces(observation, action)
+    assert named in str(caught.value)
+    assert "Box" in caught.value.facts["expected"]
+
+
+def test_model_holds_the_bounds_of_the_env() -> None:
+    box = spaces.Box(np.array([-2, 0], np.float32), np.array([2, 0.1], np.float32))
+
+    found = SACPolicy.model_from_spaces(spaces.Box(-1, 1, (3,)), box)
+
+    assert found["obs_shape"] == 3
+    assert found["action_shape"] == 2
+    assert found["action_low"] == [-2.0, 0.0]
+    assert np.array(found["action_high"], np.float32).tolist() == box.high.tolist()
+
+
+@pytest.mark.parametrize(
+    ("model", "path"),
+    [
+        ({"action_low": None}, "policy.model.action_low"),
+        ({"action_high": [1.0]}, "policy.model.action_high"),
+        ({"action_high": [1.0, float("inf")]}, "policy.model.action_high"),
+        ({"action_low": [3.0, 0.0]}, "policy.model.action_low"),
+    ],
+)
+def test_bounds_that_cannot_be_are_refused(model: dict[str, Any], path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(model={**MODEL, **model})
+    assert caught.value.path == path
+
+
+def test_batch_of_other_shapes_is_refused_by_name() -> None:
+    data = batch()
+    data.columns["obs"] = data.columns["obs"][:, :2]
+
+    with pytest.raises(SchemaMismatchError, match="SACPolicy"):
+        make().learn_mode.forward(data)
