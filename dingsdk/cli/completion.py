@@ -98,7 +98,38 @@ sets_option = click.option(
 seed_option = click.option(
     "--seed", type=int, help="Root of the seed tree, in place of the config's."
 )
+env_argument = click.argument("env", metavar="ENV")
+kwargs_option = click.option(
+    "--kwargs", default="{}", metavar="MAPPING", help="As env.kwargs, such as '{length: 5}'."
+)
+wrappers_option = click.option(
+    "--wrapper",
+    "wrappers",
+    multiple=True,
+    metavar="TYPE",
+    help="As an entry of env.wrappers; may be repeated, innermost first.",
+)
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+
+
+def read_kwargs(text: str) -> dict[str, Any]:
+    """Return the value of ``--kwargs``.
+
+    Raises:
+        ConfigError: it is no mapping.
+    """
+    from dingsdk.config import apply_set
+    from dingsdk.errors import ConfigTypeError
+
+    found = apply_set({}, f"kwargs={text}")["kwargs"]
+    if not isinstance(found, dict):
+        raise ConfigTypeError(
+            f"--kwargs is {text!r}, expected a mapping such as '{{length: 5}}'",
+            path="kwargs",
+            expected="mapping",
+            found=type(found).__name__,
+        )
+    return found
 
 
 def _types(kind: str, incomplete: str) -> list[str]:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from dingsdk.envs.base import StepColumns as StepColumns
     from dingsdk.envs.base import Timestep as Timestep
     from dingsdk.envs.base_vector import BaseVectorEnvManager as BaseVectorEnvManager
+    from dingsdk.envs.check import EnvCheck as EnvCheck
+    from dingsdk.envs.check import check_env as check_env
     from dingsdk.envs.in_process import InProcessEnvManager as InProcessEnvManager
     from dingsdk.envs.make import EnvFn as EnvFn
     from dingsdk.envs.make import create_env_manager as create_env_manager

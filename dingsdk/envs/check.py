@@ -1,0 +1,352 @@
+"""``check_env``: whether an env keeps the rules that workers rely on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import Any, Literal, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from dingsdk.data.pytree import flatten
+from dingsdk.envs.in_process import InProcessEnvManager
+from dingsdk.envs.make import EnvFn
+from dingsdk.envs.players import player_num, space_of_player
+from dingsdk.envs.spaces import ActionChecker, ObservationSchema
+from dingsdk.envs.subprocess import SubprocessEnvManager
+from dingsdk.errors import ConfigError, DingError
+from dingsdk.plugins import default_manager
+
+STEPS = 100
+"""Steps by which two envs, or an env and its manager, are compared."""
+EPISODE_STEPS = 20_000
+EPISODE_S = 5.0
+"""How long to wait for the end of an episode."""
+CHILD_S = 60.0
+"""How long a child process may take to start, to reset its env, or for one step."""
+
+State = Literal["ok", "warning", "problem"]
+
+
+class EnvCheck(NamedTuple):
+    """What one check of an env found.
+
+    Attributes:
+        name: What was checked.
+        state: ``problem``: workers cannot use the env; ``warning``: they can, but look at it.
+        detail: What was found, and what to do.
+    """
+
+    name: str
+    state: State
+    detail: str
+
+
+class _Problem(Exception):  # noqa: N818 - ends one check
+    """A check has found that the env cannot be used; the text says why."""
+
+
+class _Subject:
+    """The env that is checked, and what was noticed beside the problems."""
+
+    def __init__(self, env_fn: Callable[[], Any], seed: int) -> None:
+        self.env_fn, self.seed = env_fn, seed
+        self.warnings: list[str] = []
+        self.observation_space: Any = None
+        self.action_space: Any = None
+        self.players = 1
+        self.has_columns = True
+
+    @contextmanager
+    def made(self) -> Iterator[Any]:
+        with closing(_called("its constructor", self.env_fn)) as env:
+            yield env
+
+    def actions(self, count: int) -> list[Any]:
+        """Return random actions, the same in each call."""
+        self.action_space.seed(self.seed)
+        return [self.action_space.sample() for _ in range(count)]
+
+    def warn(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    def reset(self, env: Any, seed: int | None = None) -> Any:
+        """Reset an env, check what it returns, and return the observation."""
+        found = _called(f"reset(seed={seed})", lambda: env.reset(seed=seed))
+        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)):
+            raise _Problem(f"reset() returned {_shown(found)}, it must return (obs, info)")
+        return self.check_obs(found[0], "reset()")
+
+    def step(self, env: Any, action: Any) -> tuple[Any, Any, bool, bool]:
+        """Step an env, check what it returns; return obs, reward, terminated, truncated."""
+        found = _called(f"step({action!r})", lambda: env.step(action))
+        if not (isinstance(found, tuple) and len(found) == 5 and isinstance(found[4], Mapping)):
+            raise _Problem(
+                f"step() returned {_shown(found)}, it must return (obs, reward, terminated, "
+                "truncated, info)"
+            )
+        obs, reward, terminated, truncated, _ = found
+        for name, flag in (("terminated", terminated), ("truncated", truncated)):
+            if not isinstance(flag, bool | np.bool_):
+                raise _Problem(f"step() returned {name} {_shown(flag)}, it must be a bool")
+        shape = (self.players,) if self.players > 1 else ()
+        try:
+            numbers = np.asarray(reward, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise _Problem(f"step() returned the reward {_shown(reward)}, no number") from error
+        if numbers.shape != shape:
+            raise _Problem(f"step() returned a reward of shape {numbers.shape}, expected {shape}")
+        if not np.isfinite(numbers).all():
+            raise _Problem(f"step() returned the reward {reward!r}")
+        return self.check_obs(obs, "step()"), numbers, bool(terminated), bool(truncated)
+
+    def check_obs(self, obs: Any, where: str) -> Any:
+        """Return an observation as workers get it."""
+        try:
+            taken = ObservationSchema(self.observation_space).conform(obs)
+        except DingError as error:
+            raise _Problem(f"{where}: {error}") from error
+        given = dict(flatten(obs))
+        for path, leaf in flatten(taken):
+            dtype, own = getattr(given.get(path), "dtype", None), getattr(leaf, "dtype", None)
+            if dtype is not None and dtype != own:
+                self.warn(
+                    f"{where} gives {dtype} where the observation space says {own}; it is cast"
+                )
+        if not self.observation_space.contains(taken):
+            self.warn(f"{where} gives observations outside of the bounds of the observation space")
+        return taken
+
+
+def check_env(
+    env: str | Callable[..., Any],
+    kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[Any] = (),
+    seed: int = 0,
+) -> list[EnvCheck]:
+    """Check an env against what workers rely on, by using it.
+
+    It is made several times, also in an env manager of this process and in one of a child process,
+    so a script needs the ``__main__`` guard.
+
+    Args:
+        env: An env id, ``module:Class``, or a class or function that makes the env.
+        kwargs: What it is made with, as ``env.kwargs``.
+        wrappers: As ``env.wrappers``; of an id alone.
+        seed: Of the env and of the random actions.
+
+    Returns:
+        One result a check; those that need what an earlier one found missing are left out.
+    """
+    subject = _Subject(_env_fn(env, dict(kwargs or {}), wrappers), seed)
+    found: list[EnvCheck] = []
+    for name, check, is_needed in _CHECKS:
+        subject.warnings.clear()
+        try:
+            detail = check(subject)
+        except _Problem as problem:
+            found.append(EnvCheck(name, "problem", str(problem)))
+            if is_needed:
+                break
+        else:
+            warnings = "; ".join(subject.warnings)
+            found.append(EnvCheck(name, "warning" if warnings else "ok", warnings or detail))
+    return found
+
+
+class _Made:
+    """Makes an env of a class or function that was given, with its kwargs."""
+
+    def __init__(self, make: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+        self.make, self.kwargs = make, kwargs
+
+    def __call__(self) -> Any:
+        return self.make(**self.kwargs)
+
+
+def _env_fn(env: Any, kwargs: dict[str, Any], wrappers: Sequence[Any]) -> Callable[[], Any]:
+    if isinstance(env, str):
+        return EnvFn({"env_id": env, "kwargs": kwargs, "wrappers": list(wrappers)})
+    if not callable(env) or wrappers:
+        raise ConfigError(
+            f"env is {env!r}, with the wrappers {list(wrappers)}; give an id, with wrappers or "
+            "none, or a class or function that makes an env",
+            path="env",
+        )
+    return _Made(env, kwargs)
+
+
+def _check_making(subject: _Subject) -> str:
+    with subject.made() as env:
+        if not isinstance(env, gym.Env):
+            raise _Problem(f"it is a {type(env).__name__}, no gymnasium.Env")
+        subject.players = player_num(env)
+    return f"{subject.players} players" if subject.players > 1 else ""
+
+
+def _check_spaces(subject: _Subject) -> str:
+    with subject.made() as env:
+        for name in ("observation_space", "action_space"):
+            space = getattr(env, name, None)
+            if not isinstance(space, gym.Space):
+                raise _Problem(f"{name} is {_shown(space)}, no space of gymnasium")
+            setattr(subject, name, space)
+    try:
+        ObservationSchema(subject.observation_space).require_columns()
+        ActionChecker(subject.action_space).filler(1)
+    except ConfigError as error:
+        subject.has_columns = False
+        subject.warn(f"only policies in the dict form can use it: {error}")
+    return f"{subject.observation_space}, {subject.action_space}"
+
+
+def _check_reset(subject: _Subject) -> str:
+    with subject.made() as env:
+        subject.reset(env)
+        subject.reset(env, subject.seed)
+    return "returns (obs, info) and takes a seed"
+
+
+def _check_episodes(subject: _Subject) -> str:
+    lengths: list[int] = []
+    steps, started = 0, time.perf_counter()
+    with subject.made() as env:
+        subject.reset(env, subject.seed)
+        for action in _repeated(subject.actions(STEPS)):
+            _, _, terminated, truncated = subject.step(env, action)
+            steps += 1
+            if terminated or truncated:
+                lengths.append(steps - sum(lengths))
+                subject.reset(env)
+            seconds = time.perf_counter() - started
+            if len(lengths) > 1 or steps >= EPISODE_STEPS or seconds > EPISODE_S:
+                break
+    if not lengths:
+        subject.warn(
+            f"no episode ended in {steps:,} random steps; without an end there are no returns: set "
+            "env.kwargs.max_episode_steps"
+        )
+    return f"episodes of {lengths} random steps, {steps / seconds:,.0f} steps/s"
+
+
+def _check_seeds(subject: _Subject) -> str:
+    first, second, other = (
+        _play(subject, seed) for seed in (subject.seed, subject.seed, subject.seed + 1)
+    )
+    _compare(first, second, "the same seed and actions give another episode", "self.np_random")
+    same = all(_equal(a, b) for a, b in zip(first, other, strict=True))
+    return "the env is deterministic" if same else "the same seed gives the same episode"
+
+
+def _check_manager(subject: _Subject) -> str:
+    return _check_managed(subject, InProcessEnvManager({}, [subject.env_fn] * 2))
+
+
+def _check_child(subject: _Subject) -> str:
+    if not subject.has_columns:
+        subject.warn("the env manager subprocess needs spaces that have columns")
+        return ""
+    limits = {"step_timeout": CHILD_S, "reset_timeout": CHILD_S}
+    cfg = {**limits, "max_retry": 0, "envs_per_process": 2}
+    return _check_managed(subject, SubprocessEnvManager(cfg, [subject.env_fn] * 2))
+
+
+def _check_managed(subject: _Subject, manager: Any) -> str:
+    """Compare env 0 of two with one that is driven alone."""
+    actions = subject.actions(STEPS)
+    alone = _play(subject, subject.seed)
+    rows: list[Any] = []
+    try:
+        with closing(manager):
+            manager.seed(subject.seed)
+            manager.launch()
+            rows.append(manager.ready_obs[0])
+            for action in actions:
+                step = manager.step({0: action, 1: actions[-1]})[0]
+                rows.append((step.obs, np.asarray(step.reward, np.float32), step.done))
+    except Exception as error:
+        raise _Problem(f"{type(error).__name__}: {error}") from error
+    if manager.failure_count:
+        raise _Problem(f"{manager.failure_count} steps or resets failed")
+    text = "an env steps otherwise where another one runs beside it"
+    _compare(alone, rows, text, "the env's own attributes, not globals")
+    return "acts as it does alone"
+
+
+def _check_policies(subject: _Subject) -> str:
+    spaces = [subject.observation_space, subject.action_space]
+    if subject.players > 1:
+        spaces = [space_of_player(space, subject.players) for space in spaces]
+    manager, fitting = default_manager(), []
+    for name in manager.builtin_types("policies"):
+        read = getattr(manager.get("policies", name), "model_from_spaces", None)
+        try:
+            if read is not None:
+                read(*spaces)
+                fitting.append(name)
+        except DingError:
+            continue
+    if not fitting:
+        subject.warn("no policy of dingsdk takes these spaces: add wrappers, or write a policy")
+    return ", ".join(fitting)
+
+
+_CHECKS: tuple[tuple[str, Callable[[_Subject], str], bool], ...] = (
+    ("can be made and closed", _check_making, True),
+    ("spaces", _check_spaces, True),
+    ("reset", _check_reset, True),
+    ("steps and episodes", _check_episodes, True),
+    ("seeds", _check_seeds, False),
+    ("env manager in this process", _check_manager, False),
+    ("child process", _check_child, False),
+    ("policies that take it", _check_policies, False),
+)
+"""Name, function, and whether the checks after it need it."""
+
+
+def _play(subject: _Subject, seed: int) -> list[Any]:
+    """Return what an env gives for a seed: its first observation, then (obs, reward, is over)."""
+    with subject.made() as env:
+        rows: list[Any] = [subject.reset(env, seed)]
+        for action in subject.actions(STEPS):
+            obs, reward, terminated, truncated = subject.step(env, action)
+            rows.append(
+                (obs, reward.astype(np.float32).astype(np.float64), terminated or truncated)
+            )
+            if terminated or truncated:
+                subject.reset(env)
+        return rows
+
+
+def _compare(expected: Sequence[Any], found: Sequence[Any], text: str, use: str) -> None:
+    for step, (ours, theirs) in enumerate(zip(expected, found, strict=True)):
+        if not _equal(ours, theirs):
+            when = "in the first observation" if step == 0 else f"in step {step}"
+            raise _Problem(f"{text} ({when}): keep all state and randomness in {use}")
+
+
+def _equal(a: Any, b: Any) -> bool:
+    pairs = zip(flatten(a), flatten(b), strict=True)
+    return all(np.array_equal(np.asarray(x), np.asarray(y)) for (_, x), (_, y) in pairs)
+
+
+def _repeated(actions: Sequence[Any]) -> Iterator[Any]:
+    while True:
+        yield from actions
+
+
+def _called(what: str, function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except DingError as error:
+        raise _Problem(str(error)) from error
+    except Exception as error:
+        raise _Problem(f"{what} raised {type(error).__name__}: {error}") from error
+
+
+def _shown(value: object) -> str:
+    kind = type(value).__name__
+    return f"a {kind} of {len(value)}" if isinstance(value, tuple) else f"{value!r:.60} ({kind})"

@@ -1,0 +1,175 @@
+"""``check_env`` finds what is wrong with an env, in the check that is about it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dingsdk.cli import main
+from dingsdk.envs import EnvCheck, check_env
+from dingsdk.errors import ConfigError, ConfigTypeError
+
+MADE, SPACES, RESET, STEPS, SEEDS, MANAGER, CHILD, POLICIES = (
+    "can be made and closed",
+    "spaces",
+    "reset",
+    "steps and episodes",
+    "seeds",
+    "env manager in this process",
+    "child process",
+    "policies that take it",
+)
+ALL = [MADE, SPACES, RESET, STEPS, SEEDS, MANAGER, CHILD, POLICIES]
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setenv("CHECKED_ENVS_PARENT", str(os.getpid()))
+
+
+def envs() -> Any:
+    return importlib.import_module("checked_envs")
+
+
+def by_name(found: list[EnvCheck]) -> dict[str, EnvCheck]:
+    return {each.name: each for each in found}
+
+
+def test_good_env_passes_every_check() -> None:
+    found = check_env("checked_envs:Good")
+    assert [each.name for each in found] == ALL
+    assert {each.state for each in found} == {"ok"}
+    details = {each.name: each.detail for each in found}
+    assert "episodes of [7, 7] random steps" in details[STEPS]
+    assert details[SEEDS] == "the same seed gives the same episode"
+    assert {"dqn", "ppo"} <= set(details[POLICIES].split(", "))
+
+
+@pytest.mark.slow
+def test_class_kwargs_and_wrappers_can_be_given() -> None:
+    found = by_name(check_env(envs().Good, {"length": 3}))
+    assert "episodes of [3, 3]" in found[STEPS].detail
+    limit = {"type": "TimeLimit", "max_episode_steps": 2}
+    found = by_name(check_env("checked_envs:Good", {"length": 9}, [limit]))
+    assert "episodes of [2, 2]" in found[STEPS].detail
+    for wrong in ((3, None), (envs().Good, [limit])):
+        with pytest.raises(ConfigError, match="give an id"):
+            check_env(wrong[0], {}, wrong[1] or ())
+
+
+@pytest.mark.parametrize(
+    ("env", "broken", "text"),
+    [
+        ("RaisesWhenMade", MADE, "raised OSError: no simulator"),
+        ("Absent", MADE, "not known to gymnasium"),
+        ("NoEnv", MADE, "is a NoEnv, no gymnasium.Env"),
+        ("NoSpace", SPACES, "observation_space is None (NoneType), no space"),
+        ("ObsAlone", RESET, "must return (obs, info)"),
+        ("NoSeed", RESET, "reset(seed=None) raised TypeError"),
+        ("WrongShape", RESET, "obs: float32[3], its observation space says float32[2]"),
+        ("NaNObs", RESET, "with NaN"),
+        ("OldStep", STEPS, "step() returned a tuple of 4, it must return"),
+        ("RaisesInStep", STEPS, "raised KeyError: 'lost'"),
+        ("TextReward", STEPS, "the reward 'much' (str), no number"),
+        ("NaNReward", STEPS, "the reward nan"),
+        ("RewardArray", STEPS, "a reward of shape (2,), expected ()"),
+        ("NumberForEnd", STEPS, "terminated 0 (int), it must be a bool"),
+        ("RaisesInSecondEpisode", STEPS, "raised ValueError: once only"),
+    ],
+)
+def test_env_that_cannot_be_used_ends_the_checks(env: str, broken: str, text: str) -> None:
+    found = check_env(f"checked_envs:{env}" if env != "NoEnv" else envs().NoEnv)
+    assert [each.name for each in found] == ALL[: ALL.index(broken) + 1]
+    assert [each.state for each in found] == ["ok"] * ALL.index(broken) + ["problem"]
+    assert text in found[-1].detail
+
+
+@pytest.mark.parametrize(
+    ("env", "broken", "text"),
+    [
+        pytest.param(
+            "OwnRandomness",
+            [SEEDS, MANAGER, CHILD],
+            "(in the first observation)",
+            marks=pytest.mark.slow,
+        ),
+        ("SharedState", [MANAGER, CHILD], "keep all state and randomness in"),
+        ("DiesInAChild", [CHILD], "EnvError"),
+    ],
+)
+def test_env_that_workers_would_drive_otherwise_is_found(
+    env: str, broken: list[str], text: str
+) -> None:
+    found = by_name(check_env(f"checked_envs:{env}"))
+    assert [name for name in ALL if found[name].state == "problem"] == broken
+    assert text in found[broken[-1]].detail
+
+
+def test_env_of_a_local_function_cannot_be_handed_to_a_child_process() -> None:
+    good = envs().Good
+    found = by_name(check_env(lambda: good()))
+    assert [name for name in ALL if found[name].state == "problem"] == [CHILD]
+
+
+@pytest.mark.slow
+def test_partial_of_a_class_passes() -> None:
+    assert {each.state for each in check_env(functools.partial(envs().Good, 4))} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("env", "warned", "text"),
+    [
+        pytest.param(
+            "Endless",
+            [STEPS],
+            "no episode ended in 20,000 random steps",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "WideObs",
+            [RESET, STEPS, SEEDS, MANAGER, CHILD],
+            "gives float64 where the observation",
+            marks=pytest.mark.slow,
+        ),
+        ("OutOfBounds", [RESET, STEPS, SEEDS, MANAGER, CHILD], "outside of the bounds"),
+        ("Words", [SPACES, CHILD, POLICIES], "only policies in the dict form"),
+        ("Continuous", [SPACES, CHILD, POLICIES], "have no columns"),
+    ],
+)
+def test_env_that_can_be_used_is_warned_of(env: str, warned: list[str], text: str) -> None:
+    found = by_name(check_env(f"checked_envs:{env}"))
+    assert {name: found[name].state for name in ALL} == {
+        name: "warning" if name in warned else "ok" for name in ALL
+    }
+    assert text in found[warned[0]].detail
+
+
+def test_command_prints_each_check_and_says_by_its_code_what_it_found(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["check-env", "checked_envs:Good", "--kwargs", "{length: 3}"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ALL)
+    assert "episodes of [3, 3] random steps" in out
+
+    assert main(["check-env", "checked_envs:OldStep"]) == 1
+    assert "problem  steps and episodes" in capsys.readouterr().out
+    assert main(["check-env", "checked_envs:Words"]) == 0  # a warning
+    assert main(["check-env", "checked_envs:Good", "--wrapper", "NoSuchWrapper"]) == 1
+    assert "no 'NoSuchWrapper' among the env_wrappers" in " ".join(capsys.readouterr().out.split())
+    assert main(["check-env", "checked_envs:Good", "--kwargs", "3"]) == 2
+    assert "--kwargs is '3', expected a mapping" in capsys.readouterr().err
+
+
+def test_kwargs_must_be_a_mapping() -> None:
+    from dingsdk.cli.completion import read_kwargs
+
+    assert read_kwargs("{a: 1, b: x}") == {"a": 1, "b": "x"}
+    with pytest.raises(ConfigTypeError):
+        read_kwargs("[1]")
