@@ -111,7 +111,7 @@ def test_a_payload_that_is_not_there_is_missing_at_the_deadline(store: FileDataS
     started = time.monotonic()
     with pytest.raises(DataMissingError) as caught:
         store.get("p", timeout_s=0.2)
-    assert 0.2 <= time.monotonic() - started < 2.0
+    assert 0.2 <= time.monotonic() - started < 6.0
     assert caught.value.data_id == "p"
 
 

@@ -21,7 +21,7 @@ def test_port_in_use_is_reported_and_leaves_nothing(served: Served, tmp_path: Pa
     started = time.monotonic()
     with pytest.raises(PortInUseError) as caught:
         other.master_end().open(Listener())
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 5.0
     assert caught.value.port == served.port
     assert set(threading.enumerate()) == threads
     assert open_sockets() == sockets

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dingsdk_flask_fs import slave_end
 from dingsdk_flask_fs.slaves import CollectorSlave, LearnerSlave
 from dingsdk_flask_fs.transport import FlaskFSTransport
 
@@ -91,7 +92,11 @@ def test_named_slave_serves_its_tasks(
     master.close()
 
 
-def test_answer_leaves_while_the_next_task_is_served(transport: FlaskFSTransport) -> None:
+def test_answer_leaves_while_the_next_task_is_served(
+    transport: FlaskFSTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its sender would look by itself, but later than the answer has to be there.
+    monkeypatch.setattr(slave_end, "PRESENCE_S", 60.0)
     served, may_answer, may_end = threading.Event(), threading.Event(), threading.Event()
 
     def first(task: Any) -> None:
@@ -102,7 +107,7 @@ def test_answer_leaves_while_the_next_task_is_served(transport: FlaskFSTransport
     slave = Slave(
         transport,
         WorkerInfo("w0", "collector"),
-        callback_fn={"first": first, "second": lambda task: {"waited": may_end.wait(5.0)}},
+        callback_fn={"first": first, "second": lambda task: {"waited": may_end.wait(20.0)}},
     )
     slave.start(master.address)
     kept_busy = master.new_task("w0", {"name": "first"}).start()
@@ -112,7 +117,7 @@ def test_answer_leaves_while_the_next_task_is_served(transport: FlaskFSTransport
     slow = master.new_task("w0", {"name": "second"}).start()
     may_answer.set()
     kept_busy.join(5.0)
-    quick.join(0.5)  # a fraction of PRESENCE_S, at which the sender would look by itself
+    quick.join(10.0)
     may_end.set()
     assert slow.value(5.0) == {"waited": True}
     slave.close()

@@ -18,7 +18,7 @@ def test_join_without_a_master_gives_up_at_its_deadline(transport: FlaskFSTransp
     started = time.monotonic()
     with pytest.raises(WorkerLostError, match="no master"):
         end.join(WorkerInfo("w0", "collector"), timeout_s=0.2)
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < 6.0
 
 
 @pytest.mark.parametrize(
