@@ -56,6 +56,9 @@ SHARES = {"buffer": 2}
 LEFT_OUT = ("dingsdk/testing/",)
 """The conformance kit: the tests of its rules are mutants themselves (`tests/mutants`)."""
 
+REFERENCE = "tests/docs/test_reference.py"
+"""Its tests compare all defaults and bounds of config sections with the written pages."""
+
 LONGEST_S = 120.0
 """No mutant is tried with tests that take longer than this together; the slowest are left out."""
 
@@ -190,6 +193,7 @@ def _key(entry: dict[str, str | None], tests: list[Test], coverage_map: Coverage
 def _tests_of(mutant: Mutant, coverage_map: CoverageMap) -> list[Test]:
     if mutant.runs_at_import:
         tests = coverage_map.tests_of_module(mutant.path, mutant.scope)
+        tests = list({*tests, *coverage_map.tests_of_file(REFERENCE)})
         limit_s = LONGEST_S
     else:
         tests, limit_s = coverage_map.tests_of_line(mutant.path, mutant.line), LONGEST_S

@@ -188,6 +188,10 @@ class CoverageMap:
             if report["failed"]
         ]
 
+    def tests_of_file(self, name: str) -> list[Test]:
+        """Return the tests of a file, none if it is not loaded."""
+        return self._tests(self._records[name]["tests"] if name in self._records else ())
+
     def tests_of_line(self, path: str, line: int) -> list[Test]:
         """Return the tests that run a line."""
         return self._tests(self._by_line.get((path, line), set()))
@@ -203,7 +207,7 @@ class CoverageMap:
             files = {path, *self._tree.importers(path)}
             inside = [tests for (file, _), tests in self._by_line.items() if file in files]
         test_files = {name.partition("::")[0] for tests in inside for name in tests}
-        return self._tests(name for file in test_files for name in self._records[file]["tests"])
+        return [test for name in test_files for test in self.tests_of_file(name)]
 
     def _tests(self, names: Iterable[str]) -> list[Test]:
         found = []

@@ -114,6 +114,7 @@ def test_reseeding_forgives_no_failure_in_a_row(cfg: dict[str, Any], env: str) -
 @every_manager
 def test_launch_forgives_all_failures(cfg: dict[str, Any], env: str) -> None:
     with make(cfg, env, n=1) as manager:
+        assert manager.failure_count == 0
         manager.launch()
         for _ in range(2):
             manager.step_batch(np.array([RAISE]))

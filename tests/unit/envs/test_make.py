@@ -126,8 +126,11 @@ def test_constructor_that_raises_is_named(
         raise cause
 
     gym.register("Tiny/Raising-v0", entry_point=entry_point)
-    with pytest.raises(error, match=f"Tiny/Raising-v0 cannot be made.*{re.escape(str(cause))}"):
+    text = f"Tiny/Raising-v0 cannot be made.*{re.escape(str(cause))}"
+    with pytest.raises(error, match=text) as caught:
         EnvFn({"env_id": "Tiny/Raising-v0", "kwargs": kwargs})()
+    if isinstance(caught.value, EnvError):
+        assert (caught.value.env_id, caught.value.failures) == ("Tiny/Raising-v0", 1)
 
 
 def test_module_of_an_env_id_is_imported_first(tmp_path: Path) -> None:

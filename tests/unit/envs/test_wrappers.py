@@ -109,6 +109,12 @@ def test_video_without_its_package_names_it(
         make({"type": "record_video", "folder": str(tmp_path)}, render_mode="rgb_array")
 
 
+def test_whole_episodes_are_recorded_and_by_default_each_hundredth(tmp_path: Path) -> None:
+    env = make({"type": "record_video", "folder": str(tmp_path)}, render_mode="rgb_array")
+    assert env.video_length == np.inf
+    assert [n for n in range(201) if env.episode_trigger(n)] == [0, 100, 200]
+
+
 def test_episodes_are_recorded_by_every_env(tmp_path: Path) -> None:
     video = {"type": "record_video", "folder": str(tmp_path), "every": 2}
     kwargs = {"render_mode": "rgb_array"}
