@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from dingsdk.errors import ProtocolError
-from dingsdk.worker.coordinator.experience import REDRAWS, Experience, metadata_config
+from dingsdk.worker.coordinator.experience import (
+    REDRAWS,
+    Experience,
+    PayloadLedger,
+    metadata_config,
+)
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
@@ -69,6 +74,33 @@ def test_payload_is_forgotten_with_its_last_row(experience: Experience) -> None:
     assert experience._lost == {}
     assert len(experience.readable()) == 400 // ROWS
     assert experience.readable(known=range(3, 102)) == ["p0"]
+
+
+def test_learner_is_told_of_deleted_payloads_with_its_next_batch(experience: Experience) -> None:
+    push(experience, "a")
+    state = TaskState("task", "learner", {"buffer_id": "b"}, 0.0)
+    assert experience.lease(state, 2, 1, 0)["payloads"] == {"a": 0}
+    experience.settle(state)
+    push(experience, *(f"p{n}" for n in range(400 // ROWS)))
+    assert experience.take_garbage([state]) == ["a"]
+    assert experience.take_garbage([state]) == []
+    found = [experience.lease(state, 2, 1, 0)["dropped"] for _ in range(2)]
+    assert found == [[0], []]
+    experience.settle(state)
+
+
+def test_rows_of_deleted_payloads_are_no_reason_to_free_others() -> None:
+    ledger = PayloadLedger()
+    for name, rows in (("gone", 10), ("large", 80), ("small", 20)):
+        ledger.add(name, rows)
+    ledger.evict(np.zeros(10, np.int64), np.arange(10), "overwritten")
+    assert ledger.take_garbage() == {0: "gone"}
+    ledger.evict(np.full(5, 2), np.arange(5), "overwritten")
+    assert ledger.free_rows() == {}, "5 rows more than the 95 that are in the buffer"
+    ledger.evict(np.full(5, 2), np.arange(5, 10), "overwritten")
+    assert {number: rows.tolist() for number, rows in ledger.free_rows().items()} == {
+        2: list(range(10, 20))
+    }
 
 
 class Curious(NaiveReplayBuffer):

@@ -55,6 +55,7 @@ class Control:
         self.done_at: set[int] = set()
         """Reports, or learn infos, that say that the task is done."""
         self.refusals = 0
+        self.states: list[TaskState] = []
         self.data: list[dict[str, Any] | None] = []
         self.on_call: Callable[[str], None] = lambda name: None
 
@@ -103,6 +104,7 @@ class Control:
         self._note("collecting")
 
     def deal_with_collector_send_data(self, state: TaskState, meta: Mapping[str, Any]) -> bool:
+        self.states.append(state)
         self._note("data", meta["data_id"], state.waiting)
         if self.refusals:
             self.refusals -= 1
@@ -231,10 +233,12 @@ def test_payload_waits_for_room_without_spinning() -> None:
     driver.start()
     assert refused.wait(20.0)
     with control.condition:
+        assert control.states[0].waits_for == "room for 4 rows in the replay buffer"
         buffer.is_ready = True
         control.condition.notify_all()
     driver.join(20.0)
     assert len(control.of("data")) == 2
+    assert control.states[0].waits_for == ""
 
 
 @pytest.mark.parametrize("what", ["ending", "buffer"])

@@ -15,6 +15,7 @@ from dingsdk.worker.coordinator.roles import CollectorRole, LearnerRole
 from dingsdk.worker.coordinator.scheduler_state import (
     LOSS_WINDOW_S,
     TASK_TIMEOUT_S,
+    QuietWatch,
     SchedulerState,
 )
 from dingsdk.worker.coordinator.section import CoordinatorSection
@@ -494,6 +495,30 @@ def test_run_without_progress_says_once_what_it_waits_for() -> None:
     for _ in range(3):
         site.now += 100
         assert site.state.why_quiet() == ""
+
+
+def test_quiet_run_does_not_blame_the_commander_for_busy_workers_and_waiting_tasks() -> None:
+    site = Site(quiet_after_s=30.0)
+    site.join("c0")
+    site.join("l0", "learner")
+    site.open_buffer("other")
+    site.assigned(buffer_id="other", **collecting())
+    site.join("c1")
+    site.commander.tasks["collector"].append({"task_id": "u", "buffer_id": "b"})
+    site.state.produce("collector")  # it waits for its buffer
+    site.assigned("learner", task_id="l", **TRAINING)
+    site.state.why_quiet()
+    site.now += 30
+    said = site.state.why_quiet()
+    assert "handed out no task" not in said
+    assert "collector c0 has reported no progress" in said
+
+
+def test_quiet_time_begins_with_the_run() -> None:
+    now = 5.0
+    watch = QuietWatch(30.0, lambda: now)
+    now = 35.0
+    assert watch.is_news(None)
 
 
 def test_progress_ends_a_quiet_time_and_the_next_one_is_told_too() -> None:
