@@ -84,10 +84,11 @@ def train(
         DingError: a part failed during the run, after a checkpoint was tried.
     """
     leave_if_importing()
+    cfg = compile_run(config, mode, transport, sets, seed, env, policy)
+    # Not earlier: a mistake in the config is told before torch is imported.
     from dingsdk.pipeline.given import callbacks_registered, check_importable, learner_hooks
     from dingsdk.pipeline.worker import has_env_processes, has_processes
 
-    cfg = compile_run(config, mode, transport, sets, seed, env, policy)
     hooks, in_processes = learner_hooks(callbacks, mode), has_processes(cfg, mode)
     if in_processes or has_env_processes(cfg):
         check_importable("env", env)

@@ -74,7 +74,7 @@ def test_stated_shape_that_is_not_the_envs_is_refused() -> None:
 
 @pytest.mark.parametrize("shape", [".nan", ".inf", "text", "{a: 1}", "[4, 1]", "''"])
 def test_stated_shape_that_is_no_size_is_refused(shape: str) -> None:
-    with pytest.raises(ConfigTypeError) as caught:
+    with pytest.raises(ConfigError) as caught:
         compile_config(changed(f"policy.model.obs_shape={shape}"))
 
     assert caught.value.path == "policy.model.obs_shape"
