@@ -578,9 +578,10 @@ def _check_players(
 
     Raises:
         ConfigError: one does not, or there is no such opponent or league.
+        CheckpointError: there is no such past.
     """
     from dingsdk.envs.players import find_opponent
-    from dingsdk.worker.commander.one_vs_one import create_league
+    from dingsdk.worker.commander.one_vs_one import create_league, saved_league
 
     parts = {**_PLAYING[mode], "env_manager": "base, subprocess or async_subprocess"}
     if players == 1:
@@ -604,6 +605,9 @@ def _check_players(
         )
     if players > 1:
         create_league(cfg["policy"], None)
+        past = cfg["policy"]["other"]["league"].get("load_path")
+        if past is not None:
+            saved_league(past)
         for name in cfg["env"]["eval_opponents"]:
             find_opponent(name)
 

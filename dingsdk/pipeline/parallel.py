@@ -66,7 +66,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             transport,
             on_collecting=context.recorder.mark_first_step,
             on_collected=lambda finished: write_collected(
-                tb_logger, finished, coordinator.status()
+                tb_logger, finished, coordinator.status(), coordinator.commander_statistics()
             ),
             on_evaluated=lambda *result: _record(context, tb_logger, coordinator, *result),
             tb_logger=tb_logger,
@@ -255,7 +255,10 @@ def _record(
 
 
 def write_collected(
-    tb_logger: TensorboardLogger, finished: Mapping[str, Any], status: CoordinatorStatus
+    tb_logger: TensorboardLogger,
+    finished: Mapping[str, Any],
+    status: CoordinatorStatus,
+    of_commander: Mapping[str, float],
 ) -> None:
     """Write the statistics of a collecting task as serial mode names them, and its settings."""
     returns, steps = finished.get("reward_raw") or [], int(finished.get("step_count", 0))
@@ -272,9 +275,14 @@ def write_collected(
         evaluated = evaluation_statistics(returns, steps, seconds)
         names = ("avg_envstep_per_episode", "reward_mean", "reward_std", "reward_max", "reward_min")
         statistics |= {name: evaluated[name] for name in names}
+    games = [outcome for env in finished.get("game_result", ()) for outcome in env]
+    if games:
+        for outcome in ("wins", "draws", "losses"):
+            statistics[f"share_of_{outcome}"] = games.count(outcome) / len(games)
     settings = finished.get("collect_setting", {})
     statistics |= {key: value for key, value in settings.items() if isinstance(value, float)}
     write_statistics(tb_logger, "collector", statistics, status.train_iter, status.env_steps)
+    write_statistics(tb_logger, "commander", of_commander, status.train_iter, status.env_steps)
 
 
 def _remove_data(transport: Transport) -> None:

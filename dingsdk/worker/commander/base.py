@@ -141,6 +141,10 @@ class BaseParallelCommander(Configurable, ABC):
     def update_collector_info(self, task_id: str, info: Mapping[str, Any]) -> None:
         """Take the progress of a running collector (``cur_step`` and the like)."""
 
+    def statistics(self) -> dict[str, float]:
+        """Return values of its own to draw curves of, by name; asked after each collector task."""
+        return {}
+
     def increase_collector_task_space(self) -> None:
         """Allow one more collector task at a time."""
         self._collector_space.increase_space()

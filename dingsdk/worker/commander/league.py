@@ -135,6 +135,8 @@ class OneVsOneLeague(Configurable):
             decay: Weight that each game leaves to the earlier ones of the same two players.
             min_win_rate_games: Below so many games two players count as equally strong.
             path_policy: What the checkpoints of all players begin with.
+            load_path: Folder ``league`` of an earlier run, whose past players and results it begins
+                with; None for none.
         """
 
         type: str = "one_vs_one"
@@ -145,6 +147,7 @@ class OneVsOneLeague(Configurable):
         decay: Share = 0.99
         min_win_rate_games: Count = 8
         path_policy: str = "league"
+        load_path: str | None = None
 
     def __init__(
         self,
@@ -249,6 +252,11 @@ class OneVsOneLeague(Configurable):
         self.players[snapshot.player_id] = snapshot
         return True
 
+    def win_rates(self, player_id: str) -> dict[str, float]:
+        """Return the win rate of a player against each historical one, by id."""
+        ids = [player.player_id for player in self._history()]
+        return {other: self.payoff.win_rate(player_id, other) for other in ids}
+
     def state_dict(self) -> dict[str, Any]:
         """Return players, payoff and the state of the draws, as plain data."""
         return {
@@ -293,18 +301,15 @@ class OneVsOneLeague(Configurable):
         history = self._history()
         if not history or self._rng.random() < self._cfg.self_play:
             return self.players[self._rng.choice(self.active_players_ids)]
-        rates = [self.payoff.win_rate(home.player_id, each.player_id) for each in history]
+        rates = list(self.win_rates(home.player_id).values())
         return history[int(self._rng.choice(len(history), p=pfsp_weights(rates)))]
 
     def _is_due(self, player: Player) -> bool:
         trained = player.train_iter - player.snapshot_iter
         if trained >= self._cfg.one_phase_step:
             return True
-        history = self._history()
-        is_strong = bool(history) and all(
-            self.payoff.win_rate(player.player_id, each.player_id) >= self._cfg.strong_win_rate
-            for each in history
-        )
+        rates = self.win_rates(player.player_id).values()
+        is_strong = bool(rates) and min(rates) >= self._cfg.strong_win_rate
         return is_strong and trained >= self._cfg.one_phase_step / 4
 
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from dingsdk.config import PartSection, Share, Whole, to_plain
 from dingsdk.data.seeding import derive_seed
-from dingsdk.errors import ConfigError, DataMissingError, StorageFullError
+from dingsdk.errors import CheckpointCorruptError, ConfigError, DataMissingError, StorageFullError
 from dingsdk.plugins import default_manager
 from dingsdk.worker.collector.battle import outcome_of, return_of
 from dingsdk.worker.commander.base import Task
 from dingsdk.worker.commander.league import OneVsOneLeague
 from dingsdk.worker.commander.serial import BaseSerialCommander
 from dingsdk.worker.commander.solo import EvalRecord, SoloCommander
+from dingsdk.worker.learner.checkpoint import load_checkpoint, save_checkpoint
+from dingsdk.worker.run_logger import write_statistics
 
 _log = logging.getLogger(__name__)
+
+LEAGUE_FOLDER = "league"
+"""Folder of a run in which past players are kept, with the league as of the newest."""
 
 
 class OneVsOneCommander(SoloCommander):
@@ -53,11 +60,17 @@ class OneVsOneCommander(SoloCommander):
         super().__init__(cfg, clock)
         self.league = create_league(cfg["policy"], derive_seed(int(cfg["seed"]), "league"))
         self.league.copy = self._copy
+        self._folder = Path(cfg["exp_name"]) / LEAGUE_FOLDER
         self._opponents = list(cfg["env"]["eval_opponents"])
         self._difficulty = 0
+        self._has_loaded = False
         self._jobs: dict[str, dict[str, Any]] = {}
 
     def get_learner_task(self) -> Task | None:
+        if not self._has_loaded:
+            past = self._cfg["policy"]["other"]["league"].get("load_path")
+            load_league(self.league, past, self._folder, self._publish)
+            self._has_loaded = True
         task = super().get_learner_task()
         if task is not None:
             # Another learner begins with new weights, and so with a policy of its own.
@@ -72,7 +85,7 @@ class OneVsOneCommander(SoloCommander):
         job = {"player_id": self._player.player_id, "train_iteration": self._newest_iter}
         self.league.update_active_player(job)
         try:
-            self.league.judge_snapshot(self._player.player_id)
+            take_snapshot(self.league, self._folder, lambda name: self._newest_of(name)[1])
         except (DataMissingError, StorageFullError) as error:
             _log.warning("a snapshot was not taken, it is tried again: %s", error)
 
@@ -86,9 +99,9 @@ class OneVsOneCommander(SoloCommander):
         self._jobs.pop(task["task_id"], None)
         super().notify_fail_collector_task(task)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the league, and against whom evaluations are, as plain data."""
-        return {"league": self.league.state_dict(), "difficulty": self._difficulty}
+    def statistics(self) -> dict[str, float]:
+        """Return the sizes of the league, the opponent of evaluations, and the win rates."""
+        return {"eval_opponent": float(self._difficulty), **league_statistics(self.league)}
 
     @property
     def _player(self) -> Any:
@@ -119,13 +132,20 @@ class OneVsOneCommander(SoloCommander):
         return super()._ends_run(record, result)
 
     def _copy(self, source: str, target: str) -> None:
-        assert self.policy_store is not None  # set by the coordinator
-        newest = self.policy_store.newest(source)
-        if newest is None:
-            raise DataMissingError(f"policy {source} is not published yet", data_id=source)
-        version, state = newest
-        self.policy_store.publish(target, state, version)
+        version, state = self._newest_of(source)
+        self._publish(target, state, version)
         _log.info("version %d of the policy is %s of the league now", version, target)
+
+    def _newest_of(self, policy_id: str) -> tuple[int, dict[str, Any]]:
+        assert self.policy_store is not None  # set by the coordinator
+        newest = self.policy_store.newest(policy_id)
+        if newest is None:
+            raise DataMissingError(f"policy {policy_id} is not published yet", data_id=policy_id)
+        return newest
+
+    def _publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
+        assert self.policy_store is not None  # set by the coordinator
+        self.policy_store.publish(policy_id, state, version)
 
 
 class OneVsOneSerialCommander(BaseSerialCommander):
@@ -159,6 +179,9 @@ class OneVsOneSerialCommander(BaseSerialCommander):
         self._games = 0
         # Envs whose game was begun against the opponent before.
         self._mixed: set[int] = set()
+        self._folder = Path(self._learner.exp_name) / LEAGUE_FOLDER
+        past = policy_cfg["other"]["league"].get("load_path")
+        load_league(self.league, past, self._folder, self._keep)
 
     def step(self) -> dict[str, Any]:
         """Draw and load the opponent of the next collect; else as ``BaseSerialCommander``."""
@@ -166,10 +189,13 @@ class OneVsOneSerialCommander(BaseSerialCommander):
         (player_id,) = self.league.active_players_ids
         train_iter = int(self._learner.train_iter)
         self.league.update_active_player({"player_id": player_id, "train_iteration": train_iter})
-        self.league.judge_snapshot(player_id)
+        take_snapshot(self.league, self._folder, lambda name: self._snapshots[name]["model"])
         if self._job is None or self._games >= self._own.games_per_opponent:
             before, self._games = self._job, 0
             self._job = self.league.get_job_info(player_id)
+            statistics = league_statistics(self.league)
+            envstep = self._collector.envstep
+            write_statistics(self._learner.tb_logger, "commander", statistics, train_iter, envstep)
             if before is not None and before["player_id"] != self._job["player_id"]:
                 self._mixed = set(range(self._collector.env.env_num))
         own, opponent = self._collector.policy
@@ -190,9 +216,85 @@ class OneVsOneSerialCommander(BaseSerialCommander):
             self.league.finish_job({**self._job, "result": results})
 
     def _copy(self, source: str, target: str) -> None:
-        state = self._collector.policy[0].state_dict()
-        model = {key: value.clone() for key, value in state["model"].items()}
-        self._snapshots[target] = {"model": model}
+        self._keep(target, self._collector.policy[0].state_dict()["model"])
+
+    def _keep(self, name: str, model: Mapping[str, Any], version: int = 0) -> None:
+        copied = {key: value.clone() for key, value in model.items()}
+        self._snapshots[name] = {"model": copied}
+
+
+def take_snapshot(
+    league: OneVsOneLeague, folder: Path, model_of: Callable[[str], Mapping[str, Any]]
+) -> None:
+    """Take the snapshot of the trained player that is due, and write it down with the league."""
+    if not league.judge_snapshot(league.active_players_ids[0]):
+        return
+    taken = list(league.players.values())[-1]
+    try:
+        save_checkpoint(
+            folder,
+            taken.checkpoint,
+            {"model": dict(model_of(taken.checkpoint))},
+            iteration=taken.train_iter,
+            meta={"league": json.dumps(league.state_dict())},
+        )
+    except StorageFullError as error:
+        _log.warning("player %s of the league is not saved: %s", taken.player_id, error)
+
+
+def load_league(
+    league: OneVsOneLeague,
+    path: str | None,
+    folder: Path,
+    put: Callable[[str, Mapping[str, Any], int], None],
+) -> None:
+    """Begin with the past of another run.
+
+    Args:
+        league: Gets its past players and results.
+        path: Folder ``league`` of that run; None for no past.
+        folder: The same of this run, which gets copies.
+        put: Called with (checkpoint, its tensors, its train iteration) of each past player.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be read.
+    """
+    if path is None:
+        return
+    league.load_state_dict(saved_league(path))
+    for player in league.players.values():
+        if player.is_active:
+            player.train_iter = player.snapshot_iter = 0
+            continue
+        state = load_checkpoint(Path(path) / player.checkpoint).state
+        save_checkpoint(
+            folder, player.checkpoint, state, iteration=player.train_iter, is_latest=False
+        )
+        put(player.checkpoint, state["model"], player.train_iter)
+
+
+def saved_league(path: str) -> dict[str, Any]:
+    """Return the state of the league that a run has left in its folder ``league``.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be read.
+    """
+    found = load_checkpoint(Path(path) / "latest")
+    if "league" not in found.meta:
+        raise CheckpointCorruptError(
+            f"policy.other.league.load_path: {found.path} holds no league; name the folder "
+            f"{LEAGUE_FOLDER!r} of a run of self-play",
+            path=str(found.path),
+        )
+    state: dict[str, Any] = json.loads(found.meta["league"])
+    return state
+
+
+def league_statistics(league: OneVsOneLeague) -> dict[str, float]:
+    """Return the number of past players, and the win rate of the trained one against each."""
+    rates = league.win_rates(league.active_players_ids[0])
+    named = {f"win_rate_{player_id}": rate for player_id, rate in rates.items()}
+    return {"past_players": float(len(rates)), **named}
 
 
 def create_league(policy_cfg: Mapping[str, Any], seed: int | None) -> OneVsOneLeague:

@@ -394,6 +394,11 @@ class Coordinator(Configurable, TaskControl):
         if experience is not None:
             experience.close()
 
+    def commander_statistics(self) -> dict[str, float]:
+        """Return the values that the commander has curves of."""
+        with self.condition:
+            return self._state.commander.statistics()
+
     def deal_with_increase_collector(self) -> None:
         """Let the commander issue one more collector task at a time."""
         with self.condition:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import errno
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +10,20 @@ import pytest
 import torch
 
 from dingsdk.config import deep_merge_dicts, to_easydict
-from dingsdk.errors import ConfigError, StorageFullError
+from dingsdk.errors import (
+    CheckpointCorruptError,
+    CheckpointMissingError,
+    ConfigError,
+    StorageFullError,
+)
+from dingsdk.testing.os_calls import failing_calls
 from dingsdk.worker.collector.rollout import EpisodeRecord
-from dingsdk.worker.commander.one_vs_one import OneVsOneCommander, OneVsOneSerialCommander
+from dingsdk.worker.commander.one_vs_one import (
+    OneVsOneCommander,
+    OneVsOneSerialCommander,
+    saved_league,
+)
+from dingsdk.worker.learner.checkpoint import save_checkpoint
 
 LEAGUE = {"type": "one_vs_one", "one_phase_step": 100, "self_play": 0.0, "min_win_rate_games": 1}
 
@@ -34,10 +45,13 @@ class Store:
 
 
 @pytest.fixture
-def make_commander(main_config: Any, clock: Any) -> Any:
-    def make(opponents: Any = ("random",), league: Any = LEAGUE, **commander: Any) -> Any:
+def make_commander(main_config: Any, clock: Any, tmp_path: Any) -> Any:
+    def make(
+        opponents: Any = ("random",), league: Any = LEAGUE, run: str = "run", **commander: Any
+    ) -> Any:
         cfg = main_config(type="one_vs_one", collector_task_space=2, **commander)
         changes = {
+            "exp_name": str(tmp_path / run),
             "env": {"eval_opponents": list(opponents), "stop_value": 0.5},
             "policy": {"eval": {"evaluator": {"eval_freq": 10}}, "other": {"league": league}},
         }
@@ -49,7 +63,8 @@ def make_commander(main_config: Any, clock: Any) -> Any:
 
 
 def train(commander: Any, learner: Any, iteration: int) -> None:
-    commander.policy_store.publish(learner["policy_id"], {"w": iteration}, iteration)
+    state = {"w": torch.tensor([iteration])}
+    commander.policy_store.publish(learner["policy_id"], state, iteration)
     commander.update_learner_info(learner["task_id"], {"learner_step": iteration})
 
 
@@ -103,7 +118,8 @@ def test_snapshots_are_copies_that_stay_and_play_without_training(make_commander
         train(commander, learner, iteration)
 
     kept = commander.policy_store.kept
-    assert kept["league-player_0_0"] == (100, {"w": 100})
+    version, state = kept["league-player_0_0"]
+    assert (version, int(state["w"])) == (100, 100)
     assert set(kept) == {learner["policy_id"], "league-player_0_0"}
     cfg = next(
         task["collector_cfg"]
@@ -117,7 +133,8 @@ def test_snapshots_are_copies_that_stay_and_play_without_training(make_commander
 def test_snapshot_that_finds_no_room_is_tried_again(make_commander: Any) -> None:
     commander = make_commander()
     learner = start(commander)
-    commander.policy_store.publish(learner["policy_id"], {"w": 1}, 1)
+    state = {"w": torch.tensor([7])}
+    commander.policy_store.publish(learner["policy_id"], state, 1)
     commander.policy_store.is_full = True
     commander.update_learner_info(learner["task_id"], {"learner_step": 120})
     assert list(commander.league.players) == ["player_0"]
@@ -125,7 +142,7 @@ def test_snapshot_that_finds_no_room_is_tried_again(make_commander: Any) -> None
     commander.policy_store.is_full = False
     commander.update_learner_info(learner["task_id"], {"learner_step": 130})
 
-    assert commander.policy_store.kept["league-player_0_0"] == (1, {"w": 1})
+    assert commander.policy_store.kept["league-player_0_0"] == (1, state)
     assert commander.league.players["player_0_0"].train_iter == 130
 
 
@@ -184,7 +201,7 @@ def test_opponents_of_evaluations_grow_stronger_and_the_last_one_ends_the_run(
 
     # 7 of 10 points are not more than 0.7.
     assert evaluate_at(20, 1.0, wins=6, draws=2, losses=2) is False
-    assert commander.state_dict()["difficulty"] == 0
+    assert commander.statistics()["eval_opponent"] == 0
     assert evaluate_at(40, 1.0, wins=8, losses=2) is False
     task = next_evaluation(commander, learner, 60)
     assert task["collector_cfg"]["env"]["eval_opponent"] == "a:strong"
@@ -201,7 +218,7 @@ def test_untrained_player_that_wins_changes_nothing(make_commander: Any) -> None
     info = {"train_iter": 0, "reward_mean": 1.0, "game_result": [["wins"]]}
 
     assert commander.finish_collector_task(task["task_id"], info) is False
-    assert commander.state_dict()["difficulty"] == 0
+    assert commander.statistics()["eval_opponent"] == 0
 
 
 def test_next_learner_has_a_policy_of_its_own_and_plays_the_same_past(make_commander: Any) -> None:
@@ -219,16 +236,6 @@ def test_next_learner_has_a_policy_of_its_own_and_plays_the_same_past(make_comma
     assert paths == [[second["policy_id"], "league-player_0_0"], [second["policy_id"]]]
 
 
-def test_state_is_plain_data(make_commander: Any) -> None:
-    commander = make_commander()
-    start(commander)
-
-    state = json.loads(json.dumps(commander.state_dict()))
-
-    assert state["difficulty"] == 0
-    assert [each["player_id"] for each in state["league"]["players"]] == ["player_0"]
-
-
 def test_several_active_players_are_refused(make_commander: Any) -> None:
     with pytest.raises(ConfigError, match="active_player_num is 2"):
         make_commander(league={**LEAGUE, "active_player_num": 2})
@@ -237,11 +244,12 @@ def test_several_active_players_are_refused(make_commander: Any) -> None:
 class Mode:
     """The collect mode of a policy of one weight."""
 
-    def __init__(self, weight: float) -> None:
+    def __init__(self, weight: float, load_path: Any = None) -> None:
         self.model = {"w": torch.tensor([weight])}
+        self.league = {**LEAGUE, "load_path": load_path}
 
     def get_attribute(self, key: str) -> Any:
-        return to_easydict({"other": {"league": LEAGUE}})
+        return to_easydict({"other": {"league": self.league}})
 
     def state_dict(self) -> Any:
         return {"model": self.model}
@@ -253,9 +261,12 @@ class Mode:
 class SerialRun:
     """A serial run around a commander; two envs."""
 
-    def __init__(self, **cfg: Any) -> None:
-        self.own, self.opponent = Mode(0.0), Mode(-1.0)
-        self.learner = SimpleNamespace(train_iter=0, learn_info={})
+    def __init__(self, run_dir: Any, load_path: Any = None, **cfg: Any) -> None:
+        self.own, self.opponent = Mode(0.0, load_path), Mode(-1.0)
+        self.curves: dict[str, float] = {}
+        self.learner = SimpleNamespace(
+            train_iter=0, learn_info={}, exp_name=str(run_dir), tb_logger=self
+        )
         self.collector = SimpleNamespace(
             policy=[self.own, self.opponent],
             last_episodes=(),
@@ -267,6 +278,9 @@ class SerialRun:
         self.commander = OneVsOneSerialCommander(
             cfg, self.learner, self.collector, None, None, command
         )
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.curves[tag] = value
 
     def step(self, train_iter: int, *episodes: tuple[int, float, float]) -> float:
         """Train to an iteration, end (env, own, other) games, and step; return the opponent."""
@@ -281,8 +295,8 @@ class SerialRun:
         return float(self.opponent.model["w"])
 
 
-def test_serial_opponent_is_the_newest_policy_and_then_a_snapshot() -> None:
-    run = SerialRun(games_per_opponent=2)
+def test_serial_opponent_is_the_newest_policy_and_then_a_snapshot(tmp_path: Any) -> None:
+    run = SerialRun(tmp_path, games_per_opponent=2)
 
     assert [run.step(0), run.step(50)] == [0, 50]
     # The snapshot is taken, but the games against the policy itself come first.
@@ -293,8 +307,8 @@ def test_serial_opponent_is_the_newest_policy_and_then_a_snapshot() -> None:
     assert run.step(130) == 100
 
 
-def test_serial_games_that_were_begun_against_another_opponent_do_not_count() -> None:
-    run = SerialRun(games_per_opponent=2)
+def test_serial_games_that_were_begun_against_another_opponent_do_not_count(tmp_path: Any) -> None:
+    run = SerialRun(tmp_path, games_per_opponent=2)
     payoff = run.commander.league.payoff
     run.step(0)
     assert run.step(100, (0, 1, -1), (1, 1, -1)) == 100  # drawn while both envs are in a game
@@ -306,3 +320,72 @@ def test_serial_games_that_were_begun_against_another_opponent_do_not_count() ->
 
     assert payoff.games("player_0", "player_0_0") == pytest.approx(1.99)
     assert payoff.win_rate("player_0", "player_0_0") == pytest.approx(0.5 / 1.99)
+
+
+def test_league_of_a_run_is_the_past_of_another_one(make_commander: Any, tmp_path: Any) -> None:
+    commander = make_commander()
+    learner = start(commander)
+    train(commander, learner, 100)
+    task = commander.get_collector_task()
+    commander.finish_collector_task(task["task_id"], {"game_result": [["wins"]], "step_count": 1})
+    train(commander, learner, 200)
+    left = tmp_path / "run" / "league"
+
+    second = make_commander(league={**LEAGUE, "load_path": str(left)}, run="second")
+    train(second, start(second), 100)
+    left.rename(tmp_path / "gone")
+    path = tmp_path / "second" / "league"
+    third = make_commander(league={**LEAGUE, "load_path": str(path)}, run="third")
+    learner = start(third)
+
+    past = [f"player_0_{index}" for index in range(3)]
+    assert list(third.league.players) == ["player_0", *past]
+    assert third.league.payoff.win_rate("player_0", "player_0_0") == 1.0
+    kept = {
+        name: (version, int(state["w"]))
+        for name, (version, state) in third.policy_store.kept.items()
+    }
+    assert kept == {
+        "league-player_0_0": (100, 100), "league-player_0_1": (200, 200),
+        "league-player_0_2": (100, 100),
+    }  # fmt: skip
+    train(third, learner, 99)
+    assert len(third.league.players) == 4
+    train(third, learner, 100)
+    assert len(third.league.players) == 5
+
+    run = SerialRun(tmp_path / "serial", load_path=str(path))
+    assert run.step(0) in (100, 200)
+    assert run.curves["commander_iter/past_players"] == 3
+    assert run.curves["commander_iter/win_rate_player_0_0"] == 1
+
+
+def test_folder_without_a_league_is_refused(tmp_path: Any) -> None:
+    with pytest.raises(CheckpointMissingError):
+        saved_league(str(tmp_path))
+    save_checkpoint(tmp_path, "some", {"model": {}}, iteration=3)
+    with pytest.raises(CheckpointCorruptError, match="holds no league"):
+        saved_league(str(tmp_path))
+
+
+def test_league_that_finds_no_room_on_the_disk_plays_on(make_commander: Any, tmp_path: Any) -> None:
+    (tmp_path / "run").mkdir(mode=0o700)
+    commander = make_commander()
+    learner = start(commander)
+    with failing_calls(("writev", "write"), 1, errno.ENOSPC, persistent=True):
+        train(commander, learner, 100)
+
+    assert list(commander.league.players) == ["player_0", "player_0_0"]
+    assert not list((tmp_path / "run").glob("league/*.safetensors"))
+
+
+def test_curves_are_of_the_league_and_of_the_evaluations(make_commander: Any) -> None:
+    commander = make_commander()
+    learner = start(commander)
+    assert commander.statistics() == {"eval_opponent": 0, "past_players": 0}
+
+    train(commander, learner, 100)
+
+    assert commander.statistics() == {
+        "eval_opponent": 0, "past_players": 1, "win_rate_player_0_0": 0.5,
+    }  # fmt: skip
