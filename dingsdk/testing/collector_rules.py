@@ -21,8 +21,10 @@ from dingsdk.worker.collector.base import ISerialCollector
 COLLECTOR_CAPABILITIES: Final[Mapping[str, str]] = {
     "samples": "`collect(n_sample)` returns train samples, and keeps a surplus.",
     "episodes": "`collect(n_episode)` returns whole episodes.",
+    "random": "`collect(random_collect=True)` takes random actions.",
+    "players": "It plays a list of policies, and returns data and infos by player.",
 }
-"""What a collector declares: one of these."""
+"""What a collector declares: one of the first two, and what else it does."""
 
 MakeCollector = Callable[..., ISerialCollector]
 """``make(cfg, env, policy, tb_logger, exp_name)`` returns a fresh collector, e.g. the class."""
@@ -41,7 +43,7 @@ class ScriptEnv(gym.Env[Any, Any]):
     """
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
-    action_space = gym.spaces.Discrete(2)
+    action_space: Any = gym.spaces.Discrete(2)
 
     def __init__(
         self,
@@ -73,6 +75,21 @@ class ScriptEnv(gym.Env[Any, Any]):
         return np.array([self._env_id, self._log["episode"], self._time], np.float32)
 
 
+class ScriptGame(ScriptEnv):
+    """``ScriptEnv`` for two players, who observe the same; player 1 gets the negative rewards."""
+
+    player_num = 2
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2, 3), np.float32)
+    action_space: Any = gym.spaces.MultiDiscrete([2, 2])
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, np.array([reward, -reward], np.float32), terminated, truncated, info
+
+    def _observe(self) -> Any:
+        return np.stack([super()._observe()] * 2)
+
+
 class RuleMode(NamedTuple):
     """A collect mode, which serves as an eval mode as well: the documented fields, no more."""
 
@@ -99,8 +116,10 @@ class RulePolicy:
         self.asked: list[tuple[list[int], dict[str, Any]]] = []
         self.resets: list[Any] = []
         self.answer: Any = np.int64(1)
+        given = {"n_sample": None, "n_episode": None, **attributes}
         self.attributes = {
-            "cfg": {}, "n_sample": None, "n_episode": None, "unroll_len": 1, "on_policy": False,
+            "cfg": {"collect": given, "on_policy": attributes.get("on_policy", False)},
+            "n_sample": None, "n_episode": None, "unroll_len": 1, "on_policy": False,
             **attributes,
         }  # fmt: skip
         self.mode = RuleMode(
@@ -195,7 +214,8 @@ class SerialBench(RuleBench[Callable[..., Any]]):
 
         def maker(env_id: int) -> Callable[[], ScriptEnv]:
             of_env = (fails or {}).get(env_id, ())
-            return lambda: ScriptEnv(env_id, lengths[env_id], of_env, self.logs[env_id])
+            script = ScriptGame if self.has("players") else ScriptEnv
+            return lambda: script(env_id, lengths[env_id], of_env, self.logs[env_id])
 
         return create_env_manager({"type": "in_process"}, [maker(i) for i in range(len(lengths))])
 
@@ -230,9 +250,24 @@ class CollectorBench(SerialBench):
         """What ``collect`` calls its count."""
         return "n_episode" if self.has("episodes") else "n_sample"
 
-    def collect(self, collector: Any, count: int | None = 4, **kwargs: Any) -> Any:
+    def make(self, env: Any, policy: Any, **cfg: Any) -> Any:
+        return super().make(env, self.given(policy), **cfg)
+
+    def given(self, policy: Any) -> Any:
+        """Return what a collector is given for a policy; of several players it is the first."""
+        if policy is None or not self.has("players"):
+            return policy
+        self.opponent = RulePolicy()
+        return [policy, self.opponent.mode]
+
+    def collect_all(self, collector: Any, count: int | None = 4, **kwargs: Any) -> Any:
         """Collect so many samples or episodes."""
         return collector.collect(**{self.count_name: count}, **kwargs)
+
+    def collect(self, collector: Any, count: int | None = 4, **kwargs: Any) -> Any:
+        """The same; of several players those of the first."""
+        found = self.collect_all(collector, count, **kwargs)
+        return found[0][0] if self.has("players") else found
 
     def rows(self, result: Any) -> list[Mapping[str, Any]]:
         """Return what was collected as rows, one after the other."""
@@ -337,7 +372,7 @@ def rule_09_unusable_answer_moves_no_env(bench: CollectorBench) -> None:
         policy = bench.policy.mode
         if answer is None:
             policy = policy._replace(forward=lambda obs, **kwargs: {i: {} for i in obs})
-            collector.reset_policy(policy)
+            collector.reset_policy(bench.given(policy))
         with raises(f"the answer {answer}", PolicyOutputError):
             bench.collect(collector)
         expect_equal(bench.steps, 0, "steps after an unusable answer")
@@ -359,11 +394,11 @@ def rule_11_env_and_policy_may_come_later(bench: CollectorBench) -> None:
         bench.collect(collector)
     policy = RulePolicy(n_sample=4)
     with raises("reset_policy() without an env", NotSetError):
-        collector.reset_policy(policy.mode)
+        collector.reset_policy(bench.given(policy.mode))
     collector.reset_env(bench.envs())
     with raises("collect() without a policy", NotSetError):
         bench.collect(collector)
-    collector.reset_policy(policy.mode)
+    collector.reset_policy(bench.given(policy.mode))
     expect_equal(len(bench.collect(collector)), 4, "what was collected")
 
 
@@ -385,6 +420,7 @@ def rule_13_observers_are_told(bench: CollectorBench) -> None:
     collector = bench.ready(((2,), (4,)), attributes={"n_sample": 4})
     count = 8 if bench.has("samples") else 3
     bench.collect(collector, count, train_iter=5)
+    count *= 2 if bench.has("players") else 1
     told = sorted(bench.observer.episodes)
     expect_equal(told, [(0, 3.0, 2), (0, 3.0, 2), (1, 10.0, 4)], "episodes that were told")
     expect_equal(bench.observer.collects, [(count, 8, 5)], "collects that were told")
@@ -427,7 +463,7 @@ def rule_17_surplus_is_dropped_or_returned_as_asked(bench: CollectorBench) -> No
     expect_equal({time for _, _, time in places}, {4, 5}, "times after a surplus was dropped")
 
 
-@needs("samples")
+@needs("random")
 def rule_18_random_collect_leaves_the_policy_alone(bench: CollectorBench) -> None:
     """``random_collect`` draws actions of the env's space, and does not ask the policy."""
     collector = bench.ready(attributes={"n_sample": 4}, seed=3)
@@ -467,6 +503,28 @@ def rule_21_no_episode_is_begun_in_vain(bench: CollectorBench) -> None:
         bench.collect(collector, 1)
 
 
+@needs("players")
+def rule_22_each_player_gets_its_own(bench: CollectorBench) -> None:
+    """Data and infos are lists by player: its rewards, its policy's actions, its returns.
+
+    All players' policies are asked in each step, and reset where episodes end.
+    """
+    collector = bench.ready(((2,), (4,)), attributes={"n_sample": 4})
+    bench.policy.answer = np.int64(0)
+    data, infos = bench.collect_all(collector, 8 if bench.has("samples") else 3)
+    first, second = (bench.rows(each) for each in data)
+    expect_equal(len(first), len(second), "rows of the players")
+    for own, other in zip(first, second, strict=True):
+        expect_equal(float(own["reward"]), -float(other["reward"]), "the rewards of a step")
+        expect_equal([int(own["action"]), int(other["action"])], [0, 1], "the actions of a step")
+    returns = [[float(info["eval_episode_return"]) for info in each] for each in infos]
+    expect_equal(sorted(returns[0]), [3.0, 3.0, 10.0], "returns of player 0")
+    expect_equal(returns[1], [-each for each in returns[0]], "returns of player 1")
+    expect_equal(len(bench.opponent.asked), len(bench.policy.asked), "how often player 1 is asked")
+    ended = sorted(env_id for ids in bench.opponent.resets for env_id in ids or ())
+    expect_equal(ended, [0, 0, 1], "resets of player 1")
+
+
 COLLECTOR_RULES: Final[tuple[Rule, ...]] = collect([sys.modules[__name__]])
 """Every rule of the collectors, by number."""
 
@@ -476,7 +534,7 @@ COLLECTOR_BOOK: Final = RuleBook(COLLECTOR_RULES, COLLECTOR_CAPABILITIES, Collec
 def check_collector(
     make: MakeCollector, *, capabilities: Collection[str], patience_s: float = PATIENCE_S
 ) -> ContractReport:
-    """Hold a serial collector of one policy to every rule of the contract.
+    """Hold a serial collector to every rule of the contract.
 
     Args:
         make: ``make(cfg, env, policy, tb_logger, exp_name)`` returns a fresh one, e.g. the class.

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
+import numpy as np
+
 from dingsdk.config import to_easydict, to_plain
 from dingsdk.testing.bench import RuleBench, expect, expect_equal
 from dingsdk.testing.rule import (
@@ -18,11 +20,13 @@ from dingsdk.testing.rule import (
     collect,
     needs,
 )
+from dingsdk.worker.comm.transport import PolicyStore
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
 
 COMMANDER_CAPABILITIES: Final[Mapping[str, str]] = {
     "evaluates": "It hands out evaluations, and ends the run at `env.stop_value`.",
     "waits": "It hands out no collector task before a learner task.",
+    "plays": "Its collector tasks are games of several players, of which the first is trained.",
 }
 """What a commander may declare beyond the contract, and what follows."""
 
@@ -57,6 +61,7 @@ class CommanderBench(RuleBench[MakeCommander]):
             }
         )
         plain = to_plain(compiled)
+        plain["exp_name"] = str(self.folder / "run")
         plain["policy"]["other"]["commander"].update(spaces)
         return to_easydict(plain)
 
@@ -94,6 +99,7 @@ def result_of(task: Task, mean: float = 1.0, train_iter: int = 20) -> dict[str, 
         "reward_mean": mean,
         "reward_raw": [mean],
         "collector_done": True,
+        "game_result": [["wins" if mean > 0 else "losses"]],
     }
 
 
@@ -273,6 +279,91 @@ def rule_14_the_stop_value_ends_the_run(bench: CommanderBench) -> None:
     expect(bool(bench.finish(commander, evaluation, _STOP_VALUE)), "the stop value did not end it")
     expect(commander.get_collector_task() is None, "a collector task after the end")
     expect(commander.get_learner_task() is None, "a learner task after the end")
+
+
+class RuleStore(PolicyStore):
+    """Policies in a dict."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, tuple[int, dict[str, Any]]] = {}
+
+    def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
+        if policy_id not in self.kept or version > self.kept[policy_id][0]:
+            self.kept[policy_id] = (version, dict(state))
+
+    def newest(
+        self, policy_id: str, newer_than: int | None = None
+    ) -> tuple[int, dict[str, Any]] | None:
+        found = self.kept.get(policy_id)
+        is_newer = found is not None and (newer_than is None or found[0] > newer_than)
+        return found if is_newer else None
+
+    def discard(self, policy_id: str) -> None:
+        self.kept.pop(policy_id, None)
+
+
+def _play(bench: CommanderBench) -> tuple[RuleStore, Task, list[Task]]:
+    """Train for two phases of a league; return the store, the learner task and all others."""
+    cfg = bench.config()
+    cfg.policy.other.league.update(one_phase_step=20, self_play=0.25)
+    commander, store = bench.commander(cfg), RuleStore()
+    commander.policy_store = store
+    learner = commander.get_learner_task()
+    assert learner is not None
+    tasks: list[Task] = []
+    for train_iter in range(45):
+        state = {"w": np.array([float(train_iter)])}
+        store.publish(learner["policy_id"], state, train_iter)
+        commander.update_learner_info(learner["task_id"], {"learner_step": train_iter})
+        drained = bench.drain(commander)
+        for task in drained:
+            for path in task["collector_cfg"]["policy_update_path"]:
+                expect(store.newest(path) is not None, f"policy {path} of a task is not published")
+            bench.finish(commander, task, -1.0)
+        tasks += drained
+    return store, learner, tasks
+
+
+@needs("plays")
+def rule_15_tasks_name_a_policy_for_each_player(bench: CommanderBench) -> None:
+    """``policy``, ``policy_update_path`` and ``policy_update_flag`` are lists of one a player.
+
+    The first is the trained one, in games and in evaluations; these have one player, and the
+    env's section an ``eval_opponent``.
+    """
+    _, learner, tasks = _play(bench)
+    for task in tasks:
+        cfg = task["collector_cfg"]
+        names = ("policy", "policy_update_path", "policy_update_flag")
+        sizes = [len(cfg[name]) for name in names]
+        expect_equal(len(set(sizes)), 1, "different lengths of the lists")
+        expect_equal(sizes[0] > 1, not is_evaluation(task), "whether it has several players")
+        expect_equal(cfg["policy_update_path"][0], learner["policy_id"], "the first policy")
+        expect_equal(bool(cfg["policy_update_flag"][0]), True, "whether the first one trains")
+        has_opponent = cfg["env"].get("eval_opponent") is not None
+        expect_equal(has_opponent, is_evaluation(task), "whether the env brings an opponent")
+
+
+@needs("plays")
+def rule_16_past_players_stay_as_they_were(bench: CommanderBench) -> None:
+    """The policy of a player that does not train is in the store, and no version follows it.
+
+    There are games against such players, and games of the trained one against itself.
+    """
+    store, learner, tasks = _play(bench)
+    past: set[str] = set()
+    trained = 0
+    for task in tasks:
+        cfg = task["collector_cfg"]
+        for path, trains in zip(cfg["policy_update_path"], cfg["policy_update_flag"], strict=True):
+            if not trains:
+                past.add(path)
+        trained += not is_evaluation(task) and all(cfg["policy_update_flag"])
+    expect_equal(len(past), 2, "players of the past, after two phases")
+    expect(trained > 0, "no game of the trained player against itself")
+    versions = sorted(store.kept[path][0] for path in past)
+    expect_equal(versions, [20, 40], "the versions of the players of the past")
+    expect_equal(store.kept[learner["policy_id"]][0], 44, "the version of the trained player")
 
 
 COMMANDER_RULES: Final[tuple[Rule, ...]] = collect([sys.modules[__name__]])

@@ -28,6 +28,7 @@ ENV_CAPABILITIES: Final[Mapping[str, str]] = {
     "partial_step": "`step` and `step_batch` may name some of the envs.",
     "guarded": "An env that fails is rebuilt alone.",
     "asynchronous": "`step` returns whatever env has ended its step.",
+    "players": "Its envs may have several players.",
 }
 """What an env manager may declare beyond the contract, and what follows."""
 
@@ -89,6 +90,26 @@ class RuleEnv(gym.Env[Any, Any]):
         return np.array([self._drawn, self._time], np.float32)
 
 
+class RuleGame(RuleEnv):
+    """``RuleEnv`` for two players. Player 0 acts; player 1 observes and gets the negative of it."""
+
+    player_num = 2
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2, 2), np.float32)
+    action_space = gym.spaces.MultiDiscrete([7, 7])
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        obs, info = super().reset(seed=seed, options=options)
+        return np.stack([obs, -obs]), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = super().step(action[0])
+        info["players"] = [{"number": 0}, {"number": 1}]
+        rewards = np.array([reward, -reward])
+        return np.stack([obs, -obs]), rewards, terminated, truncated, info
+
+
 class Transition(NamedTuple):
     """One step of one env."""
 
@@ -112,10 +133,16 @@ class EnvBench(RuleBench[MakeEnvManager]):
             manager.close()
 
     def manager(
-        self, env_num: int = 2, *, launch: bool = True, seed: int = _SEED, **cfg: Any
+        self,
+        env_num: int = 2,
+        *,
+        launch: bool = True,
+        seed: int = _SEED,
+        env: type[RuleEnv] = RuleEnv,
+        **cfg: Any,
     ) -> EnvManager:
         """Return a manager of ``env_num`` envs, seeded and launched."""
-        manager = self._make(cfg, [partial(RuleEnv, str(self.folder))] * env_num)
+        manager = self._make(cfg, [partial(env, str(self.folder))] * env_num)
         self._managers.append(manager)
         if launch:
             manager.seed(seed)
@@ -656,7 +683,8 @@ def rule_24_envs_are_closed_with_their_manager(bench: EnvBench) -> None:
 
 def rule_25_config_that_cannot_work_is_refused(bench: EnvBench) -> None:
     """A key or value of the section that cannot work, and no env at all, raise ConfigError."""
-    for cfg in ({"episode_num": 0}, {"max_retry": -1}, {"no_such_key": 1}):
+    wrong: tuple[dict[str, Any], ...] = ({"episode_num": 0}, {"max_retry": -1}, {"no_such_key": 1})
+    for cfg in wrong:
         with raises(f"the config {cfg}", ConfigError):
             bench.manager(launch=False, **cfg)
     with raises("a manager without envs", ConfigError):
@@ -668,6 +696,39 @@ def rule_26_capabilities_are_those_declared(bench: EnvBench) -> None:
     found = bench.manager(launch=False).capabilities
     for name in ("per_env_seed", "per_env_reset", "partial_step", "asynchronous"):
         expect_equal(getattr(found, name), bench.has(name), f"capabilities.{name}")
+
+
+@needs("players")
+def rule_27_players_get_what_is_their_own(bench: EnvBench) -> None:
+    """Rewards are float32[n, players]; in the dict form infos are lists of one dict a player.
+
+    Each has its own ``eval_episode_return``. A failed step pays nobody, and says so to each.
+    """
+    manager = bench.manager(env=RuleGame)
+    expect_equal(manager.player_num, 2, "player_num")
+    step = manager.step_batch(np.array([[LEFT, LEFT], [RIGHT, LEFT]]))
+    expect_equal(step.reward.dtype, np.dtype(np.float32), "dtype of the rewards")
+    expect_equal(step.reward.tolist(), [[1.0, -1.0], [1.5, -1.5]], "rewards of both envs")
+    manager.reset()
+    paid, is_over = 0.0, False
+    while not is_over:
+        steps = manager.step({env_id: [RIGHT, LEFT] for env_id in manager.ready_obs})
+        if 0 not in steps:
+            continue
+        _, reward, is_over, infos = steps[0]
+        paid += float(reward[0])
+        expect_equal(float(reward[1]), -float(reward[0]), "the reward of player 1")
+        expect_equal([info["number"] for info in infos], [0, 1], "the infos by player")
+    returns = [info["eval_episode_return"] for info in infos]
+    expect_equal(returns, [paid, -paid], "returns of the players")
+    for wrong in (RAISE, NAN_REWARD):
+        manager.reset()
+        found: dict[int, Any] = {}
+        while 0 not in found:
+            found = manager.step({env_id: [wrong, LEFT] for env_id in manager.ready_obs})
+        expect_equal(found[0].reward.tolist(), [0.0, 0.0], "rewards of a failed step")
+        abnormal = [bool(info.get("abnormal")) for info in found[0].info]
+        expect_equal(abnormal, [True, True], "whether each player is told of the failure")
 
 
 ENV_RULES: Final[tuple[Rule, ...]] = collect([sys.modules[__name__]])

@@ -11,7 +11,7 @@ from dingsdk.envs import EnvManager, create_env_manager
 from dingsdk.testing import EnvManagerContract, check_env_manager
 
 GUARDED = frozenset({"per_env_seed", "per_env_reset", "guarded"})
-FULL = GUARDED | {"partial_step"}
+FULL = GUARDED | {"partial_step", "players"}
 
 
 class Made(EnvManagerContract):

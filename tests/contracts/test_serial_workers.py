@@ -1,4 +1,4 @@
-"""Every serial collector and evaluator of one policy keeps the contract."""
+"""Every serial collector, and every evaluator of one policy, keeps the contract."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 from dingsdk.testing import CollectorContract, EvaluatorContract, check_collector, check_evaluator
 from dingsdk.worker import (
+    BattleEpisodeSerialCollector,
+    BattleSampleSerialCollector,
     EpisodeSerialCollector,
     InteractionSerialEvaluator,
     ISerialCollector,
@@ -15,7 +17,7 @@ from dingsdk.worker import (
 
 
 class TestSample(CollectorContract):
-    capabilities = frozenset({"samples"})
+    capabilities = frozenset({"samples", "random"})
 
     def make_collector(self, *args: Any) -> ISerialCollector:
         return SampleSerialCollector(*args)
@@ -28,6 +30,20 @@ class TestEpisode(CollectorContract):
         return EpisodeSerialCollector(*args)
 
 
+class TestBattleSample(CollectorContract):
+    capabilities = frozenset({"samples", "players"})
+
+    def make_collector(self, *args: Any) -> ISerialCollector:
+        return BattleSampleSerialCollector(*args)
+
+
+class TestBattleEpisode(CollectorContract):
+    capabilities = frozenset({"episodes", "players"})
+
+    def make_collector(self, *args: Any) -> ISerialCollector:
+        return BattleEpisodeSerialCollector(*args)
+
+
 class TestInteraction(EvaluatorContract):
     capabilities = frozenset({"waits"})
 
@@ -37,6 +53,8 @@ class TestInteraction(EvaluatorContract):
 
 def test_checks_report_on_every_rule() -> None:
     report = check_collector(EpisodeSerialCollector, capabilities={"episodes"})
-    assert [result.applies for result in report.results] == [True] * 15 + [False] * 4 + [True] * 2
+    assert [result.applies for result in report.results] == [True] * 15 + [False] * 4 + [
+        True
+    ] * 2 + [False]
     report = check_evaluator(InteractionSerialEvaluator)
     assert [result.applies for result in report.results] == [True] * 14 + [False]

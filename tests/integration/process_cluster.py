@@ -33,8 +33,9 @@ class ProcessCluster:
         sets: Iterable[str] = (),
         transport: str = "flask_fs",
         coordinator_cls: type[Coordinator] = Coordinator,
+        example: str = "cartpole-dqn",
     ) -> None:
-        cfg = compile_run("cartpole-dqn", "parallel", transport, (*SETS, *sets), 3)
+        cfg = compile_run(example, "parallel", transport, (*SETS, *sets), 3)
         cfg = worker_config(RunContext(cfg=cfg, run_dir=run_dir))
         self.run_dir = run_dir
         self.transport = make_transport(cfg, run_dir)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
+import numpy as np
 import pytest
 
+from dingsdk.pipeline.predict import load_policy
 from dingsdk.pipeline.train import train
+from dingsdk.worker.commander.one_vs_one import saved_league
+
+from .process_cluster import ProcessCluster
 
 pytest.importorskip("pettingzoo", reason="the extra multiagent is not installed")
 
@@ -18,9 +25,9 @@ SHORT = (
     "policy.collect.n_sample=32",
     "policy.learn.batch_size=32",
     "policy.learn.update_per_collect=4",
-    "policy.learn.learner.train_iterations=200",
-    "policy.other.league.one_phase_step=50",
-    "policy.eval.evaluator.eval_freq=100",
+    "policy.learn.learner.train_iterations=100",
+    "policy.other.league.one_phase_step=25",
+    "policy.eval.evaluator.eval_freq=50",
 )
 
 
@@ -31,13 +38,58 @@ def test_serial_run_plays_itself_and_its_past(kind: str, tmp_path: Any) -> None:
         sets += ("policy.collect.n_episode=8", "policy.collect.collector.get_train_sample=true")
     result = train("tictactoe-selfplay", sets=sets, output=tmp_path)
 
-    assert (result.reason, result.train_iter) == ("limit", 200)
+    assert (result.reason, result.train_iter) == ("limit", 100)
     assert {each.episodes for each in result.evaluations} == {4}
 
 
-def test_parallel_run_plays_itself_and_its_past(tmp_path: Any) -> None:
-    result = train("tictactoe-selfplay", mode="parallel", sets=SHORT, output=tmp_path)
+@pytest.mark.parametrize(
+    "transport", ["in_memory", pytest.param("flask_fs", marks=pytest.mark.slow)]
+)
+def test_parallel_run_plays_itself_and_its_past(transport: str, tmp_path: Any) -> None:
+    result = train(
+        "tictactoe-selfplay", mode="parallel", transport=transport, sets=SHORT, output=tmp_path
+    )
 
-    assert (result.reason, result.train_iter) == ("limit", 200)
+    assert (result.reason, result.train_iter) == ("limit", 100)
     assert result.env_steps > 0
-    assert result.evaluations[-1].train_iter == 200
+    assert result.evaluations[-1].train_iter == 100
+    past = saved_league(str(result.run_dir / "league"))["players"]
+    assert [each["train_iter"] for each in past[1:]] == sorted(
+        each["train_iter"] for each in past[1:]
+    )
+    assert len(past) > 2
+    assert load_policy(result.run_dir).predict(np.zeros(18, np.float32))[0] in range(9)
+
+
+@pytest.mark.slow
+def test_players_of_the_past_outlive_the_workers(tmp_path: Any) -> None:
+    league = "policy.other.league"
+    sets = (f"{league}.one_phase_step=50", f"{league}.self_play=0", "env.collector_episode_num=2")
+    cluster = ProcessCluster(tmp_path / "run", sets, example="tictactoe-selfplay")
+    store = cluster.transport.policy_store()
+    try:
+        cluster.expect(lambda: store.newest("league-player_0_0") is not None)
+        version, weights = store.newest("league-player_0_0")  # type: ignore[misc]
+        for worker_id in ("collector-0", "collector-1", "learner-0"):
+            before = cluster.incarnation(worker_id)
+            os.kill(cluster.pid(worker_id), signal.SIGKILL)
+            cluster.expect(lambda: cluster.incarnation(worker_id) > before)  # noqa: B023
+
+        path = cluster.run_dir / "league"
+        played = len(saved_league(str(path))["players"])
+        steps = cluster.env_steps()
+        cluster.expect(lambda: len(saved_league(str(path))["players"]) > played + 1)
+        cluster.expect(lambda: cluster.env_steps() > steps + 500)
+        cluster.coordinator.validate_state()
+        found = store.newest("league-player_0_0")
+        assert found is not None
+        assert found[0] == version
+        assert all(bool((found[1][key] == weights[key]).all()) for key in weights)
+
+        def has_played_it() -> bool:
+            records = saved_league(str(path))["payoff"]["records"]
+            return any(away == "player_0_0" for _, away, *_ in records)
+
+        cluster.expect(has_played_it)
+    finally:
+        cluster.close()

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from dingsdk.errors import PolicyOutputError
-from dingsdk.worker import EpisodeSerialCollector, SampleSerialCollector
+from dingsdk.worker import (
+    BattleSampleSerialCollector,
+    EpisodeSerialCollector,
+    SampleSerialCollector,
+)
 
 from .mutant_list import MutantList
 
@@ -13,13 +17,19 @@ from .mutant_list import MutantList
 class Samples(SampleSerialCollector):
     """The collector of samples as it is; mutants override one of its methods."""
 
-    capabilities: ClassVar[frozenset[str]] = frozenset({"samples"})
+    capabilities: ClassVar[frozenset[str]] = frozenset({"samples", "random"})
 
 
 class Episodes(EpisodeSerialCollector):
     """The collector of episodes as it is."""
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"episodes"})
+
+
+class Games(BattleSampleSerialCollector):
+    """The collector of samples of several players as it is."""
+
+    capabilities: ClassVar[frozenset[str]] = frozenset({"samples", "players"})
 
 
 MUTANTS = MutantList()
@@ -166,3 +176,17 @@ class CutsTheFirstStep(Episodes):
 class BeginsOneMore(Episodes):
     def collect(self, n_episode: Any = None, *args: Any, **kwargs: Any) -> Any:
         return super().collect(n_episode and n_episode + 1, *args, **kwargs)[:n_episode]
+
+
+@mutant(22)
+class GivesAllTheFirstOnesData(Games):
+    def collect(self, *args: Any, **kwargs: Any) -> Any:
+        data, infos = super().collect(*args, **kwargs)
+        return [data[0]] * len(data), infos
+
+
+@mutant(22)
+class GivesAllTheFirstOnesInfos(Games):
+    def collect(self, *args: Any, **kwargs: Any) -> Any:
+        data, infos = super().collect(*args, **kwargs)
+        return data, [infos[0]] * len(infos)

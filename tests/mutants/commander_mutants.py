@@ -1,12 +1,13 @@
-"""The solo commander, each time with one defect, for the rules of the commanders."""
+"""The commanders solo and one_vs_one with one defect each, for the rules of the commanders."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from dingsdk.worker.commander.base import Task
+from dingsdk.worker.commander.one_vs_one import OneVsOneCommander
 from dingsdk.worker.commander.solo import SoloCommander
 
 from .mutant_list import MutantList
@@ -14,6 +15,14 @@ from .mutant_list import MutantList
 
 class Mutant(SoloCommander):
     """The commander as it is; mutants override one of its methods."""
+
+    declared: ClassVar[frozenset[str]] = frozenset({"evaluates", "waits"})
+
+
+class Playing(OneVsOneCommander):
+    """The commander of games as it is."""
+
+    declared: ClassVar[frozenset[str]] = frozenset({"evaluates", "waits", "plays"})
 
 
 MUTANTS = MutantList()
@@ -135,3 +144,37 @@ class StopsShort(Mutant):
     def __init__(self, cfg: Mapping[str, Any], *args: Any) -> None:
         super().__init__(cfg, *args)
         self._stop_value -= 1
+
+
+@mutant(15)
+class EvaluatesWithoutAnOpponent(Playing):
+    def get_collector_task(self) -> Task | None:
+        task = super().get_collector_task()
+        if task is not None:
+            task["collector_cfg"]["env"].pop("eval_opponent", None)
+        return task
+
+
+@mutant(15)
+class PutsTheTrainedPlayerLast(Playing):
+    def get_collector_task(self) -> Task | None:
+        task = super().get_collector_task()
+        if task is not None:
+            task["collector_cfg"]["policy_update_path"].reverse()
+        return task
+
+
+@mutant(16)
+class TakesNoSnapshots(Playing):
+    def __init__(self, cfg: Mapping[str, Any], *args: Any) -> None:
+        super().__init__(cfg, *args)
+        self.league.judge_snapshot = lambda *args: False  # type: ignore[method-assign]
+
+
+@mutant(16)
+class RefreshesThePast(Playing):
+    def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
+        super().update_learner_info(task_id, info)
+        for player in self.league.players.values():
+            if not player.is_active:
+                self._copy(self._player.checkpoint, player.checkpoint)

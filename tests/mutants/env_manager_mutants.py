@@ -12,7 +12,7 @@ from dingsdk.envs.subprocess import AsyncSubprocessEnvManager
 
 from .mutant_list import MutantList
 
-FULL = frozenset({"per_env_seed", "per_env_reset", "partial_step", "guarded"})
+FULL = frozenset({"per_env_seed", "per_env_reset", "partial_step", "guarded", "players"})
 
 
 class Mutant(InProcessEnvManager):
@@ -49,7 +49,7 @@ class HidesTheLastEnv(Mutant):
         return found
 
 
-@mutant(4)
+@mutant(4, 27)
 class RewardsInDoubles(Mutant):
     def step_batch(self, actions: Any, env_ids: Any = None) -> StepColumns:
         step = super().step_batch(actions, env_ids)
@@ -230,3 +230,21 @@ class PromisesTooMuch(Mutant):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(asynchronous=True)
+
+
+@mutant(27)
+class GivesAllTheSameReturn(Mutant):
+    def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
+        steps = super().step(actions)
+        for step in steps.values():
+            if isinstance(step.info, list) and step.done:
+                for info in step.info:
+                    info["eval_episode_return"] = step.info[0]["eval_episode_return"]
+        return steps
+
+
+@mutant(27)
+class RewardsTheFirstPlayerAlone(Mutant):
+    def step_batch(self, actions: Any, env_ids: Any = None) -> StepColumns:
+        step = super().step_batch(actions, env_ids)
+        return step._replace(reward=step.reward[:, 0]) if step.reward.ndim > 1 else step

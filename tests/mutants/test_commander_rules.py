@@ -1,7 +1,7 @@
 """Each rule of the commander contract notices the commander that breaks it, and no other does.
 
-A mutant is the solo commander with one defect. It must break its own rule; the rules that the same
-defect cannot but break as well are named with it.
+A mutant is a commander with one defect. It must break its own rule; the rules that the same defect
+cannot but break as well are named with it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dingsdk.testing import COMMANDER_CAPABILITIES, COMMANDER_RULES, check_commander
+from dingsdk.testing import COMMANDER_RULES, check_commander
 
-from .commander_mutants import MUTANTS, Mutant
+from .commander_mutants import MUTANTS, Mutant, Playing
 from .mutant_list import expect_own_rule_broken
 
 pytestmark = pytest.mark.slow
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 def check(made: Any) -> Any:
     return check_commander(
         made,
-        capabilities=COMMANDER_CAPABILITIES,
+        capabilities=made.declared,
     )
 
 
@@ -30,8 +30,9 @@ def test_mutant_breaks_its_rule_alone(made: type[Mutant]) -> None:
     expect_own_rule_broken(made, lambda: check(made))
 
 
-def test_unchanged_commander_breaks_no_rule() -> None:
-    assert check(Mutant).broken == ()
+@pytest.mark.parametrize("made", [Mutant, Playing])
+def test_unchanged_commander_breaks_no_rule(made: Any) -> None:
+    assert check(made).broken == ()
 
 
 def test_every_rule_has_a_mutant() -> None:

@@ -40,7 +40,13 @@ def test_mutant_breaks_its_rule_alone(made: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "made", [collector_mutants.Samples, collector_mutants.Episodes, evaluator_mutants.Mutant]
+    "made",
+    [
+        collector_mutants.Samples,
+        collector_mutants.Episodes,
+        collector_mutants.Games,
+        evaluator_mutants.Mutant,
+    ],
 )
 def test_unchanged_part_breaks_no_rule(made: Any) -> None:
     assert check(made).broken == ()
