@@ -49,7 +49,7 @@ class RuleEnv(gym.Env[Any, Any]):
     """
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-    action_space = gym.spaces.Discrete(7)
+    action_space: Any = gym.spaces.Discrete(7)
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -95,7 +95,7 @@ class RuleGame(RuleEnv):
 
     player_num = 2
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2, 2), np.float32)
-    action_space = gym.spaces.MultiDiscrete([7, 7])
+    action_space: Any = gym.spaces.MultiDiscrete([7, 7])
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
