@@ -155,7 +155,7 @@ class EvaluatesWithoutAnOpponent(Playing):
         return task
 
 
-@mutant(15)
+@mutant(15, 16)
 class PutsTheTrainedPlayerLast(Playing):
     def get_collector_task(self) -> Task | None:
         task = super().get_collector_task()

@@ -65,10 +65,11 @@ def test_collecting_tasks_have_the_curves_of_serial_mode(tmp_path: Path) -> None
         "sample_count": 80,
         "duration": 2.0,
         "collect_setting": {"eps": 0.5, "name": "linear"},
+        "game_result": [["wins", "losses"], ["wins", "draws"], []],
     }
     with closing(build_tb_logger(tmp_path, "coordinator")) as tb_logger:
-        write_collected(tb_logger, finished, status())
-        write_collected(tb_logger, {"step_count": 4}, status())  # no episode ended
+        write_collected(tb_logger, finished, status(), {"past_players": 3.0})
+        write_collected(tb_logger, {"step_count": 4}, status(), {})  # no episode ended
     (path,) = (tmp_path / "coordinator_tb_logger").iterdir()
     found = list(scalars(path.read_bytes()))
     assert {tag for tag, _, _ in found} >= {
@@ -83,3 +84,6 @@ def test_collecting_tasks_have_the_curves_of_serial_mode(tmp_path: Path) -> None
     assert values["collector_step/avg_envstep_per_episode"] == 20.0
     assert [v for tag, _, v in found if tag == "collector_step/avg_train_sample_per_sec"] == [40, 0]
     assert "collector_step/name" not in values
+    shares = [values[f"collector_step/share_of_{name}"] for name in ("wins", "draws", "losses")]
+    assert shares == [0.5, 0.25, 0.25]
+    assert values["commander_step/past_players"] == 3.0
