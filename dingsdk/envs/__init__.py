@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from dingsdk.envs.base import StepColumns as StepColumns
     from dingsdk.envs.base import Timestep as Timestep
     from dingsdk.envs.base_vector import BaseVectorEnvManager as BaseVectorEnvManager
+    from dingsdk.envs.bench import EnvSpeed as EnvSpeed
+    from dingsdk.envs.bench import bench_env as bench_env
     from dingsdk.envs.check import EnvCheck as EnvCheck
     from dingsdk.envs.check import check_env as check_env
     from dingsdk.envs.in_process import InProcessEnvManager as InProcessEnvManager

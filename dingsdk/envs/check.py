@@ -141,7 +141,7 @@ def check_env(
     Returns:
         One result a check; those that need what an earlier one found missing are left out.
     """
-    subject = _Subject(_env_fn(env, dict(kwargs or {}), wrappers), seed)
+    subject = _Subject(env_maker(env, kwargs, wrappers), seed)
     found: list[EnvCheck] = []
     for name, check, is_needed in _CHECKS:
         subject.warnings.clear()
@@ -167,16 +167,25 @@ class _Made:
         return self.make(**self.kwargs)
 
 
-def _env_fn(env: Any, kwargs: dict[str, Any], wrappers: Sequence[Any]) -> Callable[[], Any]:
+def env_maker(
+    env: str | Callable[..., Any],
+    kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[Any] = (),
+) -> Callable[[], Any]:
+    """Return what makes an env; arguments as ``check_env``.
+
+    Raises:
+        ConfigError: the arguments are others.
+    """
     if isinstance(env, str):
-        return EnvFn({"env_id": env, "kwargs": kwargs, "wrappers": list(wrappers)})
+        return EnvFn({"env_id": env, "kwargs": dict(kwargs or {}), "wrappers": list(wrappers)})
     if not callable(env) or wrappers:
         raise ConfigError(
             f"env is {env!r}, with the wrappers {list(wrappers)}; give an id, with wrappers or "
             "none, or a class or function that makes an env",
             path="env",
         )
-    return _Made(env, kwargs)
+    return _Made(env, dict(kwargs or {}))
 
 
 def _check_making(subject: _Subject) -> str:

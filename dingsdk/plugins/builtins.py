@@ -74,6 +74,7 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("roles", "learner", f"{_WORKER}.coordinator.roles:LearnerRole"),
     ("roles", "collector", f"{_WORKER}.coordinator.roles:CollectorRole"),
     ("commands", "train", "dingsdk.cli.train:train"),
+    ("commands", "bench-env", "dingsdk.cli.bench_env:bench_env"),
     ("commands", "check-env", "dingsdk.cli.check_env:check_env"),
     ("commands", "config", "dingsdk.cli.config:group"),
     ("commands", "coordinator", "dingsdk.cli.roles:coordinator"),

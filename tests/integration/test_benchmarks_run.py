@@ -10,6 +10,10 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 COMMANDS = {
+    "bench_env": [
+        *["--envs", "CartPole-v1", "--step-us", "--counts", "2", "64"],
+        *["--seconds", "0.1", "--repeats", "1", "--budget", "1"],
+    ],
     "collect": ["--envs", "2", "--rounds", "4", "--seconds", "0.02", "--repeats", "1"],
     "envs": ["--seconds", "0.2", "--repeats", "1"],
     "learners": ["--batch-size", "8", "--hidden", "8", "--rounds", "1"],

@@ -1,0 +1,201 @@
+"""``bench_env``: which env manager steps an env fastest on this machine, and how many of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dingsdk.envs.base import EnvManager
+from dingsdk.envs.check import env_maker
+from dingsdk.envs.make import create_env_manager
+from dingsdk.errors import DingError, EnvError
+
+KINDS = ("vector", "in_process", "subprocess")
+COUNTS = (1, 2, 4, 8, 16, 32, 64)
+TURN_S = 0.15
+FIRST_TURNS, TURNS = 2, 10
+"""How long and how often a choice is stepped, at first and in the last comparison. Its speed is
+that of the best turn, which other programs have disturbed least."""
+FINALISTS = 4
+FASTEST_SHARE = 0.97
+"""The choice with the fewest envs is taken whose speed is this share of the best."""
+_SEARCH_SHARE = 0.6
+"""Of the time, for the search; the rest is for the last comparison."""
+_HOPELESS = 0.4
+"""The best choice of a manager is compared again if its speed is this share of the best."""
+_DROP = 0.8
+"""Fewer envs are not tried where the speed has fallen to this share."""
+_MAKING_S = 2.0
+"""The most time that making the envs of one choice may take."""
+_POOL = 16
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSpeed:
+    """How fast one choice is.
+
+    Attributes:
+        manager: Type of the env manager.
+        env_num: Envs that it steps together.
+        steps_per_s: Env steps a second, of all envs together, with random actions; 0 where it
+            cannot step the env.
+        error: Why it cannot; else empty.
+    """
+
+    manager: str
+    env_num: int
+    steps_per_s: float
+    error: str = ""
+
+    @property
+    def config(self) -> str:
+        """The config lines that choose it."""
+        return f"env:\n  collector_env_num: {self.env_num}\nenv_manager:\n  type: {self.manager}\n"
+
+
+def bench_env(
+    env: str | Callable[..., Any],
+    kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[Any] = (),
+    seconds: float = 12.0,
+) -> tuple[EnvSpeed, list[EnvSpeed]]:
+    """Find the fastest env manager for an env here, and how many envs it should step together.
+
+    The managers ``vector``, ``in_process`` and ``subprocess`` step 64 envs at first, then fewer as
+    long as that is not much slower. The fastest choices are compared once more, in turns.
+
+    Args:
+        env: As for ``check_env``, like the next two.
+        kwargs: What the env is made with.
+        wrappers: Its wrappers.
+        seconds: About how long it may take. A choice that was begun is ended, so that envs which
+            take seconds to make or to step take longer.
+
+    Returns:
+        The fastest choice, with the fewest envs where several are as fast, and all that were
+        measured, the fastest first.
+
+    Raises:
+        ConfigError: the env cannot be made as described.
+        EnvError: no manager can step it.
+    """
+    started = time.perf_counter()
+    env_fn = env_maker(env, kwargs, wrappers)
+    most = _most_envs(env_fn)
+    counts = [count for count in COUNTS if count <= most]
+    found: list[EnvSpeed] = []
+    for kind in KINDS:
+        found += _measure_kind(kind, env_fn, counts, started + _SEARCH_SHARE * seconds)
+    found.sort(key=lambda each: -each.steps_per_s)
+    if not found[0].steps_per_s:
+        raise EnvError(
+            "no env manager can step this env: "
+            + "; ".join(f"{each.manager}: {each.error}" for each in found),
+            env_id=None,
+            failures=len(found),
+        )
+    finalists = _finalists(found)
+    last = _compare(finalists, env_fn, started + seconds)
+    rest = [each for each in found if each not in finalists]
+    ranked = sorted([*last, *rest], key=lambda each: -each.steps_per_s)
+    enough = FASTEST_SHARE * max(each.steps_per_s for each in last)
+    fast = [each for each in last if each.steps_per_s >= enough]
+    return min(fast, key=lambda each: each.env_num), ranked
+
+
+def _finalists(found: Sequence[EnvSpeed]) -> list[EnvSpeed]:
+    """Return the best choice of each manager, and the next best ones, of a list in order."""
+    best_by_kind = {each.manager: each for each in reversed(found)}
+    hopeful = [
+        each
+        for each in best_by_kind.values()
+        if each.steps_per_s > _HOPELESS * found[0].steps_per_s
+    ]
+    others = [each for each in found if each.steps_per_s and each not in hopeful]
+    return [*hopeful, *others][:FINALISTS]
+
+
+def _most_envs(env_fn: Callable[[], Any]) -> int:
+    """Return how many envs can be made in the time and in half the memory that there is."""
+    before, started = _memory_bytes(), time.perf_counter()
+    with closing(env_fn()):
+        taken_s = time.perf_counter() - started
+        taken_bytes = _memory_bytes() - before
+    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    by_memory = free_bytes / 2 / max(taken_bytes, 1)
+    return max(1, int(min(by_memory, _MAKING_S / max(taken_s, 1e-6))))
+
+
+def _memory_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as pages:  # noqa: PTH123 - one read
+        return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _measure_kind(
+    kind: str, env_fn: Callable[[], Any], counts: Sequence[int], deadline: float
+) -> list[EnvSpeed]:
+    """Measure a manager with the most envs, then with fewer as long as it is about as fast."""
+    found: list[EnvSpeed] = []
+    for count in reversed(counts):
+        if found and time.perf_counter() > deadline:
+            break
+        try:
+            with closing(launched(kind, env_fn, count)) as manager:
+                turns = [step_for(manager, TURN_S) for _ in range(FIRST_TURNS)]
+                speed = EnvSpeed(kind, count, max(turns))
+        except DingError as error:
+            return found or [EnvSpeed(kind, count, 0.0, str(error))]
+        found.append(speed)
+        if speed.steps_per_s < _DROP * max(each.steps_per_s for each in found):
+            break
+    return found
+
+
+def _compare(
+    choices: Sequence[EnvSpeed], env_fn: Callable[[], Any], deadline: float
+) -> list[EnvSpeed]:
+    """Measure the best choices again in turns, as often as there is time."""
+    managers: list[EnvManager] = []
+    speeds: list[list[float]] = [[] for _ in choices]
+    try:
+        for each in choices:
+            managers.append(launched(each.manager, env_fn, each.env_num))
+        for turn in range(TURNS):
+            if turn and time.perf_counter() > deadline:
+                break
+            for manager, own in zip(managers, speeds, strict=True):
+                own.append(step_for(manager, TURN_S))
+    finally:
+        for manager in managers:
+            manager.close()
+    return [
+        EnvSpeed(each.manager, each.env_num, max(own))
+        for each, own in zip(choices, speeds, strict=True)
+    ]
+
+
+def launched(kind: str, env_fn: Callable[[], Any], count: int) -> EnvManager:
+    """Return an env manager of that type, seeded and launched."""
+    manager = create_env_manager({"type": kind}, [env_fn] * count)
+    manager.seed(0)
+    manager.launch()
+    return manager
+
+
+def step_for(manager: EnvManager, seconds: float) -> float:
+    """Return env steps a second over about so long, after one step that does not count."""
+    space, count = manager.action_space, manager.env_num
+    pool = [np.array([space.sample() for _ in range(count)]) for _ in range(_POOL)]
+    manager.step_batch(pool[0])
+    steps, rounds, started = 0, 0, time.perf_counter()
+    while (taken := time.perf_counter() - started) < seconds:
+        step = manager.step_batch(pool[rounds % _POOL])
+        steps += count if step.valid is None else int(np.count_nonzero(step.valid))
+        rounds += 1
+    return steps / taken
