@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 from torch import Tensor, nn
 
+from dingsdk.policy.distributions import ActionDistribution
 from dingsdk.policy.encoders import MLP, make_encoder
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -81,33 +82,120 @@ class QNetwork(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """Two multi-layer perceptrons over a flat observation: action logits, and a state value.
+    """Outputs for a distribution of actions, and a state value.
+
+    A vector has two multi-layer perceptrons, ``actor`` and ``critic``. Other observations have one
+    encoder, and linear layers of these names after it.
 
     Args:
-        obs_size: Length of an observation.
-        action_count: Number of actions.
-        hidden_sizes: Width of each hidden layer of either; tanh follows each.
+        obs_shape: Shape of an observation, as ``make_encoder`` takes it.
+        distribution: Of the actions.
+        hidden_sizes: Width of each hidden layer; tanh follows each.
 
     Source: Schulman et al. 2017, section 6.1. Weights are orthogonal, with gains as in Andrychowicz
-    et al. 2021, section 3.2: sqrt(2) in hidden layers, 0.01 for the logits, 1 for the value.
+    et al. 2021, section 3.2: sqrt(2) in hidden layers, 0.01 for the actions, 1 for the value.
     """
 
     def __init__(
-        self, obs_size: int, action_count: int, hidden_sizes: Sequence[int] = (64, 64)
+        self,
+        obs_shape: Any,
+        distribution: ActionDistribution,
+        hidden_sizes: Sequence[int] = (64, 64),
     ) -> None:
         super().__init__()
-        self.actor = MLP([obs_size, *hidden_sizes, action_count], is_tanh=True)
-        self.critic = MLP([obs_size, *hidden_sizes, 1], is_tanh=True)
-        for network, last_gain in ((self.actor, 0.01), (self.critic, 1.0)):
-            for layer in network.layers:
-                is_last = layer is network.layers[-1]
-                nn.init.orthogonal_(layer.weight, last_gain if is_last else math.sqrt(2))
+        self.distribution = distribution
+        encoder = make_encoder(obs_shape, hidden_sizes, is_tanh=True)
+        if isinstance(encoder, MLP):
+            self.encoder = None
+            sizes = [*([obs_shape] if isinstance(obs_shape, int) else obs_shape), *hidden_sizes]
+        else:
+            self.encoder, sizes = encoder, [encoder.width]
+        self.actor = MLP([*sizes, distribution.width], is_tanh=True)
+        self.critic = MLP([*sizes, 1], is_tanh=True)
+        _make_orthogonal(self, self.actor.layers[-1], self.critic.layers[-1])
+
+    def forward(self, obs: Any) -> tuple[Tensor, Tensor]:
+        """Return outputs ``float32[n, distribution.width]`` and values ``float32[n]``."""
+        if self.encoder is not None:
+            obs = self.encoder.forward(obs)
+        return self.actor.forward(obs), self.critic.forward(obs).squeeze(-1)
+
+
+class RecurrentActorCritic(nn.Module):
+    """``ActorCritic`` with one encoder and a recurrent layer, for envs that hide their state.
+
+    Args:
+        obs_shape: See ``ActorCritic``; likewise ``distribution`` and ``hidden_sizes``.
+        kind: ``gru`` or ``lstm``.
+        size: Number of recurrent units.
+
+    Attributes:
+        state_size: Length of a recurrent state: the units' outputs, of an LSTM their cells too.
+    """
+
+    def __init__(
+        self,
+        obs_shape: Any,
+        distribution: ActionDistribution,
+        hidden_sizes: Sequence[int],
+        kind: Literal["gru", "lstm"],
+        size: int,
+    ) -> None:
+        super().__init__()
+        self.distribution = distribution
+        self.encoder = make_encoder(obs_shape, hidden_sizes, is_tanh=True)
+        self.recurrent = (nn.GRU if kind == "gru" else nn.LSTM)(self.encoder.width, size)
+        self.actor = MLP([size, distribution.width])
+        self.critic = MLP([size, 1])
+        self.state_size = size if kind == "gru" else 2 * size
+        _make_orthogonal(self, self.actor.layers[-1], self.critic.layers[-1])
+
+    def forward(self, obs: Any, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Take one step.
+
+        Args:
+            obs: ``[n, ...]``.
+            state: ``float32[n, state_size]``.
+
+        Returns:
+            As ``ActorCritic``, and the next state ``float32[n, state_size]``.
+        """
+        hidden, state = self._recur(self.encoder.forward(obs)[None], state)
+        return *self._heads(hidden[0]), state
+
+    def unroll(self, obs: Any, state: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Take the steps of sequences of different lengths.
+
+        Args:
+            obs: ``[n, ...]``, the first steps of all sequences, then all second steps and so on.
+            state: ``float32[k, state_size]``, before each sequence.
+            mask: ``bool[t, k]``, true for the n steps that there are.
+
+        Returns:
+            As ``ActorCritic``, in the order of ``obs``.
+        """
+        features = self.encoder.forward(obs)
+        padded = features.new_zeros((*mask.shape, features.shape[1]))
+        padded[mask] = features
+        hidden, _ = self._recur(padded, state)
+        return self._heads(hidden[mask])
+
+    def _recur(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        if isinstance(self.recurrent, nn.GRU):
+            hidden, last = self.recurrent(features, state[None])
+            return hidden, last[0]
+        output, cell = (part[None].contiguous() for part in state.chunk(2, 1))
+        hidden, (output, cell) = self.recurrent(features, (output, cell))
+        return hidden, torch.cat((output[0], cell[0]), 1)
+
+    def _heads(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return self.actor.forward(hidden), self.critic.forward(hidden).squeeze(-1)
+
+
+def _make_orthogonal(network: nn.Module, actor: nn.Linear, critic: nn.Linear) -> None:
+    for layer in network.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            gain = 0.01 if layer is actor else 1.0 if layer is critic else math.sqrt(2)
+            nn.init.orthogonal_(layer.weight, gain)
+            if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
-
-    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits ``float32[n, actions]`` and values ``float32[n]``."""
-        return self.actor.forward(obs), self.values(obs)
-
-    def values(self, obs: Tensor) -> Tensor:
-        """Return the values alone, ``float32[n]``."""
-        return self.critic.forward(obs).squeeze(-1)

@@ -1,52 +1,68 @@
-"""Proximal policy optimisation for flat observations and discrete actions."""
+"""Proximal policy optimisation, with and without a recurrent network."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dingsdk.config import Count, Finite, NotNegative, Positive, Share
 from dingsdk.data import SampleBatch
+from dingsdk.data.pytree import map_leaves
 from dingsdk.policy.adam import Adam
 from dingsdk.policy.base import BasePolicy, Stateful
-from dingsdk.policy.networks import ActorCritic, frozen
+from dingsdk.policy.distributions import ActionModelSection, action_model, make_distribution
+from dingsdk.policy.networks import ActorCritic, RecurrentActorCritic, frozen
 from dingsdk.policy.returns import gae
-from dingsdk.policy.sections import (
-    CollectSection,
-    LearnSection,
-    ModelSection,
-    PolicySection,
-)
-from dingsdk.policy.spaces import discrete_model
+from dingsdk.policy.sections import CollectSection, LearnSection, PolicySection
 
-_COLUMNS = ("obs", "action", "log_prob", "advantage", "return")
 _LOGGED = ("total_loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+
+
+class PPOModelSection(ActionModelSection, frozen=True, kw_only=True):
+    """Section ``policy.model`` of PPO.
+
+    Attributes:
+        recurrent: Recurrent layer after the hidden layers; None for none.
+        recurrent_size: Its number of units.
+    """
+
+    recurrent: Literal["gru", "lstm"] | None = None
+    recurrent_size: Count = 64
 
 
 class PPOLearnSection(LearnSection, frozen=True, kw_only=True):
     """Section ``policy.learn`` of PPO.
 
     Attributes:
-        batch_size: Samples of one minibatch.
+        batch_size: Samples of one minibatch; with a recurrent network about as many, as it is of
+            whole sequences.
+        sequence_len: Most steps of a sequence that a recurrent network is trained on.
         epoch_per_collect: Passes over what a collect gave.
         learning_rate: Step size of Adam.
         clip_ratio: Largest change of an action's probability ratio that is rewarded.
+        value_clip: Whether the value loss rewards no larger change of a value than ``clip_ratio``.
         value_weight: Weight of the value loss.
         entropy_weight: Weight of the entropy bonus.
         grad_clip_norm: Largest norm of a gradient; None for no limit.
+        target_kl: A minibatch whose ``approx_kl`` is larger is the last one of its collect; None
+            for no limit.
     """
 
     epoch_per_collect: Count = 10
+    sequence_len: Count = 32
     learning_rate: Finite = 3e-4
     clip_ratio: Positive = 0.2
+    value_clip: bool = False
     value_weight: NotNegative = 0.5
     entropy_weight: NotNegative = 0.01
     grad_clip_norm: Positive | None = 0.5
+    target_kl: Positive | None = None
 
 
 class PPOCollectSection(CollectSection, frozen=True, kw_only=True):
@@ -64,8 +80,10 @@ class PPOSection(PolicySection, frozen=True, kw_only=True):
 
     type: str = "ppo"
     on_policy: Literal[True] = True
+    priority: Literal[False] = False
+    nstep: Literal[1] = 1
     gae_lambda: Share = 0.95
-    model: ModelSection = ModelSection()  # type: ignore[assignment]
+    model: PPOModelSection = PPOModelSection()  # type: ignore[assignment]
     learn: PPOLearnSection = PPOLearnSection()
     collect: PPOCollectSection = PPOCollectSection()
 
@@ -74,21 +92,30 @@ class PPOPolicy(BasePolicy):
     """PPO with a clipped objective, type key ``ppo``.
 
     Each ``learn`` makes ``epoch_per_collect`` passes over the samples in random minibatches; each
-    minibatch counts as an iteration. Advantages are normalised in each minibatch.
+    minibatch counts as an iteration. Advantages are normalised in each minibatch. A recurrent
+    network is trained on sequences within an episode, each from the state that was recorded before
+    its first step.
 
-    Source: Schulman et al. 2017, eq. 7 and 9, algorithm 1.
+    Source: Schulman et al. 2017, eq. 7 and 9, algorithm 1. Clipped values: Engstrom et al. 2020,
+    section 3. ``approx_kl``: Schulman 2020, "Approximating KL divergence", estimator k3.
     """
 
     Config: ClassVar[type[PPOSection]] = PPOSection
     section: PPOSection
     monitored = (*_LOGGED, "grad_norm")
-    model_from_spaces = staticmethod(partial(discrete_model, "ppo"))
+    model_from_spaces = staticmethod(partial(action_model, "ppo"))
+
+    _network: ActorCritic | RecurrentActorCritic
 
     def build(self) -> None:
         model, learn = self.section.model, self.section.learn
-        self._network = ActorCritic(
-            model.observation, model.action_count, model.encoder_hidden_size_list
-        ).to(self.device)
+        sizes = model.observation, make_distribution(model), model.encoder_hidden_size_list
+        if model.recurrent is None:
+            self._network = ActorCritic(*sizes)
+        else:
+            self._network = RecurrentActorCritic(*sizes, model.recurrent, model.recurrent_size)
+            self.state_size = self._network.state_size
+        self._network.to(self.device)
         if self.learns:
             self._optimizer = Adam(
                 self._network, learn.learning_rate, learn.grad_clip_norm, eps=1e-5
@@ -100,22 +127,40 @@ class PPOPolicy(BasePolicy):
         return {**found, "optimizer": self._optimizer} if self.learns else found
 
     def act(
-        self, obs: Any, env_ids: Sequence[int] | None = None, *, explore: bool, **setting: Any
+        self,
+        obs: Any,
+        env_ids: Sequence[int] | None = None,
+        *,
+        explore: bool,
+        state: NDArray[np.float32] | None = None,
+        **setting: Any,
     ) -> dict[str, NDArray[Any]]:
-        logits, value = self._acting_network.forward(self.tensor(obs))
-        log_probs = self.array(torch.log_softmax(logits, -1))
-        self.check_finite(log_probs, obs, env_ids)
+        outputs, value, next_state = self._forward(obs, state)
+        self.check_finite(outputs, obs, env_ids)
+        found = {} if next_state is None else {"next_state": next_state}
+        distribution = self._acting_network.distribution
         if not explore:
-            return {"action": log_probs.argmax(1)}
-        # The largest of log-probabilities with Gumbel noise is a draw from their distribution.
-        action = (log_probs + self.rng.gumbel(size=log_probs.shape)).argmax(1)
-        log_prob = log_probs[np.arange(len(action)), action]
-        return {"action": action, "log_prob": log_prob, "value": self.array(value)}
+            return {"action": distribution.mode(outputs), **found}
+        return {**distribution.draw(outputs, self.rng), "value": value, **found}
+
+    def _forward(
+        self, obs: Any, state: NDArray[np.float32] | None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32] | None]:
+        """Return outputs, values, and the next states of a recurrent network."""
+        tensor, network = self.tensor(obs), self._acting_network
+        if isinstance(network, ActorCritic):
+            outputs, value = network.forward(tensor)
+            return self.array(outputs), self.array(value), None
+        outputs, value, after = network.forward(tensor, self.tensor(state))
+        return self.array(outputs), self.array(value), self.array(after)
 
     def samples(self, columns: dict[str, Any], ends: NDArray[np.int64]) -> SampleBatch:
         last = ends - 1
-        next_obs = columns.pop("next_obs").take(last, axis=0)
-        bootstrap = self.array(self._acting_network.values(self.tensor(next_obs)))
+        next_obs, state = _rows(columns.pop("next_obs"), last), None
+        if self.state_size:
+            _, _, state = self._forward(_rows(columns["obs"], last), columns["state"][last])
+            columns["is_first"] = _first_rows(ends, self.section.learn.sequence_len)
+        bootstrap = self._forward(next_obs, state)[1]
         columns["advantage"] = gae(
             columns["reward"],
             columns["value"],
@@ -128,28 +173,60 @@ class PPOPolicy(BasePolicy):
         return SampleBatch(columns)
 
     def learn(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
-        learn, size = self.section.learn, len(batch["action"])
-        logs = []
+        learn, column = self.section.learn, self._network.distribution.column
+        names = ("obs", column, "log_prob", "value", "advantage", "return")
+        trained = {name: batch[name] for name in names}
+        if isinstance(self._network, RecurrentActorCritic):
+            starts = batch["is_first"].clone()
+            starts[0] = True
+            sequences = _Sequences(starts.nonzero().squeeze(1), len(starts), batch["state"])
+        else:
+            sequences = None
+        logs: list[dict[str, Any]] = []
         for _ in range(learn.epoch_per_collect):
-            order = torch.from_numpy(self.rng.permutation(size)).to(self.device)
-            # Of almost equal sizes: a few rows left over would make a noisy step.
-            for rows in torch.tensor_split(order, max(1, round(size / learn.batch_size))):
-                logs.append(self._step({key: batch[key][rows] for key in _COLUMNS}))
+            for rows, *unrolled in self._minibatches(len(batch["advantage"]), sequences):
+                part = {name: _rows(each, rows) for name, each in trained.items()}
+                logs.append(self._step(part, *unrolled))
+                if learn.target_kl is not None and logs[-1]["approx_kl"] > learn.target_kl:
+                    return logs
         return logs
 
-    def _step(self, batch: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        learn = self.section.learn
-        logits, value = self._network.forward(batch["obs"].float())
-        log_probs = torch.log_softmax(logits, -1)
-        chosen = log_probs.gather(1, batch["action"].long().unsqueeze(1)).squeeze(1)
+    def _minibatches(self, size: int, sequences: _Sequences | None) -> Iterator[tuple[Tensor, ...]]:
+        """Return the rows of each minibatch, and what ``unroll`` takes beside them."""
+        count = max(1, round(size / self.section.learn.batch_size))
+        drawn = size if sequences is None else len(sequences)
+        order = torch.from_numpy(self.rng.permutation(drawn)).to(self.device)
+        # Of almost equal sizes: a few rows left over would make a noisy step.
+        for part in torch.tensor_split(order, min(count, drawn)):
+            yield (part,) if sequences is None else sequences.padded(part)
+
+    def _step(
+        self,
+        batch: Mapping[str, Any],
+        state: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> dict[str, Any]:
+        learn, network = self.section.learn, self._network
+        obs = self.tensor(batch["obs"])
+        if isinstance(network, ActorCritic):
+            outputs, value = network.forward(obs)
+        else:
+            assert state is not None
+            assert mask is not None
+            outputs, value = network.unroll(obs, state, mask)
+        distribution = network.distribution
+        log_prob, entropies = distribution.evaluate(outputs, batch[distribution.column])
         advantage = batch["advantage"]
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
-        log_ratio = chosen - batch["log_prob"]
+        log_ratio = log_prob - batch["log_prob"]
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - learn.clip_ratio, 1 + learn.clip_ratio)
         policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
-        value_loss = (value - batch["return"]).square().mean()
-        entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
+        errors = (value - batch["return"]).square()
+        if learn.value_clip:
+            change = (value - batch["value"]).clamp(-learn.clip_ratio, learn.clip_ratio)
+            errors = torch.maximum(errors, (batch["value"] + change - batch["return"]).square())
+        value_loss, entropy = errors.mean(), entropies.mean()
         loss = policy_loss + learn.value_weight * value_loss - learn.entropy_weight * entropy
         norm = self._optimizer.minimize(loss)
         with torch.no_grad():
@@ -161,3 +238,40 @@ class PPOPolicy(BasePolicy):
                 ]
             ).tolist()
         return dict(zip(_LOGGED, means, strict=True), grad_norm=norm)
+
+
+class _Sequences:
+    """Sequences of rows that lie end to end.
+
+    Args:
+        starts: int64[k], ascending, the first row of each.
+        size: Number of rows.
+        state: float32[size, state_size], the recurrent state before each row.
+    """
+
+    def __init__(self, starts: Tensor, size: int, state: Tensor) -> None:
+        self._starts, self._state = starts, state
+        self._lengths = torch.diff(starts, append=starts.new_tensor([size]))
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def padded(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the rows of some sequences, their first states, and the mask for ``unroll``."""
+        starts, lengths = self._starts[chosen], self._lengths[chosen]
+        times = torch.arange(int(lengths.max()), device=starts.device).unsqueeze(1)
+        mask = times < lengths
+        return (starts + times)[mask], self._state[starts], mask
+
+
+def _rows(columns: Any, rows: Any) -> Any:
+    """Return some rows of a column, or of each in a nest of dicts."""
+    return map_leaves(lambda column: column[rows], columns)
+
+
+def _first_rows(ends: NDArray[np.int64], sequence_len: int) -> NDArray[np.bool_]:
+    """Return bool[n]: the first rows of pieces, and of the parts that long ones are cut into."""
+    starts = np.concatenate(([0], ends[:-1]))
+    positions = np.arange(ends[-1]) - starts.repeat(ends - starts)
+    is_first: NDArray[np.bool_] = positions % sequence_len == 0
+    return is_first

@@ -47,9 +47,44 @@ class TestPrioritizedDuelingDQN(TestDQN):
     cfg: ClassVar = {"priority": True, "nstep": 3, "model": {**MODEL, "dueling": True}}
 
 
-class TestPPO(Discrete):
+class TestPPO(PolicyContract):
+    observation_space: ClassVar[spaces.Space[Any]] = Discrete.observation_space
+    action_space: ClassVar[spaces.Space[Any]] = spaces.Discrete(3)
+    capabilities: ClassVar[Collection[str]] = BATCHED
+    model: ClassVar[Mapping[str, Any]] = {}
+    learn: ClassVar[Mapping[str, Any]] = {}
+
     def make_policy(self, enable_field: Sequence[str] | None, seed: int) -> Policy:
-        return PPOPolicy({"model": MODEL}, enable_field=enable_field, seed=seed)
+        found = PPOPolicy.model_from_spaces(self.observation_space, self.action_space)
+        model = {**found, "encoder_hidden_size_list": [16], **self.model}
+        cfg = {"model": model, "learn": self.learn}
+        return PPOPolicy(cfg, enable_field=enable_field, seed=seed)
+
+
+class TestMultiDiscretePPO(TestPPO):
+    action_space: ClassVar = spaces.MultiDiscrete([3, 2, 4])
+    learn: ClassVar = {"value_clip": True, "target_kl": 0.01}
+
+
+class TestContinuousPPO(TestPPO):
+    observation_space: ClassVar = spaces.Dict(
+        {
+            "image": spaces.Box(0, 255, (8, 8, 3), np.uint8),
+            "nested": spaces.Dict({"speed": spaces.Box(-1, 1, (2,)), "gear": spaces.Discrete(5)}),
+        }
+    )
+    action_space: ClassVar = spaces.Box(
+        np.array([-0.1, -np.inf], np.float32), np.array([0.1, np.inf], np.float32)
+    )
+
+
+class TestRecurrentPPO(TestPPO):
+    model: ClassVar = {"recurrent": "lstm", "recurrent_size": 8}
+    learn: ClassVar = {"sequence_len": 4, "batch_size": 8}
+
+
+class TestRecurrentContinuousPPO(TestContinuousPPO):
+    model: ClassVar = {"recurrent": "gru", "recurrent_size": 8}
 
 
 class TestSAC(PolicyContract):

@@ -90,7 +90,7 @@ def test_cut_pieces_are_bootstrapped_and_ended_tasks_are_not() -> None:
 
     made = policy.collect_mode.make_samples(given, ENDS).columns
 
-    after = policy._network.values(torch.from_numpy(values["next_obs"])).detach().numpy()
+    after = policy._network(torch.from_numpy(values["next_obs"]))[1].detach().numpy()
     # With lambda 0 an advantage is the TD error. Row 2 ends a piece that was cut, row 7 the task.
     cut = values["reward"][2] + 0.5 * after[2] - values["value"][2]
     ended = values["reward"][7] - values["value"][7]
@@ -245,6 +245,76 @@ def test_state_of_another_network_is_refused_and_changes_nothing() -> None:
         policy.learn_mode.load_state_dict({**policy.learn_mode.state_dict(), "optimizer": moments})
 
     assert all(torch.equal(policy._network.state_dict()[key], before[key]) for key in before)
+
+
+def test_clipped_values_are_rewarded_for_no_larger_change() -> None:
+    learn = {"epoch_per_collect": 1, "batch_size": 8, "clip_ratio": 0.1, "value_clip": True}
+    policy = make(learn=learn)
+    data = batch(policy)
+    value = data.columns["value"].astype(np.float64)
+    old = value + np.array([0.5, -0.5, 0.05, -0.05, 0.5, -0.5, 0.0, 0.3])
+    target = value + np.array([1.0, 1.0, 1.0, 1.0, -1.0, -1.0, 0.2, 0.1])
+    data.columns["value"], data.columns["return"] = old.astype("f"), target.astype("f")
+
+    (log,) = policy.learn_mode.forward(data)
+
+    expected = 0.0
+    for now, before, goal in zip(value, old, target, strict=True):
+        clipped = min(max(now, before - 0.1), before + 0.1)
+        expected += max((now - goal) ** 2, (clipped - goal) ** 2) / 8
+    assert log["value_loss"] == pytest.approx(expected, rel=1e-5)
+    assert expected > np.square(value - target).mean() + 0.01
+
+
+def test_training_of_a_collect_ends_where_the_policy_has_moved_too_far() -> None:
+    learn = {"epoch_per_collect": 50, "batch_size": 4, "learning_rate": 0.05}
+    free = make(learn=learn).learn_mode.forward(batch(make()))
+    kls = [log["approx_kl"] for log in free]
+    first = next(index for index, kl in enumerate(kls) if kl > 0.01)
+
+    stopped = make(learn={**learn, "target_kl": 0.01}).learn_mode.forward(batch(make()))
+
+    assert len(kls) == 100
+    assert 0 < first < 99
+    assert [log["approx_kl"] for log in stopped] == kls[: first + 1]
+
+
+def test_approximate_kl_is_the_mean_of_ratio_minus_one_minus_its_logarithm() -> None:
+    policy = make(learn={"epoch_per_collect": 1, "batch_size": 8, "clip_ratio": 0.25})
+    data = batch(policy)
+    data.columns["log_prob"] -= np.log([1.0, 2.0, 0.5, 1.0, 1.2, 1.0, 1.0, 1.0]).astype(np.float32)
+
+    (log,) = policy.learn_mode.forward(data)
+
+    ratios = [1.0, 2.0, 0.5, 1.0, 1.2, 1.0, 1.0, 1.0]
+    expected = sum(ratio - 1 - math.log(ratio) for ratio in ratios) / 8
+    assert log["approx_kl"] == pytest.approx(expected, abs=1e-6)
+    assert log["clip_fraction"] == pytest.approx(2 / 8)
+
+
+@pytest.mark.parametrize("option", [{"priority": True}, {"nstep": 3}])
+def test_option_that_would_do_nothing_is_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(option))):
+        make(**option)
+
+
+def test_dicts_and_images_share_one_encoder() -> None:
+    shapes = {"image": [8, 8, 3], "speed": 2}
+    policy = PPOPolicy({"model": {**MODEL, "obs_shape": shapes}}, seed=0)
+    names = set(policy.learn_mode.state_dict()["model"])
+    rng = np.random.default_rng(0)
+    obs = {
+        "image": rng.integers(0, 255, (8, 8, 8, 3), np.uint8),
+        "speed": rng.normal(size=(8, 2)).astype(np.float32),
+    }
+    data = {**columns(make()), **policy.act(obs, explore=True), "obs": obs, "next_obs": obs}
+
+    logs = policy.learn_mode.forward(policy.collect_mode.make_samples(data, ENDS))
+
+    assert any(name.startswith("encoder.") for name in names)
+    assert {"actor.0.weight", "critic.0.weight"} <= names
+    assert "actor.1.weight" not in names
+    assert logs[0]["approx_kl"] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_off_policy_training_is_refused() -> None:

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import SchemaMismatchError
+from dingsdk.policy.networks import RecurrentActorCritic
+from dingsdk.policy.ppo import PPOPolicy
+
+MODEL = {
+    "obs_shape": 3,
+    "action_shape": 2,
+    "encoder_hidden_size_list": [5],
+    "recurrent_size": 4,
+}
+ENDS = np.array([3, 8, 10])
+
+
+def make(kind: str = "gru", seed: int = 0, **cfg: Any) -> PPOPolicy:
+    return PPOPolicy({"model": {**MODEL, "recurrent": kind}, **cfg}, seed=seed)
+
+
+def network_of(policy: PPOPolicy) -> RecurrentActorCritic:
+    network = policy._network
+    assert isinstance(network, RecurrentActorCritic)
+    return network
+
+
+def collected(policy: PPOPolicy) -> dict[str, Any]:
+    """Three pieces of trajectories that one env took, step by step."""
+    rng, rows = np.random.default_rng(0), []
+    mode = policy.collect_mode
+    assert mode.forward_batch is not None
+    for row in range(ENDS[-1]):
+        if row in {0, *ENDS.tolist()}:
+            mode.reset([4])
+        obs = rng.normal(size=(1, 3)).astype(np.float32)
+        rows.append({"obs": obs, **mode.forward_batch(obs, [4])})
+    columns = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+    return {
+        **columns,
+        "reward": rng.normal(size=len(rows)).astype(np.float32),
+        "next_obs": rng.normal(size=(len(rows), 3)).astype(np.float32),
+        "terminated": np.isin(np.arange(len(rows)), [7]),
+        "done": np.isin(np.arange(len(rows)), [7]),
+    }
+
+
+def step_by_step(
+    network: RecurrentActorCritic, obs: torch.Tensor, state: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    outputs, values = [], []
+    for row in obs:
+        output, value, state = network(row[None], state)
+        outputs.append(output)
+        values.append(value)
+    return torch.cat(outputs), torch.cat(values), state
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_state_goes_on_from_step_to_step_and_is_recorded_as_it_was_before(kind: str) -> None:
+    policy = make(kind)
+    columns = collected(policy)
+    network = network_of(policy)
+
+    assert columns["state"].shape == (10, 4 if kind == "gru" else 8)
+    for start, stop in ((0, 3), (3, 8), (8, 10)):
+        state = torch.zeros(1, network.state_size)
+        for row in range(start, stop):
+            assert columns["state"][row] == pytest.approx(state[0].detach().numpy(), abs=1e-6)
+            obs = torch.from_numpy(columns["obs"][row : row + 1])
+            _, value, state = network(obs, state)
+            assert columns["value"][row] == pytest.approx(value.item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_unrolled_sequences_are_the_single_steps_of_each(kind: str) -> None:
+    network = network_of(make(kind))
+    generator = torch.Generator().manual_seed(0)
+    lengths = [2, 4, 1]
+    parts = [torch.randn(length, 3, generator=generator) for length in lengths]
+    state = torch.randn(3, network.state_size, generator=generator)
+    mask = torch.arange(4)[:, None] < torch.tensor(lengths)
+    obs = torch.stack([parts[k][t] for t in range(4) for k in range(3) if mask[t, k]])
+
+    outputs, values = network.unroll(obs, state, mask)
+
+    for k, part in enumerate(parts):
+        expected = step_by_step(network, part, state[k : k + 1])
+        rows = [i for i, (_, of) in enumerate(mask.nonzero().tolist()) if of == k]
+        torch.testing.assert_close(outputs[rows], expected[0])
+        torch.testing.assert_close(values[rows], expected[1])
+
+
+def test_cut_piece_is_bootstrapped_with_the_state_after_its_last_step() -> None:
+    policy = make(discount_factor=0.5, gae_lambda=0.0)
+    given = collected(policy)
+    kept = {name: column.copy() for name, column in given.items()}
+
+    made = policy.collect_mode.make_samples(given, ENDS).columns
+
+    network = network_of(policy)
+    for row, is_terminated in ((2, False), (7, True), (9, False)):
+        obs, after, state = (
+            torch.from_numpy(kept[name][row : row + 1]) for name in ("obs", "next_obs", "state")
+        )
+        _, _, state = network(obs, state)
+        bootstrap = 0.0 if is_terminated else network(after, state)[1].item()
+        expected = kept["reward"][row] + 0.5 * bootstrap - kept["value"][row]
+        assert made["advantage"][row] == pytest.approx(expected, abs=1e-6)
+
+
+def test_sequences_end_with_their_piece_and_are_no_longer_than_asked() -> None:
+    policy = make(learn={"sequence_len": 2})
+
+    made = policy.collect_mode.make_samples(collected(policy), ENDS).columns
+
+    assert made["is_first"].nonzero()[0].tolist() == [0, 2, 3, 5, 7, 8]
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_loss_and_gradient_are_those_of_the_sequences_one_by_one(kind: str) -> None:
+    """An independent reference: each sequence alone, step by step from its recorded state."""
+    learn = {"epoch_per_collect": 1, "batch_size": 64, "sequence_len": 4, "grad_clip_norm": None}
+    policy = make(kind, learn=learn)
+    data = policy.collect_mode.make_samples(collected(policy), ENDS)
+    data.columns["log_prob"] += np.linspace(-0.3, 0.3, 10).astype(np.float32)
+    twin = make(kind, seed=1)
+    twin.learn_mode.load_state_dict(policy.learn_mode.state_dict())
+    network, found = network_of(twin), {k: torch.from_numpy(v) for k, v in data.columns.items()}
+    outputs, values = [], []
+    for start, stop in ((0, 3), (3, 7), (7, 8), (8, 10)):
+        state = found["state"][start : start + 1]
+        output, value, _ = step_by_step(network, found["obs"][start:stop], state)
+        outputs.append(output)
+        values.append(value)
+    chosen = torch.distributions.Categorical(logits=torch.cat(outputs))
+    advantage = found["advantage"].double()
+    advantage = (advantage - advantage.mean()) / advantage.std(correction=0)
+    ratio = (chosen.log_prob(found["action"]) - found["log_prob"]).exp()
+    gains = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+    errors = (torch.cat(values) - found["return"]) ** 2
+    loss = -gains.mean() + 0.5 * errors.mean() - 0.01 * chosen.entropy().mean()
+    gradient = torch.autograd.grad(loss, list(network.parameters()))
+    norm = torch.cat([part.reshape(-1) for part in gradient]).norm()
+
+    (log,) = policy.learn_mode.forward(data)
+
+    assert log["total_loss"] == pytest.approx(loss.item(), abs=1e-5)
+    assert log["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+
+
+def test_every_epoch_trains_on_every_row_once_in_minibatches_of_whole_sequences() -> None:
+    policy = make(learn={"epoch_per_collect": 2, "batch_size": 4, "sequence_len": 4})
+    data = policy.collect_mode.make_samples(collected(policy), ENDS)
+    seen: list[list[float]] = []
+    step = policy._step
+    policy._step = lambda rows, *rest: seen.append(rows["return"].tolist()) or step(rows, *rest)  # type: ignore[assignment,method-assign,func-returns-value]
+
+    logs = policy.learn_mode.forward(data)
+
+    returns = data.columns["return"].tolist()
+    sequences = [set(returns[a:b]) for a, b in ((0, 3), (3, 7), (7, 8), (8, 10))]
+    assert len(logs) == len(seen) == 4
+    for epoch in (seen[:2], seen[2:]):
+        assert sorted(row for part in epoch for row in part) == sorted(returns)
+        for part in epoch:
+            assert all(each <= set(part) or each.isdisjoint(part) for each in sequences)
+
+
+def test_rows_that_begin_within_a_sequence_are_trained_on_from_their_own_state() -> None:
+    policy, twin = make(learn={"epoch_per_collect": 1}), make(learn={"epoch_per_collect": 1})
+    data = policy.collect_mode.make_samples(collected(policy), ENDS)
+    later = SampleBatch({name: column[1:] for name, column in data.columns.items()})
+    twin.rng = copy.deepcopy(policy.rng)
+    marked = later.with_columns(is_first=np.isin(np.arange(9), [0, 2, 7]))
+
+    assert policy.learn_mode.forward(later) == twin.learn_mode.forward(marked)
+
+
+def test_samples_without_a_state_are_refused_by_name() -> None:
+    policy = make()
+    data = policy.collect_mode.make_samples(collected(policy), ENDS)
+    del data.columns["state"]
+
+    with pytest.raises(SchemaMismatchError, match="state"):
+        policy.learn_mode.forward(data)
+
+
+def test_training_remembers_what_was_seen_before() -> None:
+    """The first observation tells which action pays at the second step, which shows nothing."""
+    policy = make(learn={"learning_rate": 0.01, "entropy_weight": 0.0})
+    rng = np.random.default_rng(0)
+    hits = 0.0
+    for _ in range(40):
+        columns: list[dict[str, Any]] = []
+        policy.collect_mode.reset()
+        cue = rng.integers(0, 2, 64)
+        for step in range(2):
+            obs = np.zeros((64, 3), np.float32)
+            if step == 0:
+                obs[np.arange(64), cue] = 1
+            output = policy.collect_mode.forward_batch(obs, range(64))  # type: ignore[misc]
+            columns.append({"obs": obs, **output, "next_obs": obs})
+        # Both steps of an env one after the other.
+        joined = {
+            name: np.stack([columns[0][name], columns[1][name]], 1).reshape(
+                128, *columns[0][name].shape[1:]
+            )
+            for name in columns[0]
+        }
+        hit = columns[1]["action"] == cue
+        joined["reward"] = np.stack([np.zeros(64), hit], 1).reshape(-1).astype(np.float32)
+        joined["done"] = joined["terminated"] = np.tile([False, True], 64)
+        policy.learn_mode.forward(
+            policy.collect_mode.make_samples(joined, np.arange(2, 129, 2))  # type: ignore[misc]
+        )
+        hits = hit.mean()
+
+    assert hits > 0.9
