@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 from msgspec import Meta
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from dingsdk.config import Count, Finite, Positive, read_section
 from dingsdk.data import SampleBatch
@@ -106,19 +106,22 @@ class DQNPolicy(BasePolicy):
     model_from_spaces = staticmethod(partial(discrete_model, "dqn"))
 
     def build(self) -> None:
-        model = self.section.model
-        self._network = QNetwork(
-            model.observation,
-            model.action_count,
-            model.encoder_hidden_size_list,
-            dueling=model.dueling,
-        ).to(self.device)
+        self._network = self._make_network().to(self.device)
         if self.learns:
             learn = self.section.learn
             self._optimizer = Adam(self._network, learn.learning_rate, learn.grad_clip_norm)
             self._target = copy.deepcopy(self._network).requires_grad_(False)
             self._target_flat = flatten_parameters(self._target)
         self._acting_network = frozen(self._network)
+
+    def _make_network(self) -> nn.Module:
+        model = self.section.model
+        return QNetwork(
+            model.observation,
+            model.action_count,
+            model.encoder_hidden_size_list,
+            dueling=model.dueling,
+        )
 
     def state(self) -> Mapping[str, Stateful]:
         found: dict[str, Stateful] = {"model": self._network}
@@ -157,19 +160,25 @@ class DQNPolicy(BasePolicy):
         """
         values = self.array(self._acting_network.forward(self.tensor(obs)))
         self.check_finite(values, obs, env_ids)
-        actions = values.argmax(1)
+        return {"action": self._choose(values, explore, eps)}
+
+    def _choose(
+        self, values: NDArray[np.float32], explore: bool, eps: float | None
+    ) -> NDArray[np.int64]:
+        """Return the best action of each row, or where exploring a random one by chance."""
+        actions: NDArray[np.int64] = values.argmax(1)
         if not explore:
-            return {"action": actions}
+            return actions
         if eps is None:
             eps = self.section.other.eps(0)
         if eps > _SMALLEST_EPS:
             draws = self.rng.random(len(actions))
             if draws.min() < eps:
                 # Below eps the draw is uniform in [0, eps), so it chooses the action too.
-                count = self._network.action_count
+                count = values.shape[1]
                 drawn = np.minimum((draws * (count / eps)).astype(np.int64), count - 1)
                 actions = np.where(draws < eps, drawn, actions)
-        return {"action": actions}
+        return actions
 
     def samples(self, columns: dict[str, Any], ends: NDArray[np.int64]) -> SampleBatch:
         section = self.section
@@ -197,19 +206,23 @@ class DQNPolicy(BasePolicy):
         target = torch.addcmul(batch["reward"].float(), batch["discount"].float(), bootstrap)
         values = self._network.forward(self.tensor(batch["obs"]))
         value = values.gather(1, batch["action"].long().unsqueeze(1)).squeeze(1)
-        loss = self._loss(value, target, batch.get("IS"))
+        log_vars = self._update(value, target, batch.get("IS"))
+        if self.section.priority:
+            log_vars["priority"] = (value.detach() - target).abs_().tolist()
+        return log_vars
+
+    def _update(self, value: Tensor, target: Tensor, weights: Tensor | None) -> dict[str, Any]:
+        """Move ``value`` float32[n] towards ``target``, and the target network after it."""
+        learn = self.section.learn
+        loss = self._loss(value, target, weights)
         norm = self._optimizer.minimize(loss)
         if learn.target_theta is not None:
             self._target_flat.lerp_(self._optimizer.flat, learn.target_theta)
         elif self._optimizer.updates % learn.target_update_freq == 0:
             self._target_flat.copy_(self._optimizer.flat)
-        value = value.detach()
-        means = torch.stack((loss.detach(), value.mean(), target.mean())).tolist()
+        means = torch.stack((loss.detach(), value.detach().mean(), target.mean())).tolist()
         log_vars = dict(zip(("total_loss", "q_value", "target_q_value"), means, strict=True))
-        log_vars |= {"cur_lr": self._optimizer.learning_rate, "grad_norm": norm}
-        if self.section.priority:
-            log_vars["priority"] = (value - target).abs_().tolist()
-        return log_vars
+        return log_vars | {"cur_lr": self._optimizer.learning_rate, "grad_norm": norm}
 
     def _loss(self, value: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
         reduction = "mean" if weights is None else "none"
