@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,45 @@ class NormalizeObservation(gym.ObservationWrapper[Any, Any, Any]):
         scaled = (observation - self._mean) * self._scale
         made: NDArray[np.float32] = np.clip(scaled, -self._clip, self._clip).astype(np.float32)
         return made
+
+
+class SelectObservation(gym.ObservationWrapper[Any, Any, Any]):
+    """Type ``select_obs``: keeps some entries of a vector, and hides the others.
+
+    Args:
+        env: Its observations are a Box of one dimension.
+        indices: Of the entries to keep, in the order of the new observation.
+
+    Raises:
+        ConfigError: the observations are others, or have no such entry.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], indices: Sequence[int]) -> None:
+        super().__init__(env)
+        space = env.observation_space
+        if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+            raise ConfigError(
+                f"env.wrappers: select_obs needs a Box of one dimension, found {space}",
+                path="env.wrappers",
+                expected="a Box of one dimension",
+                found=str(space),
+            )
+        size = space.shape[0]
+        if not indices or not all(type(each) is int and 0 <= each < size for each in indices):
+            raise ConfigError(
+                f"env.wrappers: select_obs keeps the entries {list(indices)}, observations have "
+                f"the entries 0 to {size - 1}",
+                path="env.wrappers",
+                expected=f"0 to {size - 1}",
+                found=list(indices),
+            )
+        self._indices = list(indices)
+        low, high = space.low[self._indices], space.high[self._indices]
+        self.observation_space = gym.spaces.Box(low, high, dtype=space.dtype.type)
+
+    def observation(self, observation: Any) -> Any:
+        """Return the entries that are kept."""
+        return observation[self._indices]
 
 
 def measure_observations(

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from dingsdk.policy.memory import Memory as Memory
     from dingsdk.policy.networks import ActorCritic as ActorCritic
     from dingsdk.policy.networks import QNetwork as QNetwork
+    from dingsdk.policy.networks import RecurrentQNetwork as RecurrentQNetwork
     from dingsdk.policy.networks import flatten_parameters as flatten_parameters
     from dingsdk.policy.ppo import PPOPolicy as PPOPolicy
+    from dingsdk.policy.r2d2 import R2D2Policy as R2D2Policy
     from dingsdk.policy.returns import gae as gae
     from dingsdk.policy.returns import nstep_returns as nstep_returns
     from dingsdk.policy.sac import SACPolicy as SACPolicy

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 from msgspec import Meta
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from dingsdk.config import Count, Finite, Positive, read_section
 from dingsdk.data import SampleBatch
@@ -114,7 +114,7 @@ class DQNPolicy(BasePolicy):
             self._target_flat = flatten_parameters(self._target)
         self._acting_network = frozen(self._network)
 
-    def _make_network(self) -> nn.Module:
+    def _make_network(self) -> Any:
         model = self.section.model
         return QNetwork(
             model.observation,

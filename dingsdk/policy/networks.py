@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 from torch import Tensor, nn
 
+from dingsdk.data.pytree import flatten, map_leaves
 from dingsdk.policy.distributions import ActionDistribution
 from dingsdk.policy.encoders import MLP, make_encoder
 
@@ -78,7 +79,76 @@ class QNetwork(nn.Module):
         if self.value is None:
             return advantages
         value: Tensor = self.value(hidden)
-        return value + advantages - advantages.mean(1, keepdim=True)
+        return value + advantages - advantages.mean(-1, keepdim=True)
+
+
+class RecurrentQNetwork(nn.Module):
+    """An encoder, an LSTM after it, and linear heads to one value per discrete action.
+
+    Args:
+        obs_shape: As in ``QNetwork``.
+        action_count: Number of actions.
+        hidden_sizes: As in ``QNetwork``.
+        lstm_size: Units of the LSTM.
+        dueling: As in ``QNetwork``.
+
+    Attributes:
+        state_size: Length of a recurrent state: output and cell of the LSTM, ``2 * lstm_size``.
+    """
+
+    def __init__(
+        self,
+        obs_shape: Any,
+        action_count: int,
+        hidden_sizes: Sequence[int] = (64, 64),
+        lstm_size: int = 64,
+        *,
+        dueling: bool = False,
+    ) -> None:
+        super().__init__()
+        self.state_size = 2 * lstm_size
+        self.encoder = make_encoder(obs_shape, hidden_sizes)
+        self.lstm = nn.LSTMCell(self.encoder.width, lstm_size)
+        self.heads = QNetwork(lstm_size, action_count, [], dueling=dueling)
+
+    def forward(self, obs: Any, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Take one step.
+
+        Args:
+            obs: Observations ``[n, ...]``.
+            state: ``float32[n, state_size]``.
+
+        Returns:
+            Action values ``float32[n, actions]``, and the next state.
+        """
+        output, cell = self.lstm(self.encoder.forward(obs), state.chunk(2, 1))
+        return self.heads.forward(output), torch.cat((output, cell), 1)
+
+    def unroll(self, obs: Any, state: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Take the steps of sequences.
+
+        Args:
+            obs: Observations ``[n, time, ...]``.
+            state: Before the first step, ``float32[n, state_size]``.
+            mask: ``bool[n, time]``, steps after which the state changes; None: all.
+
+        Returns:
+            Action values ``float32[n, time, actions]``, and the last state.
+        """
+        count, time = flatten(obs)[0][1].shape[:2]
+        features = self.encoder.forward(map_leaves(lambda leaf: leaf.flatten(0, 1), obs))
+        inputs = features.view(count, time, -1).unbind(1)
+        output, cell = state.chunk(2, 1)
+        outputs = []
+        for step, each in enumerate(inputs):
+            before, (output, cell) = (output, cell), self.lstm(each, (output, cell))
+            if mask is not None:
+                changes = mask[:, step, None]
+                output = torch.where(changes, output, before[0])
+                cell = torch.where(changes, cell, before[1])
+            outputs.append(output)
+        values = self.heads.forward(torch.stack(outputs, 1))
+        return values, torch.cat((output, cell), 1)
 
 
 class ActorCritic(nn.Module):

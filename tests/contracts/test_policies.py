@@ -22,6 +22,7 @@ from dingsdk.policy import (
     Policy,
     PolicySection,
     PPOPolicy,
+    R2D2Policy,
     SACPolicy,
     Stateful,
 )
@@ -45,6 +46,37 @@ class TestDQN(Discrete):
 
 class TestPrioritizedDuelingDQN(TestDQN):
     cfg: ClassVar = {"priority": True, "nstep": 3, "model": {**MODEL, "dueling": True}}
+
+
+class TestDQNOnImages(TestDQN):
+    observation_space: ClassVar = spaces.Box(0, 255, (8, 8, 2), np.uint8)
+    cfg: ClassVar = {"nstep": 2, "model": {**MODEL, "obs_shape": [8, 8, 2]}}
+
+
+class TestDQNOnDicts(TestDQN):
+    observation_space: ClassVar = spaces.Dict(
+        {
+            "place": spaces.Discrete(5),
+            "inner": spaces.Dict({"speed": spaces.Box(-1, 1, (2,)), "on": spaces.MultiBinary(3)}),
+        }
+    )
+    cfg: ClassVar = {
+        "model": {**MODEL, "obs_shape": {"place": "Discrete(5)", "inner": {"speed": 2, "on": 3}}}
+    }
+
+
+class TestR2D2(Discrete):
+    capabilities: ClassVar[Collection[str]] = frozenset({"seeded", "batched"})
+
+    def make_policy(self, enable_field: Sequence[str] | None, seed: int) -> Policy:
+        section = {
+            "model": MODEL,
+            "priority": True,
+            "nstep": 2,
+            "learn": {"sequence_length": 4, "burn_in": 2},
+            "other": {"replay_buffer": {"type": "advanced"}},
+        }
+        return R2D2Policy(section, enable_field=enable_field, seed=seed)
 
 
 class TestPPO(PolicyContract):
