@@ -157,9 +157,9 @@ class _Walk:
         cls = self._find(part.kind, type_key, names, path)
         section = config_type(cls, self._bases.get(part.kind, PartSection))
         if type_key != default.get("type"):
-            # These belong to another type; what both have is kept.
-            known = fields_of(section)
-            default = {key: value for key, value in default.items() if key in known}
+            # These belong to another type; what both have is kept, but for parts in it.
+            kept = {key for key, field in fields_of(section).items() if field.part is None}
+            default = {key: value for key, value in default.items() if key in kept}
         full = self.section(section, deep_merge_dicts(default, {**given, "type": type_key}), path)
         check = getattr(cls, "check_config", None)
         if check is not None:

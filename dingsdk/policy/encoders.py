@@ -29,7 +29,8 @@ def make_encoder(
     ``4`` or ``[4]``          linear layers of ``hidden_sizes``
     ``"Discrete(4)"``         one-hot vector, then the linear layers
     ``[h, w]``                image of one channel: convolutions (``Convolutions``), then the linear
-                              layers
+                              layers; with a side below 36 a matrix, such as a stack of vectors,
+                              which is flattened
     ``[c, h, w]``             image; channels come first where there are fewer of them than columns
     ``[h, w, c]``             image, channels last
     ``[k, h, w, c]``          stack of ``k`` images
@@ -131,15 +132,15 @@ class Features(nn.Module):
         raise NotImplementedError
 
 
-class Vector(Features):
-    """A vector as it is."""
+class Flat(Features):
+    """A vector as it is, or a matrix row after row."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, shape: Sequence[int]) -> None:
         super().__init__()
-        self.width = width
+        self.width = math.prod(shape)
 
     def forward(self, obs: Any) -> Tensor:
-        found: Tensor = obs
+        found: Tensor = obs.flatten(1)
         return found
 
 
@@ -221,4 +222,5 @@ def _features(shape: Any) -> Features:
     if isinstance(shape, str):
         return OneHot(int(shape.removeprefix("Discrete(").removesuffix(")")))
     sides = [shape] if isinstance(shape, int) else shape
-    return Vector(sides[0]) if len(sides) == 1 else Convolutions(sides)
+    is_matrix = len(sides) == 2 and min(sides) < _SMALLEST_SCREEN
+    return Flat(sides) if len(sides) == 1 or is_matrix else Convolutions(sides)

@@ -36,6 +36,28 @@ def test_wrapper_changes_what_is_observed(wrapper: Any, shape: tuple[int, ...]) 
         assert manager.step_batch(np.zeros(2, int)).obs.shape == (2, *shape)
 
 
+def test_selected_entries_are_observed_in_their_order() -> None:
+    env = make({"type": "select_obs", "indices": [2, 0]})
+    whole, _ = make().reset(seed=3)
+
+    obs, _ = env.reset(seed=3)
+
+    assert obs.tolist() == whole[[2, 0]].tolist()
+    assert env.observation_space.high[1] == np.float32(4.8)
+    assert env.observation_space.contains(obs)
+
+
+@pytest.mark.parametrize("indices", [[], [4], [-1], [True]])
+def test_entries_that_observations_do_not_have_are_refused(indices: list[Any]) -> None:
+    with pytest.raises(ConfigError, match="entries 0 to 3"):
+        make({"type": "select_obs", "indices": indices})
+
+
+def test_entries_are_selected_from_vectors_alone() -> None:
+    with pytest.raises(ConfigError, match="Discrete"):
+        make({"type": "select_obs", "indices": [0]}, env_id="FrozenLake-v1")
+
+
 def test_rewards_are_clipped() -> None:
     env = make({"type": "clip_reward", "min_reward": -1, "max_reward": 0.5})
     env.reset(seed=0)

@@ -640,3 +640,12 @@ def test_interval_of_the_commander_is_another_name_of_the_evaluators() -> None:
     apply_set(user, "policy.eval.evaluator.eval_interval_s=8")
     with pytest.raises(ConfigError, match="state one of them"):
         compile_config(user)
+
+
+def test_another_buffer_than_the_policys_own_has_its_own_sampler() -> None:
+    cfg = load_config("cartpole-r2d2")
+    cfg["policy"]["other"]["replay_buffer"] = {"type": "advanced"}
+
+    buffer = compile_config(cfg).policy.other.replay_buffer
+
+    assert buffer.sampler.type == "proportional"

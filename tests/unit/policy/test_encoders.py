@@ -101,6 +101,12 @@ def test_small_images_go_through_the_small_convolutions(height, width) -> None:
     torch.testing.assert_close(encoder(images), layers(images))
 
 
+def test_a_small_matrix_is_flattened() -> None:
+    encoder = make_encoder([3, 2], [])
+
+    assert encoder(torch.arange(6.0).reshape(1, 3, 2)).tolist() == [[0, 1, 2, 3, 4, 5]]
+
+
 def test_numbers_become_one_hot_vectors() -> None:
     encoder = make_encoder("Discrete(3)", [])
 

@@ -1,0 +1,199 @@
+"""DQN and R2D2 from configs: images, dicts, hidden velocities, in both modes."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from dingsdk.config import load_config
+from dingsdk.errors import ConfigError
+from dingsdk.pipeline.train import train
+from dingsdk.policy import DQNPolicy
+
+SIZE = 5
+
+
+class Catch(gym.Env[Any, Any]):
+    """A ball falls through a picture; the paddle in the last row must be below it.
+
+    With ``is_dict`` the observation is a dict: the picture without the paddle, and its place.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - gymnasium's declaration
+
+    def __init__(self, is_dict: bool = False) -> None:
+        self.is_dict = is_dict
+        picture = spaces.Box(0, 255, (SIZE, SIZE, 1), np.uint8)
+        self.observation_space = (
+            spaces.Dict(picture=picture, place=spaces.Discrete(SIZE)) if is_dict else picture
+        )
+        self.action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.row, self.column, self.place = 0, int(self.np_random.integers(SIZE)), SIZE // 2
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.row += 1
+        self.place = int(np.clip(self.place + int(action) - 1, 0, SIZE - 1))
+        is_down = self.row == SIZE - 1
+        reward = float(self.place == self.column) if is_down else 0.0
+        return self._obs(), reward, is_down, False, {}
+
+    def _obs(self) -> Any:
+        picture = np.zeros((SIZE, SIZE, 1), np.uint8)
+        picture[self.row, self.column] = 255
+        if self.is_dict:
+            return {"picture": picture, "place": np.int64(self.place)}
+        picture[SIZE - 1, self.place] = 255
+        return picture
+
+
+CATCH = {
+    "exp_name": "catch",
+    "seed": 0,
+    "env": {
+        "collector_env_num": 8,
+        "evaluator_env_num": 4,
+        "n_evaluator_episode": 20,
+        "stop_value": 0.99,
+        "kwargs": {},
+    },
+    "env_manager": {"type": "in_process"},
+    "policy": {
+        "type": "dqn",
+        "nstep": 2,
+        "model": {"encoder_hidden_size_list": [32]},
+        "learn": {"update_per_collect": 4, "target_update_freq": 50, "learning_rate": 2e-3},
+        "collect": {"n_sample": 64},
+        "eval": {"evaluator": {"eval_freq": 100}},
+        "other": {
+            "eps": {"type": "linear", "decay": 3000},
+            "replay_buffer": {"type": "naive", "storage": {"type": "array", "next_of": "obs"}},
+        },
+    },
+    "system": {"max_env_steps": 20_000, "torch_threads": 1},
+}
+BRIEF = ("policy.learn.learner.train_iterations=60", "env.stop_value=2")
+PRIORITIZED = (
+    "policy.priority=true",
+    "policy.model.dueling=true",
+    "policy.other.replay_buffer.type=advanced",
+)
+
+
+@pytest.mark.parametrize(("mode", "is_dict"), [("serial", False), ("parallel", True)])
+def test_dqn_trains_on_images_and_dicts(mode: Any, is_dict: bool, tmp_path: Any) -> None:
+    sets = (*BRIEF, f"env.kwargs.is_dict={str(is_dict).lower()}", *PRIORITIZED)
+    result = train(CATCH, mode, "in_memory", sets=sets, env=Catch, output=tmp_path)
+
+    assert (result.reason, result.train_iter) == ("limit", 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_dict", [False, True])
+def test_dqn_solves_a_game_from_its_picture(is_dict: bool, tmp_path: Any) -> None:
+    sets = (f"env.kwargs.is_dict={str(is_dict).lower()}",)
+    result = train(CATCH, sets=sets, env=Catch, output=tmp_path)
+
+    assert result.reason == "stop_value"
+
+
+class Watched(DQNPolicy):
+    """Remembers what it was trained on."""
+
+    dtypes: ClassVar[set[Any]] = set()
+
+    def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
+        self.dtypes.update((batch["obs"].dtype, batch["next_obs"].dtype))
+        return super().learn(batch)
+
+
+def test_pictures_stay_bytes_until_they_are_trained_on(tmp_path: Any) -> None:
+    config = {**CATCH, "policy": {**CATCH["policy"], "type": "Watched"}}
+
+    train(config, sets=BRIEF, env=Catch, policy=Watched, output=tmp_path)
+
+    assert Watched.dtypes == {torch.uint8}
+
+
+class Tuples(Catch):
+    """Has observations that no policy takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Tuple([spaces.Discrete(2)])
+
+
+def test_spaces_that_a_policy_cannot_take_are_refused_before_the_first_step(tmp_path: Any) -> None:
+    with pytest.raises(ConfigError, match=r"dqn cannot use .*Tuple.*supports a Box") as caught:
+        train(CATCH, env=Tuples, output=tmp_path)
+
+    assert "Tuple" in caught.value.facts["found"]
+    assert not list(tmp_path.iterdir())
+
+
+SHORT_R2D2 = (
+    "env.collector_env_num=4",
+    "env.evaluator_env_num=2",
+    "env.n_evaluator_episode=2",
+    "env.stop_value=1000",
+    "policy.collect.n_sample=64",
+    "policy.learn.batch_size=4",
+    "policy.learn.learner.train_iterations=40",
+)
+
+
+@pytest.mark.parametrize(
+    ("mode", "buffer"), [("serial", None), ("parallel", None), ("parallel", "advanced")]
+)
+def test_r2d2_trains_from_steps_and_from_sequences(
+    mode: Any, buffer: str | None, tmp_path: Any
+) -> None:
+    config = load_config("cartpole-r2d2")
+    sets: tuple[str, ...] = SHORT_R2D2
+    if buffer is not None:
+        config["policy"]["other"]["replay_buffer"] = {"type": buffer}
+        sets += ("policy.priority=true", "policy.collect.n_sample=16")
+    result = train(config, mode, "in_memory", sets=sets, output=tmp_path)
+
+    assert (result.reason, result.train_iter) == ("limit", 40)
+
+
+def needs(module: str, extra: str) -> Any:
+    is_missing = importlib.util.find_spec(module) is None
+    return pytest.mark.skipif(is_missing, reason=f"the extra {extra} is not installed")
+
+
+@needs("Box2D", "box2d")
+def test_lunarlander_example_trains(tmp_path: Any) -> None:
+    sets = ("policy.learn.learner.train_iterations=64", "env.n_evaluator_episode=10")
+    result = train("lunarlander-dqn", sets=sets, output=tmp_path)
+
+    assert (result.reason, result.train_iter) == ("limit", 64)
+
+
+@pytest.mark.slow
+@needs("ale_py", "atari")
+@needs("cv2", "atari")
+def test_pong_example_trains(tmp_path: Any) -> None:
+    sets = (
+        "env.collector_env_num=2",
+        "env.evaluator_env_num=1",
+        "env.n_evaluator_episode=1",
+        "env_manager={type: in_process}",
+        "policy.learn.learner.train_iterations=16",
+        "policy.other.replay_buffer.replay_buffer_size=500",
+        "policy.other.replay_buffer.limiter.min_size=100",
+    )
+    result = train("pong-dqn", sets=sets, output=tmp_path)
+
+    assert (result.reason, result.train_iter) == ("limit", 16)
+    assert result.evaluations[-1].mean < 0
