@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 from dingsdk.config import load_config, to_easydict
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs import EnvFn
+from dingsdk.envs.players import player_num, space_of_player
 from dingsdk.envs.space_description import make_space
 from dingsdk.envs.spaces import ActionChecker, has_nan
 from dingsdk.errors import (
@@ -24,6 +26,7 @@ from dingsdk.errors import (
 from dingsdk.pipeline.given import name_policy
 from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER, CONFIG_NAME
 from dingsdk.policy import create_policy
+from dingsdk.policy.threads import in_one_thread
 from dingsdk.worker.learner.checkpoint import LATEST, Checkpoint, load_checkpoint
 
 _STEMS = {"best": "ckpt_best", "latest": LATEST}
@@ -158,6 +161,9 @@ class SavedPolicy:
         load_weights(self._policy.eval_mode, found, folder)
         self.observation_space, self.action_space = self._spaces()
         self._actions = ActionChecker(self.action_space)
+        self._state_size = getattr(self._policy, "state_size", 0)
+        if self._state_size:
+            self._act = in_one_thread(self._policy.act)  # type: ignore[attr-defined]
         # The chance of a random action follows a schedule over env steps.
         progress = {"envstep": found.envstep, "learner_step": found.iteration}
         self._setting = self._policy.command_mode.get_setting_collect(progress)
@@ -176,8 +182,9 @@ class SavedPolicy:
         Args:
             obs: One observation of ``observation_space``, or a batch of them: the same with one
                 more dimension in front, in a Dict at each of its arrays.
-            state: None where an episode begins; then what the last call returned. Policies
-                without a memory return None.
+            state: None where an episode begins; then what the last call returned: of a recurrent
+                policy float32[state_size], of a batch float32[n, state_size], with zeros in rows
+                whose episode begins; else None.
             deterministic: False: explore, as collectors did when the checkpoint was saved.
 
         Returns:
@@ -188,28 +195,33 @@ class SavedPolicy:
             PolicyOutputError: the policy chose an action that the env would refuse.
         """
         columns, count = _as_columns(self.observation_space, obs, "obs")
-        is_single, n = count is None, count or 1
-        if state is not None:
-            raise SchemaMismatchError(
-                f"state is a {type(state).__name__}, but a policy of type "
-                f"{self.config['policy'].get('type')!r} has no memory; pass None",
-                key="state",
-                expected="None",
-                found=type(state).__name__,
-            )
-        actions = self._act(columns, n, deterministic)
-        return (
-            self._actions.single(actions[0]) if is_single else self._actions.batch(actions, n)
-        ), None
-
-    def _act(self, columns: Any, n: int, deterministic: bool) -> Any:
         mode: Any = self._policy.eval_mode if deterministic else self._policy.collect_mode
         setting = {} if deterministic else self._setting
-        ids = list(range(n))
-        if mode.forward_batch is not None:
-            return mode.forward_batch(columns, ids, **setting)["action"]
-        output = mode.forward({i: _row(columns, i) for i in ids}, **setting)
-        return np.stack([np.asarray(output[i]["action"]) for i in ids])
+        ids = list(range(count or 1))
+        if self._state_size:
+            rows = self._rows_of(state, count)
+            output = self._act(columns, ids, explore=not deterministic, state=rows, **setting)
+            actions, state = output["action"], output["next_state"]
+        elif state is not None:
+            raise _misfit("state", "None: the policy has no memory", type(state).__name__)
+        elif mode.forward_batch is not None:
+            actions = mode.forward_batch(columns, ids, **setting)["action"]
+        else:
+            found = mode.forward({i: _row(columns, i) for i in ids}, **setting)
+            actions = np.stack([np.asarray(found[i]["action"]) for i in ids])
+        if count is None:
+            return self._actions.single(actions[0]), None if state is None else state[0]
+        return self._actions.batch(actions, count), state
+
+    def _rows_of(self, state: Any, count: int | None) -> NDArray[np.float32]:
+        """Return recurrent states as rows, zeros where an episode begins."""
+        size = self._state_size
+        if state is None:
+            return np.zeros((count or 1, size), np.float32)
+        expected = (size,) if count is None else (count, size)
+        if np.shape(state) != expected:
+            raise _misfit("state", f"float32{list(expected)}, or None", f"{np.shape(state)}")
+        return np.asarray(state, np.float32).reshape(-1, size)
 
     def _spaces(self) -> list[Any]:
         names = ("observation_space", "action_space")
@@ -219,7 +231,8 @@ class SavedPolicy:
             return [make_space(each, path) for each, path in zip(described, paths, strict=True)]
         env = self.make_env()
         env.close()
-        return [getattr(env, name) for name in names]
+        found, players = [getattr(env, name) for name in names], player_num(env)
+        return found if players == 1 else [space_of_player(each, players) for each in found]
 
 
 def _as_columns(space: Any, obs: Any, key: str) -> tuple[Any, int | None]:
@@ -268,7 +281,7 @@ def _row(columns: Any, index: int) -> Any:
 
 def _misfit(key: str, expected: str, found: str) -> SchemaMismatchError:
     return SchemaMismatchError(
-        f"predict: {key} is {found}, the policy was trained on {expected}",
+        f"predict: {key} is {found}, expected {expected}",
         key=key,
         expected=expected,
         found=found,

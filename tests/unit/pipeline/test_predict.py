@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,16 @@ from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointMissingError,
     ConfigError,
+    NonFiniteError,
+    PolicyOutputError,
     SchemaMismatchError,
     UnknownPluginError,
 )
 from dingsdk.pipeline.predict import SavedPolicy, load_policy
 from dingsdk.pipeline.train import compile_run
-from dingsdk.policy import create_policy
-from dingsdk.worker.learner.checkpoint import save_checkpoint
+from dingsdk.plugins import PluginManager, Switches, use_manager
+from dingsdk.policy import BasePolicy, create_policy
+from dingsdk.worker.learner.checkpoint import load_checkpoint, save_checkpoint
 
 OBS = np.array([0.1, -0.2, 0.3, -0.4], np.float32)
 
@@ -46,6 +49,12 @@ def save_run(folder: Path, *sets: str, seed: int = 0) -> Path:
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_run(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(autouse=True)
+def _own_manager() -> Iterator[None]:
+    with use_manager(PluginManager(Switches())):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +180,7 @@ def test_wrong_observation_is_refused_with_both_sides(
 
 
 def test_state_for_a_policy_without_memory_is_refused(policy: SavedPolicy) -> None:
-    with pytest.raises(SchemaMismatchError, match="'dqn' has no memory"):
+    with pytest.raises(SchemaMismatchError, match="the policy has no memory"):
         policy.predict(OBS, np.zeros(3))
 
 
@@ -237,6 +246,146 @@ def test_config_without_a_section_is_refused(run_dir: Path, tmp_path: Path) -> N
     save_config({"env": {"env_id": "CartPole-v1"}}, tmp_path / "run" / "config.yaml")
     with pytest.raises(ConfigError, match="has no section policy"):
         load_policy(tmp_path / "run")
+
+
+class Seen(gym.Env[Any, Any]):
+    """Observes what its class says."""
+
+    action_space: Any = gym.spaces.Discrete(3)
+
+    def __init__(self, kind: str = "dict") -> None:
+        image = gym.spaces.Box(0, 255, (12, 12, 3), np.uint8)
+        speed = gym.spaces.Box(-1, 1, (2,), np.float32)
+        kinds = {
+            "dict": gym.spaces.Dict({"image": image, "speed": speed}),
+            "image": image,
+            "number": gym.spaces.Discrete(5),
+        }
+        self.observation_space: Any = kinds[kind]
+        self.render_mode = None
+
+
+def save_untrained(
+    folder: Path, policy_cls: type | None = None, kind: str = "dict", **policy: Any
+) -> SavedPolicy:
+    """Load an untrained policy as that of a run."""
+    config = {"env": {"kwargs": {"kind": kind}}, "policy": {"collect": {"n_sample": 8}, **policy}}
+    cfg = compile_run(config, env=Seen, policy=policy_cls)
+    save_config(cfg, folder / "config.yaml")
+    made = create_policy(cfg.policy, enable_field=["learn"], seed=0)
+    save_checkpoint(folder / "ckpt", "ckpt_best", made.learn_mode.state_dict(), iteration=1)
+    return load_policy(folder)
+
+
+def as_row(obs: Any) -> Any:
+    """Return an observation as a batch of one."""
+    if isinstance(obs, dict):
+        return {name: as_row(value) for name, value in obs.items()}
+    return np.asarray(obs)[None]
+
+
+@pytest.mark.parametrize("kind", ["dict", "image", "number"])
+def test_dicts_images_and_numbers_are_taken_one_or_many(tmp_path: Path, kind: str) -> None:
+    found = save_untrained(tmp_path, kind=kind, type="dqn")
+    obs = found.observation_space.sample()
+
+    single, _ = found.predict(obs)
+    many, _ = found.predict(as_row(obs))
+
+    assert np.shape(single) == ()
+    assert many.tolist() == [single]
+
+
+def test_parts_of_a_dict_are_checked_each(tmp_path: Path) -> None:
+    found = save_untrained(tmp_path, type="dqn")
+    good = found.observation_space.sample()
+    wrong = [
+        ({"image": good["image"]}, "obs", "a dict of ['image', 'speed']"),
+        (good["speed"], "obs", "a dict of ['image', 'speed']"),
+        ({**good, "speed": np.zeros(3)}, "obs.speed", "float32[2], or a batch float32[n, 2]"),
+        ({**good, "image": good["image"] / 255}, "obs.image", "uint8[12, 12, 3], or a batch"),
+        (
+            {**good, "image": good["image"].astype(int) + 300},
+            "obs.image",
+            "uint8[12, 12, 3], or a batch",
+        ),
+        ({**good, "speed": np.zeros((4, 2))}, "obs", "one observation, or a batch of one length"),
+    ]
+    for obs, key, expected in wrong:
+        with pytest.raises(SchemaMismatchError) as raised:
+            found.predict(obs)
+        assert raised.value.key == key
+        assert raised.value.expected.startswith(expected)
+
+
+class Counting(BasePolicy):
+    """Remembers how many steps it made in an episode, and answers with that."""
+
+    def build(self) -> None:
+        self.net = torch.nn.Linear(1, 1)
+        self.state_size = 2
+
+    def act(
+        self, obs: Any, env_ids: Any = None, *, explore: bool, state: Any = None, **setting: Any
+    ) -> dict[str, Any]:
+        return {"action": state[:, 0].astype(np.int64) % 3, "next_state": state + 1}
+
+    def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+    def state(self) -> Mapping[str, Any]:
+        return {"model": self.net}
+
+
+def test_recurrent_policy_gets_back_the_state_that_it_returned(tmp_path: Path) -> None:
+    found = save_untrained(tmp_path, Counting, kind="number")
+
+    state, actions = None, []
+    for _ in range(4):
+        action, state = found.predict(3, state)
+        actions.append(int(action))
+    assert actions == [0, 1, 2, 0]
+    assert state.tolist() == [4, 4]
+
+    many, states = found.predict([1, 2, 3])
+    states[1] = 5
+    many, states = found.predict([1, 2, 3], states, deterministic=False)
+    assert many.tolist() == [1, 2, 1]
+    assert states.tolist() == [[2, 2], [6, 6], [2, 2]]
+    assert states.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("obs", "state"), [(3, np.zeros(3)), (3, np.zeros((1, 2))), ([3, 3], np.zeros(2)), (3, "ab")]
+)
+def test_state_of_another_form_is_refused(tmp_path: Path, obs: Any, state: Any) -> None:
+    found = save_untrained(tmp_path, Counting, kind="number")
+    with pytest.raises(SchemaMismatchError, match="predict: state is") as raised:
+        found.predict(obs, state)
+    assert raised.value.expected.startswith("float32[2" if obs == 3 else "float32[2, 2]")
+
+
+class OutOfRange(Counting):
+    """Answers what no env takes."""
+
+    def act(self, obs: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        found = super().act(obs, *args, **kwargs)
+        return {**found, "action": found["action"] + 3}
+
+
+def test_action_that_the_env_would_refuse_is_an_error(tmp_path: Path) -> None:
+    found = save_untrained(tmp_path, OutOfRange, kind="number")
+    with pytest.raises(PolicyOutputError, match="the env needs int64"):
+        found.predict(3)
+
+
+def test_weights_that_diverged_are_an_error(run_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(run_dir, tmp_path / "run")
+    state = load_checkpoint(run_dir / "ckpt" / "ckpt_best").state
+    state["model"]["head.bias"][0] = np.nan
+    save_checkpoint(tmp_path / "run" / "ckpt", "ckpt_best", state, iteration=1)
+    with pytest.raises(NonFiniteError, match="the weights diverged"):
+        load_policy(tmp_path / "run").predict(OBS)
 
 
 def test_load_policy_is_a_name_of_the_package() -> None:
