@@ -302,6 +302,16 @@ def test_parameters_of_the_reference_are_taken_in_its_order() -> None:
     assert (cfg.seed, cfg.env.env_id, cfg.policy.discount_factor) == (3, "CartPole-v1", 0.9)
     assert cfg.policy.other.replay_buffer.type == "advanced"
     assert same == cfg
+    system = {"coordinator": {"lease_s": 7.0}}
+    with_system = compile_config(main, create_cfg=create, system_cfg=system, mode="parallel")
+    assert with_system.system.coordinator.lease_s == 7.0
+
+
+def test_names_of_default_configs_are_left_out() -> None:
+    named = deep_merge_dicts(
+        MINIMAL, {"cfg_type": "RunDict", "policy": {"learn": {"cfg_type": "LearnDict"}}}
+    )
+    assert compile_config(named) == compile_config(MINIMAL)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from dingsdk.pipeline.parallel import write_collected, write_paces
+from dingsdk.errors import DingError, TaskFailedError, WorkerCrashedError
+from dingsdk.pipeline.parallel import _with_trace, write_collected, write_paces
 from dingsdk.worker.coordinator import CoordinatorStatus
 from dingsdk.worker.coordinator.experience import PolicyLag
 from dingsdk.worker.coordinator.pace import Pace
@@ -87,3 +89,24 @@ def test_collecting_tasks_have_the_curves_of_serial_mode(tmp_path: Path) -> None
     shares = [values[f"collector_step/share_of_{name}"] for name in ("wins", "draws", "losses")]
     assert shares == [0.5, 0.25, 0.25]
     assert values["commander_step/past_players"] == 3.0
+
+
+class Group:
+    def crash_report(self, worker_id: str) -> str:
+        return f"the stack of {worker_id}" if worker_id == "c0" else ""
+
+
+@pytest.mark.parametrize(
+    ("failure", "note"),
+    [
+        (TaskFailedError("failed", traceback="its traceback"), "its traceback"),
+        (TaskFailedError("failed", traceback="t", result={"is_user_mistake": True}), None),
+        (WorkerCrashedError("died", worker_id="c0"), "the stack of c0"),
+        (WorkerCrashedError("died", worker_id="c1"), None),
+        (DingError("no worker of it is known"), None),
+    ],
+)
+def test_failure_is_shown_with_what_its_worker_said(failure: DingError, note: str | None) -> None:
+    assert _with_trace(failure, Group()) is failure  # type: ignore[arg-type]
+    notes = getattr(failure, "__notes__", [])
+    assert notes == ([] if note is None else [f"raised by the worker:\n{note}"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
 import threading
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from dingsdk.errors import RunFolderError
 from dingsdk.pipeline.context import Evaluation, RunContext, RunRecorder, RunStatus
 from dingsdk.pipeline.progress import ConsoleProgress
 from dingsdk.pipeline.run_folder import (
+    _draw,
     claim_run_folder,
     discard_run,
     make_run_folder,
@@ -187,6 +190,22 @@ def test_curve_is_a_png_and_needs_an_evaluation(tmp_path: Path) -> None:
     assert not path.exists()
     assert write_curve(path, EVALUATIONS, float("inf"), "dqn")
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_curve_has_the_time_of_evaluations_along_its_top() -> None:
+    def times(evaluations: Sequence[Evaluation]) -> list[str]:
+        (axes,) = _draw(evaluations, 475.0, "dqn").axes
+        return [label.get_text() for top in axes.child_axes for label in top.get_xticklabels()]
+
+    two = (EVALUATIONS[0], EVALUATIONS[1])
+    assert times(two) == ["0.0 s", "1.5 s"]
+    assert times([*two, dataclasses.replace(two[1], env_steps=3000, elapsed_s=20.4)])[-1] == "20 s"
+    many = [
+        dataclasses.replace(two[0], env_steps=step * 100, elapsed_s=float(step))
+        for step in range(13)
+    ]
+    assert times(many) == ["0.0 s", "3.0 s", "6.0 s", "9.0 s", "12.0 s"]
+    assert times(two[:1]) == []
 
 
 def test_curve_draws_one_evaluation_too(tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""What a run leaves when a part fails, before and after a signal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dingsdk.pipeline.train import compile_run, train
+from dingsdk.worker import LearnerHook
+
+SETS = (
+    "env.collector_env_num=2",
+    "env.evaluator_env_num=2",
+    "env.n_evaluator_episode=2",
+    "policy.collect.n_sample=8",
+    "policy.learn.batch_size=8",
+    "policy.learn.update_per_collect=4",
+    "policy.learn.learner.train_iterations=40",
+    "env.stop_value=1000",
+)
+
+
+class Failing(LearnerHook):
+    """Raises at its position; sends a signal before, at iteration 20."""
+
+    def __init__(self, position: str, *, sends_signal: bool) -> None:
+        super().__init__("failing", 100, position=position)
+        self._sends_signal = sends_signal
+
+    def __call__(self, engine: Any) -> None:
+        if self.position == "after_iter" and engine.train_iter < 20:
+            return
+        if self._sends_signal:
+            os.kill(os.getpid(), signal.SIGINT)
+        raise RuntimeError("a part failed")
+
+
+def run(tmp_path: Path, hook: LearnerHook) -> Any:
+    return train("cartpole-dqn", sets=SETS, seed=0, output=tmp_path, callbacks=[hook])
+
+
+@pytest.mark.parametrize("position", ["after_iter", "after_run"])
+def test_part_that_fails_after_a_signal_leaves_an_interrupted_run(
+    tmp_path: Path, position: str
+) -> None:
+    result = run(tmp_path, Failing(position, sends_signal=True))
+    assert (result.reason, result.mode, result.signal) == ("interrupted", "serial", signal.SIGINT)
+    assert result.train_iter == (20 if position == "after_iter" else 40)
+    assert result.env_steps >= result.train_iter / 2
+    assert not list(result.run_dir.glob("ckpt/*exception*"))
+
+
+def test_part_that_fails_leaves_a_checkpoint_and_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="a part failed"):
+        run(tmp_path, Failing("after_iter", sends_signal=False))
+    (run_dir,) = tmp_path.iterdir()
+    assert list(run_dir.glob("ckpt/*exception*"))
+    result = json.loads((run_dir / "result.json").read_text())
+    assert (result["reason"], result["mode"]) == ("error", "serial")
+
+
+def test_config_that_is_given_as_a_mapping_stays_as_it_is() -> None:
+    config: dict[str, Any] = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "dqn"}}
+    cfg = compile_run(config, sets=("policy.learn.batch_size=7",), transport="in_memory", seed=4)
+    assert (cfg.seed, cfg.policy.learn.batch_size) == (4, 7)
+    assert config == {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "dqn"}}
