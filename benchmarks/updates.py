@@ -1,11 +1,12 @@
 """CPU time of one update of each policy, beside Stable-Baselines3 where it is installed.
 
-    python benchmarks/updates.py [--only sac ppo] [--rounds N]
+    python benchmarks/updates.py [--only dqn sac ppo] [--rounds N]
 
 Both do the same work in one process with one torch thread, in turns: sample a batch, take the
 gradient steps, move the targets. Networks, batches and learning rates are alike; ratios are medians
-over the rounds. SAC: batch 256, 256-256 units. PPO: an epoch over 2048 samples in minibatches of
-64, 64-64 units. Goals: SAC at most 0.7 times the time of Stable-Baselines3, PPO 0.8. For the peer
+over the rounds. DQN: batch 64, 64-64 units, no double estimate, soft updates of the target. SAC:
+batch 256, 256-256 units. PPO: an epoch over 2048 samples in minibatches of 64, 64-64 units. Goals:
+DQN at most 0.6 times the time of Stable-Baselines3, SAC 0.7, PPO 0.8. For the peer
 see requirements-peers.txt.
 """
 
@@ -27,13 +28,25 @@ from dingsdk.data import SampleBatch
 from dingsdk.policy import create_policy
 from dingsdk.worker import create_buffer
 
-GOALS = {"sac": 0.7, "ppo": 0.8}
-ENVS = {"sac": "Pendulum-v1", "ppo": "CartPole-v1"}
-UPDATES = {"sac": 20, "ppo": 1}
+GOALS = {"dqn": 0.6, "sac": 0.7, "ppo": 0.8}
+ENVS = {"dqn": "CartPole-v1", "sac": "Pendulum-v1", "ppo": "CartPole-v1"}
+UPDATES = {"dqn": 50, "sac": 20, "ppo": 1}
 """Updates of one turn."""
 BUFFER_ROWS, PPO_ROWS = 10_000, 2048
 
 Update = Callable[[], Any]
+
+
+def dqn() -> Update:
+    """Return an update of DQN."""
+    learning = {"double": False, "target_theta": 0.005}
+    cfg = {"type": "dqn", **spaces("dqn"), "learn": learning}
+    learn = create_policy(cfg, enable_field=["learn"], seed=0).learn_mode
+    buffer = create_buffer({"type": "naive", "replay_buffer_size": BUFFER_ROWS})
+    rows, count = transitions("dqn", BUFFER_ROWS), iter(range(10**9))
+    rows["discount"] = np.full(BUFFER_ROWS, 0.99, np.float32)
+    buffer.push(SampleBatch(rows), cur_collector_envstep=0)
+    return lambda: learn.forward(buffer.sample(64, cur_learner_iter=next(count)))
 
 
 def sac() -> Update:
@@ -58,6 +71,23 @@ def ppo() -> Update:
     return lambda: policy.learn_mode.forward(samples)
 
 
+def peer_dqn() -> Update:
+    """Return the same update of Stable-Baselines3."""
+    from stable_baselines3 import DQN
+    from stable_baselines3.common.utils import polyak_update
+
+    model: Any = DQN("MlpPolicy", gym.make(ENVS["dqn"]), buffer_size=BUFFER_ROWS, device="cpu")
+    model._setup_learn(1)
+    fill(model, transitions("dqn", BUFFER_ROWS))
+    networks = [list(each.parameters()) for each in (model.q_net, model.q_net_target)]
+
+    def update() -> None:
+        model.train(1, 64)
+        polyak_update(*networks, 0.005)
+
+    return update
+
+
 def peer_sac() -> Update:
     """Return the same update of Stable-Baselines3."""
     from stable_baselines3 import SAC
@@ -65,11 +95,7 @@ def peer_sac() -> Update:
     model: Any = SAC("MlpPolicy", gym.make(ENVS["sac"]), buffer_size=BUFFER_ROWS, device="cpu")
     model._setup_learn(1)
     rows = transitions("sac", BUFFER_ROWS)
-    for row in range(BUFFER_ROWS):
-        obs, after, action, reward, done = (
-            rows[key][row : row + 1] for key in ("obs", "next_obs", "action", "reward", "done")
-        )
-        model.replay_buffer.add(obs, after, action / 2, reward, done, [{}])
+    fill(model, {**rows, "action": rows["action"] / 2})
     return lambda: model.train(1, 256)
 
 
@@ -80,6 +106,15 @@ def peer_ppo() -> Update:
     model: Any = PPO("MlpPolicy", gym.make(ENVS["ppo"]), n_epochs=1, ent_coef=0.01, device="cpu")
     model.learn(PPO_ROWS)  # fills its rollout buffer
     return model.train  # type: ignore[no-any-return]
+
+
+def fill(model: Any, rows: Mapping[str, Any]) -> None:
+    """Add transitions to the replay buffer of a model of Stable-Baselines3."""
+    for row in range(BUFFER_ROWS):
+        obs, after, action, reward, done = (
+            rows[key][row : row + 1] for key in ("obs", "next_obs", "action", "reward", "done")
+        )
+        model.replay_buffer.add(obs, after, action, reward, done, [{}])
 
 
 def spaces(name: str) -> dict[str, Any]:
@@ -99,15 +134,19 @@ def transitions(name: str, count: int) -> dict[str, Any]:
     return {
         "obs": random.normal(size=(count, *size)).astype(np.float32),
         "next_obs": random.normal(size=(count, *size)).astype(np.float32),
-        "action": random.uniform(-2, 2, (count, 1)).astype(np.float32),
+        "action": (
+            random.integers(0, 2, count)
+            if name == "dqn"
+            else random.uniform(-2, 2, (count, 1)).astype(np.float32)
+        ),
         "reward": random.normal(size=count).astype(np.float32),
         "done": np.zeros(count, bool),
         "terminated": np.zeros(count, bool),
     }
 
 
-OURS: Mapping[str, Callable[[], Update]] = {"sac": sac, "ppo": ppo}
-PEERS: Mapping[str, Callable[[], Update]] = {"sac": peer_sac, "ppo": peer_ppo}
+OURS: Mapping[str, Callable[[], Update]] = {"dqn": dqn, "sac": sac, "ppo": ppo}
+PEERS: Mapping[str, Callable[[], Update]] = {"dqn": peer_dqn, "sac": peer_sac, "ppo": peer_ppo}
 
 
 def cpu_seconds(update: Update, count: int) -> float:
