@@ -212,6 +212,9 @@ class OpponentEnv(gym.Wrapper[Any, Any, Any, Any]):
     def _step_all(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
         actions = [action]
         for player, info in enumerate(self._players[1:], 1):
+            if not info.get("acts_next", True):
+                actions.append(action)  # any will do
+                continue
             obs, mask = part_of(self._all_obs, player), info.get("action_mask")
             actions.append(self._opponent(obs, self.action_space, mask, self._rng))
         step: Any = self.env.step(_stack(actions))

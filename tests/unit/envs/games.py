@@ -79,7 +79,7 @@ class Nim(AECEnv):  # type: ignore[misc]
 
     def observe(self, agent: str) -> Any:
         seen = np.array([int(agent[-1]), self.stones], np.float32)
-        mask = np.array([1, self.stones >= 2], np.int8)
+        mask = np.array([1, self.stones >= 2], np.int8) * (agent == self.agent_selection)
         return {"observation": seen, "action_mask": mask}
 
     def reset(self, seed: int | None = None, options: Any = None) -> None:
@@ -113,4 +113,5 @@ def take_one(obs: Any, action_space: Any, action_mask: Any, rng: Any) -> int:
     """An opponent at Nim that always takes one stone."""
     assert obs.shape == (2,)
     assert action_mask.dtype == np.bool_
+    assert action_mask.any(), "asked when it is not its turn"
     return 0
