@@ -176,6 +176,18 @@ def test_a_state_that_contradicts_itself_changes_nothing(change: dict[str, Any])
     assert equal_states(buffer.state_dict(), before)
 
 
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_next_id_must_be_beyond_those_of_all_rows(beyond: int) -> None:
+    state, buffer = trained_buffer().state_dict(), trained_buffer(seed=3)
+    next_id = int(state["metadata"]["replay_unique_id"].max()) + beyond
+    state["metadata"] = {**state["metadata"], "next_unique_id": next_id}
+    if beyond:
+        buffer.load_state_dict(state)
+    else:
+        with pytest.raises(CheckpointCorruptError, match=f"a row has the id {next_id} already"):
+            buffer.load_state_dict(state)
+
+
 def test_demonstrations_are_pushed_with_their_priorities() -> None:
     buffer = make_buffer()
     buffer.load_state_dict({"data": [row(0, priority=4.0), row(1)]})
