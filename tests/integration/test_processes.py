@@ -239,6 +239,7 @@ def test_ctrl_c_while_workers_start_ends_at_once(tmp_path: Path) -> None:
     expect_gone(children)
 
 
+@pytest.mark.slow
 def test_second_ctrl_c_exits_at_once_and_so_do_the_workers(tmp_path: Path) -> None:
     process, children = start_training(tmp_path)
     process.send_signal(signal.SIGSTOP)
@@ -279,6 +280,7 @@ gymnasium.register("Crashing-v0", CrashingEnv)
 """
 
 
+@pytest.mark.slow
 def test_worker_that_crashes_every_time_ends_the_run_with_its_stack(tmp_path: Path) -> None:
     (tmp_path / "crashing.py").write_text(CRASHING_ENV)
     process = subprocess.run(
