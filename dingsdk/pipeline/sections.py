@@ -75,8 +75,9 @@ class SystemSection(Section, frozen=True, kw_only=True):
             minute of work in between, before its death ends the run (parallel mode, transports
             that run workers as processes).
         worker_memory_limit: Bytes of memory of a worker's process and its children beyond which
-            it is started again between two tasks; None for no limit (parallel mode, transports
-            that run workers as processes).
+            it is started again: between two tasks, and a learner after 20 s or more of training,
+            from a checkpoint that it saves; None for no limit (parallel mode, transports that run
+            workers as processes).
         torch_threads: Threads that torch may use in each process. Small networks are fastest
             with one.
         max_env_steps: The run ends after this many collected env steps; None for no limit.

@@ -24,6 +24,8 @@ from dingsdk.worker.coordinator.roles import create_role, create_roles
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.2
+LEAST_WORK_S = 20.0
+"""How long a worker works at least before it leaves in the middle of a task, over its limit."""
 STALL_LIMIT_S = 60.0
 """How long one job may keep all others of a cooperative transport waiting."""
 
@@ -105,7 +107,8 @@ def run_worker(
     """Serve a coordinator as one worker until ``stop`` or until the coordinator ends the run.
 
     A stopped worker leaves at once and says so; a learner saves its checkpoint first. One whose
-    process takes more memory than ``system.worker_memory_limit`` leaves between two tasks.
+    process takes more memory than ``system.worker_memory_limit`` leaves between two tasks, or in
+    the middle of one where another worker goes on from there.
 
     Args:
         role: Name of its role.
@@ -131,7 +134,8 @@ def run_worker(
         stack.enter_context(torch_threads(cfg.system.torch_threads))
         transport = make_transport(cfg, run_dir)
         stack.callback(transport.close)
-        worker = create_role(role, cfg).create_worker(transport, worker_id)
+        made_role = create_role(role, cfg)
+        worker = made_role.create_worker(transport, worker_id)
         stack.callback(worker.close)
         # Beside this thread, because it waits for the coordinator and a stop must end that.
         joining = transport.scheduler.spawn(lambda: worker.start(address), f"{worker_id}-joining")
@@ -145,12 +149,15 @@ def run_worker(
         if on_joined is not None:
             on_joined()
         memory = MemoryWatch(worker_id, cfg.system.worker_memory_limit)
-        has_worked = False
+        began_at: float | None = None
         while not (stop.wait(POLL_S) or worker.is_over):
             is_over_limit = memory.is_over_limit()
-            if is_over_limit and has_worked and not worker.has_job:
-                return True
-            has_worked = has_worked or worker.has_job
+            if is_over_limit and began_at is not None:
+                worked_s = time.monotonic() - began_at
+                if not worker.has_job or (made_role.resumes and worked_s >= LEAST_WORK_S):
+                    return True
+            if began_at is None and worker.has_job:
+                began_at = time.monotonic()
         if worker.failure is not None and not stop.is_set():
             raise worker.failure
         return False

@@ -127,10 +127,27 @@ def test_collector_over_its_memory_limit_is_started_again_between_tasks(tmp_path
     with torch_threads(1):
         cluster = ProcessCluster(tmp_path, sets)
         try:
-            learner, collector = cluster.pid("learner-0"), cluster.pid("collector-0")
+            collector = cluster.pid("collector-0")
             cluster.expect(lambda: cluster.pid("collector-0") != collector)
             cluster.expect_training()
-            assert cluster.pid("learner-0") == learner
+        finally:
+            cluster.close()
+
+
+@pytest.mark.slow
+def test_learner_over_its_memory_limit_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    sets = ["system.worker_memory_limit=1", "system.restarts=0"]
+    with torch_threads(1):
+        cluster = ProcessCluster(tmp_path, sets)
+        try:
+            cluster.expect_training()
+            learner, trained = cluster.pid("learner-0"), cluster.train_iter()
+            cluster.expect(lambda: cluster.pid("learner-0") != learner)
+            assert load_checkpoint(tmp_path / "ckpt").iteration > trained
+            cluster.expect(
+                lambda: cluster.train_iter() > load_checkpoint(tmp_path / "ckpt").iteration
+            )
+            cluster.coordinator.validate_state()
         finally:
             cluster.close()
 

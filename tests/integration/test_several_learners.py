@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dingsdk import hookimpl, train
-from dingsdk.errors import TaskFailedError, WorkerCrashedError
+from dingsdk.errors import WorkerCrashedError
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 from . import short_runs
+from .process_cluster import LEASE_S, ProcessCluster, is_running
 
 pytestmark = pytest.mark.slow
 SETS = (*short_runs.QUICK, "system.learner_num=2")
@@ -47,22 +51,62 @@ def test_parallel_run_with_two_learners_trains_prioritized_to_its_limit(
 class KillsARank:
     """Kills the process of another rank once the learner has trained for a while."""
 
+    def __init__(self) -> None:
+        self.iterations: list[int] = []
+
     @hookimpl
     def dingsdk_after_iter(self, iteration: int) -> None:
-        if iteration == 20:
+        self.iterations.append(iteration)
+        if self.iterations.count(20) and len(self.iterations) == 21:
             (rank,) = (p for p in multiprocessing.active_children() if "rank" in p.name)
             rank.kill()
             rank.join()
 
 
-@pytest.mark.parametrize(
-    ("mode", "expected"), [("serial", WorkerCrashedError), ("parallel", TaskFailedError)]
-)
-def test_run_whose_rank_is_lost_ends_by_its_name(
-    tmp_path: Path, mode: Any, expected: type[Exception]
-) -> None:
-    manager = PluginManager()
-    manager.register_plugin(KillsARank(), "killer")
-    with use_manager(manager), pytest.raises(expected, match="rank 1 of the learner"):
-        train("cartpole-dqn", mode, sets=SETS, output=tmp_path)
+@pytest.fixture
+def killer() -> Iterator[KillsARank]:
+    made, manager = KillsARank(), PluginManager()
+    manager.register_plugin(made, "killer")
+    with use_manager(manager):
+        yield made
     assert not [each for each in multiprocessing.active_children() if "rank" in each.name]
+
+
+def test_serial_run_whose_rank_is_lost_ends_by_its_name(tmp_path: Path, killer: KillsARank) -> None:
+    with pytest.raises(WorkerCrashedError, match="rank 1 of the learner"):
+        train("cartpole-dqn", sets=SETS, output=tmp_path)
+
+
+def test_parallel_run_whose_rank_is_lost_goes_on_from_the_checkpoint(
+    tmp_path: Path, killer: KillsARank, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = train("cartpole-dqn", "parallel", sets=SETS, output=tmp_path)
+    assert (result.reason, result.train_iter) == ("limit", 200)
+    assert killer.iterations == list(range(200))
+    assert "rank 1 of the learner ended with exit code -9" in caplog.text
+
+
+def _ranks(pid: int) -> list[int]:
+    """Return the processes that another one has spawned, its resource tracker left out."""
+    found: list[int] = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        found += map(int, children.read_text().split())
+    return [each for each in found if "spawn_main" in Path(f"/proc/{each}/cmdline").read_text()]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_group_of_learner_processes_begins_again_from_the_checkpoint(
+    tmp_path: Path, how: signal.Signals
+) -> None:
+    with closing(ProcessCluster(tmp_path, ["system.learner_num=2"])) as cluster:
+        cluster.expect_training()
+        learner, incarnation = cluster.pid("learner-0"), cluster.incarnation("learner-0")
+        (rank,) = _ranks(learner)
+        trained = cluster.train_iter()
+        os.kill(rank, how)
+        cluster.expect(lambda: cluster.incarnation("learner-0") > incarnation, 3 * LEASE_S + 10)
+        cluster.expect(lambda: cluster.train_iter() > trained + 20)
+        assert load_checkpoint(tmp_path / "ckpt").iteration >= trained
+        assert cluster.pid("learner-0") == learner
+        assert not is_running(rank)
+        cluster.coordinator.validate_state()

@@ -20,6 +20,8 @@ from dingsdk.errors import (
     PayloadsLostError,
     SchemaMismatchError,
     TaskFail,
+    WorkerCrashedError,
+    WorkerLostError,
 )
 from dingsdk.policy import create_policy
 from dingsdk.worker.comm.publisher import PolicyPublisher
@@ -28,7 +30,8 @@ from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, TaskFunctions
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.comm.worker import ANSWER_WITHIN_S, CommWorker
 from dingsdk.worker.factory import create_learner
-from dingsdk.worker.learner.aggregator import LearnerAggregator
+from dingsdk.worker.learner.aggregator import RANK_S, LearnerAggregator
+from dingsdk.worker.learner.checkpoint import load_checkpoint
 from dingsdk.worker.learner.hooks import LearnerHook
 
 _log = logging.getLogger(__name__)
@@ -154,8 +157,27 @@ class BaseCommLearner(CommWorker):
         self._rows = RowStore(
             int(buffer_cfg["replay_buffer_size"]), buffer_cfg.get("storage", {}), self._load_payload
         )
-        self.start_job(self._learner.start, self._learner.close, f"{self.info.worker_id}-learner")
+        self.start_job(self._train, self._learner.close, f"{self.info.worker_id}-learner")
         return {"message": "learner task has started"}
+
+    def _train(self) -> None:
+        """Run the learner.
+
+        Raises:
+            WorkerLostError: a process that trains with it died or hangs; its task begins again
+                from the checkpoint that is saved here.
+        """
+        try:
+            self._learner.start()
+        except WorkerCrashedError as error:
+            if error.facts.get("traceback"):
+                raise  # its code raised, and would again
+            self._learner.save_checkpoint()
+            raise WorkerLostError(
+                f"{error}; {self.info.worker_id} and its ranks begin again from the checkpoint of "
+                f"iteration {self._learner.train_iter}",
+                worker_id=self.info.worker_id,
+            ) from error
 
     def deal_with_get_data(self) -> Mapping[str, Any]:
         """Return the learner's demand, or ``{'pending': True}`` while it has none."""
@@ -219,6 +241,8 @@ class BaseCommLearner(CommWorker):
         checkpoints = self.run_dir / "ckpt"
         if task_info.get("resume") and (checkpoints / "latest.json").is_file():
             cfg["hook"]["load_ckpt_before_run"] = str(checkpoints)
+            done = load_checkpoint(checkpoints).iteration
+            cfg["train_iterations"] = max(1, cfg["train_iterations"] - done)
         learner: Any = create_learner(cfg, exp_name=str(self.run_dir))
         learner.get_data = self.data_source
         learner.send_policy = self.send_policy
@@ -226,7 +250,8 @@ class BaseCommLearner(CommWorker):
         policy_cfg, seed = task_info["policy"], task_info.get("seed")
         learner.policy = create_policy(policy_cfg, enable_field=["learn"], seed=seed).learn_mode
         if self.learner_num > 1:
-            self._ranks = LearnerAggregator(learner.policy, policy_cfg, self.learner_num)
+            rank_s = self._joined().lease_s or RANK_S
+            self._ranks = LearnerAggregator(learner.policy, policy_cfg, self.learner_num, rank_s)
             learner.policy = self._ranks.learn_mode
         for hook in self.hooks4call:
             learner.register_hook(hook)

@@ -31,6 +31,8 @@ START_S = 120.0
 """How long the ranks may take to start."""
 RANK_S = 60.0
 """How long a rank waits for the others in the middle of an update; then one of them hangs."""
+NOTICE_S = 2.0
+"""How long the other ranks may take to notice that one was lost."""
 CLOSE_S = 5.0
 _KIND = "rank-message"
 _MAX_BYTES = 4 << 30
@@ -44,6 +46,7 @@ class _RankSpec:
     store: Path
     policy_cfg: Mapping[str, Any]
     threads: int
+    rank_s: float
     snapshot: Snapshot
 
 
@@ -82,6 +85,7 @@ class LearnerAggregator:
         rank_s: float = RANK_S,
     ) -> None:
         self._policy = learn_mode
+        self._rank_s = rank_s
         self._ranks: list[_Rank] = []
         self.learn_mode = learn_mode._replace(
             forward=self._train,
@@ -94,7 +98,7 @@ class LearnerAggregator:
             threads, snapshot = policy_threads(), default_manager().snapshot()
             try:
                 for rank in range(1, world_size):
-                    spec = _RankSpec(rank, world_size, store, policy_cfg, threads, snapshot)
+                    spec = _RankSpec(rank, world_size, store, policy_cfg, threads, rank_s, snapshot)
                     self._ranks.append(_Rank(spec))
                 deadline = time.monotonic() + START_S
                 for each in self._ranks:
@@ -126,22 +130,37 @@ class LearnerAggregator:
             rank.send(_FORWARD, part)
         try:
             found = [self._policy.forward(parts[0], **kwargs)]
-        except RuntimeError as error:
-            # A rank that ended cut its connection, which is what was noticed here.
-            for rank in self._ranks:
-                rank.raise_if_lost(error)
-            raise
-        deadline = time.monotonic() + RANK_S
+        except ConnectionError as error:
+            raise self._find_lost(error) from error
+        deadline = time.monotonic() + self._rank_s
         found += [rank.answer(deadline) for rank in self._ranks]
         merged: dict[str, Any] | list[dict[str, Any]] = merge_logs(found)
         return merged
+
+    def _find_lost(self, cause: Exception) -> Exception:
+        """Return an error that names the rank that the others waited for in vain."""
+        errors: dict[_Rank, WorkerCrashedError] = {}
+        waiting = list(self._ranks)
+        # A rank that noticed nothing yet may still wait for the one that was lost.
+        for patience_s in (NOTICE_S, self._rank_s):
+            deadline = time.monotonic() + patience_s
+            for rank in tuple(waiting):
+                try:
+                    rank.answer(deadline)
+                except WorkerCrashedError as error:
+                    errors[rank] = error
+                    if error.facts["traceback"] or error.exit_code:
+                        return error
+                if rank not in errors or errors[rank].exit_code == 0:
+                    waiting.remove(rank)
+        return next((errors[rank] for rank in waiting), cause)
 
     def _call(self, name: str, *args: Any) -> Any:
         """Do something on all ranks; first here, where it is refused if it cannot be done."""
         done = getattr(self._policy, name)(*args)
         for rank in self._ranks:
             rank.send(name, list(args))
-        deadline = time.monotonic() + RANK_S
+        deadline = time.monotonic() + self._rank_s
         for rank in self._ranks:
             rank.answer(deadline)
         return done
@@ -169,19 +188,7 @@ class _Rank:
     def answer(self, deadline: float) -> Any:
         """Return what it answers; raises WorkerCrashedError where it does not."""
         wait([self._link, self._process.sentinel], max(0.0, deadline - time.monotonic()))
-        return self._read("did not answer in time")
-
-    def raise_if_lost(self, cause: BaseException) -> None:
-        """Raise WorkerCrashedError if it has ended, or says why it is about to."""
-        wait([self._link, self._process.sentinel], 1.0)
-        try:
-            if self._link.poll() or self._process.exitcode is not None:
-                self._read("")
-        except WorkerCrashedError as error:
-            raise error from cause
-
-    def _read(self, why: str) -> Any:
-        trace = ""
+        why, trace = "did not answer in time", ""
         try:
             if self._link.poll():
                 name, value = _receive(self._link)
@@ -189,13 +196,12 @@ class _Rank:
                     return value
                 why, trace = value
         except (EOFError, OSError):
-            why = "ended"
             self._process.join(CLOSE_S)
         code = self._process.exitcode
         if code is not None and not trace:
             why = f"ended with exit code {code}"
         raise WorkerCrashedError(
-            f"rank {self.number} of the learner {why or 'ended'}",
+            f"rank {self.number} of the learner {why}",
             worker_id=f"rank-{self.number}",
             exit_code=code,
             traceback=trace,
@@ -236,7 +242,7 @@ def _serve(spec: _RankSpec, link: Connection) -> NoReturn:
     default_manager().restore(spec.snapshot)
     policy = create_policy(spec.policy_cfg, enable_field=["learn"]).learn_mode
     _send(link, _DONE, None)
-    join_ranks(policy, spec.store, spec.rank, spec.world_size, RANK_S)
+    join_ranks(policy, spec.store, spec.rank, spec.world_size, spec.rank_s)
     while True:
         name, value = _receive(link)
         found = policy.forward(value) if name == _FORWARD else getattr(policy, name)(*value)
@@ -264,7 +270,10 @@ def join_ranks(
     group = dist.ProcessGroupGloo(file, rank, world_size, options)
 
     def average(tensor: torch.Tensor) -> None:
-        group.allreduce([tensor]).wait()
+        try:
+            group.allreduce([tensor]).wait()
+        except RuntimeError as error:
+            raise ConnectionError(f"a rank was lost: {error}") from error
         tensor /= world_size
 
     try:

@@ -18,6 +18,7 @@ from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
 from dingsdk.policy import create_policy
 from dingsdk.worker.comm import BaseCommCollector, BaseCommLearner, Master
+from dingsdk.worker.comm.collector import announced_columns
 from dingsdk.worker.comm.learner import SendPolicyHook
 from dingsdk.worker.commander.tasks import collector_task, learner_task
 
@@ -150,12 +151,11 @@ def test_column_that_no_sample_has_ends_the_task_by_name(bench: Bench) -> None:
         bench.reports()
 
 
-def test_columns_of_more_than_64_bytes_a_row_are_refused(bench: Bench) -> None:
-    bench.collector._task_info = {"columns": ["wide"]}
+def test_columns_of_more_than_64_bytes_a_row_are_refused() -> None:
     fits = SampleBatch({"wide": np.zeros((3, 8)), "other": np.zeros((3, 9))})
-    assert list(bench.collector._needed_columns(fits)) == ["wide"]
+    assert list(announced_columns(fits, ["wide"])) == ["wide"]
     with pytest.raises(ConfigError, match="more than 64 bytes"):
-        bench.collector._needed_columns(SampleBatch({"wide": np.zeros((3, 9))}))
+        announced_columns(SampleBatch({"wide": np.zeros((3, 9))}), ["wide"])
 
 
 def test_report_of_neither_a_payload_nor_progress_is_refused(bench: Bench) -> None:

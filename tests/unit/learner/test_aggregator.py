@@ -117,6 +117,19 @@ def test_a_rank_that_is_killed_ends_the_training_by_name() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_rank_is_named_that_the_others_wait_for(how: signal.Signals) -> None:
+    cfg = {**CFG, "learn": {"batch_size": 12}}
+    with LearnerAggregator(policy(), cfg, 3, rank_s=3.0) as ranks:
+        second = ranks._ranks[1]
+        assert second._process.pid is not None
+        os.kill(second._process.pid, how)
+        with pytest.raises(WorkerCrashedError, match="rank 2 of the learner") as caught:
+            ranks.learn_mode.forward(next(batches(1, size=12)))
+    assert not caught.value.facts["traceback"]
+
+
+@pytest.mark.slow
 def test_all_ranks_refuse_an_update_that_one_of_them_finds_not_finite() -> None:
     together = policy()
     with LearnerAggregator(together, CFG, 2) as ranks:
