@@ -7,6 +7,7 @@ modes from a few methods; any object with the four properties of ``Policy`` will
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
@@ -26,6 +27,7 @@ from dingsdk.errors import (
     ConfigError,
     NonFiniteError,
     PolicyOutputError,
+    PolicyOutputTypeError,
     SchemaMismatchError,
 )
 from dingsdk.plugins import default_manager
@@ -219,10 +221,26 @@ class BasePolicy(Configurable, ABC):
                     torch.seed()
                 else:
                     torch.manual_seed(derive_seed(seed, "policy", "network"))
-                self.build()
+                self._build()
         # One a mode: envs that collect and envs that evaluate have the same ids.
         acting = ("collect", "eval") if self.state_size else ()
         self._memories = {field: Memory(self.state_size) for field in acting}
+
+    def _build(self) -> None:
+        try:
+            self.build()
+        except (RuntimeError, MemoryError) as error:
+            if not any(words in str(error) for words in _TOO_LARGE):
+                raise
+            free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            text = str(error).splitlines()[0]
+            raise ConfigError(
+                f"the networks of policy.model do not fit memory ({text}; {free_bytes:,} bytes of "
+                f"main memory are free); lower the sizes of policy.model {self.section.model}",
+                path="policy.model",
+                expected=free_bytes,
+                found=text,
+            ) from error
 
     @abstractmethod
     def build(self) -> None:
@@ -479,16 +497,27 @@ class BasePolicy(Configurable, ABC):
         ) -> dict[str, NDArray[Any]]:
             try:
                 if memory is None:
-                    return act(obs, env_ids, explore=explore, **setting)
+                    return self._checked(act(obs, env_ids, explore=explore, **setting))
                 ids = range(len(flatten(obs)[0][1])) if env_ids is None else env_ids
                 state = memory.read(ids)
-                output = act(obs, env_ids, explore=explore, state=state, **setting)
+                output = self._checked(act(obs, env_ids, explore=explore, state=state, **setting))
             except RuntimeError as error:
                 raise self._misfit("observations do", {"obs": obs}, error) from error
             memory.write(ids, self._next_state(output, state.shape))
             return {**output, "state": state} if explore else output
 
         return forward_batch
+
+    def _checked(self, output: Any) -> dict[str, Any]:
+        if isinstance(output, dict):
+            return output
+        raise PolicyOutputTypeError(
+            f"{type(self).__name__}.act must return a dict with an 'action'; it returned a "
+            f"{type(output).__name__}",
+            key="action",
+            expected="dict",
+            found=type(output).__name__,
+        )
 
     def _next_state(self, output: dict[str, Any], shape: tuple[int, ...]) -> NDArray[np.float32]:
         found = output.pop("next_state", None)
@@ -606,6 +635,8 @@ def _device(cuda: bool) -> str:
     return "cuda"
 
 
+# What torch says where memory is short.
+_TOO_LARGE = ("can't allocate memory", "not enough memory", "out of memory", "overflow")
 # What torch says where shapes, dtypes or indices do not fit.
 _MISFITS = ("shape", "size", "out of bounds", "out of range", "scalar type")
 

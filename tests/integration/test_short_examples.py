@@ -13,7 +13,7 @@ FEW_EPISODES = ("env.evaluator_env_num=1", "env.n_evaluator_episode=1", "env.sto
 SHORT = {
     "acrobot-ppo": ("system.max_env_steps=512", "policy.collect.n_sample=256"),
     "cartpole-ppo": ("system.max_env_steps=1024", "policy.collect.n_sample=256"),
-    "pendulum-sac": ("system.max_env_steps=400", "policy.learn.batch_size=32"),
+    "pendulum-sac": ("system.max_env_steps=160", "policy.learn.batch_size=16"),
 }
 RECURRENT = ("policy.model.recurrent=lstm", "policy.learn.sequence_len=8")
 

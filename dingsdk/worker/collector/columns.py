@@ -16,7 +16,7 @@ from dingsdk.envs.base import EnvManager, StepColumns
 from dingsdk.envs.spaces import Obs
 from dingsdk.errors import SchemaMismatchError
 from dingsdk.policy.base import CollectMode, EvalMode
-from dingsdk.worker.collector.policy_output import RandomActions, check_columns
+from dingsdk.worker.collector.policy_output import RandomActions, check_columns, check_samples
 from dingsdk.worker.collector.rollout import EpisodeRecord, Quota, Rollout, Writer
 
 # Far beyond any time, yet two of them still add up within int64.
@@ -281,7 +281,9 @@ class ColumnsWriter(Writer):
             extra["episode_return"] = np.array(returns, np.float32).repeat(lengths)
         columns.update(extra)
         samples = self._make_samples(columns, ends)
-        return _with_missing(samples, extra) if isinstance(samples, SampleBatch) else samples
+        if isinstance(samples, SampleBatch):
+            return _with_missing(samples, extra)
+        return check_samples(samples, "make_samples")
 
     def _end_flush(self) -> None:
         self._pieces.clear()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from dingsdk.errors import NonFiniteError, PolicyOutputError
+from dingsdk.errors import NonFiniteError, PolicyOutputError, PolicyOutputTypeError
 
 
 def check_columns(output: Any, rows: int) -> None:
@@ -60,6 +60,23 @@ def check_dicts(outputs: Any, env_ids: list[int]) -> None:
         for key, value in output.items():
             if not _is_finite(value):
                 raise _non_finite(key, [env_id])
+
+
+def check_samples(samples: Any, method: str) -> list[Any]:
+    """Return what a policy made of transitions, as a list.
+
+    Raises:
+        PolicyOutputTypeError: it is no sequence of samples.
+    """
+    if isinstance(samples, Iterable) and not isinstance(samples, Mapping | str):
+        return list(samples)
+    raise PolicyOutputTypeError(
+        f"the policy's {method} must return a SampleBatch or a list of samples; it returned a "
+        f"{type(samples).__name__}",
+        key=method,
+        expected="SampleBatch | list",
+        found=type(samples).__name__,
+    )
 
 
 class RandomActions:

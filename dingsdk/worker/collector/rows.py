@@ -15,7 +15,7 @@ from dingsdk.data.columns import torch_to_numpy
 from dingsdk.data.pytree import to_tensor
 from dingsdk.envs.base import EnvManager, Timestep
 from dingsdk.policy.base import CollectMode, EvalMode
-from dingsdk.worker.collector.policy_output import RandomActions, check_dicts
+from dingsdk.worker.collector.policy_output import RandomActions, check_dicts, check_samples
 from dingsdk.worker.collector.rollout import EpisodeRecord, Quota, Rollout, Writer
 
 
@@ -188,7 +188,7 @@ class RowsWriter(Writer):
         for transition in trajectory if added else ():
             transition.update(added)
         converted = to_tensor_transitions(trajectory, not self._deepcopy)
-        samples = list(self._make_samples(env_id, converted))
+        samples = check_samples(self._make_samples(env_id, converted), "get_train_sample")
         for sample in samples if added else ():
             if isinstance(sample, dict):  # the policy may have left the columns out
                 sample.update(added)

@@ -9,10 +9,14 @@ from typing import Any, ClassVar
 from dingsdk.config import Seed
 from dingsdk.data import SampleBatch
 from dingsdk.envs.base import EnvManager
+from dingsdk.errors import PolicyOutputError
 from dingsdk.worker.collector.base import CollectorSection, ISerialCollector
 from dingsdk.worker.collector.factory import create_collecting_rollout, traj_len_of
 from dingsdk.worker.collector.policy_output import RandomActions
 from dingsdk.worker.collector.rollout import Rollout, Writer
+
+# Without a sample so far, no more steps will give one.
+_MOST_STEPS_IN_VAIN = 20_000
 
 
 class SampleSerialCollector(ISerialCollector):
@@ -129,6 +133,14 @@ class SampleSerialCollector(ISerialCollector):
             if samples:
                 flushed.append(samples)
                 have += len(samples)
+            elif not have and rollout.env_steps - steps_before > _MOST_STEPS_IN_VAIN:
+                raise PolicyOutputError(
+                    f"the policy's make_samples made no sample of {_MOST_STEPS_IN_VAIN} env steps; "
+                    f"{wanted} samples were to be collected",
+                    key="make_samples",
+                    expected=wanted,
+                    found=0,
+                )
         result = _join(flushed)
         self._surplus = None
         if drop_extra:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import msgspec
 
 from dingsdk.config import Configurable, Count, PartSection, Section, Whole, deep_merge_dicts
 from dingsdk.data import RowLoaders, SampleBatch
-from dingsdk.errors import ConfigError, PolicyOutputTypeError
+from dingsdk.errors import ConfigError, NonFiniteError, PolicyOutputTypeError
 from dingsdk.plugins import observe
 from dingsdk.policy.base import LearnMode
 from dingsdk.worker.learner.checkpoint import EXCEPTION, LATEST
@@ -242,6 +243,7 @@ class BaseLearner(Configurable):
         Raises:
             ConfigError: No policy is set.
             PolicyOutputTypeError: The policy returned neither a dict nor a list of dicts.
+            NonFiniteError: Its ``total_loss`` is NaN or infinite.
         """
         policy = self.policy
         self.call_hook("before_iter")
@@ -438,6 +440,16 @@ def _check_logs(logs: Any) -> None:
     if not (isinstance(logs, list) and all(isinstance(log, dict) for log in logs)):
         wanted = "a dict of log variables, or a list of such dicts, one for each iteration"
         raise _wrong_type("forward", "dict | list[dict]", logs, wanted)
+    for log in logs:
+        loss = log.get("total_loss")
+        if isinstance(loss, float) and not math.isfinite(loss):
+            raise NonFiniteError(
+                f"the policy's learn forward returned a total_loss of {loss}; it must be a finite "
+                "number. Usual causes: a learning rate that is too high, or non-finite samples",
+                key="total_loss",
+                expected="a finite number",
+                found=loss,
+            )
 
 
 def _wrong_type(key: str, expected: str, found: Any, wanted: str) -> PolicyOutputTypeError:

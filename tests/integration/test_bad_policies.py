@@ -1,0 +1,168 @@
+"""A policy that answers what nobody can use ends the run with one typed error, in both modes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dingsdk import train
+from dingsdk.errors import (
+    ConfigError,
+    NonFiniteError,
+    PolicyOutputError,
+    PolicyOutputTypeError,
+    SchemaMismatchError,
+    TaskFailedError,
+)
+from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.policy import DQNPolicy
+
+SETS = (
+    "env.collector_env_num=2",
+    "env.collector_episode_num=1",
+    "env.evaluator_env_num=2",
+    "env.n_evaluator_episode=2",
+    "policy.collect.n_sample=16",
+    "policy.learn.batch_size=16",
+    "policy.nstep=1",
+    "policy.eval.evaluator.eval_freq=1000",
+    "system.max_env_steps=2000",
+)
+
+
+def changes(method: str, change: Callable[[Any], Any]) -> type[DQNPolicy]:
+    """Return DQN with another return value of one method."""
+
+    def changed(self: DQNPolicy, *args: Any, **kwargs: Any) -> Any:
+        return change(getattr(DQNPolicy, method)(self, *args, **kwargs))
+
+    return type(f"Bad{method.title()}", (DQNPolicy,), {method: changed})
+
+
+def action(change: Callable[[Any], Any]) -> type[DQNPolicy]:
+    return changes("act", lambda output: {"action": change(output["action"])})
+
+
+def column(name: str, change: Callable[[Any], Any]) -> type[DQNPolicy]:
+    return changes("samples", lambda made: made.with_columns(**{name: change(made.columns[name])}))
+
+
+def loss(value: Any) -> type[DQNPolicy]:
+    return changes("learn", lambda log: {**log, "total_loss": value})
+
+
+CASES: dict[str, tuple[type[DQNPolicy], type[Exception], list[str]]] = {
+    "act returns nothing": (
+        changes("act", lambda _: None),
+        PolicyOutputTypeError,
+        ["'action'", "NoneType"],
+    ),
+    "act returns no action": (
+        changes("act", lambda output: {"value": output["action"]}),
+        PolicyOutputError,
+        ["'action'", "value"],
+    ),
+    "act returns NaN": (action(lambda found: found * np.nan), NonFiniteError, ["'action'", "NaN"]),
+    "action of another shape": (
+        action(lambda found: found[:, None]),
+        PolicyOutputError,
+        ["int64[2, 1]", "int64[2]"],
+    ),
+    "action of too few rows": (action(lambda found: found[:-1]), PolicyOutputError, ["2", "(1,)"]),
+    "action of another dtype": (
+        action(lambda found: found.astype(np.float32)),
+        PolicyOutputError,
+        ["float32[2]", "int64[2]"],
+    ),
+    "action as a list": (action(lambda found: found.tolist()), PolicyOutputError, ["list"]),
+    "action outside the space": (action(lambda found: found + 7), PolicyOutputError, ["Discrete"]),
+    "samples returns nothing": (
+        changes("samples", lambda _: None),
+        PolicyOutputTypeError,
+        ["SampleBatch", "NoneType"],
+    ),
+    "samples returns a dict": (
+        changes("samples", lambda made: made.columns),
+        PolicyOutputTypeError,
+        ["SampleBatch", "dict"],
+    ),
+    "samples hold NaN": (
+        column("reward", lambda rows: rows * np.nan),
+        NonFiniteError,
+        ["reward", "NaN"],
+    ),
+    "samples of another shape": (
+        column("obs", lambda rows: rows[:, :2]),
+        SchemaMismatchError,
+        ["(16, 2)", "obs_shape=4"],
+    ),
+    "learn returns nothing": (
+        changes("learn", lambda _: None),
+        PolicyOutputTypeError,
+        ["dict", "NoneType"],
+    ),
+    "learn returns NaN": (loss(float("nan")), NonFiniteError, ["total_loss", "nan"]),
+    "learn returns an array": (loss(np.zeros(3)), PolicyOutputTypeError, ["ndarray"]),
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_serial_run_ends_with_both_sides_named(name: str) -> None:
+    policy, error, words = CASES[name]
+
+    with use_manager(PluginManager()), pytest.raises(error) as caught:
+        train("cartpole-dqn", sets=SETS, policy=policy)
+
+    assert type(caught.value) is error
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in ("act returns NaN", "samples returns nothing", "learn returns NaN")
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in CASES
+    ],
+)
+def test_parallel_run_ends_with_the_worker_and_both_sides_named(name: str) -> None:
+    policy, error, words = CASES[name]
+
+    with use_manager(PluginManager()), pytest.raises(TaskFailedError) as caught:
+        train("cartpole-dqn", mode="parallel", transport="in_memory", sets=SETS, policy=policy)
+
+    for word in (error.__name__, "failed on worker", *words):
+        assert word in str(caught.value)
+
+
+@pytest.mark.slow
+def test_samples_that_stay_empty_end_a_serial_run() -> None:
+    policy = changes("samples", lambda made: made[:0])
+
+    with use_manager(PluginManager()), pytest.raises(PolicyOutputError, match="no sample of"):
+        train("cartpole-dqn", sets=SETS, policy=policy)
+
+
+@pytest.mark.parametrize("widths", ["[10000000,10000000]", "[1000000000000000]"])
+def test_network_that_does_not_fit_memory_is_refused_with_its_size_and_what_is_free(
+    widths: str,
+) -> None:
+    sets = (*SETS, f"policy.model.encoder_hidden_size_list={widths}")
+
+    with use_manager(PluginManager()), pytest.raises(ConfigError, match="fit memory") as caught:
+        train("cartpole-dqn", sets=sets)
+
+    assert caught.value.path == "policy.model"
+    assert "bytes of main memory are free" in str(caught.value)
+    assert caught.value.facts["expected"] > 0
