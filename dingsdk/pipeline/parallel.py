@@ -122,10 +122,10 @@ def _make_workers(
 def worker_config(context: RunContext) -> Any:
     """Return the config as workers get it: the run folder, and the pace of serial mode.
 
-    Serial mode trains ``update_per_collect`` batches for every ``n_sample`` samples. The same
-    ratio, as the buffer's limiter, keeps parallel collectors from running away from the
-    learner, and the learner from training on the same few samples. A limiter that the config
-    names is left alone.
+    Serial mode trains ``update_per_collect`` batches for every ``n_sample`` samples, or for every
+    ``n_episode`` episodes of a buffer of episodes. The same ratio, as the buffer's limiter, keeps
+    parallel collectors from running away from the learner, and the learner from training on the
+    same few samples. A limiter that the config names is left alone.
 
     Raises:
         ConfigError: the storage of the replay buffer holds no columns.
@@ -146,14 +146,17 @@ def worker_config(context: RunContext) -> Any:
     limiter = dict(buffer_cfg.get("limiter") or {})
     is_free = limiter.get("type", "min_size") == "min_size" and not bounds_rates(buffer_cfg)
     with closing(create_buffer(metadata_config(buffer_cfg))) as buffer:
-        # Episodes are counted whole, and how long they are is not known.
-        is_free &= buffer.needs_order != "episode"
+        # Its limiter counts episodes, and how many rows they have is not known.
+        is_of_episodes = buffer.needs_order == "episode"
         batch_rows = learn.batch_size * buffer.rows_per_sampled()
-    if is_free and collect.get("n_sample"):
-        per_insert = learn.update_per_collect * batch_rows / collect.n_sample
+    count = collect.n_episode if is_of_episodes else collect.n_sample
+    if is_free and count:
+        per_insert = learn.update_per_collect * batch_rows / count
         # The largest payload: every env's trajectory is cut in the same round.
-        payload_rows = (cfg.env.collector_env_num + 1) * collect.n_sample
+        payload_rows = (cfg.env.collector_env_num + 1) * count
         slack_rows = max(1024, 2 * payload_rows)
+        if is_of_episodes:
+            slack_rows = 2 * count * cfg.system.collector_num
         limiter = {
             "type": "samples_per_insert",
             "samples_per_insert": per_insert,

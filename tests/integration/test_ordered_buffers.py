@@ -17,7 +17,11 @@ from dingsdk.pipeline.serial import serial_pipeline
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy.dqn import DQNPolicy
-from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
+from dingsdk.worker.replay_buffer import (
+    AdvancedReplayBuffer,
+    EpisodeReplayBuffer,
+    NaiveReplayBuffer,
+)
 
 from . import short_runs
 
@@ -109,7 +113,7 @@ class ReturnBuffer(NaiveReplayBuffer):
         super().push(data, cur_collector_envstep, timeout_s)
 
 
-def run(tmp_path: Path, mode: str, *sets: str) -> RunResult:
+def run(tmp_path: Path, mode: str, *sets: str, **buffers: type[NaiveReplayBuffer]) -> RunResult:
     manager = PluginManager()
     manager.registry("policies").register("sequences", SequencePolicy)
     manager.registry("policies").register("episodes", EpisodePolicy)
@@ -120,6 +124,7 @@ def run(tmp_path: Path, mode: str, *sets: str) -> RunResult:
         ("serial", SerialBuffer),
         ("greedy", GreedyBuffer),
         ("returns", ReturnBuffer),
+        *buffers.items(),
     ):
         manager.registry("buffers").register(name, kind)
     with use_manager(manager):
@@ -171,6 +176,25 @@ def test_episodes_are_trained_on(tmp_path: Path, mode: str, sets: tuple[str, ...
     result = run(tmp_path, mode, *episodes, *sets)
     assert (result.reason, result.train_iter) == ("limit", 60)
     assert EpisodePolicy.batches == 60
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_episodes_are_trained_on_at_the_pace_of_serial_mode(tmp_path: Path, mode: str) -> None:
+    class CountingBuffer(EpisodeReplayBuffer):
+        pushed: ClassVar[int] = 0
+
+        def push(self, data: Any, *args: Any, **kwargs: Any) -> None:
+            type(self).pushed += len(data)
+            super().push(data, *args, **kwargs)
+
+    sets = (
+        *("policy.type=episodes", f"{BUFFER}.type=counting", f"{BUFFER}.replay_buffer_size=32"),
+        *(*COLLECTED, "policy.collect.n_episode=4"),
+    )
+    run(tmp_path, mode, *sets, counting=CountingBuffer)
+    # Two batches for each collect, 60 in all; the first ones wait for 16 episodes.
+    paced, early_or_late = 30 * 4, 16 + 2 * 2 * 4 + 4 * 4
+    assert paced - early_or_late <= CountingBuffer.pushed <= paced + early_or_late
 
 
 def test_episodes_need_a_serial_collector_that_gives_them(tmp_path: Path) -> None:
