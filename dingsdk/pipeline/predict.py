@@ -213,6 +213,28 @@ class SavedPolicy:
             return self._actions.single(actions[0]), None if state is None else state[0]
         return self._actions.batch(actions, count), state
 
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Write the policy as a program that runs without dingsdk, and check it.
+
+        The program takes ``obs``, a batch in the dtypes of ``observation_space`` (of a dict a dict;
+        in ONNX one input ``obs.<key>`` an array), and of a recurrent policy ``state``
+        ``float32[n, state_size]``. It gives the ``action`` of ``predict`` for each row, and of a
+        recurrent policy ``next_state``.
+
+        Args:
+            path: ``*.pt2`` for ``torch.export.load``; ``*.onnx`` for ONNX runtimes, which needs
+                the extra ``export``.
+
+        Raises:
+            ConfigError: another ending, or a policy that cannot be exported.
+            PluginNotInstalledError: the extra is not installed.
+            RunFolderError: the file cannot be written.
+            DingError: the program does not act as the policy.
+        """
+        from dingsdk.pipeline.export import export_policy
+
+        return export_policy(self._policy, self.observation_space, Path(path))
+
     def _rows_of(self, state: Any, count: int | None) -> NDArray[np.float32]:
         """Return recurrent states as rows, zeros where an episode begins."""
         size = self._state_size

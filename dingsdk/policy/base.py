@@ -329,6 +329,21 @@ class BasePolicy(Configurable, ABC):
     def reset(self, env_ids: Sequence[int] | None = None) -> None:
         """Forget what is remembered of these envs (None: all), whose episodes ended."""
 
+    def greedy(self, network: Any, obs: Any, *state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the actions of ``act`` without exploration, computed by torch alone.
+
+        Needed for exports only (``SavedPolicy.export``).
+
+        Args:
+            network: The module that ``state`` calls ``model``, or a copy of it.
+            obs: Tensors ``[n, ...]`` as ``tensor`` returns them.
+            state: Of a recurrent policy, ``float32[n, state_size]``.
+
+        Returns:
+            Actions ``[n, ...]``, and of a recurrent policy the next state.
+        """
+        raise NotImplementedError
+
     def on_loaded(self, missing: Set[str]) -> None:
         """Bring parts of ``state`` to a start that a loaded state did not have.
 

@@ -128,6 +128,10 @@ class ActionDistribution(nn.Module, ABC):
         """Return the most probable actions [n, ...]."""
 
     @abstractmethod
+    def mode_tensor(self, outputs: Tensor) -> Tensor:
+        """Return what ``mode`` does, computed by torch alone."""
+
+    @abstractmethod
     def evaluate(self, outputs: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies.
 
@@ -166,6 +170,10 @@ class Categorical(ActionDistribution):
         borders = np.cumsum(self.counts)[:-1]
         found = [part.argmax(1) for part in np.split(outputs, borders, 1)]
         return found[0] if self._is_scalar else np.stack(found, 1)
+
+    def mode_tensor(self, outputs: Tensor) -> Tensor:
+        found = [part.argmax(1) for part in torch.split(outputs, self.counts, 1)]
+        return found[0] if self._is_scalar else torch.stack(found, 1)
 
     def evaluate(self, outputs: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
         drawn = drawn.long().view(len(outputs), -1)
@@ -208,6 +216,9 @@ class Gaussian(ActionDistribution):
 
     def mode(self, outputs: NDArray[np.float32]) -> NDArray[np.float32]:
         return self._box.clip(outputs)
+
+    def mode_tensor(self, outputs: Tensor) -> Tensor:
+        return outputs.clamp(torch.from_numpy(self._box.low), torch.from_numpy(self._box.high))
 
     def evaluate(self, outputs: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
         return self._evaluate(outputs, drawn, self.log_std)

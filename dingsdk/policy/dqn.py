@@ -180,6 +180,12 @@ class DQNPolicy(BasePolicy):
                 actions = np.where(draws < eps, drawn, actions)
         return actions
 
+    def greedy(self, network: Any, obs: Any, *state: Tensor) -> tuple[Tensor, ...]:
+        if not state:
+            return (network.forward(obs).argmax(1),)
+        values, after = network.forward(obs, *state)
+        return values.argmax(1), after
+
     def samples(self, columns: dict[str, Any], ends: NDArray[np.int64]) -> SampleBatch:
         section = self.section
         return nstep_samples(columns, ends, gamma=section.discount_factor, nstep=section.nstep)

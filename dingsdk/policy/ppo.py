@@ -143,6 +143,10 @@ class PPOPolicy(BasePolicy):
             return {"action": distribution.mode(outputs), **found}
         return {**distribution.draw(outputs, self.rng), "value": value, **found}
 
+    def greedy(self, network: Any, obs: Any, *state: Tensor) -> tuple[Tensor, ...]:
+        outputs, _, *after = network.forward(obs, *state)
+        return (network.distribution.mode_tensor(outputs), *after)
+
     def _forward(
         self, obs: Any, state: NDArray[np.float32] | None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32] | None]:

@@ -327,6 +327,14 @@ class SACPolicy(BasePolicy):
         self.check_finite(values, obs, env_ids)
         return {"action": self._scaled(np.tanh(values))}
 
+    def greedy(self, network: Any, obs: Any, *state: Tensor) -> tuple[Tensor, ...]:
+        mean, _ = network.forward(obs)
+        box = self._box
+        half_range, center, low, high = map(
+            torch.from_numpy, (box.half_range, box.center, box.low, box.high)
+        )
+        return ((mean.tanh() * half_range + center).clamp(low, high),)
+
     def samples(self, columns: dict[str, Any], ends: NDArray[np.int64]) -> SampleBatch:
         section = self.section
         return nstep_samples(columns, ends, gamma=section.discount_factor, nstep=section.nstep)

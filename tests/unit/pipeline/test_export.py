@@ -1,0 +1,162 @@
+"""Exported programs act as ``predict`` does, without dingsdk."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from dingsdk.data.pytree import map_leaves
+from dingsdk.errors import ConfigError, DingError, PluginNotInstalledError, RunFolderError
+from dingsdk.pipeline.export import export_policy
+from dingsdk.policy import BasePolicy, create_policy
+from dingsdk.policy.base import get_policy_cls
+
+VECTOR = spaces.Box(-1, 1, (3,), np.float32)
+IMAGE = spaces.Box(0, 255, (12, 12, 3), np.uint8)
+PARTS = spaces.Dict({"image": IMAGE, "number": spaces.Discrete(4), "a": VECTOR})
+MOVES = spaces.Discrete(3)
+BOX = spaces.Box(np.array([-2, 0], np.float32), np.array([3, 1], np.float32))
+CASES = {
+    "dqn-vector": ("dqn", VECTOR, MOVES, {"dueling": True}),
+    "dqn-image": ("dqn", IMAGE, MOVES, {}),
+    "dqn-dict": ("dqn", PARTS, MOVES, {}),
+    "dqn-number": ("dqn", spaces.Discrete(4), MOVES, {}),
+    "ppo": ("ppo", VECTOR, MOVES, {}),
+    "ppo-several": ("ppo", VECTOR, spaces.MultiDiscrete([2, 3]), {}),
+    "ppo-box": ("ppo", VECTOR, BOX, {}),
+    "ppo-lstm": ("ppo", VECTOR, MOVES, {"recurrent": "lstm"}),
+    "sac": ("sac", VECTOR, BOX, {}),
+}
+
+
+def make(kind: str, observation: Any, action: Any, model: dict[str, Any]) -> Any:
+    read = get_policy_cls({"type": kind}).model_from_spaces  # type: ignore[attr-defined]
+    cfg = {"type": kind, "model": {**read(observation, action), **model}}
+    return create_policy(cfg, enable_field=["eval"], seed=0)
+
+
+def inputs(policy: Any, observation: Any) -> list[Any]:
+    """Seven observations, others than those that the export is checked with."""
+    observation.seed(7)
+    rows = [observation.sample() for _ in range(7)]
+    if isinstance(observation, spaces.Dict):
+        obs: Any = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    else:
+        obs = np.stack(rows)
+    size = policy.state_size
+    state = np.random.default_rng(0).normal(size=(7, size)).astype(np.float32)
+    return [obs, state] if size else [obs]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_program_of_torch_acts_as_the_policy(name: str, tmp_path: Path) -> None:
+    kind, observation, action, model = CASES[name]
+    policy = make(kind, observation, action, model)
+    path = export_policy(policy, observation, tmp_path / "policy.pt2")
+
+    given = inputs(policy, observation)
+    module = torch.export.load(path).module()
+    found = module(*(map_leaves(torch.from_numpy, each) for each in given))
+
+    compare(policy, given, [each.numpy() for each in found])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_onnx_acts_as_the_policy(name: str, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    kind, observation, action, model = CASES[name]
+    policy = make(kind, observation, action, model)
+    path = export_policy(policy, observation, tmp_path / "policy.onnx")
+
+    given = inputs(policy, observation)
+    named = {"obs": given[0]}
+    if isinstance(observation, spaces.Dict):
+        named = {f"obs.{key}": column for key, column in given[0].items()}
+    if len(given) > 1:
+        named["state"] = given[1]
+    found = onnxruntime.InferenceSession(path).run(None, named)
+
+    compare(policy, given, found)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def compare(policy: Any, given: list[Any], found: list[Any]) -> None:
+    state = {"state": given[1]} if len(given) > 1 else {}
+    expected = policy.act(given[0], explore=False, **state)
+    assert len(found) == len(given)
+    assert found[0].shape == expected["action"].shape
+    np.testing.assert_allclose(found[0], expected["action"], atol=1e-5)
+    if state:
+        np.testing.assert_allclose(found[1], expected["next_state"], atol=1e-5)
+
+
+@pytest.mark.parametrize("path", ["policy.pt", "policy", "policy.tflite"])
+def test_unknown_ending_is_refused(path: str, tmp_path: Path) -> None:
+    policy = make(*CASES["dqn-vector"])
+    with pytest.raises(ConfigError, match=r"known: \.onnx, \.pt2"):
+        export_policy(policy, VECTOR, tmp_path / path)
+
+
+def test_missing_package_is_named_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    policy = make(*CASES["dqn-vector"])
+    with pytest.raises(
+        PluginNotInstalledError, match=r"needs .*onnxscript.*: pip install .*\[export\]"
+    ):
+        export_policy(policy, VECTOR, tmp_path / "policy.onnx")
+
+
+class Plain(BasePolicy):
+    """Has no greedy."""
+
+    def build(self) -> None:
+        self.net = torch.nn.Linear(3, 3)
+
+    def act(
+        self, obs: Any, env_ids: Any = None, *, explore: bool, **setting: Any
+    ) -> dict[str, Any]:
+        return {"action": np.zeros(len(obs), np.int64)}
+
+    def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+    def state(self) -> Any:
+        return {"model": self.net}
+
+
+class Other(Plain):
+    """Exports something else than it does."""
+
+    def greedy(self, network: Any, obs: Any, *state: Any) -> tuple[Any, ...]:
+        return (network(obs).argmax(1) + 1,)
+
+
+def test_policy_without_greedy_is_refused(tmp_path: Path) -> None:
+    for policy in (Plain({}, seed=0), object()):
+        with pytest.raises(ConfigError, match="cannot be exported: it does not define greedy"):
+            export_policy(policy, VECTOR, tmp_path / "policy.pt2")
+
+
+@pytest.mark.slow
+def test_program_that_acts_otherwise_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DingError, match="would not act as the policy does"):
+        export_policy(Other({}, seed=0), VECTOR, tmp_path / "policy.pt2")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    policy = make(*CASES["dqn-vector"])
+    with pytest.raises(RunFolderError, match="cannot write"):
+        export_policy(policy, VECTOR, tmp_path / "absent" / "policy.pt2")
