@@ -55,6 +55,7 @@ def test_manager_that_cannot_step_the_env_is_left_out_with_the_reason() -> None:
     assert lost.error
 
 
+@pytest.mark.slow
 def test_env_that_nothing_can_step_is_refused() -> None:
     with pytest.raises(EnvError, match="no env manager can step this env: vector: "):
         bench_env("checked_envs:Words", seconds=1)
@@ -92,6 +93,7 @@ def test_steps_that_are_no_transitions_do_not_count() -> None:
         assert step_for(manager, 0.01) == 0
 
 
+@pytest.mark.slow
 def test_command_prints_speeds_and_config(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(["bench-env", "checked_envs:Good", "--kwargs", "{length: 3}", "--seconds", "1"]) == 0

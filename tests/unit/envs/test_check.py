@@ -100,7 +100,7 @@ def test_env_that_cannot_be_used_ends_the_checks(env: str, broken: str, text: st
             marks=pytest.mark.slow,
         ),
         ("SharedState", [MANAGER, CHILD], "keep all state and randomness in"),
-        ("DiesInAChild", [CHILD], "EnvError"),
+        pytest.param("DiesInAChild", [CHILD], "EnvError", marks=pytest.mark.slow),
     ],
 )
 def test_env_that_workers_would_drive_otherwise_is_found(
@@ -137,7 +137,12 @@ def test_partial_of_a_class_passes() -> None:
             "gives float64 where the observation",
             marks=pytest.mark.slow,
         ),
-        ("OutOfBounds", [RESET, STEPS, SEEDS, MANAGER, CHILD], "outside of the bounds"),
+        pytest.param(
+            "OutOfBounds",
+            [RESET, STEPS, SEEDS, MANAGER, CHILD],
+            "outside of the bounds",
+            marks=pytest.mark.slow,
+        ),
         ("Words", [SPACES, CHILD, POLICIES], "only policies in the dict form"),
         ("Continuous", [SPACES, CHILD, POLICIES], "have no columns"),
     ],
@@ -150,21 +155,22 @@ def test_env_that_can_be_used_is_warned_of(env: str, warned: list[str], text: st
     assert text in found[warned[0]].detail
 
 
-def test_command_prints_each_check_and_says_by_its_code_what_it_found(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["check-env", "checked_envs:Good", "--kwargs", "{length: 3}"]) == 0
-    out = capsys.readouterr().out
-    assert all(name in out for name in ALL)
-    assert "episodes of [3, 3] random steps" in out
-
+def test_command_says_by_its_code_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-env", "checked_envs:OldStep"]) == 1
     assert "problem  steps and episodes" in capsys.readouterr().out
-    assert main(["check-env", "checked_envs:Words"]) == 0  # a warning
+    assert main(["check-env", "checked_envs:Words"]) == 0  # warnings
     assert main(["check-env", "checked_envs:Good", "--wrapper", "NoSuchWrapper"]) == 1
     assert "no 'NoSuchWrapper' among the env_wrappers" in " ".join(capsys.readouterr().out.split())
     assert main(["check-env", "checked_envs:Good", "--kwargs", "3"]) == 2
     assert "--kwargs is '3', expected a mapping" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_command_prints_each_check(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-env", "checked_envs:Good", "--kwargs", "{length: 3}"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ALL)
+    assert "episodes of [3, 3] random steps" in out
 
 
 def test_kwargs_must_be_a_mapping() -> None:

@@ -309,9 +309,14 @@ def test_callback_without_a_hook_is_refused(
         train(tmp_path, callbacks=[Recorder(), callback])
     assert text in str(raised.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_callbacks_of_a_refused_run_are_forgotten(tmp_path: Path) -> None:
     recorder = Recorder()
-    train(tmp_path, callbacks=[recorder])
-    assert recorder.told.count(("run_started", "run")) == 1
+    with pytest.raises(ConfigError):
+        train(tmp_path, callbacks=[recorder, after_iters])
+    train(tmp_path)
+    assert recorder.told == []
 
 
 def test_hook_in_a_worker_process_is_refused_by_name(tmp_path: Path) -> None:
