@@ -11,7 +11,7 @@ import torch
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, SchemaMismatchError
-from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
+from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage, Layout
 
 
 def a_row(**changed: Any) -> dict[str, Any]:
@@ -185,3 +185,26 @@ def test_no_memory_for_following_observations_is_an_error_and_changes_nothing() 
     with pytest.raises(ConfigError, match="cannot be had"):
         storage.accept(rows)
     assert storage.take(slice(0, 4)) == rows
+
+
+@pytest.mark.parametrize(
+    ("change", "fits"),
+    [
+        ({}, True),
+        ({"x": np.zeros(9)}, True),  # shapes are compared without the length
+        ({"x": np.zeros(5, np.float32)}, False),
+        ({"x": np.zeros((5, 1))}, False),
+        ({"obs": np.zeros((9, 2))}, True),
+        ({"obs": np.zeros((5, 3))}, False),
+        ({"obs": np.zeros((5, 2), np.float32)}, False),
+        ({"info": {"n": np.zeros(5, bool)}}, False),
+        ({"info": np.zeros(5)}, False),
+        ({"more": np.zeros(5)}, False),
+    ],
+)
+def test_layout_tells_columns_of_its_names_dtypes_and_shapes(
+    change: dict[str, Any], fits: bool
+) -> None:
+    layout = Layout({"x": np.zeros(4), "obs": np.zeros((4, 2)), "info": {"n": np.zeros(4, int)}})
+    columns = {"x": np.zeros(5), "obs": np.zeros((5, 2)), "info": {"n": np.zeros(5, int)}}
+    assert layout.fits(columns | change) is fits
