@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -118,3 +119,54 @@ def test_learner_draws_columns_unless_a_subclass_has_rows_of_its_own(
     assert learner.data_source == learner.get_batch
     own = OwnRows.__new__(OwnRows)
     assert own.data_source == own.get_data
+
+
+def test_padded_steps_of_a_grid_are_zero(learner: BaseCommLearner) -> None:
+    payload, row = np.zeros((2, 2), np.int64), np.array([[0, 1], [1, 0]])
+    mask = np.array([[True, True], [True, False]])
+    batch = learner._gather({"payload": payload, "row": row, "mask": mask})
+    assert isinstance(batch, SampleBatch)
+    assert batch.columns["obs"].tolist() == [[10.0, 11.0], [11.0, 0.0]]
+    assert batch.columns["mask"].tolist() == mask.tolist()
+
+
+def test_episodes_are_cut_by_their_lengths(learner: BaseCommLearner) -> None:
+    leased = {"payload": np.zeros(3, np.int64), "row": np.array([1, 0, 1])}
+    episodes = learner._gather({**leased, "lengths": np.array([2, 1])})
+    assert isinstance(episodes, list)
+    assert [each.columns["obs"].tolist() for each in episodes] == [[11.0, 10.0], [11.0]]
+
+
+def test_learn_info_has_the_priorities_of_all_batches_once(learner: BaseCommLearner) -> None:
+    learner._learner = SimpleNamespace(learn_info={"learner_step": 2, "learner_done": False})
+    for ids in ([3, 4], [5], [None]):
+        found = {"replay_unique_id": ids, "priority": [float(each or 0) for each in ids]}
+        learner.send_learn_info({"priority_info": found, "learner_done": False})
+    learner._lost_payloads = {1: "missing"}
+
+    info = learner._learn_info()
+    assert {key: column.tolist() for key, column in info["priority_info"].items()} == {
+        "replay_unique_id": [3, 4, 5],
+        "priority": [3.0, 4.0, 5.0],
+    }
+    assert (info["learner_step"], info["lost_payloads"]) == (2, [[1, "missing"]])
+    again = learner._learn_info()
+    assert (again["priority_info"], again["lost_payloads"]) == ({}, [])
+
+
+@pytest.mark.parametrize(("is_on_policy", "sent"), [(True, [(5, "tensors")]), (False, [])])
+def test_on_policy_learner_publishes_before_it_waits_for_the_next_version(
+    learner: BaseCommLearner, is_on_policy: bool, sent: list[tuple[int, str]]
+) -> None:
+    found: list[tuple[int, str]] = []
+    policy = SimpleNamespace(state_dict=lambda: {"model": "tensors"})
+    learner._learner = SimpleNamespace(learn_info={}, train_iter=5, policy=policy)
+    learner._is_on_policy = is_on_policy
+    learner.send_policy = lambda state: found.append(  # type: ignore[method-assign]
+        (state["iter"], state["model"])
+    )
+    learner.is_stopping = True
+    assert learner._next_lease(2) is None
+    learner._sent_iter = 5
+    assert learner._next_lease(2) is None
+    assert found == sent

@@ -152,10 +152,13 @@ def test_column_that_no_sample_has_ends_the_task_by_name(bench: Bench) -> None:
 
 
 def test_columns_of_more_than_64_bytes_a_row_are_refused() -> None:
-    fits = SampleBatch({"wide": np.zeros((3, 8)), "other": np.zeros((3, 9))})
-    assert list(announced_columns(fits, ["wide"])) == ["wide"]
-    with pytest.raises(ConfigError, match="more than 64 bytes"):
-        announced_columns(SampleBatch({"wide": np.zeros((3, 9))}), ["wide"])
+    samples = SampleBatch({"wide": np.zeros((3, 7)), "priority": np.ones(3), "x": np.zeros(3)})
+    found = announced_columns(samples, ["wide"])
+    assert list(found) == ["wide", "priority"]
+    assert not np.shares_memory(found["wide"], samples.columns["wide"])
+    with pytest.raises(ConfigError, match="more than 64 bytes") as caught:
+        announced_columns(samples, ["wide", "x"])
+    assert caught.value.path == "policy.other.replay_buffer"
 
 
 def test_report_of_neither_a_payload_nor_progress_is_refused(bench: Bench) -> None:
@@ -259,6 +262,24 @@ def test_learner_trains_on_leased_rows_publishes_and_ends(bench: Bench) -> None:
         bench.ask("l0", "learner_start_task", task_info={**longer, "resume": resume})
         demand = bench.ask("l0", "learner_get_data_task")
         assert demand["cur_learner_iter"] == begins_at
+        bench.ask("l0", "learner_close_task")
+
+
+def test_learner_holds_what_it_is_told_to(bench: Bench) -> None:
+    bench.publish()
+    bench.collect()
+    payload = next(report for report in bench.reports() if "data_id" in report)
+    task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)
+    bench.ask("l0", "learner_start_task", task_info=task)
+    bench.ask("l0", "learner_get_data_task")
+    bench.learn([0] * BATCH, payloads={payload["data_id"]: 7})
+    assert bench.learner._rows is not None
+    assert bench.learner._rows.rows == payload["rows"]
+    bench.learn([9] * BATCH, kept=[[7, np.array([3, 9])]])
+    assert bench.learner._rows.rows == 2
+    with pytest.raises(TaskFailedError, match="payload 7 was never announced"):
+        bench.learn([9] * BATCH, dropped=[7])
+    with pytest.raises(TaskFailedError, match="never announced"):
         bench.ask("l0", "learner_close_task")
 
 
