@@ -11,10 +11,11 @@ from pathlib import Path
 from dingsdk.data.seeding import derive_seed
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.pipeline.predict import load_weights, open_run, read_config
-from dingsdk.pipeline.serial import make_env_manager
+from dingsdk.pipeline.serial import make_eval_envs
 from dingsdk.policy import create_policy
 from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import create_serial_evaluator
+from dingsdk.worker.evaluator.base import returns_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +82,19 @@ def evaluate(
     envs = min(cfg.env.evaluator_env_num, count)
     player = create_policy(cfg.policy, enable_field=["eval"], seed=derive_seed(cfg.seed, "policy"))
     load_weights(player.eval_mode, found, folder)
-    manager = make_env_manager(cfg, "evaluation", envs)
+    manager = make_eval_envs(cfg, "evaluation", envs)
     with torch_threads(cfg.system.torch_threads), tempfile.TemporaryDirectory() as scratch:
         # The logs of an evaluator belong to a run; this one must not mix with those.
         evaluator = create_serial_evaluator(
             cfg.policy.eval.evaluator, env=manager, policy=player.eval_mode, exp_name=scratch
         )
         try:
-            _, info = evaluator.eval(n_episode=count)
+            _, info = evaluator.eval() if manager is None else evaluator.eval(n_episode=count)
         finally:
             evaluator.close()
     return EvalResult(
         env_id=cfg.env.env_id,
         checkpoint=found.path,
         train_iter=found.iteration,
-        returns=tuple(float(each) for each in info["eval_episode_return"]),
+        returns=tuple(returns_of(info)),
     )

@@ -26,7 +26,9 @@ from dingsdk.worker import (
     create_serial_collector,
     create_serial_evaluator,
     get_serial_collector_cls,
+    get_serial_evaluator_cls,
 )
+from dingsdk.worker.evaluator.base import returns_of
 from dingsdk.worker.learner.aggregator import LearnerAggregator
 from dingsdk.worker.learner.checkpoint import EXCEPTION
 from dingsdk.worker.run_logger import build_tb_logger
@@ -121,9 +123,7 @@ def _run(context: RunContext, workers: _Workers) -> Reason:
 def _evaluate(context: RunContext, workers: _Workers) -> bool:
     train_iter, envstep = workers.learner.train_iter, workers.collector.envstep
     is_reached, info = workers.evaluator.eval(workers.learner.save_checkpoint, train_iter, envstep)
-    context.recorder.add_evaluation(
-        [float(each) for each in info["eval_episode_return"]], envstep, train_iter
-    )
+    context.recorder.add_evaluation(returns_of(info), envstep, train_iter)
     return bool(is_reached)
 
 
@@ -191,7 +191,7 @@ def _build(context: RunContext, stack: ExitStack) -> _Workers:
     stack.callback(collector.close)
     evaluator = create_serial_evaluator(
         policy_cfg.eval.evaluator,
-        env=make_env_manager(cfg, "evaluator", cfg.env.evaluator_env_num),
+        env=make_eval_envs(cfg, "evaluator", cfg.env.evaluator_env_num),
         policy=policy.eval_mode,
         tb_logger=tb_logger,
         exp_name=exp_name,
@@ -262,6 +262,12 @@ def make_env_manager(cfg: Any, role: str, count: int) -> EnvManager:
     manager = create_env_manager(cfg.env_manager, make_env_fns(env, count))
     seed_envs(manager, cfg.seed, role)
     return manager
+
+
+def make_eval_envs(cfg: Any, role: str, count: int) -> EnvManager | None:
+    """As ``make_env_manager``; None for an evaluator that plays no episodes."""
+    plays = getattr(get_serial_evaluator_cls(cfg.policy.eval.evaluator), "plays", True)
+    return make_env_manager(cfg, role, count) if plays else None
 
 
 def _seeded(section: Mapping[str, Any], seed: int, role: str) -> EasyDict:

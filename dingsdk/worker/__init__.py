@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from dingsdk.worker.factory import get_parallel_collector_cls as get_parallel_collector_cls
     from dingsdk.worker.factory import get_parallel_commander_cls as get_parallel_commander_cls
     from dingsdk.worker.factory import get_serial_collector_cls as get_serial_collector_cls
+    from dingsdk.worker.factory import get_serial_evaluator_cls as get_serial_evaluator_cls
     from dingsdk.worker.learner.aggregator import LearnerAggregator as LearnerAggregator
     from dingsdk.worker.learner.base import BaseLearner as BaseLearner
     from dingsdk.worker.learner.hooks import Hook as Hook

@@ -98,6 +98,12 @@ def create_serial_evaluator(cfg: MutableMapping[str, Any], **kwargs: Any) -> ISe
     return evaluator
 
 
+def get_serial_evaluator_cls(cfg: Cfg) -> type[ISerialEvaluator]:
+    """Return the class of the serial evaluator that ``cfg["type"]`` names."""
+    found: type[ISerialEvaluator] = default_manager().class_of("evaluators", cfg)
+    return found
+
+
 def create_parallel_commander(cfg: Cfg, **kwargs: Any) -> BaseParallelCommander:
     """Build the commander that ``policy.other.commander`` of the *main* config names."""
     path = "policy.other.commander"

@@ -19,7 +19,7 @@ LAYERS = (
     {"cli"},
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
-ENTRANCES = {"__main__": LEVEL["cli"] + 1, "testing": LEVEL["cli"] + 1}
+ENTRANCES = dict.fromkeys(("__main__", "examples", "testing"), LEVEL["cli"] + 1)
 """Rooms outside the layers that may import what is below their level."""
 
 KNOW_NO_TRANSPORT = {"replay_buffer", "evaluator", "collector", "learner"}

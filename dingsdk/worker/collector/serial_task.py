@@ -12,7 +12,12 @@ from dingsdk.errors import ClosedError, ConfigError
 from dingsdk.worker.collector.env_pool import EnvKind
 from dingsdk.worker.collector.rollout import Rollout
 from dingsdk.worker.collector.zergling import ZerglingParallelCollector
-from dingsdk.worker.factory import create_serial_collector, create_serial_evaluator
+from dingsdk.worker.evaluator.base import returns_of
+from dingsdk.worker.factory import (
+    create_serial_collector,
+    create_serial_evaluator,
+    get_serial_evaluator_cls,
+)
 
 STEPS = ("step", "step_batch")
 """The methods that step the envs of a manager."""
@@ -69,9 +74,10 @@ class SerialTaskCollector(ZerglingParallelCollector):
         }
         self._serial: Any
         if self._eval_flag:
-            self._serial = create_serial_evaluator(
-                to_easydict(policy_cfg["eval"]["evaluator"]), **parts
-            )
+            section = to_easydict(policy_cfg["eval"]["evaluator"])
+            if not getattr(get_serial_evaluator_cls(section), "plays", True):
+                parts["env"] = None
+            self._serial = create_serial_evaluator(section, **parts)
             self._serial.tells_observers = False  # the coordinator does, of every evaluation
         else:
             self._unroll_len = int(self.policy.get_attribute("unroll_len"))
@@ -99,7 +105,7 @@ class SerialTaskCollector(ZerglingParallelCollector):
 
     def _process_timestep(self, obs: Any, policy_output: Any, step: Any) -> None:
         if self._eval_flag:
-            returns = [float(each) for each in step["eval_episode_return"]]
+            returns = returns_of(step)
             self._counts_of_rollout.is_finished = True
         else:
             returns = [each.episode_return for each in self._serial.last_episodes]

@@ -18,7 +18,7 @@ def named_modules(config: Any) -> set[str]:
 
     Args:
         config: A config, a part of one, or a task that holds some: ``import_names`` are read,
-            and the modules of ``env_id: module:EnvId`` and of opponents, at any depth.
+            and the modules of ``env_id: module:EnvId`` of opponents and of data, at any depth.
     """
     found: set[str] = set()
     rest = [config]
@@ -29,7 +29,7 @@ def named_modules(config: Any) -> set[str]:
             names = names if isinstance(names, (list, tuple)) else [names]
             found.update(name for name in names if isinstance(name, str))
             opponents = each.get("eval_opponents")
-            made = [env_id, each.get("eval_opponent")]
+            made = [env_id, each.get("eval_opponent"), each.get("data")]
             made += opponents if isinstance(opponents, (list, tuple)) else []
             found.update(name.rpartition(":")[0] for name in made if isinstance(name, str))
             rest += each.values()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from msgspec import structs
 
+from dingsdk.errors import ConfigError
 from dingsdk.plugins import observe
 from dingsdk.worker.evaluator.schedule import EvalSchedule, EvaluatorSection
 from dingsdk.worker.serial_worker import SerialWorker
@@ -18,6 +20,8 @@ class ISerialEvaluator(SerialWorker):
     class Config(EvaluatorSection, frozen=True, kw_only=True):
         """Section ``policy.eval.evaluator``."""
 
+    plays: ClassVar[bool] = True
+    """Whether it plays episodes in envs; a run gives one that does not no env."""
     tells_observers = True
     """Whether observers are told of each evaluation here; in a worker its coordinator does."""
     _default_name = "evaluator"
@@ -51,3 +55,21 @@ class ISerialEvaluator(SerialWorker):
     def _zero(self) -> None:
         self._best_result = (False, -float("inf"))
         self._schedule = EvalSchedule(structs.asdict(self._cfg))
+
+
+def returns_of(result: Any) -> list[float]:
+    """Return what a run records of the result of an evaluation: returns, or the metric alone.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if isinstance(result, Mapping) and "eval_episode_return" in result:
+        return [float(each) for each in result["eval_episode_return"]]
+    try:
+        return [float(result)]
+    except (TypeError, ValueError) as error:
+        path = "policy.eval.evaluator.data"
+        raise ConfigError(
+            f"{path}: a run needs a metric whose result is one number, found {result!r:.80}",
+            path=path,
+        ) from error

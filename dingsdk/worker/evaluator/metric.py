@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -9,7 +10,7 @@ from typing import Any, ClassVar
 
 from dingsdk.config import Count
 from dingsdk.data.pytree import to_tensor
-from dingsdk.errors import ConfigError
+from dingsdk.errors import ConfigError, raised_at
 from dingsdk.worker.evaluator.base import ISerialEvaluator
 from dingsdk.worker.run_logger import write_statistics
 
@@ -33,10 +34,11 @@ class IMetric(ABC):
 class MetricSerialEvaluator(ISerialEvaluator):
     """Asks the policy about every batch of a data set; ``env`` is ``(dataloader, IMetric)``.
 
-    The data loader yields ``(inputs, label)``; both are handed on as tensors.
+    The data loader yields ``(inputs, label)``; both are handed on as tensors. In a run ``data``
+    gives them, and the result is one number, the larger the better.
     """
 
-    not_for_runs: ClassVar[str] = "it evaluates on a data set, with a metric of yours"
+    plays = False
 
     class Config(ISerialEvaluator.Config, frozen=True, kw_only=True):
         """Section ``policy.eval.evaluator``.
@@ -44,12 +46,15 @@ class MetricSerialEvaluator(ISerialEvaluator):
         Attributes:
             eval_freq: Train iterations between two evaluations.
             stop_value: Result that ends the run, as the metric compares them; inf for none.
+            data: ``module:function`` that returns ``(dataloader, metric)``, where none are given; a
+                run needs it.
             multi_gpu: Whether results are averaged over the ranks of torch.distributed.
         """
 
         type: str = "metric"
         eval_freq: Count | None = 50
         stop_value: Any = math.inf
+        data: str | None = None
         multi_gpu: bool = False
 
     _cfg: Config
@@ -62,8 +67,21 @@ class MetricSerialEvaluator(ISerialEvaluator):
     def env(self) -> Any:
         """The data loader and the metric in use; NotSetError where there are none."""
         if self._data is None:
-            raise self._not_set("env", "data loader and metric")
+            if self._cfg.data is None:
+                raise self._not_set("env", "data loader and metric")
+            self._data = _find_data(self._cfg.data)()
         return self._data
+
+    @classmethod
+    def check_config(cls, cfg: Mapping[str, Any], path: str) -> None:
+        """Raise ConfigError where a run could not find the data."""
+        if cfg["data"] is None:
+            raise ConfigError(
+                f"{path}.data is missing: an evaluator of type {cfg['type']!r} measures on data, "
+                "which module:function gives",
+                path=f"{path}.data",
+            )
+        _find_data(cfg["data"])
 
     def reset_env(self, _env: Any = None) -> None:
         """Take another ``(dataloader, IMetric)``; the current one needs no reset."""
@@ -146,3 +164,18 @@ class MetricSerialEvaluator(ISerialEvaluator):
     def _zero(self) -> None:
         super()._zero()
         self._best = (False, None)
+
+
+def _find_data(name: str) -> Callable[[], tuple[Iterable[Any], IMetric]]:
+    module, _, function = name.rpartition(":")
+    path, why = "policy.eval.evaluator.data", "no module:function"
+    if module:
+        try:
+            found = getattr(importlib.import_module(module), function, None)
+        except Exception as error:
+            why = f"its import raised {type(error).__name__}: {error}{raised_at(error)}"
+        else:
+            if callable(found):
+                return found  # type: ignore[no-any-return]
+            why = f"{module} has no function {function!r}"
+    raise ConfigError(f"{path}: {name!r} gives no data ({why})", path=path, found=name)

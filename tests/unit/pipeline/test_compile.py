@@ -155,7 +155,6 @@ def test_collector_is_told_how_much_to_collect(kind: str, key: str) -> None:
     ("path", "kind"),
     [
         ("policy.eval.evaluator", "battle_interaction"),
-        ("policy.eval.evaluator", "metric"),
     ],
 )
 def test_worker_that_needs_more_than_a_config_has_is_refused(path: str, kind: str) -> None:
@@ -182,6 +181,28 @@ def test_part_for_several_players_is_refused_where_the_env_has_one(
         compile_config(changed(f"{path}.type={kind}"), mode=mode)
 
     assert caught.value.path == f"{path}.type"
+
+
+def _supervised(data: str) -> dict[str, Any]:
+    cfg = load_config("metric-supervised")
+    apply_set(cfg, f"policy.eval.evaluator.data={data}")
+    return cfg
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        ("null", "data is missing: an evaluator of type 'metric' measures on data"),
+        ("digits", r"'digits' gives no data \(no module:function\)"),
+        ("no.such.module:held_out", "its import raised ModuleNotFoundError"),
+        ("dingsdk.examples.digits:nothing", "dingsdk.examples.digits has no function 'nothing'"),
+    ],
+)
+def test_metric_without_data_is_refused(data: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match) as caught:
+        compile_config(_supervised(data))
+
+    assert caught.value.path == "policy.eval.evaluator.data"
 
 
 def _game(*sets: str) -> dict[str, Any]:

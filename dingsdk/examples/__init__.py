@@ -1,0 +1,1 @@
+"""The shipped examples, and the code of those that need some."""
