@@ -2,46 +2,107 @@
 
     python benchmarks/time_to_solve.py --seeds 5
     python benchmarks/time_to_solve.py --seeds 5 --transports in_memory flask_fs
+    /tmp/peers/bin/python benchmarks/time_to_solve.py --peer --config lunarlander-dqn --seeds 3
 
-All contenders train the shipped CartPole example in this one run, in turns, so that a slow
-minute of the machine meets each. Prints every run, the medians and their ratios to the first.
+All contenders train a shipped example in this one run, in turns, so that a slow minute of the
+machine meets each. Prints every run, the medians and their ratios to the first.
+
+With ``--peer`` Stable-Baselines3 learns the same env, with rl-zoo3's parameters. It and the serial
+contender are then looked at every 1,000 env steps by the same code: 20 greedy episodes, whose time
+does not count. Solved is the mean in ``GOALS``; who has not solved it after 10 minutes counts as
+10 minutes. Parallel contenders evaluate by themselves, within their time. For the peer see
+requirements-peers.txt.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import gymnasium as gym
+import numpy as np
+import torch
+
+from dingsdk.config import load_config
 from dingsdk.pipeline.train import train
+from dingsdk.policy import create_policy
+
+LOOK_ENV_STEPS, LOOK_EPISODES, CAP_S = 1_000, 20, 600.0
+GOALS: Final = {"CartPole-v1": 475.0, "LunarLander-v3": 200.0, "Pendulum-v1": -200.0}
+PEERS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
+    "cartpole-dqn": (
+        "DQN",
+        {
+            "learning_rate": 2.3e-3,
+            "batch_size": 64,
+            "buffer_size": 100_000,
+            "learning_starts": 1_000,
+            "gamma": 0.99,
+            "target_update_interval": 10,
+            "train_freq": 256,
+            "gradient_steps": 128,
+            "exploration_steps": 0.16 * 5e4,
+            "exploration_final_eps": 0.04,
+            "policy_kwargs": {"net_arch": [256, 256]},
+        },
+    ),
+    "lunarlander-dqn": (
+        "DQN",
+        {
+            "learning_rate": 6.3e-4,
+            "batch_size": 128,
+            "buffer_size": 50_000,
+            "learning_starts": 0,
+            "gamma": 0.99,
+            "target_update_interval": 250,
+            "train_freq": 4,
+            "gradient_steps": -1,
+            "exploration_steps": 0.12 * 1e5,
+            "exploration_final_eps": 0.1,
+            "policy_kwargs": {"net_arch": [256, 256]},
+        },
+    ),
+}
+"""Algorithm and parameters of rl-zoo3 by example; ``exploration_steps`` are env steps."""
+
+Act = Callable[[Any], Any]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--config", default="cartpole-dqn")
-    parser.add_argument("--transports", nargs="+", default=["in_memory"])
+    parser.add_argument("--transports", nargs="*", default=["in_memory"])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], dest="sets", metavar="A.B=C")
+    parser.add_argument("--peer", action="store_true", help="beside Stable-Baselines3")
     parser.add_argument("--json", type=Path, help="also write all results to this file")
     args = parser.parse_args()
 
+    torch.set_num_threads(1)
     seconds: dict[str, list[float]] = {}
     rows = []
     for seed in range(args.first_seed, args.first_seed + args.seeds):
-        for contender in ("serial", *args.transports):
-            row = solve(contender, args.config, seed, args.sets)
+        for contender in ("serial", *(["sb3"] if args.peer else []), *args.transports):
+            if args.peer and contender in ("serial", "sb3"):
+                learn = learn_serially if contender == "serial" else learn_with_peer
+                row = solve_under_looks(contender, learn, args.config, seed, args.sets)
+            else:
+                row = solve(contender, args.config, seed, args.sets)
             rows.append(row)
-            taken = row["elapsed_s"] if row["reached"] else float("inf")
-            seconds.setdefault(contender, []).append(taken)
+            cap = CAP_S if args.peer else float("inf")
+            seconds.setdefault(contender, []).append(row["elapsed_s"] if row["reached"] else cap)
             sys.stdout.write(
                 f"seed {seed} {contender:<10} {'solved' if row['reached'] else row['reason']:<8} "
-                f"{row['elapsed_s']:7.1f} s {row['env_steps']:>8,} env steps "
-                f"{row['train_iter']:>7,} iterations\n"
+                f"{row['elapsed_s']:7.1f} s {row['env_steps']:>8,} env steps\n"
             )
             sys.stdout.flush()
     medians = {name: statistics.median(taken) for name, taken in seconds.items()}
@@ -68,8 +129,130 @@ def solve(contender: str, config: str, seed: int, sets: list[str]) -> dict[str, 
         "reason": result.reason,
         "elapsed_s": result.elapsed_s,
         "env_steps": result.env_steps,
-        "train_iter": result.train_iter,
     }
+
+
+class Over(Exception):  # noqa: N818 - no error: it ends a run
+    """The run is solved, or its time is up."""
+
+
+class Looks:
+    """Looks at a policy that learns, and counts the time between the looks.
+
+    Args:
+        config: Of the example.
+        seed: Of the episodes.
+    """
+
+    def __init__(self, config: Mapping[str, Any], seed: int) -> None:
+        env = config["env"]
+        self._goal = GOALS[env["env_id"]]
+        self._envs = [gym.make(env["env_id"]) for _ in range(LOOK_EPISODES)]
+        self._seed, self._next = seed, LOOK_ENV_STEPS
+        self.elapsed_s, self._since = 0.0, time.perf_counter()
+        self.reached, self.env_steps = False, 0
+
+    def start(self) -> None:
+        """Begin to count the time."""
+        self._since = time.perf_counter()
+
+    def look(self, env_steps: int, act: Act) -> None:
+        """Play, if it is due; raises Over at the goal and when the time is up."""
+        now = time.perf_counter()
+        if env_steps < self._next and self.elapsed_s + now - self._since < CAP_S:
+            return
+        self.elapsed_s += now - self._since
+        self.env_steps = env_steps
+        self._next = (env_steps // LOOK_ENV_STEPS + 1) * LOOK_ENV_STEPS
+        self.reached = self.elapsed_s <= CAP_S and self._mean_return(act) >= self._goal
+        if self.reached or self.elapsed_s >= CAP_S:
+            raise Over
+        self.start()
+
+    def _mean_return(self, act: Act) -> float:
+        firsts = [env.reset(seed=self._seed + row)[0] for row, env in enumerate(self._envs)]
+        obs, total = np.stack(firsts), 0.0
+        alive = list(range(LOOK_EPISODES))
+        while alive:
+            still = []
+            for row, action in zip(alive, act(obs[alive]), strict=True):
+                obs[row], reward, terminated, truncated, _ = self._envs[row].step(action)
+                total += float(reward)
+                if not (terminated or truncated):
+                    still.append(row)
+            alive = still
+        return total / LOOK_EPISODES
+
+
+def solve_under_looks(
+    contender: str, learn: Callable[..., None], config: str, seed: int, sets: list[str]
+) -> dict[str, Any]:
+    """Let a contender learn until it has solved the env, or its time is up."""
+    looks = Looks(load_config(config), 10_000 * (seed + 1))
+    with contextlib.suppress(Over):
+        learn(config, seed, sets, looks)
+    return {
+        "seed": seed,
+        "contender": contender,
+        "reached": looks.reached,
+        "reason": "cap",
+        "elapsed_s": looks.elapsed_s,
+        "env_steps": looks.env_steps,
+    }
+
+
+def learn_serially(config: str, seed: int, sets: list[str], looks: Looks) -> None:
+    """Train an example in serial mode."""
+    from dingsdk.worker.learner.hooks import LearnerHook
+
+    class Begin(LearnerHook):
+        def __call__(self, engine: Any) -> None:
+            looks.start()
+
+    class Look(LearnerHook):
+        policy: Any = None
+
+        def __call__(self, engine: Any) -> None:
+            looks.look(engine.collector_envstep, lambda obs: self.act(engine, obs))
+
+        def act(self, engine: Any, obs: Any) -> Any:
+            if self.policy is None:
+                cfg = engine.policy.get_attribute("cfg")
+                self.policy = create_policy(cfg, enable_field=["eval"]).eval_mode
+            if len(obs) == LOOK_EPISODES:  # the first step
+                self.policy.load_state_dict({"model": engine.policy.state_dict()["model"]})
+            return self.policy.forward_batch(obs, range(len(obs)))["action"]
+
+    never = ["policy.eval.evaluator.eval_freq=null", "system.max_env_steps=100000000"]
+    hooks = (Begin("begin", 0, position="before_run"), Look("look", 0, position="after_iter"))
+    with tempfile.TemporaryDirectory() as folder:
+        train(config, sets=[*never, *sets], seed=seed, output=folder, callbacks=hooks)
+
+
+def learn_with_peer(config: str, seed: int, sets: list[str], looks: Looks) -> None:
+    """Train Stable-Baselines3 with rl-zoo3's parameters."""
+    import stable_baselines3
+    from stable_baselines3.common.callbacks import BaseCallback
+
+    total = 10**8
+
+    class Look(BaseCallback):
+        def _on_training_start(self) -> None:
+            looks.start()
+
+        def _on_step(self) -> bool:
+            model: Any = self.model
+            looks.look(self.num_timesteps, lambda obs: model.predict(obs, deterministic=True)[0])
+            return True
+
+    name, given = PEERS[config]
+    parameters = dict(given)
+    if (steps := parameters.pop("exploration_steps", None)) is not None:
+        parameters["exploration_fraction"] = steps / total
+    env_id = load_config(config)["env"]["env_id"]
+    algorithm: Any = getattr(stable_baselines3, name)
+    model = algorithm("MlpPolicy", env_id, seed=seed, device="cpu", **parameters)
+    model.learn(total, callback=Look())
 
 
 if __name__ == "__main__":
