@@ -111,20 +111,7 @@ class RecurrentQNetwork(nn.Module):
         self.lstm = nn.LSTMCell(self.encoder.width, lstm_size)
         self.heads = QNetwork(lstm_size, action_count, [], dueling=dueling)
 
-    def forward(self, obs: Any, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Take one step.
-
-        Args:
-            obs: Observations ``[n, ...]``.
-            state: ``float32[n, state_size]``.
-
-        Returns:
-            Action values ``float32[n, actions]``, and the next state.
-        """
-        output, cell = self.lstm(self.encoder.forward(obs), state.chunk(2, 1))
-        return self.heads.forward(output), torch.cat((output, cell), 1)
-
-    def unroll(self, obs: Any, state: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, obs: Any, state: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Take the steps of sequences.
 
         Args:

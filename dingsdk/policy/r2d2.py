@@ -158,8 +158,9 @@ class R2D2Policy(DQNPolicy):
         Raises:
             NonFiniteError: an action value is NaN or infinite.
         """
-        found, next_state = self._acting_network.forward(self.tensor(obs), self.tensor(state))
-        values = self.array(found)
+        step = map_leaves(lambda leaf: leaf.unsqueeze(1), self.tensor(obs))
+        found, next_state = self._acting_network.forward(step, self.tensor(state))
+        values = self.array(found.squeeze(1))
         self.check_finite(values, obs, env_ids)
         return {
             "action": self._choose(values, explore, eps),
@@ -211,8 +212,9 @@ class R2D2Policy(DQNPolicy):
 
         def values_of(network: RecurrentQNetwork, warm: RecurrentQNetwork) -> Tensor:
             """Return action values ``[n, time - burn_in + 1, actions]``."""
-            begin = warm.unroll(before, state, mask[:, :burn_in])[1] if burn_in else state
-            return network.unroll(after, begin)[0]
+            begin = warm.forward(before, state, mask[:, :burn_in])[1] if burn_in else state
+            values: Tensor = network.forward(after, begin)[0]
+            return values
 
         values = values_of(self._network, self._acting_network)
         targets = values_of(self._target, self._target)

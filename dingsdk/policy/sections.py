@@ -163,6 +163,8 @@ class PolicySection(PartSection, frozen=True, kw_only=True):
 
     Attributes:
         cuda: Whether networks live on the GPU.
+        compile: Whether ``torch.compile`` compiles the networks. Each process that has them takes
+            up to a minute for it, at their first use; small networks on the CPU are slower then.
         on_policy: Whether training uses only what the newest policy collected.
         priority: Whether training gives the replay buffer a priority for each sample.
         discount_factor: Gamma, the weight of the next step's return.
@@ -178,6 +180,7 @@ class PolicySection(PartSection, frozen=True, kw_only=True):
     """
 
     cuda: bool = False
+    compile: bool = False
     on_policy: bool = False
     priority: bool = False
     discount_factor: Share = 0.99

@@ -110,12 +110,12 @@ def test_network_computes_what_torch_layers_compute() -> None:
     value = hidden @ named["heads.value.weight"].T + named["heads.value.bias"]
     expected = value + advantage - advantage.mean(2, keepdim=True)
 
-    values, last = network.unroll(obs, state)
+    values, last = network(obs, state)
     torch.testing.assert_close(values, expected)
     torch.testing.assert_close(last, torch.cat((output[0], cell[0]), 1))
-    first, following = network(obs[:, 0], state)
-    torch.testing.assert_close(first, expected[:, 0])
-    torch.testing.assert_close(network(obs[:, 1], following)[0], expected[:, 1])
+    first, following = network(obs[:, :1], state)
+    torch.testing.assert_close(first, expected[:, :1])
+    torch.testing.assert_close(network(obs[:, 1:2], following)[0], expected[:, 1:2])
 
 
 def test_state_does_not_change_outside_the_mask() -> None:
@@ -123,9 +123,9 @@ def test_state_does_not_change_outside_the_mask() -> None:
     obs, state = torch.randn(2, 3, 2), torch.randn(2, 8)
     mask = torch.tensor([[False, True, True], [False, False, False]])
 
-    _, last = network.unroll(obs, state, mask)
+    _, last = network(obs, state, mask)
 
-    torch.testing.assert_close(last[:1], network.unroll(obs[:1, 1:], state[:1])[1])
+    torch.testing.assert_close(last[:1], network(obs[:1, 1:], state[:1])[1])
     assert torch.equal(last[1], state[1])
 
 
@@ -135,13 +135,13 @@ def test_acting_step_by_step_gives_the_values_of_the_unrolled_network() -> None:
     network, mode = policy._network, policy.collect_mode
 
     outputs = [mode.forward_batch(each, [0, 1], eps=0.0) for each in obs]
-    values, _ = network.unroll(torch.from_numpy(obs).transpose(0, 1), torch.zeros(2, 8))
+    values, _ = network(torch.from_numpy(obs).transpose(0, 1), torch.zeros(2, 8))
 
     found = np.stack([each["action"] for each in outputs], 1)
     assert found.tolist() == values.argmax(2).tolist()
     for step in range(1, 5):
         before = torch.from_numpy(obs[:step]).transpose(0, 1)
-        expected = network.unroll(before, torch.zeros(2, 8))[1]
+        expected = network(before, torch.zeros(2, 8))[1]
         np.testing.assert_allclose(outputs[step]["state"], expected.detach().numpy(), atol=1e-6)
 
 
@@ -188,8 +188,8 @@ def reference(policy, episode, first, *, nstep, gamma, double=True, scaled=True)
     def values_of(network):
         state, found = torch.from_numpy(episode["state"][begin])[None], {}
         for t in range(begin, end + 1):
-            found[t], state = network(torch.from_numpy(obs[t])[None], state)
-        return {t: row[0].detach() for t, row in found.items()}
+            found[t], state = network(torch.from_numpy(obs[t])[None, None], state)
+        return {t: row[0, 0].detach() for t, row in found.items()}
 
     values, targets = values_of(online), values_of(target_network)
     chosen, wanted = [], []
@@ -252,10 +252,10 @@ def test_no_gradient_flows_through_the_burn_in() -> None:
     network, last = policy._network, slice(3, 4)
     obs = torch.cat((rows["obs"], rows["next_obs"][:, -1:]), 1)
     with torch.no_grad():
-        state = network.unroll(obs[:, :3], rows["state"][:, 0])[1]
-        warm = policy._target.unroll(obs[:, :3], rows["state"][:, 0])[1]
-        target = policy._target.unroll(obs[:, 3:], warm)[0]
-    values = network.unroll(obs[:, 3:], state)[0]
+        state = network(obs[:, :3], rows["state"][:, 0])[1]
+        warm = policy._target(obs[:, :3], rows["state"][:, 0])[1]
+        target = policy._target(obs[:, 3:], warm)[0]
+    values = network(obs[:, 3:], state)[0]
     best = target[:, 1:].gather(2, values[:, 1:].argmax(2, keepdim=True)).squeeze(2)
     alive = ~rows["terminated"][:, last]
     wanted = rescale(rows["reward"][:, last] + 0.99 * alive * unrescale(best))
