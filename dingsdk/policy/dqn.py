@@ -181,10 +181,7 @@ class DQNPolicy(BasePolicy):
         return actions
 
     def greedy(self, network: Any, obs: Any, *state: Tensor) -> tuple[Tensor, ...]:
-        if not state:
-            return (network.forward(obs).argmax(1),)
-        values, after = network.forward(obs, *state)
-        return values.argmax(1), after
+        return (network.forward(obs).argmax(1),)
 
     def samples(self, columns: dict[str, Any], ends: NDArray[np.int64]) -> SampleBatch:
         section = self.section

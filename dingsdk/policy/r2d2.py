@@ -158,14 +158,21 @@ class R2D2Policy(DQNPolicy):
         Raises:
             NonFiniteError: an action value is NaN or infinite.
         """
-        step = map_leaves(lambda leaf: leaf.unsqueeze(1), self.tensor(obs))
-        found, next_state = self._acting_network.forward(step, self.tensor(state))
-        values = self.array(found.squeeze(1))
+        found, after = self._step(self._acting_network, self.tensor(obs), self.tensor(state))
+        values, next_state = self.array(found), self.array(after)
         self.check_finite(values, obs, env_ids)
         return {
             "action": self._choose(values, explore, eps),
-            "next_state": self.array(next_state),
+            "next_state": next_state,
         }
+
+    def greedy(self, network: Any, obs: Any, *state: Tensor) -> tuple[Tensor, ...]:
+        values, after = self._step(network, obs, *state)
+        return values.argmax(1), after
+
+    def _step(self, network: RecurrentQNetwork, obs: Any, state: Tensor) -> tuple[Tensor, Tensor]:
+        values, after = network.forward(map_leaves(lambda leaf: leaf.unsqueeze(1), obs), state)
+        return values.squeeze(1), after
 
     def samples(self, columns: dict[str, Any], ends: NDArray[np.int64]) -> SampleBatch:
         """Return the steps as they are where the buffer makes sequences, else sequences.
