@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dingsdk.errors import DingError
+from dingsdk.data import SampleBatch
+from dingsdk.errors import DingError, StorageFullError
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
 from dingsdk.worker import Coordinator
 from dingsdk.worker.comm import WorkerInfo
 from dingsdk.worker.coordinator import TaskState
+from dingsdk.worker.coordinator.coordinator import MANY_LOST, _report_pace
+from dingsdk.worker.coordinator.pace import Pace
 
 GRACE_S = 10.0
 
@@ -46,6 +49,21 @@ class Commander:
     def decrease_collector_task_space(self) -> None:
         self.calls.append(("space", -1))
 
+    def get_learner_task(self) -> None:
+        return None
+
+    def get_collector_task(self) -> None:
+        return None
+
+    def get_last_eval_task(self) -> None:
+        return None
+
+    def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
+        self.calls.append(("learned", info["learner_step"]))
+
+    def judge_learner_finish(self, task_id: str, info: Mapping[str, Any]) -> bool:
+        return bool(info["learner_done"])
+
 
 class Site:
     """A coordinator that was not started, its commander, and what it reported."""
@@ -73,6 +91,7 @@ class Site:
 
     def task(self, role: str = "collector", *, is_evaluation: bool = False) -> TaskState:
         task = {"task_id": "t", "buffer_id": "b", "collector_cfg": {"eval_flag": is_evaluation}}
+        task["replay_buffer_cfg"] = {"type": "naive", "replay_buffer_size": 64, "seed": 1}
         state = TaskState("t", role, task, self.now)
         state.worker = WorkerInfo("w0", role)
         return state
@@ -82,6 +101,31 @@ class Site:
         state = self.task(is_evaluation=is_evaluation)
         self.coordinator.deal_with_collector_finish_task(state, info)
         return info
+
+    def send(self, *names: str, rows: int = 4) -> list[bool]:
+        """Store payloads, and announce them as a collector does."""
+        state = self.task()
+        for name in names:
+            self.coordinator.data_store.put(name, SampleBatch({"x": np.zeros(rows)}))
+        return [
+            self.coordinator.deal_with_collector_send_data(
+                state, {"data_id": name, "rows": rows, "policy_iter": 0}
+            )
+            for name in names
+        ]
+
+    def stored(self, *names: str) -> list[bool]:
+        return [self.coordinator.data_store.has(name, 0.0) for name in names]
+
+    def pass_time(self, seconds: float, step_s: float) -> None:
+        """Let time pass, with a look of the dispatcher at each step."""
+        for _ in range(round(seconds / step_s)):
+            self.now += step_s
+            self.coordinator.notify()
+            self.coordinator._dispatch_once()
+
+    def workers(self) -> int:
+        return self.coordinator.status().workers["collector"]
 
 
 @pytest.fixture
@@ -202,3 +246,131 @@ def test_worker_of_an_unknown_role_is_named(site: Site, caplog: pytest.LogCaptur
     assert caplog.text == ""
     site.coordinator._on_join(WorkerInfo("x0", "painter"))
     assert "worker x0 joined as 'painter'" in caplog.text
+
+
+DEMAND = {"batch_size": 4, "batches": 2, "cur_learner_iter": 3}
+
+
+def test_learner_is_leased_what_collectors_sent(site: Site) -> None:
+    learner = site.task("learner")
+    assert site.coordinator.deal_with_learner_get_data(learner, DEMAND) is None
+    site.coordinator.open_experience(learner)
+    experience = site.coordinator.experience_of(learner)
+    site.coordinator.open_experience(learner)
+    assert site.coordinator.experience_of(learner) is experience
+    assert site.coordinator.deal_with_learner_get_data(learner, DEMAND) is None, "it is empty"
+
+    assert site.send("a", "b") == [True, True]
+    assert site.coordinator.status().buffer_count == 8
+    found = site.coordinator.deal_with_learner_get_data(learner, DEMAND)
+    assert found is not None
+    assert (len(found["batches"]), found["env_steps"]) == (2, 0)
+    site.coordinator.end_batch_leases(learner)
+    site.coordinator.validate_state()
+
+
+def test_payload_that_nobody_waits_for_is_deleted(site: Site) -> None:
+    assert site.send("a") == [True]
+    assert site.stored("a") == [False]
+    site.coordinator.open_experience(site.task("learner"))
+    site.send(*(f"p{n}" for n in range(17)))
+    assert site.stored("p0", "p1", "p16") == [False, True, True], "64 rows are kept"
+    assert site.coordinator.status().evicted == {"overwritten": 4}
+
+
+def test_info_of_a_learner_is_noted_and_judged(site: Site) -> None:
+    learner = site.task("learner")
+    site.coordinator.open_experience(learner)
+    info = {"learner_step": 9, "learner_done": True, "lost_payloads": [], "priority_info": {}}
+    site.coordinator.deal_with_learner_send_info(learner, info)
+    assert (site.coordinator.status().train_iter, learner.progress) == (9, 9)
+    assert site.commander.calls == [("learned", 9)]
+    assert site.coordinator.deal_with_learner_judge_finish(learner, info)
+    site.coordinator.deal_with_learner_finish_task(learner, info, has_trained_out=True)
+    assert site.coordinator.experience_of(learner) is None
+
+
+@pytest.mark.parametrize(("lost", "left"), [(MANY_LOST - 1, 15), (MANY_LOST, 2)])
+def test_after_many_losses_all_payloads_that_are_gone_are_given_up(
+    site: Site, lost: int, left: int
+) -> None:
+    learner = site.task("learner")
+    site.coordinator.open_experience(learner)
+    names = [f"p{n}" for n in range(15)]
+    site.send(*names)
+    experience = site.coordinator.experience_of(learner)
+    assert experience is not None
+    site.coordinator.data_store.delete(names[2:])
+    site.coordinator._give_up_missing(
+        experience, learner, {"lost_payloads": [[n, "missing"] for n in range(lost)]}
+    )
+    assert len(experience.readable()) == left
+
+
+def test_silent_worker_is_lost_when_its_lease_is_over(site: Site) -> None:
+    site.coordinator._on_join(WorkerInfo("c0", "collector"))
+    site.coordinator._on_join(WorkerInfo("c1", "collector"))
+    lost: list[tuple[Any, ...]] = []
+    site.coordinator.master.lose = lambda *args: lost.append(args)  # type: ignore[method-assign]
+    lease_s = site.coordinator.cfg.lease_s
+    site.pass_time(lease_s - 1.0, 1.0)
+    site.coordinator._on_renew("c1")
+    assert lost == []
+    site.pass_time(1.0, 1.0)
+    assert lost == [("c0", f"silent for {lease_s} s", 0)]
+    site.coordinator._on_lost(WorkerInfo("c0", "collector"), "silent")
+    assert site.workers() == 1
+
+
+def test_time_in_which_the_coordinator_stood_still_is_no_silence(site: Site) -> None:
+    site.coordinator._on_join(WorkerInfo("c0", "collector"))
+    lost: list[tuple[Any, ...]] = []
+    site.coordinator.master.lose = lambda *args: lost.append(args)  # type: ignore[method-assign]
+    site.pass_time(300.0, 100.0)
+    assert lost == []
+    site.pass_time(site.coordinator.cfg.lease_s, 1.0)
+    assert len(lost) == 1
+
+
+def test_run_that_stands_still_says_so_until_it_ends(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.pass_time(32.0, 1.0)
+    assert caplog.text.count("nothing has happened for 30 s: no learner has joined") == 1
+    caplog.clear()
+    site.coordinator.deal_with_storage(site.task(), "the disk is full")
+    assert (site.coordinator.held_up_by, site.coordinator.failure) == ("the disk is full", None)
+    site.pass_time(site.coordinator.cfg.storage_timeout_s + 2.0, 1.0)
+    assert isinstance(site.coordinator.failure, StorageFullError)
+    assert "nothing has happened" not in caplog.text
+
+
+def test_error_in_the_dispatcher_ends_the_run(site: Site) -> None:
+    def fail() -> None:
+        raise KeyError("what")
+
+    site.commander.get_learner_task = fail  # type: ignore[method-assign]
+    site.coordinator._on_join(WorkerInfo("l0", "learner"))
+    with pytest.raises(KeyError):
+        site.coordinator._dispatch()
+    assert str(site.coordinator.failure) == "dispatcher: KeyError: 'what'"
+
+
+def test_end_without_an_evaluation_to_make_does_not_wait(site: Site) -> None:
+    assert not site.coordinator.finish_evaluations(0.0)
+    assert site.coordinator.is_ending
+    site.coordinator._on_join(WorkerInfo("c0", "collector"))
+    site.coordinator._dispatch_once()
+    assert site.coordinator.finish_evaluations(0.0)
+
+
+def test_straggler_is_named_and_told_when_it_has_caught_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "dingsdk.worker.coordinator")
+    _report_pace("c0", Pace("collector", 12.5, 0.25, True))
+    _report_pace("c0", Pace("collector", 50.0, None, False))
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        ("WARNING", "collector c0 is a straggler: 12.5 per s, 0.25 of the median of the others"),
+        ("INFO", "collector c0 has caught up: 50 per s"),
+    ]
