@@ -290,12 +290,24 @@ def test_thousands_of_tasks_in_flight_all_come_back_once(cluster: Cluster) -> No
     assert done == list(range(3000))
 
 
+def test_callback_that_comes_after_the_end_is_called_at_once(cluster: Cluster) -> None:
+    cluster.add("w0", count=lambda task: {"n": task["n"]})
+    task = cluster.master.new_task("w0", {"name": "count", "n": 4}).start()
+    task.join(5.0)
+    told: list[Any] = []
+    task.on_fail(lambda data, result: told.append("failed"))
+    task.on_complete(lambda data, result: told.append((data["n"], result["n"])))
+    assert told == [(4, 4)]
+
+
 def test_result_that_is_no_plain_data_fails_its_task_and_the_worker_serves_on(
     cluster: Cluster,
 ) -> None:
     cluster.add("w0", bad=lambda task: {"function": print}, fine=lambda task: None)
-    with pytest.raises(TaskFailedError, match="cannot be sent"):
+    with pytest.raises(TaskFailedError, match="cannot be sent") as caught:
         cluster.master.ask("w0", {"name": "bad"}, 5.0)
+    assert "Traceback" not in str(caught.value)
+    assert caught.value.traceback.startswith("Traceback")
     assert cluster.master.ask("w0", {"name": "fine"}, 5.0) == {}
 
 

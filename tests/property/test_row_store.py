@@ -207,6 +207,23 @@ def test_memory_is_given_back_when_payloads_leave() -> None:
     assert store.gather(left, left).columns["value"].tolist() == left.tolist()
 
 
+def test_rows_are_not_moved_while_little_memory_would_be_given_back() -> None:
+    store = RowStore(8, {}, hundreds, LEAST)
+    store.announce({str(number): number for number in range(100)})
+    store.gather(np.arange(100), np.arange(100))
+    before = store.ring_rows
+    store.drop(np.asarray([0]))
+    assert (store.rows, store.ring_rows) == (59_400, before)
+
+
+@pytest.mark.parametrize("number", [1023, 1024, 5000])
+def test_payloads_of_any_number_are_held(number: int) -> None:
+    store = RowStore(8, {}, lambda *name: SampleBatch({"value": np.arange(4)}), LEAST)
+    store.announce({"p": number})
+    batch = store.gather(np.asarray([number]), np.asarray([3]))
+    assert batch.columns["value"].tolist() == [3]
+
+
 def test_rows_that_are_freed_of_a_payload_make_room() -> None:
     loaded = SampleBatch({"value": np.arange(5000)})
     store = RowStore(8, {}, lambda *name: loaded, LEAST)
