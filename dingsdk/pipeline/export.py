@@ -8,7 +8,8 @@ import logging
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -73,9 +74,7 @@ def export_policy(policy: Any, observation_space: Any, path: str | Path) -> Path
             path="policy.cuda",
         )
     inputs = _inputs(observation_space, policy.state_size)
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), _quiet_logs():
-        # torch warns of its own parts.
-        warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as folder, _quiet():
         made = Path(folder) / target.name
         _check(
             policy, inputs, _WRITERS[target.suffix](_Acting(policy).eval(), inputs, made), target
@@ -176,13 +175,18 @@ def _check(policy: BasePolicy, inputs: list[Any], run: Run, target: Path) -> Non
                 )
 
 
-class _quiet_logs:  # noqa: N801 - reads as a function
-    """Keeps what the exporters log about packages that are not needed to errors."""
-
-    def __enter__(self) -> None:
-        self._logger = logging.getLogger("torch.onnx")
-        self._level = self._logger.level
-        self._logger.setLevel(logging.ERROR)
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._logger.setLevel(self._level)
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide warnings of torch about its own parts, and start no thread of a progress bar."""
+    logger = logging.getLogger("torch.onnx")
+    bar: Any = vars(torch.hub)["tqdm"]
+    level, interval = logger.level, getattr(bar, "monitor_interval", 0)
+    logger.setLevel(logging.ERROR)
+    bar.monitor_interval = 0
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+        bar.monitor_interval = interval

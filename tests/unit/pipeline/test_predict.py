@@ -388,5 +388,34 @@ def test_weights_that_diverged_are_an_error(run_dir: Path, tmp_path: Path) -> No
         load_policy(tmp_path / "run").predict(OBS)
 
 
+def example_names() -> list[Any]:
+    """The shipped examples; Atari's network is large."""
+    return [
+        pytest.param(each.name, marks=pytest.mark.slow if each.extra == "atari" else [])
+        for each in dingsdk.list_examples()
+    ]
+
+
+@pytest.mark.parametrize("name", example_names())
+def test_policy_of_every_example_plays_its_env(name: str, tmp_path: Path) -> None:
+    (example,) = (each for each in dingsdk.list_examples() if each.name == name)
+    if not example.is_installed:
+        pytest.skip(f"needs the extra {example.extra}")
+    cfg = compile_run(name)
+    save_config(cfg, tmp_path / "config.yaml")
+    made = create_policy(cfg.policy, enable_field=["learn"], seed=0)
+    state = {"model": made.learn_mode.state_dict()["model"]}
+    save_checkpoint(tmp_path / "ckpt", "ckpt_best", state, iteration=1, envstep=100)
+
+    found = load_policy(tmp_path)
+    obs, memory = found.observation_space.sample(), None
+    for deterministic in (True, False, True):
+        action, memory = found.predict(obs, memory, deterministic)
+        assert found.action_space.contains(action)
+    assert (memory is None) == ("r2d2" not in name)
+    env = found.make_env()
+    env.close()
+
+
 def test_load_policy_is_a_name_of_the_package() -> None:
     assert dingsdk.load_policy is load_policy
