@@ -234,6 +234,10 @@ class CheckpointVersionError(CheckpointError, ValueError):
     """A checkpoint of a format this version does not read. Facts: ``found``, ``expected``."""
 
 
+class NotSavableError(CheckpointError, TypeError):
+    """State that is no plain data. Facts: ``path``, ``found``."""
+
+
 # workers and messages
 
 

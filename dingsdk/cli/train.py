@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from dingsdk.cli.completion import (
     complete_config,
@@ -25,7 +26,13 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Train a policy and leave a run folder.")
-@click.argument("config", shell_complete=complete_config)
+@click.argument("config", required=False, shell_complete=complete_config)
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Go on with the run of this folder where it was saved last, instead of a new one.",
+)
 @click.option(
     "--mode",
     type=click.Choice(["serial", "parallel"]),
@@ -46,7 +53,8 @@ if TYPE_CHECKING:
 )
 @quiet_option
 def train(
-    config: str,
+    config: str | None,
+    resume: Path | None,
     mode: Any,
     transport: str | None,
     sets: tuple[str, ...],
@@ -60,19 +68,36 @@ def train(
     with a checkpoint; pressed again, it exits at once.
     """
     from dingsdk.pipeline.signals import EXIT_CODES
+    from dingsdk.pipeline.train import resume as go_on
     from dingsdk.pipeline.train import train as run
 
-    result = run(
-        config,
-        mode=mode,
-        transport=transport,
-        sets=sets,
-        seed=seed,
-        output=output,
-        progress=None if quiet else console_progress(mode),
-    )
+    progress = None if quiet else console_progress(mode)
+    if resume is not None:
+        _refuse_others(click.get_current_context())
+        result = go_on(resume, sets=sets, progress=progress)
+    elif config is None:
+        raise click.UsageError("Missing argument 'CONFIG', or --resume RUN.")
+    else:
+        result = run(
+            config,
+            mode=mode,
+            transport=transport,
+            sets=sets,
+            seed=seed,
+            output=output,
+            progress=progress,
+        )
     click.echo(summary(result))
     return EXIT_CODES[result.signal] if result.signal is not None else 0
+
+
+def _refuse_others(context: click.Context) -> None:
+    """Refuse what says how a new run is made, beside ``--resume``."""
+    for name in ("config", "mode", "transport", "seed", "output"):
+        if context.get_parameter_source(name) == ParameterSource.COMMANDLINE:
+            raise click.UsageError(
+                f"--resume takes the run's own {name}; beside it there are --set and --quiet."
+            )
 
 
 def console_progress(mode: str) -> ProgressFactory:
@@ -109,6 +134,8 @@ def summary(result: RunResult) -> str:
         f"  run folder  {folder}",
         f"              config.yaml  result.json  {_curve(result)}log/  ckpt/ ({names})",
     ]
+    if result.reason != "stop_value" and (result.run_dir / "resume").is_dir():
+        lines.append(f"  next        {_program()} train --resume {folder}")
     if result.checkpoints:
         # Without an evaluation there is no best one, which is what eval plays by default.
         which = "" if "best" in result.checkpoints else " --checkpoint latest"

@@ -14,17 +14,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
 from dingsdk.config import Configurable, NotNegative, PartSection, Whole
+from dingsdk.data.capture import capture
 from dingsdk.envs.guard import ABNORMAL
 from dingsdk.envs.players import PLAYERS, player_num
+from dingsdk.envs.saving import set_attributes
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
-from dingsdk.errors import ClosedError, ConfigError, EnvError, PolicyOutputError
+from dingsdk.errors import (
+    ClosedError,
+    ConfigError,
+    EnvError,
+    NotSavableError,
+    PolicyOutputError,
+)
 
 _NO_EPISODE_INFO: Mapping[int, Mapping[str, Any]] = MappingProxyType({})
 
@@ -132,6 +140,16 @@ class EnvManager(Configurable, ABC):
         max_retry: Whole = 2
         retry_type: Literal["renew", "reset"] = "renew"
         retry_waiting_time: NotNegative = 0.0
+
+    _saved: ClassVar[tuple[str, ...]] = (
+        "_seeds",
+        "_unapplied",
+        "_dynamic_seed",
+        "_failure_count",
+        "_episodes",
+        "_parked",
+        "_returns",
+    )
 
     def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Callable[[], Any]]) -> None:
         self.section = self.read(cfg, "env_manager")
@@ -276,6 +294,26 @@ class EnvManager(Configurable, ABC):
         if dynamic_seed is not None:
             self._dynamic_seed = dynamic_seed
 
+    def get_state(self) -> dict[str, Any]:
+        """Return all that decides what the envs do next, as plain data.
+
+        Raises:
+            NotSavableError: an env keeps something else than data, or the manager cannot ask it.
+        """
+        self._check_open()
+        own = {name: capture(getattr(self, name), name) for name in self._saved}
+        return {"manager": own, "envs": self._envs_state()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state, of a manager of the same envs; requires a launched manager.
+
+        Raises:
+            CheckpointCorruptError: it is of other envs.
+        """
+        self._check_open()
+        self._set_envs_state(state["envs"])
+        set_attributes(self, state["manager"])
+
     def random_action(self) -> dict[int, Any]:
         """Return ``{env_id: a random valid action}`` for the envs that wait for one."""
         return {env_id: self.action_space.sample() for env_id in self.ready_obs}
@@ -340,6 +378,19 @@ class EnvManager(Configurable, ABC):
     @abstractmethod
     def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
         """Reset ``env_ids``; ``kwargs`` holds what the caller gave for some of them."""
+
+    def _envs_state(self) -> Any:
+        """Return the state of the envs; managers that can, override it."""
+        name = type(self).__name__
+        raise NotSavableError(
+            f"{name} cannot save its envs; in_process and vector can, but for vectorization_mode "
+            "async",
+            path="env_manager.type",
+            found=name,
+        )
+
+    def _set_envs_state(self, state: Any) -> None:
+        """Take over what ``_envs_state`` returned."""
 
     def _call(self, env_id: int, name: str, *args: Any) -> Any:
         """Call a method of one env; managers that can, override it."""

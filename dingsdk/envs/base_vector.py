@@ -23,11 +23,14 @@ from dingsdk.envs.guard import (
     env_error,
     restart_seed,
 )
+from dingsdk.envs.saving import attributes_of, env_state, set_attributes, set_env_state
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema, is_fresh
 from dingsdk.errors import ConfigError, EnvError, PolicyOutputError
 
 _FLOAT32 = np.dtype(np.float32)
 _BOOL = np.dtype(np.bool_)
+_NOT_STATE = ("envs", "env_fns")
+"""Attributes of gymnasium's vector envs that are saved env by env."""
 _UNUSUAL = frozenset((ABNORMAL, FAILURES, EPISODE_INFO))
 
 _log = logging.getLogger(__name__)
@@ -48,6 +51,16 @@ class BaseVectorEnvManager(EnvManager):
     """
 
     max_players: ClassVar[float] = 1
+    _saved = (
+        *EnvManager._saved,
+        "_obs",
+        "_resetting",
+        "_is_fresh",
+        "_reset_kwargs",
+        "_failures_in_row",
+        "_rebuilds",
+    )
+
     _per_env = False
     """Whether every env is a ``GuardedEnv``, which is seeded, reset and rebuilt alone."""
 
@@ -202,6 +215,17 @@ class BaseVectorEnvManager(EnvManager):
             ActionChecker(vec.single_action_space),
         )
         self._spaces[0].require_columns()
+
+    def _envs_state(self) -> Any:
+        """Only for vector envs that step in this process."""
+        envs = getattr(self._vec, "envs", None)
+        own = attributes_of(self._vec, skipped=_NOT_STATE)
+        return {"vector": own, "envs": envs and [env_state(env) for env in envs]}
+
+    def _set_envs_state(self, state: Any) -> None:
+        set_attributes(self._vec, state["vector"])
+        for env, each in zip(getattr(self._vec, "envs", ()), state["envs"] or (), strict=True):
+            set_env_state(env, each)
 
     def _discard(self) -> None:
         vec, self._vec = self._vec, None

@@ -6,7 +6,7 @@ import logging
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import resource_tracker
@@ -17,6 +17,7 @@ import numpy as np
 
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs.players import player_num
+from dingsdk.envs.saving import attributes_of, env_state, set_attributes, set_env_state
 from dingsdk.envs.spaces import ObservationSchema
 from dingsdk.errors import ConfigError, EnvError, SchemaMismatchError
 from dingsdk.plugins import default_manager
@@ -120,6 +121,8 @@ class GuardedEnv(gym.Env[Any, Any]):
         Raises:
             ConfigError: this one does not have it.
         """
+        if name in ("get_state", "set_state"):
+            return getattr(self, name)(*args)
         try:
             find = getattr(self.env, "get_wrapper_attr", partial(getattr, self.env))
             method = find(name)
@@ -130,6 +133,16 @@ class GuardedEnv(gym.Env[Any, Any]):
                 method=name,
             ) from None
         return method(*args)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state of env and guard; errors as ``env_state``."""
+        guard = attributes_of(self, skipped=("env", "_env_fn", "_section", "_schema"))
+        return {"guard": guard, "env": env_state(self.env)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over such a state; errors as ``set_env_state``."""
+        set_env_state(self.env, state["env"])
+        set_attributes(self, state["guard"])
 
     def render(self) -> Any:
         return self.env.render()

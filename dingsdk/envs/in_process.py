@@ -132,6 +132,15 @@ class InProcessEnvManager(EnvManager):
         while self._envs:
             close_quietly(self._envs.pop())
 
+    _saved = (*EnvManager._saved, "_obs")
+
+    def _envs_state(self) -> Any:
+        return [env.get_state() for env in self._envs]
+
+    def _set_envs_state(self, state: Any) -> None:
+        for env, each in zip(self._envs, state, strict=True):
+            env.set_state(each)
+
     def _call(self, env_id: int, name: str, *args: Any) -> Any:
         self._check_open()
         return self._envs[env_id].call(name, *args)

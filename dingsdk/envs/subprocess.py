@@ -350,6 +350,16 @@ class SubprocessEnvManager(EnvManager):
         for env_id in env_ids:
             self._infos.pop(env_id, None)
 
+    def _envs_state(self) -> Any:
+        envs = [self._call(env_id, "get_state") for env_id in range(self._env_num)]
+        return {"obs": self.current_obs(), "envs": envs}
+
+    def _set_envs_state(self, state: Any) -> None:
+        schema = self._spaces[0]
+        for env_id, each in enumerate(state["envs"]):
+            self._call(env_id, "set_state", each)
+            schema.put(self._board.obs, env_id, schema.row(state["obs"], env_id))
+
     def _call(self, env_id: int, name: str, *args: Any) -> Any:
         self._check_open()
         self._wait(for_all=True)
@@ -432,6 +442,9 @@ class AsyncSubprocessEnvManager(SubprocessEnvManager):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(asynchronous=True)
+
+    # A step may be under way when another process would ask for the state.
+    _envs_state = EnvManager._envs_state
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
         """Start the steps of the envs named; return those that have ended, of this call or before.

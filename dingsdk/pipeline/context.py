@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dingsdk.pipeline.run_folder import find_checkpoints
 
 if TYPE_CHECKING:
+    from dingsdk.pipeline.resume import Save
     from dingsdk.worker import LearnerHook
 
 Mode = Literal["serial", "parallel"]
@@ -96,6 +97,12 @@ class RunRecorder:
         with self._lock:
             if self._first_step_at is None:
                 self._first_step_at = self._clock()
+
+    def resume(self, evaluations: Iterable[Evaluation], elapsed_s: float) -> None:
+        """Go on from an earlier part of the run."""
+        with self._lock:
+            self._evaluations = list(evaluations)
+            self._first_step_at = self._clock() - elapsed_s
 
     @property
     def elapsed_s(self) -> float:
@@ -201,6 +208,7 @@ class RunContext:
         learner_hooks: Hooks for the learner, beside those of the config (serial mode).
         on_address: None where the run starts its own workers. Otherwise they come by
             themselves, and it is told the coordinator's address and what else they need.
+        resumed: What the run goes on from; None for a new run.
         status: Returns a snapshot for the progress, in whose thread it runs; set by the pipeline.
     """
 
@@ -212,6 +220,7 @@ class RunContext:
     is_breakable: bool = False
     learner_hooks: Sequence[LearnerHook] = ()
     on_address: Callable[[str, str], None] | None = None
+    resumed: Save | None = None
     status: Callable[[], RunStatus] = RunStatus
 
     def is_limit_reached(self, env_steps: int, train_iter: int) -> bool:

@@ -4,6 +4,7 @@
 
     runs/<exp_name>/            a time stamp is appended when that exists
         config.yaml             the compiled config; can be trained and evaluated again
+        resume/                 the newest saves for ``train --resume`` (serial mode)
         ckpt/                   checkpoints: the newest iteration and the best evaluated
         log/                    text logs and tensorboard events
         result.json             how the run ended, every evaluation
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import math
 import os
 import platform
@@ -64,6 +66,29 @@ def make_run_folder(root: Path, exp_name: str, now: datetime | None = None) -> P
         ensure_dir(folder / CHECKPOINT_FOLDER)
         return folder
     raise RunFolderError(f"no free run folder name below {root}", path=str(root))
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Be the only run that uses a run folder; the lock goes with the process.
+
+    Raises:
+        RunFolderError: another run uses it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFolderError(
+                f"a run is under way in {folder}; wait for its end, or stop it", path=str(folder)
+            ) from None
+        except OSError:
+            # Some file servers have no locks; then it is up to the user.
+            pass
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def claim_run_folder(folder: Path) -> Path:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from dingsdk.config import Count, Held, Part, Section, Whole, fields_of, preset
+from dingsdk.config import Count, Held, NotNegative, Part, Section, Whole, fields_of, preset
 from dingsdk.policy.sections import PolicySection
 from dingsdk.worker.coordinator.section import CoordinatorSection
 
@@ -81,6 +81,9 @@ class SystemSection(Section, frozen=True, kw_only=True):
         torch_threads: Threads that torch may use in each process. Small networks are fastest
             with one.
         max_env_steps: The run ends after this many collected env steps; None for no limit.
+        save_every: Seconds between two saves of all that ``train --resume`` needs (serial mode);
+            ``auto`` is 60, and more where saving would take over 2 % of the time; None
+            saves nothing. A run that ends, or is interrupted, saves once more.
     """
 
     transport: Annotated[dict[str, Any], Part("transports")] = preset("in_memory")
@@ -94,6 +97,7 @@ class SystemSection(Section, frozen=True, kw_only=True):
     worker_memory_limit: Count | None = None
     torch_threads: Held = 1
     max_env_steps: Count | None = None
+    save_every: NotNegative | Literal["auto"] | None = "auto"
 
 
 SECTION_BASES: Mapping[str, type[Section]] = {"policies": PolicySection}

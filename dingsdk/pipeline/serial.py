@@ -10,12 +10,14 @@ from typing import Any
 
 from easydict import EasyDict
 
-from dingsdk.config import to_easydict
+from dingsdk.config import save_config, to_easydict
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ConfigError, DingError, WorkerCrashedError
 from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus
+from dingsdk.pipeline.resume import RunSaver
+from dingsdk.pipeline.run_folder import CONFIG_NAME
 from dingsdk.pipeline.worker_process import UNGUARDED, UNGUARDED_TEXT
 from dingsdk.plugins import default_manager
 from dingsdk.policy import CollectMode, LearnMode, Policy, create_policy
@@ -49,6 +51,8 @@ class _Workers:
     update_per_collect: int
     on_policy: bool
     player_num: int
+    updates_left: int = 0
+    """Of those that follow the last collect."""
 
 
 def serial_pipeline(context: RunContext) -> RunResult:
@@ -61,13 +65,19 @@ def serial_pipeline(context: RunContext) -> RunResult:
         stack.enter_context(torch_threads(context.cfg.system.torch_threads))
         with _breakable(context):
             workers = _build(context, stack)
+            saver = RunSaver(context, workers)
         context.status = lambda: _status(context, workers)
-        context.has_begun = True
         workers.learner.call_hook("before_run")
+        if context.resumed is not None:
+            saver.resume(context.resumed)
+            save_config(context.cfg, context.run_dir / CONFIG_NAME)
+        for line in saver.inexact:
+            _log.warning("if this run is resumed, %s", line)
+        context.has_begun = True
         context.recorder.mark_first_step()
         try:
             with _breakable(context):
-                reason = _run(context, workers)
+                reason = _run(context, workers, saver)
         except (Exception, KeyboardInterrupt) as error:
             if not context.stop.is_set():
                 _save_after_failure(workers.learner)
@@ -92,16 +102,22 @@ def _breakable(context: RunContext) -> Iterator[None]:
         context.is_breakable = False
 
 
-def _run(context: RunContext, workers: _Workers) -> Reason:
+def _run(context: RunContext, workers: _Workers, saver: RunSaver) -> Reason:
     learner, collector, buffer = workers.learner, workers.collector, workers.buffer
     while True:
-        collect_kwargs = workers.commander.step()
+        _update(context, workers)
         if context.stop.is_set():
+            saver.save()
             return "interrupted"
+        saver.save_if_due()
+        collect_kwargs = workers.commander.step()
         is_due = workers.evaluator.should_eval(learner.train_iter, collector.envstep)
         if is_due and _evaluate(context, workers):
+            saver.save()
             return "stop_value"
         if context.is_limit_reached(collector.envstep, learner.train_iter):
+            # Before the last evaluation, which a run with a later limit does not make.
+            saver.save()
             return "stop_value" if _evaluate_last(context, workers) else "limit"
         samples = collector.collect(train_iter=learner.train_iter, policy_kwargs=collect_kwargs)
         if workers.player_num > 1:
@@ -111,13 +127,21 @@ def _run(context: RunContext, workers: _Workers) -> Reason:
                 learner.train(samples, collector.envstep)
             continue
         buffer.push(samples, cur_collector_envstep=collector.envstep)
-        for _ in range(workers.update_per_collect):
-            batch = buffer.sample(workers.batch_size, cur_learner_iter=learner.train_iter)
-            if batch is None or context.stop.is_set():
-                break
-            learner.train(batch, collector.envstep)
-            if learner.priority_info:
-                buffer.update(learner.priority_info)
+        workers.updates_left = workers.update_per_collect
+
+
+def _update(context: RunContext, workers: _Workers) -> None:
+    """Make the updates that are left, unless the run is to stop."""
+    learner, buffer = workers.learner, workers.buffer
+    while workers.updates_left and not context.stop.is_set():
+        batch = buffer.sample(workers.batch_size, cur_learner_iter=learner.train_iter)
+        if batch is None:
+            workers.updates_left = 0
+            return
+        learner.train(batch, workers.collector.envstep)
+        if learner.priority_info:
+            buffer.update(learner.priority_info)
+        workers.updates_left -= 1
 
 
 def _evaluate(context: RunContext, workers: _Workers) -> bool:

@@ -6,10 +6,10 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dingsdk.config import apply_set, deep_merge_dicts, load_config, save_config
 from dingsdk.errors import ConfigError, DingError
@@ -21,6 +21,7 @@ from dingsdk.pipeline.run_folder import (
     claim_run_folder,
     discard_run,
     find_checkpoints,
+    held,
     make_run_folder,
     private_files,
     write_curve,
@@ -29,6 +30,9 @@ from dingsdk.pipeline.run_folder import (
 from dingsdk.pipeline.signals import StopOnSignal
 from dingsdk.pipeline.worker_process import leave_if_importing
 from dingsdk.plugins import default_manager, observe
+
+if TYPE_CHECKING:
+    from dingsdk.worker import LearnerHook
 
 _log = logging.getLogger(__name__)
 
@@ -85,6 +89,61 @@ def train(
     """
     leave_if_importing()
     cfg = compile_run(config, mode, transport, sets, seed, env, policy)
+    with _given(cfg, mode, env, policy, callbacks) as hooks:
+        folder = make_run_folder(Path(output), cfg.exp_name)
+        context = RunContext(cfg=cfg, run_dir=folder, learner_hooks=hooks)
+        return run_pipeline(context, mode, progress, announce)
+
+
+def resume(
+    run: str | os.PathLike[str],
+    sets: Sequence[str] = (),
+    progress: ProgressFactory | None = None,
+    announce: Callable[[str], None] | None = None,
+    *,
+    env: str | Callable[..., Any] | None = None,
+    policy: type | None = None,
+    callbacks: Sequence[Any] = (),
+) -> RunResult:
+    """Go on with a serial run where it was saved last, and return as ``train`` does.
+
+    It then does what it would have done without the interruption, bit for bit, but for what the
+    run named in its log: envs that cannot be saved, schedules by the clock.
+
+    Args:
+        run: The run folder, or the folder of one save in it (``RUN/resume/000012``).
+        sets: Overrides as for ``train``, of when the run ends: ``env.stop_value``,
+            ``system.max_env_steps``, ``policy.learn.learner.train_iterations``; and of
+            ``system.save_every``.
+        progress: As for ``train``, like the rest. Classes and callbacks are not saved: give those
+            again that the run was given.
+
+    Raises:
+        CheckpointMissingError, CheckpointCorruptError: there is nothing to resume from; nothing
+            was changed. Neither is it by the next two.
+        ConfigError: an override that cannot be made now.
+        RunFolderError: the run is under way.
+        DingError: a part failed during the run.
+    """
+    from dingsdk.pipeline.resume import changed_config, find_save
+
+    leave_if_importing()
+    save = find_save(Path(run))
+    cfg = compile_run(changed_config(save, sets), env=env, policy=policy)
+    with _given(cfg, "serial", env, policy, callbacks) as hooks:
+        context = RunContext(cfg=cfg, run_dir=save.run_dir, learner_hooks=hooks, resumed=save)
+        return run_pipeline(context, "serial", progress, announce)
+
+
+@contextmanager
+def _given(
+    cfg: Any,
+    mode: Mode,
+    env: str | Callable[..., Any] | None,
+    policy: type | None,
+    callbacks: Sequence[Any],
+) -> Iterator[Sequence[LearnerHook]]:
+    """Check and register what ``train`` is given as objects; the learner's hooks among it."""
     # Not earlier: a mistake in the config is told before torch is imported.
     from dingsdk.pipeline.given import callbacks_registered, check_importable, learner_hooks
     from dingsdk.pipeline.worker import has_env_processes, has_processes
@@ -95,9 +154,7 @@ def train(
     if in_processes or cfg.system.learner_num > 1:
         check_importable("policy", policy)
     with callbacks_registered(callbacks, in_processes=in_processes):
-        folder = make_run_folder(Path(output), cfg.exp_name)
-        context = RunContext(cfg=cfg, run_dir=folder, learner_hooks=hooks)
-        return run_pipeline(context, mode, progress, announce)
+        yield hooks
 
 
 def run_coordinator(
@@ -152,9 +209,10 @@ def run_pipeline(
         saved=lambda: _saved(context.run_dir),
         may_break=(lambda: context.is_breakable) if mode == "serial" else None,
     )
-    with private_files(), signals, ExitStack() as stack:
+    with held(context.run_dir), private_files(), signals, ExitStack() as stack:
         stack.callback(_discard_unless_begun, context)
-        save_config(cfg, context.run_dir / CONFIG_NAME)
+        if context.resumed is None:
+            save_config(cfg, context.run_dir / CONFIG_NAME)
         default_manager().configure(cfg)
         stack.callback(default_manager().unconfigure)
         observe().run_started(config=cfg, run_dir=context.run_dir)
@@ -165,7 +223,8 @@ def run_pipeline(
                 result = _pipeline(mode)(context)
         except (Exception, KeyboardInterrupt) as error:
             if signals.received is None:
-                _finish_failed(context, mode, error)
+                if context.resumed is None or context.has_begun:
+                    _finish_failed(context, mode, error)
                 raise
             # Where a signal reaches all processes, parts fail for want of each other.
             _log.warning("after the signal: %s", str(error) or "a part did not stop in time")
@@ -228,7 +287,7 @@ def _pipeline(mode: Mode) -> Callable[[RunContext], RunResult]:
 
 
 def _discard_unless_begun(context: RunContext) -> None:
-    if not context.has_begun:
+    if not context.has_begun and context.resumed is None:
         discard_run(context.run_dir)
 
 

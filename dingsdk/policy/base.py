@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from dingsdk.config import Configurable, deep_merge_dicts, to_easydict
 from dingsdk.data import SampleBatch, collate
+from dingsdk.data.capture import capture, revive
 from dingsdk.data.columns import rows_to_columns
 from dingsdk.data.pytree import flatten, map_leaves
 from dingsdk.data.seeding import derive_seed
@@ -623,6 +624,9 @@ class BasePolicy(Configurable, ABC):
         return [map_leaves(itemgetter(row), tensors) for row in range(len(made))]
 
     def _get_attribute(self, key: str) -> Any:
+        if key == "acting_state":
+            memories = {field: memory.state_dict() for field, memory in self._memories.items()}
+            return {"rng": capture(self.rng), "memories": memories}
         try:
             return self._attributes[key]
         except KeyError:
@@ -636,6 +640,11 @@ class BasePolicy(Configurable, ABC):
             for part in self.state().values():
                 if isinstance(part, Adam):
                     part.average = value
+            return
+        if key == "acting_state":
+            for field, memory in self._memories.items():
+                memory.load_state_dict(value["memories"][field])
+            self.rng = revive(value["rng"])
             return
         if key not in {"n_sample", "n_episode", "unroll_len", "batch_size"}:
             raise NotImplementedError(f"{type(self).__name__}'s attribute {key!r} cannot be set")

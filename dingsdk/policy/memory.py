@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dingsdk.data.capture import Savable
 
-class Memory:
+
+class Memory(Savable):
     """Recurrent states by env id; an env without one has a state of zeros.
 
     Not safe for concurrent callers.
@@ -16,6 +18,8 @@ class Memory:
     Args:
         size: Length of a state, >= 1.
     """
+
+    saved = ("_rows", "_states")
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         check_policy,
         check_policy_rule,
     )
+    from dingsdk.testing.stop_and_go import StopAndGo
 
 __all__ = [
     "BUFFER_CAPABILITIES",
@@ -107,6 +108,7 @@ __all__ = [
     "RuleBroken",
     "RuleResult",
     "SamplerContract",
+    "StopAndGo",
     "StorageContract",
     "TransportContract",
     "WriteLog",
@@ -153,6 +155,7 @@ _LAZY = {
         "check_env_manager_rule",
     ),
     "evaluator_rules": ("EVALUATOR_CAPABILITIES", "EVALUATOR_RULES", "check_evaluator"),
+    "stop_and_go": ("StopAndGo",),
     "policy_rules": (
         "POLICY_CAPABILITIES",
         "POLICY_RULES",

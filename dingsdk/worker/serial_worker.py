@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from dingsdk.config import Configurable
+from dingsdk.data.capture import Savable
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import NotSetError
 from dingsdk.worker.run_logger import build_logger
 
 
-class SerialWorker(Configurable, ABC):
+class SerialWorker(Configurable, Savable, ABC):
     """Runs in the caller's thread; not safe for concurrent callers.
 
     Env and policy may be given later, by ``reset_env`` and ``reset_policy``.
@@ -29,6 +30,8 @@ class SerialWorker(Configurable, ABC):
 
     not_for_runs: ClassVar[str] = ""
     """Why no config can give what the class needs; empty for those that a run can use."""
+    resumes: ClassVar[bool] = False
+    """Whether a worker with the state of another does exactly what that one would have done."""
     _config_path: ClassVar[str]
     _default_name: ClassVar[str] = "worker"
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dingsdk.config import PartSection, Whole
+from dingsdk.data.capture import capture, revive
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ConfigError, NotSetError
 from dingsdk.plugins import observe
@@ -33,6 +34,18 @@ class CollectorSection(PartSection, frozen=True, kw_only=True):
 
 class ISerialCollector(SerialWorker):
     """A collector in the caller's thread; arguments as ``SerialWorker``."""
+
+    saved: ClassVar[tuple[str, ...]] = (
+        "_total_envstep_count",
+        "_total_episode_count",
+        "_total_sample_count",
+        "_dropped_sample_count",
+        "_total_duration_s",
+        "_last_log_iter",
+        "_logged_envsteps",
+        "_logged_samples",
+        "_duration_s",
+    )
 
     last_episodes: Sequence[EpisodeRecord] = ()
     """Episodes that ended in the last ``collect``."""
@@ -94,6 +107,16 @@ class ISerialCollector(SerialWorker):
     def dropped_sample_count(self) -> int:
         """Samples and transitions that were collected and thrown away, in total."""
         return self._dropped_sample_count
+
+    def state_dict(self) -> dict[str, Any]:
+        """As ``Savable``; what is saved of the envs is up to their manager."""
+        finished = [(*each[:3], dict(each.info)) for each in self._finished]
+        return {**super().state_dict(), "finished": capture(finished, "finished")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As ``Savable``; the envs are to be where they were."""
+        super().load_state_dict(state)
+        self._finished[:] = [EpisodeRecord(*each) for each in revive(state["finished"])]
 
     def _zero(self) -> None:
         self._total_envstep_count = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise, repeat
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,8 @@ class BatchedRollout(Rollout):
         quota: See ``Rollout``.
     """
 
+    saved = (*Rollout.saved, "_time", "_returns", "_begun")
+
     _writer: ColumnsWriter | None
 
     def __init__(
@@ -56,6 +59,11 @@ class BatchedRollout(Rollout):
         self._returns = np.zeros(self._env_num, np.float64)
         # Time at which each env's episode began: lengths need no counting step by step.
         self._begun = np.zeros(self._env_num, np.int64)
+        self._obs = self._env.current_obs()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As ``Savable``; the envs are to be where they were."""
+        super().load_state_dict(state)
         self._obs = self._env.current_obs()
 
     def observe(self) -> Obs:
@@ -202,6 +210,27 @@ class ColumnsWriter(Writer):
         self._returns: list[float] = []
         self.pending_rows = 0
 
+    def state_dict(self) -> dict[str, Any]:
+        """As ``Savable``, from the first round on that is still needed."""
+        first, stop = self._first_needed(), self._time
+        return {
+            "rounds": self._store.rounds(first, stop) if first < stop else {},
+            "iters": self._iters[first:stop].copy(),
+            "starts": self._starts - first,
+            "pieces": [(env, start - first, end - first) for env, start, end in self._pieces],
+            "next_full": self._next_full - first,
+            "pending_rows": self.pending_rows,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.clear()
+        for time, train_iter in enumerate(state["iters"].tolist()):
+            self.record(map_leaves(itemgetter(time), state["rounds"]), train_iter)
+        self._starts[:] = state["starts"]
+        self._pieces = list(state["pieces"])
+        self._next_full = state["next_full"]
+        self.pending_rows = state["pending_rows"]
+
     def record(self, columns: Mapping[str, Any], train_iter: int) -> None:
         """Append one round of all envs.
 
@@ -295,8 +324,11 @@ class ColumnsWriter(Writer):
             self._time = 0
             self._next_full = self._traj_len
 
+    def _first_needed(self) -> int:
+        return min([int(self._starts.min()), *(start for _, start, _ in self._pieces)])
+
     def _make_room(self) -> None:
-        first = min([int(self._starts.min()), *(start for _, start, _ in self._pieces)])
+        first = self._first_needed()
         # Moving less than half keeps the cost per round constant, and never overlaps.
         if first * 2 < self._store.capacity:
             self._store.grow(self._time)
@@ -358,6 +390,15 @@ class ColumnStore:
                 node = node.setdefault(key, {})
             node[path[-1]] = flat.take(rows, axis=0)
         return out
+
+    def rounds(self, start: int, stop: int) -> dict[str, Any]:
+        """Return a copy of rounds, columns ``[stop - start, env_num, ...]``."""
+        rows = np.arange(start * self.env_num, stop * self.env_num)
+        flat = self.gather(rows // self.env_num, rows % self.env_num)
+        shaped: dict[str, Any] = map_leaves(
+            lambda column: column.reshape(stop - start, self.env_num, *column.shape[1:]), flat
+        )
+        return shaped
 
     def move_to_front(self, first: int, stop: int) -> None:
         """Move the rounds ``first .. stop - 1`` to the front; they must not reach past it."""

@@ -19,6 +19,8 @@ class WholeEpisodeCollector(ISerialCollector):
     """What the collectors share that play a given number of whole episodes a call."""
 
     counts: ClassVar[str] = "n_episode"
+    resumes = True
+    saved = (*ISerialCollector.saved, "_is_at_start")
     _default_n_episode: int | None = None
     _is_at_start = True
     """Whether every env waits for the first step of an episode."""

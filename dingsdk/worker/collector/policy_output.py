@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from dingsdk.data.capture import Savable, capture, revive
 from dingsdk.errors import NonFiniteError, PolicyOutputError, PolicyOutputTypeError
 
 
@@ -79,7 +80,7 @@ def check_samples(samples: Any, method: str) -> list[Any]:
     )
 
 
-class RandomActions:
+class RandomActions(Savable):
     """Draws batches of actions from a gymnasium space.
 
     Args:
@@ -87,11 +88,20 @@ class RandomActions:
         seed: Seed of the stream; None for fresh entropy.
     """
 
+    saved = ("_rng",)
+
     def __init__(self, space: Any, seed: int | None) -> None:
         self._space = space
         self._rng = np.random.default_rng(seed)
         if seed is not None:
             space.seed(seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "space": capture(_streams(self._space))}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        _set_streams(self._space, revive(state["space"]))
 
     def draw(self, count: int) -> NDArray[Any]:
         """Return ``count`` actions: ``[count, ...]`` with the dtype of the space."""
@@ -106,6 +116,22 @@ class RandomActions:
             drawn = self._rng.integers(space.low, space.high, shape, endpoint=True)
             return drawn.astype(space.dtype)
         return np.stack([np.asarray(space.sample()) for _ in range(count)])
+
+
+def _streams(space: Any) -> list[Any]:
+    """Return the random generators of a space and of those in it."""
+    return [space.np_random, *map(_streams, _inner(space))]
+
+
+def _set_streams(space: Any, streams: list[Any]) -> None:
+    space._np_random = streams[0]
+    for inner, each in zip(_inner(space), streams[1:], strict=True):
+        _set_streams(inner, each)
+
+
+def _inner(space: Any) -> list[Any]:
+    inner = getattr(space, "spaces", ())
+    return list(inner.values() if isinstance(inner, Mapping) else inner)
 
 
 def _is_finite(value: Any) -> bool:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dingsdk.data.capture import Savable
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ConfigError
 from dingsdk.plugins import observe
@@ -64,7 +65,7 @@ def episode_quota(n_episode: int, env_num: int, path: str) -> NDArray[np.int64]:
     return n_episode // env_num + (np.arange(env_num) < n_episode % env_num)
 
 
-class Writer(ABC):
+class Writer(Savable, ABC):
     """Records transitions and cuts them into the pieces that train samples are made of.
 
     Attributes:
@@ -108,7 +109,7 @@ class Writer(ABC):
 Quota = NDArray[np.int64] | int | None
 
 
-class Rollout(ABC):
+class Rollout(Savable, ABC):
     """Steps the envs of one manager with one policy; not safe for concurrent callers.
 
     Args:
@@ -123,6 +124,8 @@ class Rollout(ABC):
         env_steps: Transitions so far; resets and failed steps do not count.
         episodes: Finished episodes; whoever owns the rollout drains the list.
     """
+
+    saved: ClassVar[tuple[str, ...]] = ("env_steps",)
 
     def __init__(
         self,
@@ -218,5 +221,5 @@ class Rollout(ABC):
             self.is_finished = not self._is_live.any()
             self._on_retired()
 
-    def _on_retired(self) -> None:  # noqa: B027 - not every form has something to do
+    def _on_retired(self) -> None:
         """Stop stepping the envs that are not live, where the manager allows it."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dingsdk.data.capture import capture, revive
 from dingsdk.data.columns import torch_to_numpy
 from dingsdk.data.pytree import to_tensor
 from dingsdk.envs.base import EnvManager, Timestep
@@ -30,6 +31,8 @@ class DictRollout(Rollout):
         has_tensor_obs: Give the policy float32 tensors; what is recorded stays raw.
         deepcopy_obs: Cache copies, for envs that reuse the memory of their observations.
     """
+
+    saved = (*Rollout.saved, "_lengths")
 
     _writer: RowsWriter | None
 
@@ -126,6 +129,8 @@ class RowsWriter(Writer):
             observation.
     """
 
+    saved = ("_pieces", "pending_rows")
+
     def __init__(
         self,
         env_num: int,
@@ -149,6 +154,15 @@ class RowsWriter(Writer):
         ]
         self._pieces: list[list[Any]] = []
         self.pending_rows = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        rows = [list(each) for each in self._trajectories]
+        return {**super().state_dict(), "trajectories": capture(rows, "trajectories")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        for trajectory, rows in zip(self._trajectories, state["trajectories"], strict=True):
+            trajectory[:] = revive(rows)
 
     def record(
         self, env_id: int, transition: dict[str, Any], train_iter: int, is_done: bool

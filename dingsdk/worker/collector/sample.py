@@ -45,6 +45,8 @@ class SampleSerialCollector(ISerialCollector):
         seed: Seed | None = None
 
     counts: ClassVar[str] = "n_sample"
+    resumes = True
+    saved = (*ISerialCollector.saved, "_surplus", "_last_train_iter", "_has_warned")
 
     _cfg: Config
 
@@ -159,6 +161,20 @@ class SampleSerialCollector(ISerialCollector):
             is_recorded=record_random_collect,
         )
         return result
+
+    def state_dict(self) -> dict[str, Any]:
+        state, begun = super().state_dict(), self._rollout
+        if begun is not None:
+            parts = (*begun, self._random_actions)
+            state["begun"] = [part.state_dict() for part in parts]
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        if "begun" in state:
+            parts = (*self._ready(), self._random_actions)
+            for part, each in zip(parts, state["begun"], strict=True):
+                part.load_state_dict(each)
 
     def _statistics(self) -> dict[str, Any]:
         samples = self._logged_samples

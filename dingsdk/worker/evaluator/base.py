@@ -20,6 +20,8 @@ class ISerialEvaluator(SerialWorker):
     class Config(EvaluatorSection, frozen=True, kw_only=True):
         """Section ``policy.eval.evaluator``."""
 
+    saved: ClassVar[tuple[str, ...]] = ("_best_result",)
+
     plays: ClassVar[bool] = True
     """Whether it plays episodes in envs; a run gives one that does not no env."""
     tells_observers = True
@@ -51,6 +53,15 @@ class ISerialEvaluator(SerialWorker):
                 train_iter=train_iter,
                 envstep=envstep,
             )
+
+    def state_dict(self) -> dict[str, Any]:
+        """As ``Savable``; what is saved of the envs is up to their manager."""
+        return {**super().state_dict(), "schedule": self._schedule.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As ``Savable``."""
+        super().load_state_dict(state)
+        self._schedule.load_state_dict(state["schedule"])
 
     def _zero(self) -> None:
         self._best_result = (False, -float("inf"))

@@ -56,6 +56,9 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         render: RenderSection = RenderSection()
         figure_path: str | None = None
 
+    resumes = True
+    saved = (*ISerialEvaluator.saved, "_last_render")
+
     _cfg: Config
     _config_path: ClassVar[str] = "policy.eval.evaluator"
 

@@ -45,6 +45,16 @@ class EvalSchedule:
         """Begin anew: nothing is evaluated."""
         self._last: tuple[float, float, float] | None = None
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the last evaluation: iterations, env steps, and how many seconds ago it was."""
+        last = self._last
+        return {"last": None if last is None else (*last[:2], self._clock() - last[2])}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over such a state."""
+        last = state["last"]
+        self._last = None if last is None else (*last[:2], self._clock() - last[2])
+
     def now(self, train_iter: int, envstep: int) -> tuple[float, float, float]:
         """Return iterations, env steps and time as ``note`` takes them."""
         return (float(train_iter), float(envstep), self._clock())

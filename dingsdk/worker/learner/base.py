@@ -16,7 +16,12 @@ import msgspec
 
 from dingsdk.config import Configurable, Count, PartSection, Section, Whole, deep_merge_dicts
 from dingsdk.data import RowLoaders, SampleBatch
-from dingsdk.errors import ConfigError, NonFiniteError, PolicyOutputTypeError
+from dingsdk.errors import (
+    CheckpointCorruptError,
+    ConfigError,
+    NonFiniteError,
+    PolicyOutputTypeError,
+)
 from dingsdk.plugins import observe
 from dingsdk.policy.base import LearnMode
 from dingsdk.worker.learner.checkpoint import EXCEPTION, LATEST
@@ -354,6 +359,39 @@ class BaseLearner(Configurable):
             hook(self)
         finally:
             self.ckpt_name = previous
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return counters, moving averages and what hooks with a ``state_dict`` keep.
+
+        The policy's own state is not in it.
+        """
+        hooks = {
+            position: [hook.state_dict() if hasattr(hook, "state_dict") else None for hook in found]
+            for position, found in self._hooks.items()
+        }
+        return {
+            "train_iter": self.last_iter.val,
+            "envstep": self.collector_envstep,
+            "monitor": self.monitor.state_dict(),
+            "hooks": hooks,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state.
+
+        Raises:
+            CheckpointCorruptError: it is of a learner with other hooks.
+        """
+        saved = {position: len(found) for position, found in state["hooks"].items()}
+        if saved != {position: len(found) for position, found in self._hooks.items()}:
+            raise CheckpointCorruptError("the saved learner had other hooks")
+        self.monitor.load_state_dict(state["monitor"])
+        for position, found in self._hooks.items():
+            for hook, own in zip(found, state["hooks"][position], strict=True):
+                if own is not None:
+                    hook.load_state_dict(own)  # type: ignore[attr-defined]
+        self.last_iter.update(state["train_iter"])
+        self.collector_envstep = state["envstep"]
 
     def info(self, text: str) -> None:
         """Write a line to the learner's text log."""

@@ -6,10 +6,11 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dingsdk.data.capture import Savable
 from dingsdk.errors import PolicyOutputTypeError
 
 
-class LearnerMonitor:
+class LearnerMonitor(Savable):
     """Named values over a sliding window of ticks, one tick an iteration. Not thread-safe.
 
     A value counts while it was recorded within the last ``window`` ticks, so that a variable
@@ -22,6 +23,8 @@ class LearnerMonitor:
     Difference from the reference's logged model: any real number (int, bool, numpy scalar,
     one-element tensor) is accepted and kept as a float.
     """
+
+    saved = ("_tick", "_values")
 
     def __init__(self, names: Iterable[str] = (), window: int = 10) -> None:
         self.names = tuple(dict.fromkeys(names))

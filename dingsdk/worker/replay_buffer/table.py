@@ -630,6 +630,28 @@ class Table(IBuffer):
             for rows, facts in saved:
                 self._push_loaded(rows, facts)
 
+    def resume_data(self, file: str) -> None:
+        """Become the buffer whose rows and state :meth:`save_data` wrote, empty or not.
+
+        Unlike :meth:`load_data` it takes over ``push_count`` too, and refuses another buffer's.
+
+        Raises:
+            CheckpointMissingError, CheckpointCorruptError: as for :meth:`load_data`.
+            CheckpointVersionError: it is of another type, capacity, sampler or remover.
+            BufferClosedError: the buffer is closed.
+        """
+        with self._lock:
+            self._check_open()
+        saved = persistence.load(file)
+        if saved.made_of != self._parts.made_of:
+            raise CheckpointVersionError(
+                f"{file} is of a buffer made of {saved.made_of}, this one of {self._parts.made_of}",
+                found=saved.made_of,
+                expected=self._parts.made_of,
+            )
+        state.check(saved.state, self._capacity)
+        state.restore(self, saved.state, saved.count, saved.whole)
+
     def _continue_from(self, saved: persistence.SavedRows) -> bool:
         """Restore saved rows with the state of their buffer; return whether that was possible."""
         if saved.made_of == self._parts.made_of and not self.count():

@@ -69,6 +69,21 @@ class Parts:
         return [call[0] for call in self.calls]
 
 
+class Saver:
+    """Writes down how far training was at each call."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.asked: list[int] = []
+        self.saved: list[tuple[int, int]] = []
+
+    def save_if_due(self) -> None:
+        self.asked.append(self.parts.train_iter)
+
+    def save(self) -> None:
+        self.saved.append((self.parts.train_iter, self.parts.names().count("eval")))
+
+
 @pytest.fixture
 def parts(tmp_path: Path) -> Parts:
     cfg = {
@@ -78,7 +93,7 @@ def parts(tmp_path: Path) -> Parts:
     return Parts(RunContext(cfg=to_easydict(cfg), run_dir=tmp_path))
 
 
-def run(parts: Parts, *, on_policy: bool = False) -> str:
+def run(parts: Parts, *, on_policy: bool = False, saver: Any = None) -> str:
     return _run(
         parts.context,
         _Workers(
@@ -92,6 +107,7 @@ def run(parts: Parts, *, on_policy: bool = False) -> str:
             on_policy=on_policy,
             player_num=1,
         ),
+        saver or Saver(parts),
     )
 
 
@@ -160,3 +176,26 @@ def test_stop_ends_the_run_before_the_next_batch(parts: Parts, at: str) -> None:
     assert run(parts) == "interrupted"
     assert parts.names().count("collect") == 1
     assert parts.names().count("train") == (1 if at == "train" else 0)
+
+
+def test_saves_are_offered_between_rounds_and_made_before_the_last_evaluation(
+    parts: Parts,
+) -> None:
+    saver = Saver(parts)
+    assert run(parts, saver=saver) == "limit"
+    assert saver.asked == [0, 2, 4]
+    assert saver.saved == [(4, 0)]
+
+
+def test_run_that_reaches_its_goal_is_saved_after_the_evaluation(parts: Parts) -> None:
+    saver = Saver(parts)
+    parts.eval_due, parts.goal_at = {2}, 2
+    assert run(parts, saver=saver) == "stop_value"
+    assert saver.saved == [(2, 1)]
+
+
+def test_run_that_is_stopped_is_saved_where_it_stands(parts: Parts) -> None:
+    saver = Saver(parts)
+    parts.on_call = lambda name: parts.context.stop.set() if name == "train" else None
+    assert run(parts, saver=saver) == "interrupted"
+    assert saver.saved == [(1, 0)]

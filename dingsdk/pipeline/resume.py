@@ -1,0 +1,401 @@
+"""Saving a serial run so that it can be resumed, and resuming it.
+
+A save is a folder ``resume/<number>`` of the run folder: ``state.safetensors`` with the state of
+every part, and ``buffer`` with the rows of the replay buffer. The state is written last, so a
+folder that has one is whole. The two newest saves are kept. Segments of rows that did not change
+are shared between saves by hard links.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import logging
+import os
+import platform
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import torch
+from msgspec import structs
+
+from dingsdk import __version__
+from dingsdk.config import apply_set
+from dingsdk.config.plain import to_plain
+from dingsdk.data import Folder, decode_safetensors, encode_safetensors
+from dingsdk.data.capture import capture, revive
+from dingsdk.data.seeding import derive_seed
+from dingsdk.envs import seed_envs
+from dingsdk.errors import (
+    CheckpointCorruptError,
+    CheckpointMissingError,
+    ConfigError,
+    DataCorruptError,
+    DataMissingError,
+    DataVersionError,
+    DingError,
+    NotSavableError,
+    NotSetError,
+    nearest_name,
+)
+from dingsdk.pipeline.context import Evaluation, RunContext
+from dingsdk.plugins.discovery import version_of
+from dingsdk.policy import LearnMode
+
+RESUME_FOLDER = "resume"
+STATE_NAME = "state.safetensors"
+CHANGEABLE = (
+    "env.stop_value",
+    "system.max_env_steps",
+    "system.save_every",
+    "policy.learn.learner.train_iterations",
+)
+"""Keys that may differ when a run is resumed: they say when it ends, not what it does."""
+
+_KIND = "run-state"
+_BUFFER = "buffer"
+_MAX_BYTES = 64 << 30
+_KEPT = 2
+_AUTO_S = 60.0
+_AUTO_SHARE = 0.02
+_log = logging.getLogger(__name__)
+
+
+class Workers(Protocol):
+    """The parts of a serial run whose state is saved."""
+
+    learner: Any
+    collector: Any
+    evaluator: Any
+    buffer: Any
+    commander: Any
+    updates_left: int
+
+
+class _State(msgspec.Struct, kw_only=True):
+    """What ``state.safetensors`` holds."""
+
+    config: dict[str, Any]
+    versions: dict[str, str]
+    parts: dict[str, Any]
+    envs: dict[str, Any]
+    policy: dict[str, Any]
+    streams: dict[str, Any]
+    updates_left: int
+    evaluations: list[dict[str, Any]]
+    elapsed_s: float
+    resumes: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """One save of a run.
+
+    Attributes:
+        path: Its folder.
+        number: Its number, 1 for the first.
+        state: What it holds.
+    """
+
+    path: Path
+    number: int
+    state: _State
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder that it is in."""
+        return self.path.parent.parent
+
+
+def find_save(run: Path) -> Save:
+    """Read the newest save of a run folder, or the one whose folder this is.
+
+    Raises:
+        CheckpointMissingError: there is none.
+        CheckpointCorruptError: it is damaged; the message names the one before it, if any.
+    """
+    if (run / STATE_NAME).is_file():
+        return _read(run, [])
+    found = _saves(run / RESUME_FOLDER)
+    if not found:
+        raise CheckpointMissingError(
+            f"{run} holds nothing to resume from: it is no run folder, the run was in parallel "
+            "mode or had no system.save_every, or it ended before it saved",
+            path=str(run),
+        )
+    return _read(found[-1], found[:-1])
+
+
+def _saves(folder: Path) -> list[Path]:
+    """Return the folders of whole saves, oldest first."""
+    if not folder.is_dir():
+        return []
+    numbered = [path for path in folder.iterdir() if path.name.isdecimal()]
+    return sorted((path for path in numbered if (path / STATE_NAME).is_file()), key=_number)
+
+
+def _number(path: Path) -> int:
+    return int(path.name) if path.name.isdecimal() else 0
+
+
+def _read(path: Path, older: list[Path]) -> Save:
+    try:
+        with Folder(path, create=False) as folder:
+            content = folder.view(STATE_NAME, _MAX_BYTES)
+            state = msgspec.convert(decode_safetensors(_KIND, content), _State, strict=True)
+    except (DataCorruptError, DataMissingError, DataVersionError, msgspec.ValidationError) as error:
+        advice = f"; resume from {older[-1]} instead" if older else ""
+        raise CheckpointCorruptError(
+            f"the save {path} cannot be used: {error}{advice}", path=str(path)
+        ) from error
+    return Save(path, _number(path), state)
+
+
+def changed_config(save: Save, sets: Sequence[str]) -> dict[str, Any]:
+    """Return the config of a save with overrides.
+
+    Raises:
+        ConfigError: one of a key that cannot change.
+    """
+    changed = copy.deepcopy(save.state.config)
+    for assignment in sets:
+        path = assignment.partition("=")[0].strip()
+        if path not in CHANGEABLE:
+            raise ConfigError(
+                f"{path} cannot change when a run is resumed; {', '.join(CHANGEABLE)} can",
+                path=path,
+                known=list(CHANGEABLE),
+                nearest=nearest_name(path, CHANGEABLE),
+            )
+        apply_set(changed, assignment)
+        if path == "env.stop_value":
+            changed["policy"]["eval"]["evaluator"]["stop_value"] = changed["env"]["stop_value"]
+    return changed
+
+
+class RunSaver:
+    """Saves a serial run on schedule.
+
+    Args:
+        context: The run.
+        workers: Its parts.
+
+    Attributes:
+        inexact: What a resumed run will not do exactly as the uninterrupted one, a line each.
+    """
+
+    def __init__(self, context: RunContext, workers: Workers) -> None:
+        self._context = context
+        self._workers = workers
+        self._every = context.cfg.system.save_every
+        self._folder = context.run_dir / RESUME_FOLDER
+        self._last = max((_number(path) for path in _saves(self._folder)), default=0)
+        self._due_at = time.monotonic() + self._pause(0.0)
+        self._resumes: list[dict[str, Any]] = []
+        self._saved_at: tuple[int, ...] = ()
+        self.inexact = () if self._every is None else tuple(_inexact(context.cfg, workers))
+
+    def save_if_due(self) -> None:
+        """Save if it is time; what goes wrong is logged, and training goes on."""
+        if time.monotonic() >= self._due_at:
+            self.save()
+
+    def save(self) -> None:
+        """Save now, unless that is off, or was done when the run was where it is."""
+        workers = self._workers
+        place = (
+            workers.learner.train_iter,
+            workers.collector.envstep,
+            workers.updates_left,
+            len(self._context.recorder.evaluations),
+        )
+        if self._every is None or place == self._saved_at:
+            return
+        began = time.monotonic()
+        try:
+            self._write(self._last + 1)
+            self._saved_at = place
+        except DingError as error:
+            _log.warning("the run cannot be saved for resuming: %s", error)
+        now = time.monotonic()
+        self._due_at = now + self._pause(now - began)
+
+    def _pause(self, took_s: float) -> float:
+        if self._every is None:
+            return float("inf")
+        if self._every == "auto":
+            return max(_AUTO_S, took_s / _AUTO_SHARE)
+        return float(self._every)
+
+    def _write(self, number: int) -> None:
+        path = self._folder / f"{number:06d}"
+        with Folder(self._folder) as folder:
+            folder.remove_tree(path.name)
+            buffer = path / _BUFFER
+            with Folder(buffer):
+                _link_files(self._folder / f"{self._last:06d}" / _BUFFER, buffer)
+            self._workers.buffer.save_data(str(buffer))
+            content = encode_safetensors(_KIND, structs.asdict(self._state()))
+            with Folder(path) as save:
+                save.write_atomic(STATE_NAME, [content], durable=True)
+            folder.sync()
+            self._last = number
+            kept = {each.name for each in _saves(self._folder)[-_KEPT:]}
+            for name in folder.names():
+                if name.isdecimal() and name not in kept:
+                    folder.remove_tree(name)
+
+    def _state(self) -> _State:
+        context, workers = self._context, self._workers
+        recorder = context.recorder
+        return _State(
+            config=to_plain(context.cfg),
+            versions=_versions(context.cfg),
+            parts={
+                name: part.state_dict()
+                for name in ("learner", "collector", "evaluator", "commander")
+                if hasattr(part := getattr(workers, name), "state_dict")
+            },
+            envs={name: _envs_state(getattr(workers, name)) for name in ("collector", "evaluator")},
+            policy={
+                "state": dict(workers.learner.policy.state_dict()),
+                "acting_state": _acting_state(workers.learner.policy),
+            },
+            streams={
+                "python": capture(random.getstate()),
+                "numpy": capture(np.random.get_state(legacy=False)),
+                "torch": torch.get_rng_state(),
+            },
+            updates_left=workers.updates_left,
+            evaluations=[dataclasses.asdict(each) for each in recorder.evaluations],
+            elapsed_s=recorder.elapsed_s,
+            resumes=self._resumes,
+        )
+
+    def resume(self, save: Save) -> None:
+        """Bring parts that were just built to where the save was made.
+
+        Raises:
+            DingError: the save does not fit them.
+        """
+        context, workers, state = self._context, self._workers, save.state
+        at = {"train_iter": state.parts["learner"]["train_iter"], "save": save.number}
+        self._resumes = [*state.resumes, {**at, "config": to_plain(context.cfg)}]
+        for name, version in _versions(context.cfg).items():
+            if version != state.versions.get(name):
+                _log.warning(
+                    "saved with %s %s, the run goes on with %s: it may compute other numbers",
+                    name,
+                    state.versions.get(name),
+                    version,
+                )
+        policy = workers.learner.policy
+        policy.load_state_dict(state.policy["state"])
+        if state.policy["acting_state"] is not None:
+            policy.set_attribute("acting_state", state.policy["acting_state"])
+        resume_buffer = getattr(workers.buffer, "resume_data", workers.buffer.load_data)
+        resume_buffer(str(save.path / _BUFFER))
+        for name in ("collector", "evaluator"):
+            self._resume_worker(name, state, save.number)
+        for name in ("learner", "commander"):
+            if name in state.parts:
+                getattr(workers, name).load_state_dict(state.parts[name])
+        workers.updates_left = state.updates_left
+        context.recorder.resume([Evaluation(**each) for each in state.evaluations], state.elapsed_s)
+        random.setstate(revive(state.streams["python"]))
+        np.random.set_state(revive(state.streams["numpy"]))
+        torch.set_rng_state(state.streams["torch"])
+
+    def _resume_worker(self, name: str, state: _State, number: int) -> None:
+        worker = getattr(self._workers, name)
+        if state.envs[name] is not None:
+            worker.env.set_state(state.envs[name])
+        if name in state.parts:
+            worker.load_state_dict(state.parts[name])
+        if _env_of(worker) is None:
+            return
+        if state.envs[name] is None or not getattr(worker, "resumes", False):
+            # Episodes begin anew, and others than those that the run began with.
+            seed_envs(worker.env, derive_seed(self._context.cfg.seed, "resume", number), name)
+            worker.reset_env()
+
+
+def _env_of(worker: Any) -> Any:
+    """Return the env manager of a worker, None of one that has none."""
+    try:
+        return worker.env
+    except (AttributeError, NotSetError):
+        return None
+
+
+def _envs_state(worker: Any) -> dict[str, Any] | None:
+    env = _env_of(worker)
+    if env is None:
+        return None
+    try:
+        state: dict[str, Any] = env.get_state()
+    except NotSavableError:
+        return None
+    return state
+
+
+def _acting_state(policy: LearnMode) -> Any:
+    try:
+        return policy.get_attribute("acting_state")
+    except (NotImplementedError, KeyError, AttributeError):
+        return None
+
+
+def _inexact(cfg: Any, workers: Workers) -> list[str]:
+    """Return what will not be exactly as it was, a line each."""
+    found = []
+    for name in ("collector", "evaluator"):
+        worker = getattr(workers, name)
+        env = _env_of(worker)
+        if env is None:
+            continue
+        try:
+            env.get_state()
+        except NotSavableError as error:
+            found.append(f"the envs of the {name} begin new episodes with other seeds: {error}")
+        else:
+            if not getattr(worker, "resumes", False):
+                found.append(f"the {name} {type(worker).__name__} begins new episodes")
+    if _acting_state(workers.learner.policy) is None:
+        found.append(
+            f"the policy {cfg.policy.type} has no attribute acting_state to save, with its random "
+            "numbers and recurrent states"
+        )
+    if cfg.system.learner_num > 1:
+        found.append("ranks of learner_num above 1 begin with the weights of the first")
+    if cfg.policy.eval.evaluator.get("eval_interval_s") is not None:
+        found.append("policy.eval.evaluator.eval_interval_s goes by the clock")
+    return found
+
+
+def _versions(cfg: Any) -> dict[str, str]:
+    packages = {name: version_of(name) or "" for name in ("torch", "numpy", "gymnasium")}
+    return {
+        "dingsdk": __version__,
+        **packages,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "torch threads": str(cfg.system.torch_threads),
+    }
+
+
+def _link_files(old: Path, new: Path) -> None:
+    """Let ``new`` begin with the files of ``old``: what a save does not change is shared."""
+    if not old.is_dir():
+        return
+    for path in old.iterdir():
+        # A file system without hard links only means that all rows are written again.
+        with contextlib.suppress(OSError):
+            os.link(path, new / path.name, follow_symlinks=False)

@@ -1,0 +1,122 @@
+"""Checks that a run that is interrupted and resumed equals one that is not, bit for bit."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dingsdk.data import SampleBatch
+from dingsdk.data.pytree import flatten
+from dingsdk.worker.replay_buffer import persistence
+
+_BY_THE_CLOCK = frozenset(
+    {
+        *("elapsed_s", "resumes", "_duration_s", "_total_duration_s", "train_time", "data_time"),
+        "schedule",  # its last entry is a time; when evaluations happened is compared
+        "config",  # an interrupted run may have had another limit
+    }
+)
+
+
+class StopAndGo:
+    """Interrupts a serial run of a config, resumes it, and compares it with a whole one.
+
+    For the author of a policy, an env, an env manager or a replay buffer: it finds state that
+    decides the future and is not saved. Use it in the main thread.
+
+    Args:
+        config: As for ``dingsdk.train``; with a limit that a run reaches within seconds.
+        sets: Overrides, as there.
+        kwargs: ``env`` and ``policy``, as there.
+
+    Example:
+        >>> check = StopAndGo("cartpole-dqn", ["system.max_env_steps=2000"])  # doctest: +SKIP
+        >>> check.run(tmp_path, after_iterations=[7, 100])  # doctest: +SKIP
+    """
+
+    def __init__(self, config: Any, sets: Sequence[str] = (), **kwargs: Any) -> None:
+        self._config = config
+        self._sets = [*sets, "system.save_every=1e9"]  # once, where the run ends
+        self._kwargs = kwargs
+
+    def run(self, folder: Path, after_iterations: Sequence[int]) -> None:
+        """Interrupt one run after each of these train iterations, and another one not at all.
+
+        Args:
+            folder: Where run folders are made.
+            after_iterations: Ascending numbers of iterations.
+
+        Raises:
+            AssertionError: names the entries of the final states that differ.
+        """
+        whole = self._outcome(self._train(folder, "whole"))
+        stops = iter(after_iterations)
+        run = self._train(folder, "stopped", _interrupt_after(next(stops)))
+        for iteration in stops:
+            self._resume(run, _interrupt_after(iteration))
+        self._resume(run)
+        _compare(whole, self._outcome(run))
+
+    def _train(self, folder: Path, name: str, *callbacks: Callable[..., None]) -> Path:
+        from dingsdk.pipeline.train import train
+
+        sets = [*self._sets, f"exp_name={name}"]
+        result = train(
+            self._config, sets=sets, output=folder, callbacks=callbacks, **self._quiet(callbacks)
+        )
+        return result.run_dir
+
+    def _resume(self, run: Path, *callbacks: Callable[..., None]) -> None:
+        from dingsdk.pipeline.train import resume
+
+        resume(run, callbacks=callbacks, **self._quiet(callbacks))
+
+    def _quiet(self, callbacks: Sequence[Any]) -> dict[str, Any]:
+        return {**self._kwargs, "announce": lambda line: None}
+
+    def _outcome(self, run: Path) -> dict[str, Any]:
+        from dingsdk.pipeline.resume import find_save
+
+        save = find_save(run)
+        rows = persistence.load(save.path / "buffer")
+        state = {name: getattr(save.state, name) for name in save.state.__struct_fields__}
+        return {**state, "buffer": rows.state, "rows": list(rows.whole())}
+
+
+def _interrupt_after(last: int) -> Callable[[int], None]:
+    def after_iter(iteration: int) -> None:
+        if iteration == last:
+            signal.raise_signal(signal.SIGINT)
+
+    return after_iter
+
+
+def _compare(whole: Mapping[str, Any], resumed: Mapping[str, Any]) -> None:
+    first, second = (dict(_leaves(each)) for each in (whole, resumed))
+    different = sorted(
+        ".".join(map(str, path))
+        for path in first.keys() | second.keys()
+        if not _equal(first.get(path), second.get(path))
+    )
+    assert not different, f"the resumed run differs in {', '.join(different[:20])}"
+
+
+def _leaves(tree: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    for path, leaf in flatten(tree):
+        if _BY_THE_CLOCK.isdisjoint(path):
+            if isinstance(leaf, SampleBatch):
+                yield from (((*path, *inner), each) for inner, each in flatten(leaf.columns))
+            else:
+                yield path, leaf
+
+
+def _equal(first: Any, second: Any) -> bool:
+    if isinstance(first, (np.ndarray, torch.Tensor)):
+        first, second = np.asarray(first), np.asarray(second)
+        return bool(first.dtype == second.dtype and first.tobytes() == second.tobytes())
+    return bool(first == second)

@@ -1,0 +1,277 @@
+"""Serial runs that are interrupted, killed and resumed, against runs that are not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from dingsdk import resume, train
+from dingsdk.cli import main
+from dingsdk.config import load_config
+from dingsdk.errors import (
+    CheckpointCorruptError,
+    CheckpointMissingError,
+    ConfigError,
+    RunFolderError,
+)
+from dingsdk.pipeline.resume import find_save
+from dingsdk.pipeline.run_folder import held
+from dingsdk.testing import StopAndGo
+from dingsdk.testing.stop_and_go import _compare
+
+SMALL = (
+    "policy.learn.learner.train_iterations=60",
+    "policy.eval.evaluator.eval_freq=25",
+    "env.stop_value=1000",
+    "env.n_evaluator_episode=3",
+    "env.evaluator_env_num=3",
+    "env.collector_env_num=4",
+    "policy.collect.n_sample=32",
+    "policy.learn.update_per_collect=4",
+    "policy.learn.batch_size=32",
+)
+PPO = (
+    "policy.learn.learner.train_iterations=60",
+    "policy.eval.evaluator.eval_freq=25",
+    "env.stop_value=1000",
+    "policy.collect.n_sample=128",
+    "policy.learn.batch_size=32",
+    "policy.learn.epoch_per_collect=2",
+)
+BRIEF = ("policy.learn.learner.train_iterations=60", "policy.eval.evaluator.eval_freq=50")
+ADVANCED = ("policy.other.replay_buffer.type=advanced", "policy.priority=true")
+
+
+@pytest.mark.parametrize(
+    ("config", "sets"),
+    [
+        ("cartpole-dqn", SMALL),
+        ("cartpole-dqn", (*SMALL, *ADVANCED, "env_manager.type=in_process")),
+        ("cartpole-ppo", PPO),
+        pytest.param(
+            "cartpole-dqn",
+            (*SMALL, "env_manager.type=subprocess", "env_manager.envs_per_process=2"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "cartpole-dqn",
+            (*SMALL, "env_manager.vectorization_mode=sync", "policy.nstep=3"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "cartpole-dqn",
+            (*SMALL, "policy.other.replay_buffer.replay_buffer_size=200"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("cartpole-r2d2", BRIEF, marks=pytest.mark.slow),
+        pytest.param("pendulum-sac", BRIEF, marks=pytest.mark.slow),
+    ],
+    ids=["dqn", "prioritized", "ppo", "subprocess", "sync-nstep", "overwritten", "r2d2", "sac"],
+)
+def test_interrupted_run_equals_a_whole_one(
+    tmp_path: Path, config: str, sets: tuple[str, ...]
+) -> None:
+    StopAndGo(config, sets).run(tmp_path, after_iterations=[6, 41])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_run_may_be_interrupted_anywhere(tmp_path: Path, seed: int) -> None:
+    stops = np.random.default_rng(seed).choice(np.arange(1, 59), 12, replace=False)
+    sets = (*SMALL, *ADVANCED) if seed % 2 else SMALL
+    StopAndGo("cartpole-dqn", sets).run(tmp_path, sorted(stops.tolist()))
+
+
+SCRIPT = """
+import sys
+from dingsdk import resume, train
+if __name__ == "__main__":
+    if sys.argv[1] == "train":
+        train("cartpole-dqn", sets=sys.argv[3:], output=sys.argv[2])
+    else:
+        resume(sys.argv[2])
+"""
+
+
+@pytest.mark.slow
+def test_killed_run_goes_on_from_its_newest_save(tmp_path: Path) -> None:
+    sets = [*SMALL, "policy.learn.learner.train_iterations=400", "system.save_every=0"]
+    whole = train("cartpole-dqn", sets=[*sets, "exp_name=whole"], output=tmp_path).run_dir
+    script, run = tmp_path / "run.py", tmp_path / "killed"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), "train", str(tmp_path), *sets, "exp_name=killed"]
+    for saves in (5, 20):
+        _kill_after(command, run, saves)
+        assert not (run / "result.json").exists()
+        command = [sys.executable, str(script), "resume", str(run)]
+    subprocess.run(command, check=True, timeout=120, env=_env())
+    outcomes = [StopAndGo("cartpole-dqn")._outcome(each) for each in (whole, run)]
+    for outcome in outcomes:
+        del outcome["streams"]  # those of the processes, which nothing of a run seeds or uses
+    _compare(*outcomes)
+
+
+def _kill_after(command: list[str], run: Path, saves: int) -> None:
+    """Start a run, and kill it once it has made so many saves."""
+    process = subprocess.Popen(command, env=_env())
+    deadline = time.monotonic() + 120
+    try:
+        while not any(int(each.name) >= saves for each in run.glob("resume/*")):
+            assert process.poll() is None, "the run ended before it was killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def _env() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with two saves; tests copy it."""
+    sets = [*SMALL, "policy.learn.learner.train_iterations=20", "system.save_every=0"]
+    return train("cartpole-dqn", sets=sets, output=tmp_path_factory.mktemp("runs")).run_dir
+
+
+@pytest.fixture
+def run(ended: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(ended, tmp_path / "run"))
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_two_saves_are_kept_and_share_no_state(run: Path) -> None:
+    names = sorted(path.name for path in (run / "resume").iterdir())
+    assert len(names) == 2
+    assert int(names[1]) == int(names[0]) + 1
+    first, second = (find_save(run / "resume" / name) for name in names)
+    assert first.state.parts["learner"]["train_iter"] <= second.state.parts["learner"]["train_iter"]
+
+
+def test_a_later_limit_goes_on_and_is_written_down(run: Path) -> None:
+    before = find_save(run)
+    result = resume(run, sets=["policy.learn.learner.train_iterations=40"])
+    assert result.run_dir == run
+    assert result.train_iter >= 40
+    assert result.elapsed_s > before.state.elapsed_s
+    assert load_config(run / "config.yaml")["policy"]["learn"]["learner"]["train_iterations"] == 40
+    after = find_save(run)
+    assert after.number > before.number
+    assert [each["save"] for each in after.state.resumes] == [before.number]
+
+
+def test_older_save_can_be_resumed(run: Path) -> None:
+    older = min((run / "resume").iterdir())
+    at = find_save(older).state.parts["learner"]["train_iter"]
+    assert at < 20
+    assert resume(older).train_iter == 20
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["policy.learn.batch_size=16", "seed=3", "env.env_id=Acrobot-v1", "system.max_env_stepz=3"],
+)
+def test_what_would_be_another_run_is_refused(run: Path, change: str) -> None:
+    before = _contents(run)
+    with pytest.raises(ConfigError, match=f"{change.split('=')[0]} cannot change"):
+        resume(run, sets=[change])
+    assert _contents(run) == before
+
+
+def test_damaged_save_is_refused_and_the_one_before_it_named(run: Path) -> None:
+    older, newest = sorted((run / "resume").iterdir())
+    content = bytearray((newest / "state.safetensors").read_bytes())
+    content[-1] ^= 1
+    (newest / "state.safetensors").write_bytes(content)
+    before = _contents(run)
+    with pytest.raises(CheckpointCorruptError, match=f"resume from {older}"):
+        resume(run)
+    assert _contents(run) == before
+    assert resume(older).train_iter == 20
+
+
+def test_damaged_rows_are_refused_and_nothing_changes(run: Path) -> None:
+    newest = max((run / "resume").iterdir())
+    rows = next((newest / "buffer").glob("rows-*"))
+    content = bytearray(rows.read_bytes())
+    content[-1] ^= 1
+    rows.write_bytes(content)
+    kept = {name: each for name, each in _contents(run).items() if not name.startswith("log/")}
+    with pytest.raises(CheckpointCorruptError, match=rows.name):
+        resume(run)
+    after = _contents(run)
+    assert {name: after.get(name) for name in kept} == kept
+
+
+def test_folder_without_a_save_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointMissingError, match="nothing to resume from"):
+        resume(tmp_path)
+
+
+def test_save_without_its_state_does_not_count(run: Path) -> None:
+    older, newest = sorted((run / "resume").iterdir())
+    (newest / "state.safetensors").unlink()
+    assert find_save(run).path == older
+
+
+def test_run_that_is_under_way_is_refused(run: Path) -> None:
+    before = _contents(run)
+    with held(run), pytest.raises(RunFolderError, match="a run is under way"):
+        resume(run)
+    assert _contents(run) == before
+
+
+def test_saving_can_be_off(tmp_path: Path) -> None:
+    sets = [*SMALL, "policy.learn.learner.train_iterations=4", "system.save_every=null"]
+    run = train("cartpole-dqn", sets=sets, output=tmp_path).run_dir
+    assert not (run / "resume").exists()
+
+
+def test_command_line_resumes_and_refuses_what_a_new_run_takes(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--resume", str(run), "--seed", "1"]) == 2
+    assert "--resume takes the run's own seed" in capsys.readouterr().err
+    assert main(["train"]) == 2
+    assert "Missing argument 'CONFIG', or --resume RUN" in capsys.readouterr().err
+    more = "policy.learn.learner.train_iterations=28"
+    assert main(["train", "--resume", str(run), "--set", more, "--quiet"]) == 0
+    assert "train --resume" in capsys.readouterr().out
+
+
+class Opaque(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole that keeps something that is no data."""
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self.simulator = object()
+
+
+def test_envs_that_cannot_be_saved_are_named_and_begin_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sets = [*SMALL, "policy.learn.learner.train_iterations=20"]
+    run = train("cartpole-dqn", sets=sets, output=tmp_path, env=Opaque).run_dir
+    assert "the envs of the collector begin new episodes with other seeds" in caplog.text
+    assert "Opaque.simulator is a builtins.object" in caplog.text
+    before = find_save(run).state
+    assert before.envs == {"collector": None, "evaluator": None}
+    result = resume(run, sets=["policy.learn.learner.train_iterations=40"], env=Opaque)
+    assert result.train_iter == 40
+    assert result.env_steps > before.parts["collector"]["_total_envstep_count"]

@@ -1,0 +1,127 @@
+"""State as plain data: what comes back, and what is refused."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dingsdk.data import SampleBatch, decode_safetensors, encode_safetensors
+from dingsdk.data.capture import Savable, capture, revive
+from dingsdk.errors import CheckpointCorruptError, NotSavableError
+
+
+def stored(value: Any) -> Any:
+    """Return a value that went through capture and a file."""
+    content = encode_safetensors("test", {"value": capture(value)})
+    return revive(decode_safetensors("test", content)["value"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        2**80,
+        float("inf"),
+        "text",
+        (1, [2.5, {"a": (3,)}]),
+        {1: "one", "two": 2},
+        {"@set": 3},
+        {4, 5},
+        frozenset({"x"}),
+        deque([1, 2], maxlen=3),
+        deque([(1, 0.5)]),
+    ],
+    ids=repr,
+)
+def test_plain_values_come_back_with_their_types(value: Any) -> None:
+    found = stored(value)
+    assert type(found) is type(value)
+    assert found == value
+    if isinstance(value, deque):
+        assert found.maxlen == value.maxlen
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.float32(0.1), np.int8(-3), np.bool_(True), np.str_("D"), np.arange(6.0).reshape(2, 3)],
+    ids=repr,
+)
+def test_numpy_values_come_back_with_their_dtypes(value: Any) -> None:
+    found = stored(value)
+    assert type(found) is type(value)
+    assert found.dtype == value.dtype
+    assert np.array_equal(found, value)
+
+
+def test_arrays_of_text_come_back() -> None:
+    found = stored(np.array([[b"S", b"F"], [b"H", b"G"]]))
+    assert found.tolist() == [[b"S", b"F"], [b"H", b"G"]]
+
+
+@pytest.mark.parametrize("bits", [np.random.PCG64, np.random.MT19937, np.random.Philox])
+def test_generators_go_on_where_they_were(bits: Any) -> None:
+    rng = np.random.Generator(bits(3))
+    rng.random(5)
+    found = stored(rng)
+    assert found.random(4).tolist() == rng.random(4).tolist()
+
+
+def test_generators_of_other_libraries_go_on_too() -> None:
+    own, legacy = random.Random(3), np.random.RandomState(3)
+    own.gauss(0, 1)
+    found_own, found_legacy = stored(own), stored(legacy)
+    assert found_own.gauss(0, 1) == own.gauss(0, 1)
+    assert found_legacy.rand() == legacy.rand()
+
+
+def test_what_is_captured_is_a_copy() -> None:
+    array, tensor = np.zeros(2), torch.zeros(2)
+    batch = SampleBatch({"obs": np.zeros((2, 1))})
+    found = capture({"array": array, "tensor": tensor, "batch": batch})
+    array += 1
+    tensor += 1
+    batch.columns["obs"] += 1
+    assert found["array"].tolist() == [0, 0]
+    assert found["tensor"].tolist() == [0, 0]
+    assert found["batch"].columns["obs"].tolist() == [[0], [0]]
+
+
+@pytest.mark.parametrize(
+    "value", [object(), np.array([object()]), print], ids=["object", "array", "function"]
+)
+def test_what_is_no_data_is_refused_by_its_place(value: Any) -> None:
+    with pytest.raises(NotSavableError, match=r"Env\.state\.a\[1\] is a "):
+        capture({"a": [0, value]}, "Env.state")
+
+
+@pytest.mark.parametrize("value", [{"@unknown": 1}, {"@generator": {"bit_generator": "os"}}])
+def test_forged_tags_are_refused(value: Any) -> None:
+    with pytest.raises(CheckpointCorruptError, match="wrong entry"):
+        revive(value)
+
+
+class Walker(Savable):
+    saved = ("place", "rng")
+
+    def __init__(self) -> None:
+        self.place = 0
+        self.rng = np.random.default_rng(1)
+        self.friend = object()
+
+
+def test_savable_takes_over_what_it_names_or_nothing() -> None:
+    walker, other = Walker(), Walker()
+    walker.place = 7
+    walker.rng.random()
+    other.load_state_dict(walker.state_dict())
+    assert other.place == 7
+    assert other.rng.random() == walker.rng.random()
+    with pytest.raises(CheckpointCorruptError, match="no rng"):
+        other.load_state_dict({"place": 9})
+    assert other.place == 7
