@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from operator import itemgetter
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -34,6 +34,7 @@ from dingsdk.errors import (
 )
 from dingsdk.plugins import default_manager
 from dingsdk.policy.adam import Adam
+from dingsdk.policy.encoders import Encoder, Scaled
 from dingsdk.policy.memory import Memory
 from dingsdk.policy.sections import PolicySection
 from dingsdk.policy.threads import in_one_thread
@@ -203,6 +204,9 @@ class BasePolicy(Configurable, ABC):
         self.rng = np.random.default_rng(
             None if seed is None else derive_seed(seed, "policy", "exploration")
         )
+        self._average: Callable[[torch.Tensor], None] | None = None
+        self._encoders: list[Encoder] | None = None
+        """Those that normalise, once something was trained."""
         self._attributes = {
             "cfg": to_easydict(deep_merge_dicts(self.config, cfg)),
             "device": str(self.device),
@@ -501,7 +505,10 @@ class BasePolicy(Configurable, ABC):
         if not self._is_on_cpu:
             batch = map_leaves(lambda leaf: leaf.to(self.device, non_blocking=True), batch)
         try:
-            return self.learn(batch)
+            found = self.learn(batch)
+            # Afterwards: what was collected was seen through the statistics of then.
+            self._measure(batch)
+            return found
         except KeyError as error:
             raise SchemaMismatchError(
                 f"{type(self).__name__} trains on a column {error} that the batch does not have; "
@@ -637,6 +644,7 @@ class BasePolicy(Configurable, ABC):
 
     def _set_attribute(self, key: str, value: Any) -> None:
         if key == "average_over_ranks" and self.is_data_parallel:
+            self._average = value
             for part in self.state().values():
                 if isinstance(part, Adam):
                     part.average = value
@@ -662,7 +670,34 @@ class BasePolicy(Configurable, ABC):
     def _load_state_dict(self, state: Mapping[str, Any]) -> None:
         parts = self.state()
         load_state(parts, state)
-        self.on_loaded(parts.keys() - state.keys())
+        missing = parts.keys() - state.keys()
+        self.on_loaded(missing)
+        own = _scaled(parts["model"])
+        for name in missing:
+            for target, source in zip(_scaled(parts[name]), own, strict=False):
+                target.load_state_dict(source.state_dict())
+
+    def _measure(self, batch: Mapping[str, Any]) -> None:
+        """Update the statistics of observations that networks normalise."""
+        if self._encoders is None:
+            modules = [each for part in self.state().values() for each in _modules(part)]
+            encoders = [each for each in modules if isinstance(each, Encoder)]
+            self._encoders = [each for each in encoders if _scaled(each)]
+        if not self._encoders:
+            return
+        obs, mask = batch["obs"], batch.get("mask")
+        if mask is not None and mask.ndim == 2:
+            obs = map_leaves(lambda column: column[mask], obs)
+        for encoder in self._encoders:
+            encoder.features.measure(obs, self._average)
+
+
+def _modules(part: Any) -> Iterator[torch.nn.Module]:
+    return part.modules() if isinstance(part, torch.nn.Module) else iter(())
+
+
+def _scaled(part: Any) -> list[Scaled]:
+    return [each for each in _modules(part) if isinstance(each, Scaled)]
 
 
 def _device(cuda: bool) -> str:

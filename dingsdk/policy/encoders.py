@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,10 +12,13 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch user k
 from torch import Tensor, nn
 
 from dingsdk.errors import ConfigError
-from dingsdk.policy.spaces import check_shape
+from dingsdk.policy.spaces import Normalized, check_shape
 
 _SMALLEST_SCREEN = 36
 """Height and width from which an image gets the network for screens of games."""
+
+
+_LARGEST_SCALED = 10.0
 
 
 def make_encoder(
@@ -41,22 +44,32 @@ def make_encoder(
     uint8 too, which are divided by 255.
 
     Args:
-        obs_shape: As in ``policy.model.obs_shape``.
+        obs_shape: As in ``policy.model.obs_shape``; ``Normalized`` of it puts a ``Scaled`` before
+            each vector.
         hidden_sizes: Width of each linear layer; an activation follows each. May be empty.
         is_tanh: tanh instead of ReLU after the linear layers.
 
     Raises:
-        ConfigError: no such shape.
+        ConfigError: no such shape, or one without a vector to normalise.
     """
+    if is_normalized := isinstance(obs_shape, Normalized):
+        obs_shape = obs_shape.obs_shape
     try:
         check_shape(obs_shape)
     except ValueError as error:
         raise ConfigError(f"policy.model.{error}", path="policy.model.obs_shape") from error
-    if isinstance(obs_shape, int):
+    if not isinstance(obs_shape, int | str | Mapping) and len(obs_shape) == 1:
+        obs_shape = obs_shape[0]
+    if isinstance(obs_shape, int) and not is_normalized:
         return MLP([obs_shape, *hidden_sizes], is_tanh=is_tanh, ends_active=True)
-    if not isinstance(obs_shape, str | Mapping) and len(obs_shape) == 1:
-        return make_encoder(obs_shape[0], hidden_sizes, is_tanh=is_tanh)
-    return Encoder(_features(obs_shape), hidden_sizes, is_tanh=is_tanh)
+    features = _features(obs_shape, is_normalized)
+    if is_normalized and not any(isinstance(each, Scaled) for each in features.modules()):
+        raise ConfigError(
+            f"policy.model.normalize_obs is true, but obs_shape {obs_shape} has no vector to "
+            "normalise; set it to false",
+            path="policy.model.normalize_obs",
+        )
+    return Encoder(features, hidden_sizes, is_tanh=is_tanh)
 
 
 class MLP(nn.Module):
@@ -131,6 +144,14 @@ class Features(nn.Module):
         """Return ``float32[n, width]``."""
         raise NotImplementedError
 
+    def measure(self, obs: Any, average: Callable[[Tensor], None] | None = None) -> None:
+        """Update what is known of observations that were trained on.
+
+        Args:
+            obs: With any dimensions before those of an observation.
+            average: Averages a tensor over ranks that train together, in place.
+        """
+
 
 class Flat(Features):
     """A vector as it is, or a matrix row after row."""
@@ -142,6 +163,43 @@ class Flat(Features):
     def forward(self, obs: Any) -> Tensor:
         found: Tensor = obs.flatten(1)
         return found
+
+
+class Scaled(Flat):
+    """A vector less its mean and divided by its deviation, at most 10 in magnitude.
+
+    Mean and variance are those of all observations that were trained on. They are buffers: saved
+    with the weights, and published with them.
+
+    Source: Chan et al. 1979, eq. 2.1, for the variance of joined samples.
+    """
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__(shape)
+        self.register_buffer("mean", torch.zeros(self.width))
+        self.register_buffer("var", torch.ones(self.width))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, obs: Any) -> Tensor:
+        scaled = (super().forward(obs) - self.mean) * torch.rsqrt(self.var + 1e-8)
+        return scaled.clamp(-_LARGEST_SCALED, _LARGEST_SCALED)
+
+    @torch.no_grad()
+    def measure(self, obs: Any, average: Callable[[Tensor], None] | None = None) -> None:
+        rows = obs.reshape(-1, self.width).double()
+        moments = torch.stack((rows.mean(0), rows.square().mean(0)))
+        if average is not None:
+            average(moments)
+        mean, var = moments[0], (moments[1] - moments[0].square()).clamp_(min=0)
+        share = len(rows) / (self.count + len(rows))
+        delta = mean - self.mean
+        self.var.lerp_((var + delta.square() * (1 - share)).float(), share.float())
+        self.mean.add_(delta.mul_(share))
+        self.count.add_(len(rows))
 
 
 class OneHot(Features):
@@ -164,6 +222,10 @@ class Joined(Features):
         # In a list, as names of modules may not contain dots.
         self.parts = nn.ModuleList(parts[name] for name in self.names)
         self.width = sum(part.width for part in parts.values())
+
+    def measure(self, obs: Any, average: Callable[[Tensor], None] | None = None) -> None:
+        for name, part in zip(self.names, self.parts, strict=True):
+            part.measure(obs[name], average)  # type: ignore[operator]
 
     def forward(self, obs: Any) -> Tensor:
         found = [part(obs[name]) for name, part in zip(self.names, self.parts, strict=True)]
@@ -216,11 +278,13 @@ class Convolutions(Features):
         return images.flatten(1)
 
 
-def _features(shape: Any) -> Features:
+def _features(shape: Any, is_normalized: bool) -> Features:
     if isinstance(shape, Mapping):
-        return Joined({name: _features(part) for name, part in shape.items()})
+        return Joined({name: _features(part, is_normalized) for name, part in shape.items()})
     if isinstance(shape, str):
         return OneHot(int(shape.removeprefix("Discrete(").removesuffix(")")))
     sides = [shape] if isinstance(shape, int) else shape
     is_matrix = len(sides) == 2 and min(sides) < _SMALLEST_SCREEN
-    return Flat(sides) if len(sides) == 1 or is_matrix else Convolutions(sides)
+    if len(sides) > 1 and not is_matrix:
+        return Convolutions(sides)
+    return Scaled(sides) if is_normalized else Flat(sides)

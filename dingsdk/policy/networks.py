@@ -34,13 +34,15 @@ def flatten_parameters(module: nn.Module) -> Tensor:
 
 
 def frozen(module: Module) -> Module:
-    """Return a module that shares the parameters of another, and records no gradients.
+    """Return a module that shares the parameters and buffers of another, and records no gradients.
 
     Calls of it need no ``torch.no_grad()``. Make it after ``flatten_parameters``.
     """
     twin = copy.deepcopy(module)
     for own, shared in zip(twin.parameters(), module.parameters(), strict=True):
         own.requires_grad_(False).data = shared.data
+    for own_buffer, shared_buffer in zip(twin.buffers(), module.buffers(), strict=True):
+        own_buffer.data = shared_buffer.data
     return twin
 
 

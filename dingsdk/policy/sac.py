@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence, Set
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -43,6 +43,7 @@ class SACModelSection(BoxModelSection, frozen=True, kw_only=True):
     """
 
     encoder_hidden_size_list: list[Count] = msgspec.field(default_factory=lambda: [256, 256])
+    normalize_obs: Literal[False] = False
 
 
 class SACLearnSection(LearnSection, frozen=True, kw_only=True):

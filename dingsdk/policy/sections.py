@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from dingsdk.config import Count, Held, Part, PartSection, Positive, Section, Share, preset
 from dingsdk.errors import ConfigError
-from dingsdk.policy.spaces import check_shape
+from dingsdk.policy.spaces import Normalized, check_shape
 
 Shape = Count | str | Annotated[list[Count], Meta(min_length=1, max_length=4)] | dict[str, Any]
 """The shape of an observation, as ``make_encoder`` takes it."""
@@ -27,11 +27,15 @@ class ModelSection(Section, frozen=True, kw_only=True):
         action_shape: Number of actions; None: read from the env.
         encoder_hidden_size_list: Widths of the hidden layers, which follow the convolutions of an
             image.
+        normalize_obs: Whether networks subtract the mean from vectors of observations, and divide
+            by the deviation. Both are learned from what is trained on, saved with the weights and
+            used wherever the policy acts.
     """
 
     obs_shape: Shape | None = None
     action_shape: Count | Annotated[list[Count], Meta(min_length=1, max_length=1)] | None = None
     encoder_hidden_size_list: list[Count] = msgspec.field(default_factory=lambda: [64, 64])
+    normalize_obs: bool = False
 
     def __post_init__(self) -> None:
         if self.obs_shape is not None:
@@ -39,12 +43,13 @@ class ModelSection(Section, frozen=True, kw_only=True):
 
     @property
     def observation(self) -> Any:
-        """``obs_shape``.
+        """``obs_shape``, as ``make_encoder`` takes it.
 
         Raises:
             ConfigError: it was neither given nor read from an env.
         """
-        return self._given("obs_shape")
+        shape = self._given("obs_shape")
+        return Normalized(shape) if self.normalize_obs else shape
 
     @property
     def action_count(self) -> int:

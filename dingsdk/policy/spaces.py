@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from dingsdk.errors import ConfigError
@@ -70,6 +71,13 @@ def unsupported_space(policy: str, which: str, space: Any, supported: str) -> Co
         expected=supported,
         found=str(space),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Normalized:
+    """The shape of observations whose vectors the network normalises."""
+
+    obs_shape: Any
 
 
 def check_shape(shape: Any, path: str = "obs_shape") -> None:
