@@ -296,20 +296,27 @@ def rule_10_observations_that_are_not_finite_are_noticed(bench: PolicyBench) -> 
 def rule_11_reset_takes_all_envs_or_some(bench: PolicyBench) -> None:
     """``reset()`` and ``reset([ids])`` may be called at any time, also for unknown envs.
 
-    Forgetting one env leaves the answers for the others as they are.
+    Forgetting one env leaves the answers for the others as they are, and it acts as in its
+    first step.
     """
     obs = bench.by_env()
-    kept, reset = bench.policy(), bench.policy()
-    reset.learn_mode.load_state_dict(_copied(kept.learn_mode.state_dict()))
+    kept, reset, fresh = (bench.policy() for _ in range(3))
+    for policy in (reset, fresh):
+        policy.learn_mode.load_state_dict(_copied(kept.learn_mode.state_dict()))
     for mode in ("collect_mode", "eval_mode", "learn_mode"):
         getattr(reset, mode).reset()
         getattr(reset, mode).reset([1, 99])
     for policy in (kept, reset):
         policy.eval_mode.forward(obs)
-    reset.eval_mode.reset([next(iter(obs))])
-    others = dict(list(obs.items())[1:])
+    first, *rest = obs.items()
+    reset.eval_mode.reset([first[0]])
+    others = dict(rest)
     expect_equal(
         bench.greedy(reset, others), bench.greedy(kept, others), "actions of envs that go on"
+    )
+    begun = dict([first])
+    expect_equal(
+        bench.greedy(reset, begun), bench.greedy(fresh, begun), "actions of an env that was reset"
     )
 
 

@@ -50,18 +50,18 @@ class ActsOutsideTheSpace(Mutant):
 
 @mutant(4)
 class FailsWithoutEnvs(Mutant):
-    def _act_by_env(self, obs: Any, *, explore: bool, **setting: Any) -> Any:
+    def _act_by_env(self, field: str, obs: Any, **setting: Any) -> Any:
         if not obs:
             raise ValueError("need at least one array to stack")
-        return super()._act_by_env(obs, explore=explore, **setting)
+        return super()._act_by_env(field, obs, **setting)
 
 
 @mutant(5, 6, 19, 20, 24)
 class ScalesObservationsInPlace(Mutant):
-    def _act_by_env(self, obs: Any, *, explore: bool, **setting: Any) -> Any:
+    def _act_by_env(self, field: str, obs: Any, **setting: Any) -> Any:
         for each in obs.values():
             each *= np.float32(0.5)
-        return super()._act_by_env(obs, explore=explore, **setting)
+        return super()._act_by_env(field, obs, **setting)
 
 
 @mutant(6, 7, 11, 19, 20, 24)
@@ -102,6 +102,25 @@ class ResetsKnownEnvsOnly(Mutant):
     def reset(self, env_ids: Sequence[int] | None = None) -> None:
         if env_ids is not None and 99 in env_ids:
             raise KeyError(99)
+
+
+@mutant(11)
+class RemembersEnvsThatWereReset(Mutant):
+    def build(self) -> None:
+        super().build()
+        self.steps: dict[int, int] = {}
+
+    def act(self, obs: Any, env_ids: Any = None, *, explore: bool, **setting: Any) -> Any:
+        found = super().act(obs, env_ids, explore=explore, **setting)
+        if not explore and env_ids is not None:
+            for row, env_id in enumerate(env_ids):
+                found["action"][row] = (found["action"][row] + self.steps.get(env_id, 0)) % 3
+                self.steps[env_id] = self.steps.get(env_id, 0) + 1
+        return found
+
+    def reset(self, env_ids: Sequence[int] | None = None) -> None:
+        if env_ids is None:
+            self.steps.clear()
 
 
 @mutant(12)
