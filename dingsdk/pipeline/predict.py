@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 from dingsdk.config import load_config, to_easydict
+from dingsdk.data.pytree import to_tensor
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs import EnvFn
 from dingsdk.envs.players import player_num, space_of_player
@@ -148,8 +150,6 @@ class SavedPolicy:
     """
 
     def __init__(self, config: Mapping[str, Any], found: Checkpoint, folder: Path) -> None:
-        import torch
-
         self.config, self.checkpoint, self.train_iter = config, found.path, found.iteration
         cfg = to_easydict(config)
         cfg.policy.cuda = bool(cfg.policy.get("cuda")) and torch.cuda.is_available()
@@ -164,6 +164,9 @@ class SavedPolicy:
         self._state_size = getattr(self._policy, "state_size", 0)
         if self._state_size:
             self._act = in_one_thread(self._policy.act)  # type: ignore[attr-defined]
+        # What policies in the dict form get: of evaluators tensors, of collectors by choice.
+        collector = cfg.policy.get("collect", {}).get("collector", {})
+        self._has_tensor_obs = bool(collector.get("transform_obs"))
         # The chance of a random action follows a schedule over env steps.
         progress = {"envstep": found.envstep, "learner_step": found.iteration}
         self._setting = self._policy.command_mode.get_setting_collect(progress)
@@ -207,7 +210,10 @@ class SavedPolicy:
         elif mode.forward_batch is not None:
             actions = mode.forward_batch(columns, ids, **setting)["action"]
         else:
-            found = mode.forward({i: _row(columns, i) for i in ids}, **setting)
+            by_id = {i: _row(columns, i) for i in ids}
+            if deterministic or self._has_tensor_obs:
+                by_id = to_tensor(by_id, dtype=torch.float32)
+            found = mode.forward(by_id, **setting)
             actions = np.stack([np.asarray(found[i]["action"]) for i in ids])
         if count is None:
             return self._actions.single(actions[0]), None if state is None else state[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -27,7 +27,7 @@ from dingsdk.errors import (
 from dingsdk.pipeline.predict import SavedPolicy, load_policy
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, Switches, use_manager
-from dingsdk.policy import BasePolicy, create_policy
+from dingsdk.policy import BasePolicy, DQNPolicy, create_policy
 from dingsdk.worker.learner.checkpoint import load_checkpoint, save_checkpoint
 
 OBS = np.array([0.1, -0.2, 0.3, -0.4], np.float32)
@@ -386,6 +386,50 @@ def test_weights_that_diverged_are_an_error(run_dir: Path, tmp_path: Path) -> No
     save_checkpoint(tmp_path / "run" / "ckpt", "ckpt_best", state, iteration=1)
     with pytest.raises(NonFiniteError, match="the weights diverged"):
         load_policy(tmp_path / "run").predict(OBS)
+
+
+class ByDicts(DQNPolicy):
+    """Has the dict form alone, and notes what it is given."""
+
+    given: ClassVar[list[type]] = []
+
+    def _without_columns(self, mode: Any) -> Any:
+        def forward(data: dict[int, Any], **setting: Any) -> Any:
+            self.given.extend(type(obs) for obs in data.values())
+            arrays = {i: np.asarray(obs) for i, obs in data.items()}
+            found = mode.forward(arrays, **setting)
+            return {i: {"action": torch.as_tensor(each["action"])} for i, each in found.items()}
+
+        return mode._replace(forward=forward, forward_batch=None)
+
+    @property
+    def eval_mode(self) -> Any:
+        return self._without_columns(super().eval_mode)
+
+    @property
+    def collect_mode(self) -> Any:
+        return self._without_columns(super().collect_mode)
+
+
+@pytest.mark.parametrize("transforms", [True, False])
+def test_policy_in_the_dict_form_is_given_what_workers_give_it(
+    run_dir: Path, tmp_path: Path, transforms: bool
+) -> None:
+    collect = {"collector": {"type": "sample", "transform_obs": transforms}}
+    cfg = compile_run("cartpole-dqn", policy=ByDicts)
+    cfg.policy.collect.update(collect)
+    save_config(cfg, tmp_path / "config.yaml")
+    shutil.copytree(run_dir / "ckpt", tmp_path / "ckpt")
+    found = load_policy(tmp_path)
+    ByDicts.given.clear()
+
+    batch = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    assert found.predict(batch)[0].tolist() == greedy(run_dir, batch)
+    assert np.shape(found.predict(OBS)[0]) == ()
+    assert set(ByDicts.given) == {torch.Tensor}
+    ByDicts.given.clear()
+    found.predict(batch, deterministic=False)
+    assert set(ByDicts.given) == {torch.Tensor if transforms else np.ndarray}
 
 
 def example_names() -> list[Any]:
