@@ -35,6 +35,7 @@ def record_all(learner):
 
 def test_train_returns_the_log_of_a_dqn_update_and_counts_it(make_learner, learn_mode, batch):
     learner = make_learner(learn_mode(), QUIET)
+    assert (learner.train_iter, learner.collector_envstep) == (0, 0)
 
     logs = learner.train(batch(), envstep=96)
 
