@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tools.mutation.__main__ import area_of
+from tools.mutation.checkout import Checkout
+from tools.mutation.coverage_map import Test as RecordedTest
+from tools.mutation.coverage_map import Tree
 from tools.mutation.mutants import mutants_of
 
 CHECKOUT = Path(__file__).parents[2]
@@ -88,3 +94,35 @@ def test_every_shipped_module_is_in_an_area_except_the_kit() -> None:
         if area_of(str(module.relative_to(CHECKOUT))) is None
     }
     assert without == {"testing"}
+
+
+SOURCE = "def add(a, b):\n    return a + b\n"
+TESTS = {
+    "tests/test_add.py": "from dingsdk.add import add\ndef test_add(): assert add(1, 2) == 3\n",
+    "tests/test_zero.py": "from dingsdk.add import add\ndef test_zero(): assert add(0, 0) == 0\n",
+    "tests/test_broken.py": "def test_broken(): assert False\n",
+}
+
+
+@pytest.mark.slow
+def test_mutant_is_killed_by_a_test_that_passes_without_it(tmp_path: Path) -> None:
+    root = tmp_path / "tree"
+    files = {"dingsdk/__init__.py": "", "dingsdk/add.py": SOURCE, "pyproject.toml": "", **TESTS}
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    shutil.copytree(CHECKOUT / "tools", root / "tools")
+    subprocess.run(["git", "init", "-q", root], check=True)
+    checkout = Checkout(tmp_path / "copy", Tree(root))
+    minus = next(each for each in mutants_of("dingsdk/add.py", SOURCE) if "a - b" in each.after)
+    add, zero, broken = (RecordedTest(f"{name}::{Path(name).stem}", 0.1) for name in TESTS)
+    try:
+        assert checkout.try_mutant(minus, [broken, zero, add]) == add.name
+        assert checkout.try_mutant(minus, [broken, zero]) is None
+        unimportable = dataclasses.replace(minus, line=1, after="def add(a, b")
+        killer = checkout.try_mutant(unimportable, [zero])
+        assert killer is not None
+        assert killer.startswith("tests/test_zero.py (exit code")
+        assert (checkout.root / "dingsdk/add.py").read_text() == SOURCE
+    finally:
+        checkout.close()

@@ -69,6 +69,12 @@ class Checkout:
             path.write_text(source)
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
+    def close(self) -> None:
+        """End the process that runs the tests; it also ends with this one."""
+        if self._runner is not None:
+            with self._runner:  # closes the pipes, then waits
+                self._runner = None
+
     def _passes(self, name: str, tests: list[Test]) -> bool:
         """Whether a test passes without a mutant; a hang, which has no name, is not repeated."""
         if name not in self._passing:
