@@ -44,14 +44,10 @@ def batch(rows: int = 16, **columns: Any) -> SampleBatch:
 
 def plain_critic(critic: TwinCritic, index: int) -> nn.Sequential:
     """The same network in layers of torch."""
-    named, layers = critic.state_dict(), []
-    count = len(named) // 2
-    for layer in range(count):
-        weight, bias = named[f"weight_{layer}"][index], named[f"bias_{layer}"][index, 0]
-        linear = nn.Linear(*weight.shape)
-        linear.load_state_dict({"weight": weight.T.contiguous(), "bias": bias})
-        layers += [linear, nn.ReLU()] if layer < count - 1 else [linear]
-    return nn.Sequential(*layers)
+    layers: list[nn.Module] = []
+    for linear in critic.critics[index].children():
+        layers += [copy.deepcopy(linear).requires_grad_(), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
 
 
 @pytest.mark.parametrize("hidden", [[], [7], [8, 5]])
@@ -75,16 +71,12 @@ def test_critics_and_their_gradients_are_those_of_plain_layers(
     (expected * weights).sum().backward()
 
     torch.testing.assert_close(ours.grad, theirs.grad)
-    for layer in range(len(hidden) + 1):
-        linears = [each[2 * layer] for each in plain]
-        for ours_of, theirs_of in (
-            (critic.get_parameter(f"weight_{layer}"), [each.weight.grad.T for each in linears]),
-            (critic.get_parameter(f"bias_{layer}"), [each.bias.grad[None] for each in linears]),
-        ):
+    for ours_of, plain_of in zip(critic.critics, plain, strict=True):
+        for own, other in zip(ours_of.parameters(), plain_of.parameters(), strict=True):
             if trains:
-                torch.testing.assert_close(ours_of.grad, torch.stack(theirs_of))
+                torch.testing.assert_close(own.grad, other.grad)
             else:
-                assert ours_of.grad is None
+                assert own.grad is None
 
 
 def test_log_probabilities_are_those_of_a_gaussian_under_tanh() -> None:
