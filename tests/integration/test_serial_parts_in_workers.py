@@ -169,6 +169,25 @@ def test_long_evaluation_leaves_turns_to_others_and_is_cut_off_at_the_end(tmp_pa
     assert result.evaluations == ()
 
 
+@pytest.mark.parametrize("form", ["forward", "forward_batch"])
+def test_calls_of_the_policy_leave_turns_to_others_without_an_env_step(
+    tmp_path: Path, manager: PluginManager, form: str
+) -> None:
+    class Planner(FixedEvaluator):
+        """Asks the policy on and on."""
+
+        def eval(self, *args: Any, **kwargs: Any) -> Any:
+            obs: Any = np.zeros((1, 4), np.float32)
+            while True:
+                getattr(self.policy, form)(obs if form == "forward_batch" else {0: obs[0]})
+
+    manager.registry("evaluators").register("planner", Planner)
+    sets = ("policy.eval.evaluator.type=planner", "system.coordinator.last_evaluation_s=0.1")
+    result = run(tmp_path, *sets)
+    assert (result.reason, result.train_iter) == ("limit", 200)
+    assert result.evaluations == ()
+
+
 def test_on_policy_run_refuses_a_collector_that_cannot_be_held_back() -> None:
     sets = ("policy.collect.collector.type=plain",)
     with pytest.raises(ConfigError) as caught:

@@ -21,6 +21,8 @@ from dingsdk.worker.factory import (
 
 STEPS = ("step", "step_batch")
 """The methods that step the envs of a manager."""
+FORWARDS = ("forward", "forward_batch")
+"""The members of a policy's mode that ask it for actions."""
 
 
 class SerialTaskCollector(ZerglingParallelCollector):
@@ -52,22 +54,41 @@ class SerialTaskCollector(ZerglingParallelCollector):
         return math.inf if self._eval_flag else float(self._calls_left * self._env_num)
 
     def _with_turns(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Let others run before each step, and end the call where the task is over."""
+        """Let others run before each step, and count it."""
 
         def stepped(actions: Any, *args: Any, **kwargs: Any) -> Any:
-            self.yield_turn()
-            if self._is_closed:
-                raise ClosedError("the task is over", what="collector")
+            self._give_turn()
             self._counts_of_rollout.env_steps += len(actions)
             return step(actions, *args, **kwargs)
 
         return stepped
 
+    def _policy_with_turns(self) -> Any:
+        """Return the mode in use; others run before each of its calls, for those without a step."""
+
+        def with_turns(forward: Callable[..., Any]) -> Callable[..., Any]:
+            def asked(*args: Any, **kwargs: Any) -> Any:
+                self._give_turn()
+                return forward(*args, **kwargs)
+
+            return asked
+
+        forms = {name: getattr(self.policy, name, None) for name in FORWARDS}
+        return self.policy._replace(
+            **{name: with_turns(form) for name, form in forms.items() if form is not None}
+        )
+
+    def _give_turn(self) -> None:
+        """Let others run; raises ClosedError where the task is over."""
+        self.yield_turn()
+        if self._is_closed:
+            raise ClosedError("the task is over", what="collector")
+
     def _set_up_rollout(self) -> Rollout:
         policy_cfg, seed = self._cfg["policy"], self._cfg.get("seed")
         parts = {
             "env": self._env_manager,
-            "policy": self.policy,
+            "policy": self._policy_with_turns(),
             "tb_logger": _NoTensorboard(),
             "exp_name": self._exp_name,
             "instance_name": self._instance_name,
