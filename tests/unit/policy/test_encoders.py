@@ -159,10 +159,11 @@ def test_a_shape_without_an_encoder_is_refused(shape) -> None:
 
 
 def test_an_image_of_another_size_is_refused() -> None:
-    policy = DQNPolicy({"model": {"obs_shape": [8, 8, 1], "action_shape": 2}}, seed=0)
+    policy = DQNPolicy({"model": {"obs_shape": [8, 6, 1], "action_shape": 2}}, seed=0)
 
-    with pytest.raises(SchemaMismatchError, match=r"\(1, 9, 8, 1\)"):
-        policy.eval_mode.forward({0: np.zeros((9, 8, 1), np.uint8)})
+    # Of the same number of pixels, and of as many features.
+    with pytest.raises(SchemaMismatchError, match=r"\(1, 6, 8, 1\)"):
+        policy.eval_mode.forward({0: np.zeros((6, 8, 1), np.uint8)})
 
 
 @pytest.mark.parametrize(

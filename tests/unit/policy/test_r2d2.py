@@ -281,6 +281,21 @@ def test_images_and_dicts_are_learned_from() -> None:
     assert np.isfinite(log["total_loss"])
 
 
+def test_a_dict_of_one_vector_is_learned_from_as_the_vector_is() -> None:
+    plain, nested = make(), make(model={"obs_shape": {"only": 2}})
+    nested._optimizer.flat.copy_(plain._optimizer.flat)
+    nested._target_flat.copy_(plain._target_flat)
+    columns = steps(9)
+    wrapped = {**columns, **{key: {"only": columns[key]} for key in ("obs", "next_obs")}}
+
+    logs = [
+        policy.learn_mode.forward(policy.samples(each, np.array([9])))
+        for policy, each in ((plain, columns), (nested, wrapped))
+    ]
+
+    assert logs[1] == pytest.approx(logs[0])
+
+
 def test_rows_that_are_no_sequences_are_refused() -> None:
     policy = make()
 
