@@ -316,3 +316,18 @@ def test_a_sequence_buffer_must_agree_with_the_policy(buffer, key) -> None:
 
     with pytest.raises(ConfigError, match=key):
         make(other={"replay_buffer": {"type": "sequence", **fitting, **buffer}})
+
+
+def test_gradients_of_halves_average_to_that_of_the_whole_batch() -> None:
+    batch = make().samples(steps(9), np.array([9]))
+
+    def gradient(rows: SampleBatch) -> torch.Tensor:
+        policy = make(learn={"grad_clip_norm": None})
+        seen = []
+        policy._optimizer.step = lambda found: seen.append(found.clone())
+        policy.learn_mode.forward(rows)
+        return seen[0]
+
+    halves = (gradient(batch[:2]) + gradient(batch[2:4])) / 2
+
+    torch.testing.assert_close(gradient(batch[:4]), halves)
