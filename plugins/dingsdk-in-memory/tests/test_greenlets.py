@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from dingsdk_in_memory import greenlets
 from dingsdk_in_memory.greenlets import GreenletScheduler
 
 from dingsdk.errors import ClosedError
@@ -95,6 +96,35 @@ def test_notice_from_another_thread_wakes_a_job(scheduler: GreenletScheduler) ->
 
     assert waiting.join(5.0)
     assert got == [True]
+
+
+def test_sleep_of_the_thread_ends_with_a_notice_and_with_the_first_deadline(
+    scheduler: GreenletScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(greenlets, "IDLE_S", 60.0)
+    condition, waiting = scheduler.condition(), threading.Event()
+    flags: list[int] = []
+
+    def job(timeout_s: float) -> None:
+        with condition:
+            waiting.set()
+            condition.wait_for(lambda: bool(flags), timeout_s)
+
+    long = scheduler.spawn(lambda: job(1000.0), "long")
+    short = scheduler.spawn(lambda: job(0.05), "short")
+    assert short.join(20.0)
+    assert waiting.wait(20.0)
+    assert not long.done
+    with condition:
+        flags.append(1)
+        condition.notify_all()
+    assert long.join(20.0)
+
+
+def test_thread_outside_has_no_turn_to_yield(scheduler: GreenletScheduler) -> None:
+    assert scheduler.spawn(lambda: None, "first").join(5.0)
+    scheduler.yield_turn()
+    assert not scheduler.is_here
 
 
 def test_thread_outside_waits_for_a_job(scheduler: GreenletScheduler) -> None:

@@ -12,7 +12,7 @@ from dingsdk_in_memory.transport import InMemoryTransport
 
 from dingsdk import SampleBatch
 from dingsdk.errors import ConfigError, ConflictError, DataMissingError, WorkerLostError
-from dingsdk.worker.comm import WorkerInfo
+from dingsdk.worker.comm import Master, Slave, WorkerInfo
 
 
 def test_join_without_a_master_gives_up_at_its_deadline(transport: InMemoryTransport) -> None:
@@ -31,6 +31,28 @@ def test_foreign_address_is_refused(transport: InMemoryTransport) -> None:
 def test_unknown_concurrency_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"greenlets, threads"):
         InMemoryTransport({"concurrency": "fibers"}, tmp_path)
+
+
+def test_messages_cross_by_reference_unless_they_are_checked(tmp_path: Path) -> None:
+    transport = InMemoryTransport({"concurrency": "threads"}, tmp_path)
+    master = Master(
+        transport.master_end(),
+        transport.scheduler,
+        on_join=lambda info: None,
+        on_renew=lambda worker_id: None,
+        on_lost=lambda info, reason: None,
+    )
+    slave = Slave(
+        transport,
+        WorkerInfo("w0", "collector"),
+        callback_fn={"echo": lambda task: {"x": task["x"]}},
+    )
+    slave.start(master.start())
+    sent = np.arange(3)
+    assert master.ask("w0", {"name": "echo", "x": sent}, 10.0)["x"] is sent
+    slave.close()
+    master.close()
+    transport.close()
 
 
 def test_payload_crosses_by_reference_and_is_frozen(transport: InMemoryTransport) -> None:
