@@ -553,9 +553,17 @@ def _try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) ->
             path="policy.collect.unroll_len",
             found=unroll_len,
         )
-    render = compiled["policy"]["eval"]["evaluator"].get("render") or {}
-    if render.get("render_freq", -1) != -1:
+    evaluator = compiled["policy"]["eval"]["evaluator"]
+    is_rendering = (evaluator.get("render") or {}).get("render_freq", -1) != -1
+    if is_rendering:
         _check_rendering(classes["env_manager"], render_mode)
+    if mode == "parallel" and (is_rendering or evaluator.get("figure_path") is not None):
+        path = f"policy.eval.evaluator.{'render.render_freq' if is_rendering else 'figure_path'}"
+        raise ConfigError(
+            f"{path} asks for pictures, which evaluations in parallel mode do not take; leave it "
+            "out and add the wrapper record_video to env.wrappers, or use --mode serial",
+            path=path,
+        )
 
 
 _PLAYING = {

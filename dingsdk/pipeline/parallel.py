@@ -20,7 +20,7 @@ from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.coordinator import CoordinatorStatus
 from dingsdk.worker.coordinator.experience import metadata_config
-from dingsdk.worker.evaluator.monitor import evaluation_statistics
+from dingsdk.worker.evaluator.monitor import evaluation_statistics, write_returns
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.learner.checkpoint import save_checkpoint
 from dingsdk.worker.replay_buffer.config import bounds_rates
@@ -240,6 +240,7 @@ def _record(
         evaluation.train_iter,
         env_steps,
     )
+    write_returns(tb_logger, "evaluator", returns, evaluation.train_iter)
     observe().after_evaluate(
         source=str(info.get("task_id", "evaluator")),
         mean_return=evaluation.mean,

@@ -172,6 +172,9 @@ class NoScalars:
     def add_scalar(self, tag: str, value: float, step: int) -> None:
         """Ignore a point."""
 
+    def add_histogram(self, tag: str, values: Any, step: int) -> None:
+        """Ignore a histogram."""
+
     def flush(self) -> None:
         """Have nothing to write."""
 

@@ -6,17 +6,24 @@ import importlib.util
 import math
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
 from dingsdk.config import Count, Section
+from dingsdk.data.files import ensure_dir
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ConfigError, NotSetError
 from dingsdk.worker.collector.factory import create_measuring_rollout
 from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout
 from dingsdk.worker.evaluator.base import ISerialEvaluator
-from dingsdk.worker.evaluator.monitor import VectorEvalMonitor, evaluation_statistics
+from dingsdk.worker.evaluator.monitor import (
+    VectorEvalMonitor,
+    evaluation_statistics,
+    write_mp4,
+    write_returns,
+)
 from dingsdk.worker.run_logger import write_statistics
 
 
@@ -84,7 +91,8 @@ class InteractionSerialEvaluator(ISerialEvaluator):
             train_iter: Version of the policy; the default never stops training.
             envstep: Env steps collected so far, the other axis of the curves.
             n_episode: None for the config's.
-            force_render: Record a video of this evaluation.
+            force_render: Record videos of this evaluation: worst, median and best episode, in
+                tensorboard and as ``videos/<instance>-<step>-<number>.mp4`` of the run folder.
             policy_kwargs: Passed to the policy's forward.
 
         Returns:
@@ -123,6 +131,8 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         mean = statistics["reward_mean"]
         statistics |= {k: v for k, v in info.items() if isinstance(v, (int, float))}
         self._report(statistics, train_iter, envstep)
+        returns = monitor.get_episode_return()
+        write_returns(self._tb_logger, self._instance_name, returns, train_iter)
         if is_rendering:
             self._show_video(monitor, train_iter, envstep)
         result = (train_iter != 0, mean)
@@ -199,19 +209,21 @@ class InteractionSerialEvaluator(ISerialEvaluator):
                 "env.kwargs.render_mode to rgb_array",
                 path=path,
             )
-        if self._tb_logger is not None and importlib.util.find_spec("moviepy") is None:
+        if importlib.util.find_spec("moviepy") is None:
             raise ConfigError(
-                f"tensorboard videos need moviepy: pip install moviepy, or set {path}."
-                "render_freq to -1",
+                f"videos need moviepy: pip install moviepy, or set {path}.render_freq to -1",
                 path=path,
             )
 
     def _show_video(self, monitor: VectorEvalMonitor, train_iter: int, envstep: int) -> None:
+        mode, video = self._cfg.render.mode, monitor.get_video()
+        step = train_iter if mode == "train_iter" else envstep
         if self._tb_logger is not None:
-            mode = self._cfg.render.mode
-            step = train_iter if mode == "train_iter" else envstep
             tag = f"{self._instance_name}_{mode}/"
-            self._tb_logger.add_video(tag, monitor.get_video(), global_step=step, fps=30)
+            self._tb_logger.add_video(tag, video, global_step=step, fps=30)
+        folder = ensure_dir(Path(self._exp_name) / "videos")
+        for index, episode in enumerate(video):
+            write_mp4(folder / f"{self._instance_name}-{step}-{index}.mp4", episode)
 
     def _report(self, statistics: Mapping[str, float], train_iter: int, envstep: int) -> None:
         self._logger.info(

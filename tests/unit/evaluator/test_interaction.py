@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import importlib.machinery
 import sys
 import time
-import types
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -16,6 +14,7 @@ from dingsdk.errors import ConfigError, NotSetError
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.policy import create_policy
 from dingsdk.worker.evaluator.interaction import InteractionSerialEvaluator
+from dingsdk.worker.evaluator.monitor import write_mp4
 
 
 class FixedLengthEnv(gym.Env[Any, Any]):
@@ -189,10 +188,14 @@ class Writer:
     def __init__(self) -> None:
         self.scalars: dict[str, tuple[float, int]] = {}
         self.videos: list[tuple[str, Any, int]] = []
+        self.histograms: list[tuple[str, list[float], int]] = []
         self.flushed = 0
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
         self.scalars[tag] = (value, step)
+
+    def add_histogram(self, tag: str, values: Any, step: int) -> None:
+        self.histograms.append((tag, values.tolist(), step))
 
     def add_video(self, tag: str, video: Any, global_step: int, fps: int) -> None:
         assert fps == 30
@@ -285,16 +288,8 @@ def test_a_deterministic_tie_is_no_new_best_and_a_better_one_is(make_evaluator, 
     evaluator.eval(None, n_episode=2)
 
 
-@pytest.fixture
-def _can_write_videos(monkeypatch) -> None:
-    module = types.ModuleType("moviepy")
-    module.__spec__ = importlib.machinery.ModuleSpec("moviepy", None)
-    monkeypatch.setitem(sys.modules, "moviepy", module)
-
-
-@pytest.mark.usefixtures("_can_write_videos")
 @pytest.mark.parametrize("mode", ["train_iter", "envstep"])
-def test_videos_are_made_at_their_interval(make_evaluator, policy, mode: str) -> None:
+def test_videos_are_made_at_their_interval(make_evaluator, policy, tmp_path, mode: str) -> None:
     render = {"render_freq": 10, "mode": mode}
     evaluator = make_evaluator(policy, lengths=(2, 3), writer=(writer := Writer()), render=render)
     other = {"train_iter": "envstep", "envstep": "train_iter"}[mode]
@@ -309,12 +304,14 @@ def test_videos_are_made_at_their_interval(make_evaluator, policy, mode: str) ->
     # Two episodes of at most three frames; each frame shows its env's length and time.
     assert video.shape == (2, 3, 3, 4, 6)
     assert video[:, :, 0, 0, 0].tolist() == [[20, 21, 21], [30, 31, 32]]
+    assert sorted(path.name for path in tmp_path.rglob("*.mp4")) == sorted(
+        f"evaluator-{step}-{index}.mp4" for step in (9, 19, 40) for index in (0, 1)
+    )
     evaluator.reset()
     evaluator.eval(n_episode=2, **{mode: 9, other: 0})
     assert len(writer.videos) == 4
 
 
-@pytest.mark.usefixtures("_can_write_videos")
 def test_a_video_can_be_forced_and_needs_a_writer(make_evaluator, policy) -> None:
     evaluator = make_evaluator(policy, lengths=(2,), writer=(writer := Writer()))
     evaluator.eval(n_episode=1, train_iter=3)
@@ -374,3 +371,25 @@ def test_without_a_writer_one_is_opened_and_closed_again(tmp_path, policy) -> No
         assert (folder / "log" / "evaluator" / "evaluator_logger.txt").exists()
     assert list(given.rglob("*tfevents*")) == []
     assert len(list(own.rglob("*tfevents*"))) == 1
+
+
+def test_returns_are_written_as_a_histogram(make_evaluator, policy) -> None:
+    evaluator = make_evaluator(policy, lengths=(2, 3), writer=(writer := Writer()))
+
+    evaluator.eval(n_episode=3, train_iter=7)
+
+    assert writer.histograms == [("evaluator_iter/return", [2.0, 2.0, 3.0], 7)]
+
+
+def test_mp4_shows_the_frames_that_it_was_given(tmp_path) -> None:
+    from moviepy import VideoFileClip
+
+    frames = np.zeros((6, 3, 33, 51), np.uint8)
+    frames[3:, 0] = 255  # red from the fourth frame on
+    write_mp4(tmp_path / "episode.mp4", frames, fps=10)
+
+    with VideoFileClip(str(tmp_path / "episode.mp4")) as clip:
+        assert (clip.size, clip.fps) == ([52, 34], 10)
+        shown = [clip.get_frame((index + 0.5) / 10) for index in range(6)]
+    assert [int(frame[:33, :51, 0].mean()) > 200 for frame in shown] == [False] * 3 + [True] * 3
+    assert all(frame[..., 1].max() < 60 for frame in shown)
