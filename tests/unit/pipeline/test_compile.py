@@ -183,6 +183,23 @@ def test_part_for_several_players_is_refused_where_the_env_has_one(
     assert caught.value.path == f"{path}.type"
 
 
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ("policy.eval.evaluator.render={render_freq: 10}", "render.render_freq"),
+        ("policy.eval.evaluator.figure_path=figures", "figure_path"),
+    ],
+)
+def test_pictures_of_evaluations_are_refused_in_parallel_mode(change: str, path: str) -> None:
+    cfg = changed(change, "env_manager.type=in_process", "env.kwargs.render_mode=rgb_array")
+    compile_config(cfg)
+
+    with pytest.raises(ConfigError, match="evaluations in parallel mode do not take") as caught:
+        compile_config(cfg, mode="parallel")
+
+    assert caught.value.path == f"policy.eval.evaluator.{path}"
+
+
 def _supervised(data: str) -> dict[str, Any]:
     cfg = load_config("metric-supervised")
     apply_set(cfg, f"policy.eval.evaluator.data={data}")
