@@ -330,9 +330,10 @@ class RunSaver:
 def _env_of(worker: Any) -> Any:
     """Return the env manager of a worker, None of one that has none."""
     try:
-        return worker.env
+        env = worker.env
     except (AttributeError, NotSetError):
         return None
+    return env if hasattr(env, "get_state") else None  # a metric has data in its place
 
 
 def _envs_state(worker: Any) -> dict[str, Any] | None:
