@@ -14,7 +14,8 @@ import torch
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, NonFiniteError, WorkerCrashedError
-from dingsdk.policy import create_policy
+from dingsdk.plugins import PluginManager, Switches, use_manager
+from dingsdk.policy import create_policy, torch_threads
 from dingsdk.worker.learner.aggregator import LearnerAggregator, merge_logs, split_batch
 
 CFG: dict[str, Any] = {
@@ -74,6 +75,36 @@ def test_ranks_take_over_loaded_weights_and_attributes() -> None:
             assert log["cur_lr"] == pytest.approx(0.05)
     for name, tensor in weights(other).items():
         torch.testing.assert_close(weights(together)[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+THREADS_POLICY = """
+import torch
+from dingsdk import hookimpl
+from dingsdk.policy import DQNPolicy
+
+class TellsThreads(DQNPolicy):
+    def learn(self, batch):
+        return {**super().learn(batch), "threads": torch.get_num_threads()}
+
+@hookimpl
+def dingsdk_register_policies(registry):
+    registry.register("tells_threads", TellsThreads)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_compute_with_as_many_threads_as_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tells_threads.py").write_text(THREADS_POLICY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    cfg = {**CFG, "type": "tells_threads", "import_names": ["tells_threads"]}
+    for count in (3, 1):
+        with use_manager(PluginManager(Switches())), torch_threads(count):
+            mode = create_policy(cfg, enable_field=["learn"], seed=0).learn_mode
+            with LearnerAggregator(mode, cfg, 2) as ranks:
+                log = ranks.learn_mode.forward(next(batches(1)))
+        assert log["threads"] == count  # the mean over both
 
 
 def test_a_batch_with_a_remainder_is_refused() -> None:

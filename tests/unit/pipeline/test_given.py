@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
@@ -192,6 +193,17 @@ def test_what_child_processes_cannot_import_is_refused(
         train(tmp_path, mode, sets=sets, **{name: local[name]})
     assert raised.value.path == name
     assert list(tmp_path.iterdir()) == []
+
+
+def test_class_of_a_notebook_is_refused_where_workers_are_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook = ModuleType("notebook_main")
+    vars(notebook)["Cell"] = cell = type("Cell", (Paid,), {"__module__": "notebook_main"})
+    monkeypatch.setitem(sys.modules, "notebook_main", notebook)
+    assert name_env(cell) == "notebook_main:Cell"
+    with pytest.raises(ConfigError, match="env=Cell cannot be imported"):
+        train(tmp_path, "parallel", "flask_fs", env=cell)
 
 
 class Recorder:

@@ -15,6 +15,7 @@ import torch
 
 import dingsdk
 from dingsdk.config import load_config, save_config
+from dingsdk.envs.space_description import make_space
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointMissingError,
@@ -141,6 +142,31 @@ def test_spaces_are_read_from_the_env_where_the_config_lacks_them(
     shutil.copytree(run_dir, tmp_path / "run")
     save_config(config, tmp_path / "run" / "config.yaml")
     assert load_policy(tmp_path / "run").observation_space.shape == (4,)
+
+
+def test_spaces_are_those_of_one_player(tmp_path: Path) -> None:
+    pytest.importorskip("pettingzoo")
+    cfg = compile_run("tictactoe-selfplay")
+    expected = make_space(cfg.env.observation_space, "env.observation_space")
+    del cfg.env["observation_space"]
+    save_config(cfg, tmp_path / "config.yaml")
+    made = create_policy(cfg.policy, enable_field=["learn"], seed=0)
+    save_checkpoint(tmp_path / "ckpt", "ckpt_best", made.learn_mode.state_dict(), iteration=1)
+
+    found = load_policy(tmp_path)
+
+    assert found.observation_space == expected
+    assert found.action_space == gym.spaces.Discrete(9)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_policy_of_a_gpu_acts_on_the_cpu_where_there_is_none(run_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(run_dir, tmp_path / "run")
+    config = load_config(run_dir / "config.yaml")
+    config["policy"]["cuda"] = True
+    save_config(config, tmp_path / "run" / "config.yaml")
+    expected = load_policy(run_dir).predict(OBS)
+    assert load_policy(tmp_path / "run").predict(OBS) == expected
 
 
 def test_exploration_is_that_of_the_checkpoint(policy: SavedPolicy) -> None:
