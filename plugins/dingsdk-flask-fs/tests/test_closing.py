@@ -183,6 +183,37 @@ def test_master_can_be_closed_by_what_it_reports(served: Served) -> None:
     assert is_closed.wait(5.0)
 
 
+def test_close_waits_for_the_request_that_is_served(
+    served: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(master_end, "TELL_S", 0.1)
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    def answered(worker_id: str, answer: TaskAnswer) -> None:
+        is_asked.set()
+        may_answer.wait(20.0)
+
+    served.listener.task_answered = answered  # type: ignore[method-assign]
+    peer = served.peer()
+    peer.join()
+
+    def ask() -> None:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            peer.call("answer", {"answers": [an_answer(1)]})
+
+    asking = threading.Thread(target=ask)
+    closing = threading.Thread(target=served.end.close, args=(30.0,))
+    asking.start()
+    assert is_asked.wait(10.0)
+    timer = threading.Timer(1.0, may_answer.set)
+    timer.start()
+    closing.start()
+    for thread in (timer, closing, asking):
+        thread.join(20.0)
+        assert not thread.is_alive()
+    assert "did not end" not in caplog.text
+
+
 def test_worker_can_be_closed_by_its_own_task(served: Served) -> None:
     transport = served.transport
     closed: list[bool] = []
