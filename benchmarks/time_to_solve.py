@@ -54,6 +54,21 @@ PEERS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
             "policy_kwargs": {"net_arch": [256, 256]},
         },
     ),
+    "cartpole-ppo": (
+        "PPO",
+        {
+            "n_envs": 8,
+            "n_steps": 32,
+            "batch_size": 256,
+            "gae_lambda": 0.8,
+            "gamma": 0.98,
+            "n_epochs": 20,
+            "ent_coef": 0.0,
+            "learning_rate": 1e-3,
+            "clip_range": 0.2,
+            "decay_steps": 1e5,
+        },
+    ),
     "lunarlander-dqn": (
         "DQN",
         {
@@ -70,8 +85,10 @@ PEERS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
             "policy_kwargs": {"net_arch": [256, 256]},
         },
     ),
+    "pendulum-sac": ("SAC", {"learning_rate": 1e-3}),
 }
-"""Algorithm and parameters of rl-zoo3 by example; ``exploration_steps`` are env steps."""
+"""Algorithm and parameters of rl-zoo3 by example; ``exploration_steps`` are env steps, and so are
+``decay_steps``, in which learning rate and clip range go to 0."""
 
 Act = Callable[[Any], Any]
 
@@ -233,6 +250,7 @@ def learn_with_peer(config: str, seed: int, sets: list[str], looks: Looks) -> No
     """Train Stable-Baselines3 with rl-zoo3's parameters."""
     import stable_baselines3
     from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
 
     total = 10**8
 
@@ -249,9 +267,16 @@ def learn_with_peer(config: str, seed: int, sets: list[str], looks: Looks) -> No
     parameters = dict(given)
     if (steps := parameters.pop("exploration_steps", None)) is not None:
         parameters["exploration_fraction"] = steps / total
+    if (steps := parameters.pop("decay_steps", None)) is not None:
+        # A schedule is given the share of the training that is left.
+        for key in ("learning_rate", "clip_range"):
+            parameters[key] = lambda left, first=parameters[key]: (
+                first * max(0.0, 1 - (1 - left) * total / steps)
+            )
     env_id = load_config(config)["env"]["env_id"]
+    env = make_vec_env(env_id, parameters.pop("n_envs", 1), seed=seed)
     algorithm: Any = getattr(stable_baselines3, name)
-    model = algorithm("MlpPolicy", env_id, seed=seed, device="cpu", **parameters)
+    model = algorithm("MlpPolicy", env, seed=seed, device="cpu", **parameters)
     model.learn(total, callback=Look())
 
 
