@@ -62,7 +62,10 @@ class Adam:
             NonFiniteError: the loss or its gradient is NaN or infinite; the weights are kept.
         """
         gradients = torch.autograd.grad(loss, self._parameters)
-        gradient = torch.cat([each.reshape(-1) for each in gradients])
+        return self.descend(loss, torch.cat([each.reshape(-1) for each in gradients]))
+
+    def descend(self, loss: Tensor, gradient: Tensor) -> float:
+        """Take one step against ``gradient`` float32[n] of ``loss``; as ``minimize``."""
         if self.average is not None:
             # With the loss, so that all ranks refuse the same updates.
             joined = torch.cat((gradient, loss.detach().reshape(1)))

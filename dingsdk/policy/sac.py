@@ -332,32 +332,32 @@ class SACPolicy(BasePolicy):
         obs, next_obs = batch["obs"].float(), batch["next_obs"].float()
         action = (batch["action"].float() - self._center) / self._half_range
         alpha = self._temperature.log_alpha.detach().exp()
-        next_action, next_log_prob = self._acting_network.sample(next_obs, self._noise(len(obs)))
+        noise, next_noise = self._noise(2 * len(obs)).chunk(2)
+        next_action, next_log_prob = self._acting_network.sample(next_obs, next_noise)
         next_value = self._target.forward(next_obs, next_action).amin(0) - alpha * next_log_prob
         target = torch.addcmul(batch["reward"].float(), batch["discount"].float(), next_value)
         errors = self._critic.forward(obs, action) - target
-        squares = (
-            errors.square()
-            if (weights := batch.get("IS")) is None
-            else (errors.square() * weights.to(errors))
-        )
+        squares = errors.square()
+        if (weights := batch.get("IS")) is not None:
+            squares = squares * weights.to(squares)
         critic_loss = 0.5 * squares.mean(1).sum()
         norm = self._critic_optimizer.minimize(critic_loss)
 
-        drawn, log_prob = self._actor.sample(obs, self._noise(len(obs)))
+        drawn, log_prob = self._actor.sample(obs, noise)
         value = self._frozen_critic.forward(obs, drawn).amin(0)
         actor_loss = (alpha * log_prob - value).mean()
         self._actor_optimizer.minimize(actor_loss)
 
         means = torch.stack((value, target, -log_prob)).detach().mean(1)
         entropy = means[2]
-        temperature_loss = (self._temperature.log_alpha * (entropy - self._target_entropy)).sum()
+        surplus = (entropy - self._target_entropy).reshape(1)
+        temperature_loss = self._temperature.log_alpha.detach() * surplus
         if self.section.learn.auto_alpha:
-            self._temperature_optimizer.minimize(temperature_loss)
+            self._temperature_optimizer.descend(temperature_loss[0], surplus)
         self._target_flat.lerp_(self._critic_optimizer.flat, self.section.learn.target_theta)
 
-        losses = torch.stack((critic_loss, actor_loss, temperature_loss)).detach()
-        logged = torch.cat((losses, alpha, means)).tolist()
+        losses = torch.stack((critic_loss, actor_loss)).detach()
+        logged = torch.cat((losses, temperature_loss, alpha, means)).tolist()
         log_vars: dict[str, Any] = dict(zip(_LOGGED, [logged[0] + logged[1], *logged], strict=True))
         log_vars["grad_norm"] = norm
         if self.section.priority:

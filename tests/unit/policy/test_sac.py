@@ -124,7 +124,7 @@ def test_update_is_that_of_the_paper() -> None:
     data = {name: torch.from_numpy(column) for name, column in batch().columns.items()}
     noises = [
         torch.from_numpy(np.random.default_rng(5).standard_normal((2, 16, 2), np.float32))[index]
-        for index in (0, 1)
+        for index in (1, 0)
     ]
     policy.rng = np.random.default_rng(5)
     critics = [plain_critic(policy._critic, index) for index in (0, 1)]
