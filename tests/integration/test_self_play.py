@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dingsdk.pipeline.predict import load_policy
-from dingsdk.pipeline.train import train
+from dingsdk.pipeline.train import resume, train
 from dingsdk.worker.commander.one_vs_one import saved_league
 
 from .process_cluster import ProcessCluster
@@ -93,3 +93,16 @@ def test_players_of_the_past_outlive_the_workers(tmp_path: Any) -> None:
         cluster.expect(has_played_it)
     finally:
         cluster.close()
+
+
+@pytest.mark.slow
+def test_resumed_run_plays_on_in_the_same_league(tmp_path: Any) -> None:
+    first = train("tictactoe-selfplay", sets=(*SHORT, "system.save_every=0"), output=tmp_path)
+    before = saved_league(str(first.run_dir / "league"))["players"]
+
+    result = resume(first.run_dir, sets=["policy.learn.learner.train_iterations=200"])
+
+    assert result.train_iter == 200
+    after = saved_league(str(result.run_dir / "league"))["players"]
+    assert len(after) > len(before) > 2
+    assert after[1 : len(before)] == before[1:]

@@ -203,6 +203,19 @@ class OneVsOneSerialCommander(BaseSerialCommander):
         opponent.load_state_dict(self._snapshots.get(path) or own.state_dict())
         return super().step()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the league, its past players and the game that goes on, as a run saves them."""
+        league = json.dumps({"league": self.league.state_dict(), "job": self._job})
+        return {"league": league, "snapshots": self._snapshots, "games": self._games}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the commander of ``state_dict`` was; all envs begin new games."""
+        saved = json.loads(state["league"])
+        self.league.load_state_dict(saved["league"])
+        self._job, self._games = saved["job"], int(state["games"])
+        self._snapshots = dict(state["snapshots"])
+        self._mixed = set()
+
     def _count_games(self) -> None:
         results = []
         for episode in self._collector.last_episodes:

@@ -23,7 +23,7 @@ from dingsdk.worker.commander.one_vs_one import (
     OneVsOneSerialCommander,
     saved_league,
 )
-from dingsdk.worker.learner.checkpoint import save_checkpoint
+from dingsdk.worker.learner.checkpoint import load_checkpoint, save_checkpoint
 
 LEAGUE = {"type": "one_vs_one", "one_phase_step": 100, "self_play": 0.0, "min_win_rate_games": 1}
 
@@ -389,3 +389,21 @@ def test_curves_are_of_the_league_and_of_the_evaluations(make_commander: Any) ->
     assert commander.statistics() == {
         "eval_opponent": 0, "past_players": 1, "win_rate_player_0_0": 0.5,
     }  # fmt: skip
+
+
+def test_serial_league_goes_on_from_its_saved_state(tmp_path: Any) -> None:
+    run = SerialRun(tmp_path / "first", games_per_opponent=2)
+    run.step(0)
+    run.step(100, (0, 1, -1), (1, 1, -1))
+    run.step(110, (0, 1, -1), (1, 1, -1))
+    run.step(120, (0, 1, -1))
+    path = save_checkpoint(tmp_path / "saves", "run", run.commander.state_dict(), iteration=1)
+
+    other = SerialRun(tmp_path / "second", games_per_opponent=2, seed=99)
+    other.commander.load_state_dict(load_checkpoint(path).state)
+
+    assert other.step(130) == run.step(130) == 100
+    games = [(0, 1, -1), (1, -1, 1)]
+    for train_iter in range(140, 400, 20):
+        assert other.step(train_iter, *games) == run.step(train_iter, *games)
+    assert other.commander.league.state_dict() == run.commander.league.state_dict()
