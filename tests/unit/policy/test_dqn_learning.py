@@ -36,9 +36,11 @@ def reference_loss(policy, batch, *, double, weights=None):
 @pytest.mark.parametrize("double", [True, False])
 def test_loss_is_the_textbook_one(make_policy, batch, double):
     policy = make_policy(learn={"double": double, "target_update_freq": 1000})
-    for _ in range(20):  # so that the target network differs
-        policy.learn_mode.forward(batch)
+    policy._target_flat.neg_()  # so that the two networks prefer other actions
     loss, _, value, target = reference_loss(policy, batch, double=double)
+    assert loss.item() != pytest.approx(
+        reference_loss(policy, batch, double=not double)[0].item(), rel=1e-3
+    )
 
     log_vars = policy.learn_mode.forward(batch)
 
@@ -46,6 +48,18 @@ def test_loss_is_the_textbook_one(make_policy, batch, double):
     assert log_vars["q_value"] == pytest.approx(value.item(), rel=1e-4)
     assert log_vars["target_q_value"] == pytest.approx(target.item(), rel=1e-4)
     assert set(policy.learn_mode.monitor_vars()) == set(log_vars)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.uint8])
+def test_vectors_of_other_dtypes_are_trained_on_as_float32(make_policy, batch, dtype):
+    columns = {key: (batch.columns[key] * 50).astype(dtype) for key in ("obs", "next_obs")}
+    floats = {key: column.astype(np.float32) for key, column in columns.items()}
+
+    logs = [
+        make_policy().learn_mode.forward(batch.with_columns(**each)) for each in (columns, floats)
+    ]
+
+    assert logs[0] == logs[1]
 
 
 def test_importance_weights_scale_the_loss_and_priorities_are_td_errors(make_policy, batch):
