@@ -92,8 +92,7 @@ def bench_env(
     found: list[EnvSpeed] = []
     for kind in KINDS:
         found += _measure_kind(kind, env_fn, counts, started + _SEARCH_SHARE * seconds)
-    found.sort(key=lambda each: -each.steps_per_s)
-    if not found[0].steps_per_s:
+    if not any(each.steps_per_s for each in found):
         raise EnvError(
             "no env manager can step this env: "
             + "; ".join(f"{each.manager}: {each.error}" for each in found),
@@ -110,14 +109,12 @@ def bench_env(
 
 
 def _finalists(found: Sequence[EnvSpeed]) -> list[EnvSpeed]:
-    """Return the best choice of each manager, and the next best ones, of a list in order."""
-    best_by_kind = {each.manager: each for each in reversed(found)}
-    hopeful = [
-        each
-        for each in best_by_kind.values()
-        if each.steps_per_s > _HOPELESS * found[0].steps_per_s
-    ]
-    others = [each for each in found if each.steps_per_s and each not in hopeful]
+    """Return the best choice of each manager, and the next best ones."""
+    ranked = sorted(found, key=lambda each: -each.steps_per_s)
+    best_by_kind = {each.manager: each for each in reversed(ranked)}
+    enough = _HOPELESS * ranked[0].steps_per_s
+    hopeful = [each for each in best_by_kind.values() if each.steps_per_s > enough]
+    others = [each for each in ranked if each.steps_per_s and each not in hopeful]
     return [*hopeful, *others][:FINALISTS]
 
 

@@ -122,6 +122,16 @@ def test_partial_of_a_class_passes() -> None:
     assert {each.state for each in check_env(functools.partial(envs().Good, 4))} == {"ok"}
 
 
+@pytest.mark.slow
+def test_env_of_two_players_passes() -> None:
+    pytest.importorskip("pettingzoo")
+    wrappers = ["flatten_players"]
+    found = by_name(check_env("pettingzoo.classic.tictactoe.tictactoe:env", wrappers=wrappers))
+    assert {each.state for each in found.values()} == {"ok"}
+    assert found[MADE].detail == "2 players"
+    assert "dqn" in found[POLICIES].detail
+
+
 @pytest.mark.parametrize(
     ("env", "warned", "text"),
     [

@@ -15,6 +15,7 @@ import torch
 
 import dingsdk
 from dingsdk.config import load_config, save_config
+from dingsdk.data.pytree import map_leaves
 from dingsdk.envs.space_description import make_space
 from dingsdk.errors import (
     CheckpointCorruptError,
@@ -206,8 +207,9 @@ def test_wrong_observation_is_refused_with_both_sides(
 
 
 def test_state_for_a_policy_without_memory_is_refused(policy: SavedPolicy) -> None:
-    with pytest.raises(SchemaMismatchError, match="the policy has no memory"):
+    with pytest.raises(SchemaMismatchError, match="state is ndarray, expected None: ") as raised:
         policy.predict(OBS, np.zeros(3))
+    assert (raised.value.expected[:4], raised.value.found) == ("None", "ndarray")
 
 
 def test_what_is_no_run_is_refused(run_dir: Path, tmp_path: Path) -> None:
@@ -422,8 +424,7 @@ class ByDicts(DQNPolicy):
     def _without_columns(self, mode: Any) -> Any:
         def forward(data: dict[int, Any], **setting: Any) -> Any:
             self.given.extend(type(obs) for obs in data.values())
-            arrays = {i: np.asarray(obs) for i, obs in data.items()}
-            found = mode.forward(arrays, **setting)
+            found = mode.forward(map_leaves(np.asarray, data), **setting)
             return {i: {"action": torch.as_tensor(each["action"])} for i, each in found.items()}
 
         return mode._replace(forward=forward, forward_batch=None)
@@ -456,6 +457,14 @@ def test_policy_in_the_dict_form_is_given_what_workers_give_it(
     ByDicts.given.clear()
     found.predict(batch, deterministic=False)
     assert set(ByDicts.given) == {torch.Tensor if transforms else np.ndarray}
+
+
+def test_policy_in_the_dict_form_is_given_dicts(tmp_path: Path) -> None:
+    found = save_untrained(tmp_path, ByDicts)
+    ByDicts.given.clear()
+    obs = found.observation_space.sample()
+    assert found.predict(as_row(obs))[0].tolist() == [found.predict(obs)[0]]
+    assert set(ByDicts.given) == {dict}
 
 
 def example_names() -> list[Any]:
