@@ -141,6 +141,7 @@ class DictOfListsPolicy(ForeignPolicy):
     def _rows(self, sample: Any) -> list[Any]:
         assert type(sample["obs"]) is list
         assert torch.equal(sample["next_obs"][0], sample["obs"][1])
+        assert len(sample["collect_iter"]) == 3
         return [
             {key: sample[key][step] for key in ("obs", "action", "reward")} for step in range(3)
         ]
@@ -156,6 +157,8 @@ def run(run_dir: Path, transport: str | None, *sets: str, **policies: Any) -> Ru
     mode: Any = "serial" if transport is None else "parallel"
     config = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "foreign"}}
     sets = (*short_runs.QUICK, "policy.learn.learner.train_iterations=20", *sets)
+    if transport == "in_memory":
+        sets = (*sets, "system.transport.check_wire=true")
     with use_manager(manager):
         cfg = compile_run(config, mode=mode, transport=transport, sets=sets, seed=3)
         context = RunContext(cfg=cfg, run_dir=run_dir)

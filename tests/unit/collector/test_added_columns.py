@@ -35,7 +35,8 @@ def facts(samples: Any, *names: str) -> list[tuple[int, ...]]:
 def test_samples_carry_the_env_and_the_return_of_their_episode(form, make_collector) -> None:
     collector, _ = make_collector(mode_of(form, ADDED), LENGTHS)
     found = facts(collector.collect(20, policy_kwargs={"eps": 0.5}), *ADDED)
-    assert len(found) == 20
+    found += facts(collector.collect(20, policy_kwargs={"eps": 0.5}), *ADDED)
+    assert len(found) == 40
     for env, episode, env_id, episode_return in found:
         assert env_id == env
         assert episode_return == LENGTHS[env][episode % 2]  # 1 a step
@@ -60,6 +61,15 @@ def test_no_other_columns_are_added(form, added, make_collector) -> None:
     samples = collector.collect(4, policy_kwargs={"eps": 0.5})
     names = samples.columns if isinstance(samples, SampleBatch) else samples[0]
     assert set(names) & set(ADDED) == set(added)
+
+
+def test_samples_of_a_policy_that_leaves_columns_out_carry_them_too(make_collector) -> None:
+    mode = mode_of("rows", ADDED)._replace(
+        get_train_sample=lambda piece: [{"obs": row["obs"]} for row in piece]
+    )
+    collector, _ = make_collector(mode, LENGTHS)
+    for env, episode, env_id, episode_return in facts(collector.collect(8), *ADDED):
+        assert (env_id, episode_return) == (env, LENGTHS[env][episode % 2])
 
 
 @pytest.mark.parametrize("form", ["columns", "rows"])

@@ -70,6 +70,25 @@ def test_ranks_have_the_statistics_of_the_whole_batch() -> None:
         torch.testing.assert_close(layer.var, whole.var)
 
 
+def test_learner_of_a_group_measures_what_all_ranks_see() -> None:
+    policy = make(["learn"])
+    averaged: list[torch.Tensor] = []
+    policy.learn_mode.set_attribute("average_over_ranks", averaged.append)
+    obs = observations(16)
+    policy.learn_mode.forward(batch_of(obs))
+    moments = averaged[-1]
+    np.testing.assert_allclose(moments[0].numpy(), obs.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(moments[1].numpy(), np.square(obs.astype(float)).mean(0), rtol=1e-4)
+
+
+def test_observations_that_never_change_are_scaled_to_zero() -> None:
+    layer, obs = Scaled([3]), torch.tensor([[0.1, 3.3, 58141.93359375]]).repeat(61, 1)
+    for _ in range(3):
+        layer.measure(obs)
+    assert float(layer.var.min()) >= 0
+    assert layer.forward(obs).abs().max() < 0.1
+
+
 def test_vectors_of_dicts_and_sequences_are_measured() -> None:
     encoder = make_encoder(Normalized({"image": [8, 8, 3], "speed": 2, "arm": [3]}))
     obs = {
