@@ -17,18 +17,23 @@ if TYPE_CHECKING:
     from dingsdk.policy.base import Stateful as Stateful
     from dingsdk.policy.base import create_policy as create_policy
     from dingsdk.policy.base import get_policy_cls as get_policy_cls
+    from dingsdk.policy.distributions import ActionDistribution as ActionDistribution
+    from dingsdk.policy.distributions import Categorical as Categorical
+    from dingsdk.policy.distributions import Gaussian as Gaussian
     from dingsdk.policy.dqn import DQNPolicy as DQNPolicy
     from dingsdk.policy.encoders import MLP as MLP
     from dingsdk.policy.encoders import make_encoder as make_encoder
     from dingsdk.policy.memory import Memory as Memory
     from dingsdk.policy.networks import ActorCritic as ActorCritic
     from dingsdk.policy.networks import QNetwork as QNetwork
+    from dingsdk.policy.networks import RecurrentActorCritic as RecurrentActorCritic
     from dingsdk.policy.networks import RecurrentQNetwork as RecurrentQNetwork
     from dingsdk.policy.networks import flatten_parameters as flatten_parameters
     from dingsdk.policy.ppo import PPOPolicy as PPOPolicy
     from dingsdk.policy.r2d2 import R2D2Policy as R2D2Policy
     from dingsdk.policy.returns import gae as gae
     from dingsdk.policy.returns import nstep_returns as nstep_returns
+    from dingsdk.policy.returns import nstep_samples as nstep_samples
     from dingsdk.policy.sac import SACPolicy as SACPolicy
     from dingsdk.policy.sections import CollectSection as CollectSection
     from dingsdk.policy.sections import EpsilonSchedule as EpsilonSchedule
