@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -389,3 +391,48 @@ def test_batch_of_other_shapes_is_refused_by_name() -> None:
 
     with pytest.raises(SchemaMismatchError, match="SACPolicy"):
         make().learn_mode.forward(data)
+
+
+class Noise:
+    """Stands for a random generator: the noise of each update, drawn before."""
+
+    def __init__(self, updates: list[np.ndarray[Any, Any]]) -> None:
+        self._updates = iter(updates)
+
+    def standard_normal(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+        found = next(self._updates)
+        assert found.shape == shape
+        return found
+
+
+def test_two_ranks_with_averaged_gradients_are_one_learner_with_the_whole_batch() -> None:
+    noise = np.random.default_rng(3).standard_normal((3, 2, 16, 2), np.float32)
+    alone = make()
+    alone.rng = Noise([each.reshape(32, 2) for each in noise])  # type: ignore[assignment]
+    ranks, barrier, given = [make(), make()], threading.Barrier(2, timeout=10), [None, None]
+    halves = [slice(0, 8), slice(8, 16)]
+
+    def train(rank: int) -> list[dict[str, Any]]:
+        def average(vector: torch.Tensor) -> None:
+            given[rank] = vector.clone()  # type: ignore[call-overload]
+            barrier.wait()
+            vector.copy_((given[0] + given[1]) / 2)  # type: ignore[operator]
+            barrier.wait()
+
+        policy = ranks[rank]
+        policy.learn_mode.set_attribute("average_over_ranks", average)
+        part = noise[:, :, halves[rank]].reshape(3, 16, 2)
+        policy.rng = Noise(list(part))  # type: ignore[assignment]
+        return [policy.learn_mode.forward(batch()[halves[rank]]) for _ in noise]  # type: ignore[misc]
+
+    with ThreadPoolExecutor(2) as pool:
+        logs = list(pool.map(train, (0, 1)))
+    whole = [alone.learn_mode.forward(batch()) for _ in noise]
+
+    assert whole[2]["grad_norm"] == pytest.approx(logs[0][2]["grad_norm"], rel=1e-3)  # type: ignore[call-overload]
+    for part in ("model", "critic", "target_critic", "temperature"):
+        for name, weight in alone.state()[part].state_dict().items():
+            for rank in ranks:
+                torch.testing.assert_close(
+                    rank.state()[part].state_dict()[name], weight, rtol=1e-3, atol=2e-5
+                )
