@@ -359,6 +359,22 @@ def test_time_that_a_job_waited_is_no_step_without_progress(bench: Bench) -> Non
     busy.end()
 
 
+def test_job_that_waits_does_something_meanwhile(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dingsdk.worker.comm.worker.ANSWER_WITHIN_S", 0.01)
+    worker, called = bench.worker(), threading.Event()
+    found: list[bool] = []
+
+    def run() -> None:
+        with worker.condition:
+            found.append(worker.job_wait(called.is_set, called.set))
+
+    worker.start_job(run, lambda: None, "job")
+    bench.wait(lambda: worker.job_ended)
+    assert found == [True]
+
+
 def test_worker_without_a_job_or_with_one_that_ended_keeps_the_lease(bench: Bench) -> None:
     busy = KeptBusy(bench, lambda worker: None)
     bench.wait(lambda: busy.worker.job_ended)
