@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import functools
 import logging
+import pathlib
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,6 +32,7 @@ _CONSTANT = (
     types.MethodType,
     types.ModuleType,
     functools.partial,
+    pathlib.PurePath,
     logging.Logger,
 )
 """What an env is made with, and does not change."""

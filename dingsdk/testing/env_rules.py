@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import gymnasium as gym
 import numpy as np
 
+from dingsdk.data import decode_safetensors, encode_safetensors
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs.base import EnvManager, StepColumns
 from dingsdk.errors import ClosedError, ConfigError, DingError, EnvError, PolicyOutputError
@@ -29,6 +30,7 @@ ENV_CAPABILITIES: Final[Mapping[str, str]] = {
     "guarded": "An env that fails is rebuilt alone.",
     "asynchronous": "`step` returns whatever env has ended its step.",
     "players": "Its envs may have several players.",
+    "saves": "`get_state` tells where the envs are, and `set_state` brings others there.",
 }
 """What an env manager may declare beyond the contract, and what follows."""
 
@@ -729,6 +731,49 @@ def rule_27_players_get_what_is_their_own(bench: EnvBench) -> None:
         expect_equal(found[0].reward.tolist(), [0.0, 0.0], "rewards of a failed step")
         abnormal = [bool(info.get("abnormal")) for info in found[0].info]
         expect_equal(abnormal, [True, True], "whether each player is told of the failure")
+
+
+@needs("saves")
+def rule_28_another_manager_goes_on_from_a_saved_state(bench: EnvBench) -> None:
+    """After ``set_state`` the envs give what those of ``get_state`` would have given.
+
+    The state is data that containers store, and does not change while its manager goes on. With
+    the envs it says which episodes were played, and what the current ones paid.
+    """
+    manager, other = bench.manager(3), bench.manager(3, seed=_SEED + 10)
+    _batched(manager, 7)
+    state = manager.get_state()
+    expected = _batched(manager, 30)
+    _batched(other, 2)
+    other.set_state(_stored(state))
+    expect_equal(_batched(other, 30), expected, "transitions after set_state")
+    manager, other = (bench.manager(episode_num=3, seed=_SEED + each) for each in (0, 20))
+    for _ in range(7):
+        manager.step(dict.fromkeys(manager.ready_obs, RIGHT))
+    state = manager.get_state()
+    ends = _returns_until_done(manager)
+    other.set_state(_stored(state))
+    expect_equal(_returns_until_done(other), ends, "ends of the episodes after set_state")
+
+
+def _stored(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state that was written down and read again."""
+    content = encode_safetensors("env-state", state)
+    found: dict[str, Any] = decode_safetensors("env-state", content)
+    return found
+
+
+def _returns_until_done(manager: EnvManager) -> list[tuple[int, float]]:
+    """Play until every env has had its episodes; return whose ended, and what they paid."""
+    ends = []
+    for _ in range(_PATIENCE):
+        if manager.done:
+            break
+        for env_id, step in manager.step(dict.fromkeys(manager.ready_obs, LEFT)).items():
+            if step.done:
+                ends.append((env_id, float(step.info["eval_episode_return"])))
+    expect(manager.done, "the envs have not had their episodes after 20 steps")
+    return ends
 
 
 ENV_RULES: Final[tuple[Rule, ...]] = collect([sys.modules[__name__]])

@@ -10,7 +10,7 @@ import pytest
 from dingsdk.envs import EnvManager, create_env_manager
 from dingsdk.testing import EnvManagerContract, check_env_manager
 
-GUARDED = frozenset({"per_env_seed", "per_env_reset", "guarded"})
+GUARDED = frozenset({"per_env_seed", "per_env_reset", "guarded", "saves"})
 FULL = GUARDED | {"partial_step", "players"}
 
 
@@ -60,7 +60,7 @@ class TestSubprocess(Made):
 class TestAsyncSubprocess(Made):
     cfg: ClassVar = {"type": "async_subprocess"}
     patience_s = 14.0
-    capabilities: ClassVar = FULL | {"asynchronous"}
+    capabilities: ClassVar = FULL - {"saves"} | {"asynchronous"}
 
 
 def test_check_env_manager_reports_on_every_rule() -> None:

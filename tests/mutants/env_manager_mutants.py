@@ -12,7 +12,7 @@ from dingsdk.envs.subprocess import AsyncSubprocessEnvManager
 
 from .mutant_list import MutantList
 
-FULL = frozenset({"per_env_seed", "per_env_reset", "partial_step", "guarded", "players"})
+FULL = frozenset({"per_env_seed", "per_env_reset", "partial_step", "guarded", "players", "saves"})
 
 
 class Mutant(InProcessEnvManager):
@@ -204,7 +204,7 @@ class SortsItsEnvs(Mutant):
 
 @mutant(23)
 class WaitsForTheSlowest(AsyncSubprocessEnvManager):
-    declared: ClassVar[frozenset[str]] = FULL | {"asynchronous"}
+    declared: ClassVar[frozenset[str]] = FULL - {"saves"} | {"asynchronous"}
     only: ClassVar[int] = 23
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
@@ -248,3 +248,35 @@ class RewardsTheFirstPlayerAlone(Mutant):
     def step_batch(self, actions: Any, env_ids: Any = None) -> StepColumns:
         step = super().step_batch(actions, env_ids)
         return step._replace(reward=step.reward[:, 0]) if step.reward.ndim > 1 else step
+
+
+@mutant(28)
+class ForgetsTheRandomStreams(Mutant):
+    def _envs_state(self) -> Any:
+        states = super()._envs_state()
+        for state in states:
+            del state["env"]["layers"][-1]["attributes"]["_np_random"]
+        return states
+
+
+@mutant(28)
+class ForgetsTheObservations(Mutant):
+    _saved = tuple(name for name in InProcessEnvManager._saved if name != "_obs")
+
+
+@mutant(28)
+class ForgetsWhatEpisodesPaid(Mutant):
+    _saved = tuple(name for name in InProcessEnvManager._saved if name != "_returns")
+
+
+@mutant(28)
+class ForgetsItsEpisodes(Mutant):
+    _saved = tuple(name for name in InProcessEnvManager._saved if name != "_episodes")
+
+
+@mutant(28)
+class GoesOnInTheStateItGave(Mutant):
+    def get_state(self) -> dict[str, Any]:
+        state = super().get_state()
+        state["manager"]["_episodes"] = self._episodes
+        return state
