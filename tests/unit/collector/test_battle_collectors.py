@@ -233,8 +233,8 @@ def test_a_reset_makes_envs_and_policies_begin_anew(make_battle) -> None:
 class ByTurns(DuelEnvs):
     """Player ``time % 2`` acts; each step pays 1 to player 0 and 10 to player 1. Ends after 5."""
 
-    def __init__(self, leaves: int = 99) -> None:
-        super().__init__(((5,),))
+    def __init__(self, leaves: int = 99, env_num: int = 1) -> None:
+        super().__init__(((5,),) * env_num)
         self.leaves = leaves
 
     def _step(self, env_id: int) -> Any:
@@ -286,3 +286,14 @@ def test_turn_of_an_abandoned_game_is_forgotten(make_battle) -> None:
 
     for (episode,) in data:
         assert {int(row["obs"][2]) for row in episode} == {1}
+
+
+def test_turns_of_other_games_are_remembered(make_battle) -> None:
+    envs = ByTurns(env_num=2)
+    envs.fails = {(0, 0, 3)}
+    collector = make_battle("episode_1v1", envs, [Fighter(0), Fighter(1)])
+
+    (_, second), _ = collector.collect(2)
+
+    (episode,) = [each for each in second if each[0]["obs"][0] == 1]
+    assert _turns(episode) == [(1, 3, 20, False), (3, 5, 20, True)]

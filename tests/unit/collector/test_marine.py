@@ -230,3 +230,25 @@ def test_opponent_without_a_policy_is_named(make_marine) -> None:
 
     with pytest.raises(TaskTimeoutError, match="'gone'"):
         collector.start()
+
+
+def test_version_told_is_that_of_the_first_player(make_marine) -> None:
+    store = Store(new=weights(6), old=weights(4))
+    store.versions["old"] = 9
+    collector = make_marine(store, ["new", "old"], [True, False])
+
+    collector.start()
+
+    assert collector.get_finish_info()["train_iter"] == 3
+
+
+def test_players_explore_apart(make_marine) -> None:
+    collector = make_marine(Store(), ["new", "new"], [True, True])
+    obs = {0: np.zeros(2, np.float32)}
+
+    drawn = [
+        [int(mode.forward(obs, eps=1.0)[0]["action"]) for _ in range(64)]
+        for mode in collector._modes
+    ]
+
+    assert drawn[0] != drawn[1]

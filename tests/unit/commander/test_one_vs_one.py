@@ -234,6 +234,8 @@ def test_next_learner_has_a_policy_of_its_own_and_plays_the_same_past(make_comma
     tasks = list(iter(commander.get_collector_task, None))
     paths = [task["collector_cfg"]["policy_update_path"] for task in tasks]
     assert paths == [[second["policy_id"], "league-player_0_0"], [second["policy_id"]]]
+    train(commander, second, 100)  # it counts from its own start
+    assert list(commander.league.players) == ["player_0", "player_0_0", "player_0_1"]
 
 
 def test_several_active_players_are_refused(make_commander: Any) -> None:
@@ -358,6 +360,8 @@ def test_league_of_a_run_is_the_past_of_another_one(make_commander: Any, tmp_pat
     assert run.step(0) in (100, 200)
     assert run.curves["commander_iter/past_players"] == 3
     assert run.curves["commander_iter/win_rate_player_0_0"] == 1
+    run.step(100)
+    assert len(run.commander.league.players) == 5
 
 
 def test_folder_without_a_league_is_refused(tmp_path: Any) -> None:

@@ -18,7 +18,10 @@ class Sums(ParallelEnv):  # type: ignore[misc]
 
     metadata = {"name": "sums", "render_modes": []}  # noqa: RUF012
 
-    def __init__(self, lengths: Any = (3, 3), unequal: bool = False) -> None:
+    def __init__(
+        self, lengths: Any = (3, 3), unequal: bool = False, truncates: bool = False
+    ) -> None:
+        self._truncates = truncates
         self.possible_agents = [f"seat_{index}" for index in range(len(lengths))]
         self._lengths = dict(zip(self.possible_agents, lengths, strict=True))
         self._unequal = unequal
@@ -44,8 +47,8 @@ class Sums(ParallelEnv):  # type: ignore[misc]
         return (
             {agent: self._observe(agent, actions[agent]) for agent in acted},
             {agent: actions[agent] - mean for agent in acted},
-            ends,
-            dict.fromkeys(acted, False),
+            {agent: end and not self._truncates for agent, end in ends.items()},
+            {agent: end and self._truncates for agent, end in ends.items()},
             {agent: {"who": agent} for agent in acted},
         )
 
@@ -61,8 +64,9 @@ class Nim(AECEnv):  # type: ignore[misc]
 
     metadata = {"name": "nim", "render_modes": [], "is_parallelizable": False}  # noqa: RUF012
 
-    def __init__(self, stones: int = 4) -> None:
+    def __init__(self, stones: int = 4, limit: int = 99) -> None:
         super().__init__()
+        self._limit = limit
         self.possible_agents = ["seat_0", "seat_1"]
         self._stones = stones
 
@@ -84,7 +88,7 @@ class Nim(AECEnv):  # type: ignore[misc]
 
     def reset(self, seed: int | None = None, options: Any = None) -> None:
         self.agents = list(self.possible_agents)
-        self.stones = self._stones
+        self.stones, self._moves = self._stones, 0
         self.rewards = dict.fromkeys(self.agents, 0.0)
         self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
         self.terminations = dict.fromkeys(self.agents, False)
@@ -94,17 +98,20 @@ class Nim(AECEnv):  # type: ignore[misc]
 
     def step(self, action: Any) -> None:
         mover = self.agent_selection
-        if self.terminations[mover]:
+        if self.terminations[mover] or self.truncations[mover]:
             self._was_dead_step(action)
             return
         other = "seat_1" if mover == "seat_0" else "seat_0"
         self._cumulative_rewards[mover] = 0.0
         self.stones -= action + 1
+        self._moves += 1
         self._clear_rewards()
         if self.stones <= 0:
             won = 1.0 if self.stones == 0 else -1.0
             self.rewards = {mover: won, other: -won}
             self.terminations = dict.fromkeys(self.agents, True)
+        elif self._moves == self._limit:
+            self.truncations = dict.fromkeys(self.agents, True)
         self.agent_selection = other
         self._accumulate_rewards()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -84,6 +85,65 @@ def test_players_of_an_env_by_turns_get_rewards_with_their_turns() -> None:
     assert [each["acted"] for each in info[PLAYERS]] == [False, True]
     assert [each["acts_next"] for each in info[PLAYERS]] == [False, False]
     assert env.reset()[0].tolist() == [[1, 3], [0, 3]]
+
+
+@pytest.mark.parametrize("made", [Sums((2, 2), truncates=True), Nim(stones=9, limit=2)])
+def test_game_that_is_cut_is_truncated(made: Any) -> None:
+    env = PlayersEnv(made)
+    env.reset(seed=0)
+    *_, terminated, truncated, _ = env.step(np.array([0, 0]))
+    assert (terminated, truncated) == (False, False)
+
+    *_, terminated, truncated, info = env.step(np.array([0, 0]))
+
+    assert (terminated, truncated) == (False, True)
+    assert all(each["truncated"] and not each["terminated"] for each in info[PLAYERS])
+
+
+class Ticks(gym.Env[Any, Any]):
+    """The players act in turns, by actions 5 to 8; each step pays 1 to player 0. Ends after 40."""
+
+    player_num = 2
+    observation_space = gym.spaces.Box(0, 99, (2, 1), np.float32)
+    action_space = gym.spaces.MultiDiscrete([4, 4], start=[5, 5])
+
+    def __init__(self, mask: Any = None) -> None:
+        self.mask, self.actions = mask, []
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.time = 0
+        return np.zeros((2, 1), np.float32), self._info()
+
+    def step(self, action: Any) -> Any:
+        self.actions.append(int(action[1]))
+        self.time += 1
+        return np.zeros((2, 1), np.float32), np.array([1, 0]), self.time == 40, False, self._info()
+
+    def _info(self) -> Any:
+        players = [{"acts_next": self.time % 2 == player} for player in (0, 1)]
+        if self.mask is not None:
+            players[1]["action_mask"] = np.array(self.mask)
+        return {PLAYERS: players}
+
+
+def test_rewards_of_the_opponents_turns_are_part_of_a_step() -> None:
+    env = OpponentEnv(Ticks(), "random")
+    env.reset(seed=0)
+
+    assert [env.step(5)[1] for _ in range(3)] == [2, 2, 2]
+
+
+def test_random_opponent_without_a_mask_acts_by_its_seed_too() -> None:
+    def played(seed: int, mask: Any = None) -> list[int]:
+        env = OpponentEnv(ticks := Ticks(mask), "random")
+        env.reset(seed=seed)
+        while not env.step(5)[2]:
+            pass
+        return ticks.actions[1::2]
+
+    assert played(1) == played(1) != played(2)
+    assert set(played(1)) == {5, 6, 7, 8}
+    assert set(played(1, [False, True, True, False])) == {6, 7}
 
 
 def test_players_with_unequal_spaces_are_refused() -> None:
@@ -169,7 +229,7 @@ def test_managers_carry_a_reward_and_an_info_of_each_player(kind: str) -> None:
     manager.launch()
     try:
         found: dict[int, list[Any]] = {0: [], 1: []}
-        while min(map(len, found.values())) < 4:
+        while min(map(len, found.values())) < 6:
             for env_id, step in manager.step({i: [2, 0] for i in manager.ready_obs}).items():
                 found[env_id].append(step)
         for steps in found.values():
@@ -180,6 +240,7 @@ def test_managers_carry_a_reward_and_an_info_of_each_player(kind: str) -> None:
             assert [info["eval_episode_return"] for info in steps[2].info] == [3, -3]
             assert [info["who"] for info in steps[3].info] == ["seat_1", "seat_0"]
             assert "eval_episode_return" not in steps[3].info[0]
+            assert [info["eval_episode_return"] for info in steps[5].info] == [3, -3]
         manager.reset()
         columns = manager.step_batch(np.array([[2, 0], [0, 1]]))
         assert columns.reward.tolist() == [[1, -1], [-0.5, 0.5]]
