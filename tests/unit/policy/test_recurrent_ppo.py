@@ -173,6 +173,14 @@ def test_every_epoch_trains_on_every_row_once_in_minibatches_of_whole_sequences(
             assert all(each <= set(part) or each.isdisjoint(part) for each in sequences)
 
 
+def test_minibatches_are_no_more_than_the_sequences() -> None:
+    policy = make(learn={"epoch_per_collect": 1, "batch_size": 1, "sequence_len": 4})
+
+    logs = policy.learn_mode.forward(policy.collect_mode.make_samples(collected(policy), ENDS))
+
+    assert len(logs) == 4
+
+
 def test_rows_that_begin_within_a_sequence_are_trained_on_from_their_own_state() -> None:
     policy, twin = make(learn={"epoch_per_collect": 1}), make(learn={"epoch_per_collect": 1})
     data = policy.collect_mode.make_samples(collected(policy), ENDS)

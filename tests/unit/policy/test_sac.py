@@ -285,13 +285,13 @@ def test_first_env_steps_are_uniform_where_asked_for() -> None:
 
 
 def test_bounds_that_float32_cannot_hold_are_rounded_inwards() -> None:
-    model = {**MODEL, "action_shape": 1, "action_low": [0.1], "action_high": [0.7]}
+    model = {**MODEL, "action_shape": 1, "action_low": [-0.1], "action_high": [0.1]}
     policy = SACPolicy({"model": model}, seed=0)
     policy._actor.net.layers[-1].weight.data.zero_()
     for bias in (90.0, -90.0):
         policy._actor.net.layers[-1].bias.data[0] = bias
         found = float(policy.act(np.zeros((1, 3), np.float32), explore=False)["action"][0, 0])
-        assert 0.1 <= found <= 0.7
+        assert -0.1 <= found <= 0.1
 
 
 def test_going_on_from_a_state_trains_as_if_never_stopped() -> None:
