@@ -168,12 +168,17 @@ class MemorySlaveEnd(SlaveEnd):
                 )
         resource = master.carry(info.resource)
         with master.joining:
-            master.leave(info.worker_id, "replaced by a new incarnation")
             with master.condition:
+                # In one step: one that only found its mailbox gone would join again, and take the
+                # id back.
+                is_replacing = info.worker_id in master.mailboxes
                 self._mailbox = master.mailboxes[info.worker_id] = deque()
                 master.joins[info.worker_id] += 1
                 incarnation = master.joins[info.worker_id]
                 self.lease_s = master.lease_s
+                master.condition.notify_all()
+            if is_replacing:
+                listener.worker_left(info.worker_id, "replaced by a new incarnation")
             listener.worker_joined(replace(info, resource=resource, incarnation=incarnation))
 
     def next_task(self, timeout_s: float) -> TaskMessage | None:
