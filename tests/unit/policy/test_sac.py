@@ -287,6 +287,9 @@ def test_first_env_steps_are_uniform_where_asked_for() -> None:
 def test_bounds_that_float32_cannot_hold_are_rounded_inwards() -> None:
     model = {**MODEL, "action_shape": 1, "action_low": [-0.1], "action_high": [0.1]}
     policy = SACPolicy({"model": model}, seed=0)
+    low, high = float(policy._box.low[0]), float(policy._box.high[0])
+    assert -0.1 <= low < high <= 0.1
+    assert (low, high) == pytest.approx((-0.1, 0.1))
     policy._actor.net.layers[-1].weight.data.zero_()
     for bias in (90.0, -90.0):
         policy._actor.net.layers[-1].bias.data[0] = bias
