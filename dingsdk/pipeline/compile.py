@@ -371,10 +371,13 @@ def _check_buffer(policy: dict[str, Any], found: Mapping[str, Any], mode: str) -
 
 def _add_columns(policy: dict[str, Any], found: Mapping[str, Any]) -> tuple[str, ...]:
     """Have collectors add the columns that the replay buffer needs; return all that it needs."""
-    section, cls = policy["other"]["replay_buffer"], found.get("policy.other.replay_buffer")
+    path = "policy.other.replay_buffer"
+    section, cls = policy["other"]["replay_buffer"], found.get(path)
     names: tuple[str, ...] = ()
     is_one = not policy["on_policy"] and not section.get(MULTI_BUFFER)
-    if cls is not None and is_one and hasattr(cls, "columns_needed"):
+    parts = (cls, found.get(f"{path}.sampler"), found.get(f"{path}.remover"))
+    # Most need none, and a buffer takes memory to be asked.
+    if cls is not None and is_one and any(map(_may_need_columns, parts)):
         from dingsdk.worker.coordinator.experience import metadata_config
 
         with closing(cls(to_easydict(metadata_config(section)))) as buffer:
@@ -385,6 +388,18 @@ def _add_columns(policy: dict[str, Any], found: Mapping[str, Any]) -> tuple[str,
     if "episode_return" in wanted:
         policy["traj_len_inf"] = True  # it is known at the end of an episode
     return names
+
+
+def _may_need_columns(part: Any) -> bool:
+    """Whether a class names columns, or works them out from its config."""
+    from dingsdk.worker.replay_buffer.interface import IBuffer
+    from dingsdk.worker.replay_buffer.sampler import Sampler
+    from dingsdk.worker.replay_buffer.table import Table
+
+    plain = (None, IBuffer.columns_needed, Table.columns_needed, Sampler.columns_needed)
+    return bool(
+        getattr(part, "needs_columns", ()) or getattr(part, "columns_needed", None) not in plain
+    )
 
 
 def _check_columns(
