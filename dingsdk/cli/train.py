@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import sys
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,14 +135,16 @@ def summary(result: RunResult) -> str:
         f"  run folder  {folder}",
         f"              config.yaml  result.json  {_curve(result)}log/  ckpt/ ({names})",
     ]
-    if result.reason != "stop_value" and (result.run_dir / "resume").is_dir():
-        lines.append(f"  next        {_program()} train --resume {folder}")
+    steps = []
     if result.checkpoints:
         # Without an evaluation there is no best one, which is what eval plays by default.
         which = "" if "best" in result.checkpoints else " --checkpoint latest"
-        lines.append(f"  next        {_program()} eval {folder}{which}")
+        steps.append(f"{_program()} eval {folder}{which}")
+    if result.reason != "stop_value" and (result.run_dir / "resume").is_dir():
+        steps.append(f"{_program()} train --resume {folder}")
     hint = "" if importlib.util.find_spec("tensorboard") else "   (pip install tensorboard)"
-    lines.append(f"              tensorboard --logdir {folder}{hint}")
+    steps.append(f"tensorboard --logdir {folder}{hint}")
+    lines += [f"  {label:<12}{step}" for label, step in zip_longest(["next"], steps, fillvalue="")]
     return "\n".join(lines)
 
 

@@ -78,8 +78,11 @@ def test_train_prints_progress_and_says_where_and_what_next(trained: tuple[Path,
 
     assert any("evaluation: mean return" in line for line in lines)
     assert "\x1b" not in out
-    assert lines[-4].startswith("  run folder  runs/cartpole-dqn")
-    assert "dingsdk eval runs/cartpole-dqn" in lines[-2]
+    assert lines[-5].startswith("  run folder  runs/cartpole-dqn")
+    assert lines[-3].startswith("  next        ")
+    assert lines[-3].endswith("dingsdk eval runs/cartpole-dqn")
+    assert lines[-2].startswith("              ")
+    assert lines[-2].endswith("dingsdk train --resume runs/cartpole-dqn")
     assert "tensorboard --logdir runs/cartpole-dqn" in lines[-1]
     assert (cwd / "runs" / "cartpole-dqn" / "result.json").is_file()
 
