@@ -39,25 +39,23 @@ Update = Callable[[], Any]
 
 def dqn() -> Update:
     """Return an update of DQN."""
-    learning = {"double": False, "target_theta": 0.005}
-    cfg = {"type": "dqn", **spaces("dqn"), "learn": learning}
-    learn = create_policy(cfg, enable_field=["learn"], seed=0).learn_mode
-    buffer = create_buffer({"type": "naive", "replay_buffer_size": BUFFER_ROWS})
-    rows, count = transitions("dqn", BUFFER_ROWS), iter(range(10**9))
-    rows["discount"] = np.full(BUFFER_ROWS, 0.99, np.float32)
-    buffer.push(SampleBatch(rows), cur_collector_envstep=0)
-    return lambda: learn.forward(buffer.sample(64, cur_learner_iter=next(count)))
+    return off_policy("dqn", {"double": False, "target_theta": 0.005}, batch_size=64)
 
 
 def sac() -> Update:
     """Return an update of SAC."""
-    cfg = {"type": "sac", **spaces("sac"), "learn": {"learning_rate_q": 1e-3}}
+    return off_policy("sac", {"learning_rate_q": 1e-3}, batch_size=256)
+
+
+def off_policy(kind: str, learning: dict[str, Any], batch_size: int) -> Update:
+    """Return an update from a full buffer."""
+    cfg = {"type": kind, **spaces(kind), "learn": learning}
     learn = create_policy(cfg, enable_field=["learn"], seed=0).learn_mode
     buffer = create_buffer({"type": "naive", "replay_buffer_size": BUFFER_ROWS})
-    rows, count = transitions("sac", BUFFER_ROWS), iter(range(10**9))
+    rows, count = transitions(kind, BUFFER_ROWS), iter(range(10**9))
     rows["discount"] = np.full(BUFFER_ROWS, 0.99, np.float32)
     buffer.push(SampleBatch(rows), cur_collector_envstep=0)
-    return lambda: learn.forward(buffer.sample(256, cur_learner_iter=next(count)))
+    return lambda: learn.forward(buffer.sample(batch_size, cur_learner_iter=next(count)))
 
 
 def ppo() -> Update:

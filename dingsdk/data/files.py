@@ -18,7 +18,7 @@ import re
 import secrets
 import stat
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -97,6 +97,31 @@ def ensure_dir(path: str | os.PathLike[str]) -> Path:
 def open_private(path: str, flags: int) -> int:
     """Open a file for us alone (mode 0600); an ``opener`` for ``open()``."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+@contextlib.contextmanager
+def locked_folder(path: Path, taken: str) -> Iterator[None]:
+    """Be the only one that has a folder; the lock goes with the process.
+
+    Args:
+        path: A folder that exists.
+        taken: What to say where another one has it.
+
+    Raises:
+        RunFolderError: another one has it.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunFolderError(taken, path=str(path)) from error
+        except OSError:
+            # Some file servers have no locks; then it is up to the user.
+            pass
+        yield
+    finally:
+        close_reader(descriptor)
 
 
 def folder_error(action: str, path: Path, error: OSError) -> RunFolderError:

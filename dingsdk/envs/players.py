@@ -12,7 +12,6 @@ hold a dict a player with any of
 
 from __future__ import annotations
 
-import importlib
 import logging
 import sys
 from collections.abc import Callable, Mapping
@@ -24,7 +23,8 @@ import numpy as np
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from dingsdk.errors import ConfigError, EnvError, raised_at
+from dingsdk.errors import ConfigError, EnvError
+from dingsdk.plugins.named import find_function
 
 PLAYERS = "players"
 """Info key: a dict a player."""
@@ -304,17 +304,9 @@ def find_opponent(name: str) -> Opponent:
     """
     if name == "random":
         return _act_at_random
-    module, _, function = name.rpartition(":")
-    why = "a name without a module"
-    if module:
-        try:
-            found = getattr(importlib.import_module(module), function, None)
-        except Exception as error:
-            why = f"its import raised {type(error).__name__}: {error}{raised_at(error)}"
-        else:
-            if callable(found):
-                return found  # type: ignore[no-any-return]
-            why = f"{module} has no function {function!r}"
+    found, why = find_function(name)
+    if found is not None:
+        return found
     raise ConfigError(
         f"env.eval_opponents: {name!r} is no opponent ({why}); known: random, and "
         "'module:function' for one of your own",

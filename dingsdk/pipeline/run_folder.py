@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import math
 import os
 import platform
@@ -26,7 +25,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dingsdk import __version__
-from dingsdk.data.files import atomic_write_json, ensure_dir, folder_error, open_private
+from dingsdk.data.files import (
+    atomic_write_json,
+    ensure_dir,
+    folder_error,
+    locked_folder,
+    open_private,
+)
 from dingsdk.errors import RunFolderError
 from dingsdk.plugins.discovery import version_of
 
@@ -75,20 +80,9 @@ def held(folder: Path) -> Iterator[None]:
     Raises:
         RunFolderError: another run uses it.
     """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunFolderError(
-                f"a run is under way in {folder}; wait for its end, or stop it", path=str(folder)
-            ) from None
-        except OSError:
-            # Some file servers have no locks; then it is up to the user.
-            pass
+    taken = f"a run is under way in {folder}; wait for its end, or stop it"
+    with locked_folder(folder, taken):
         yield
-    finally:
-        os.close(descriptor)
 
 
 def claim_run_folder(folder: Path) -> Path:

@@ -730,7 +730,7 @@ def rule_27_players_get_what_is_their_own(bench: EnvBench) -> None:
             found = manager.step({env_id: [wrong, LEFT] for env_id in manager.ready_obs})
         expect_equal(found[0].reward.tolist(), [0.0, 0.0], "rewards of a failed step")
         abnormal = [bool(info.get("abnormal")) for info in found[0].info]
-        expect_equal(abnormal, [True, True], "whether each player is told of the failure")
+        expect_equal(abnormal, [True, True], "abnormal, in the info of each player")
 
 
 @needs("saves")

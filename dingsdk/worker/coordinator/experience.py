@@ -245,10 +245,10 @@ class Experience:
         return None
 
     def admit(self, state: TaskState) -> dict[str, int]:
-        """Return what a collector is told of how far it may go; nothing where it is not limited.
+        """Return the limits to send to a collector; empty where it has none.
 
-        Otherwise ``admitted_steps``, the env steps that it may have taken in all, and
-        ``policy_iter``, the train iteration of the policy that it waits for before it takes them.
+        ``admitted_steps`` is how many env steps it may take in all. ``policy_iter`` is the train
+        iteration of the policy that it waits for first.
         """
         return {}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -10,7 +9,8 @@ from typing import Any, ClassVar
 
 from dingsdk.config import Count
 from dingsdk.data.pytree import to_tensor
-from dingsdk.errors import ConfigError, raised_at
+from dingsdk.errors import ConfigError
+from dingsdk.plugins.named import find_function
 from dingsdk.worker.evaluator.base import ISerialEvaluator
 from dingsdk.worker.run_logger import write_statistics
 
@@ -167,15 +167,8 @@ class MetricSerialEvaluator(ISerialEvaluator):
 
 
 def _find_data(name: str) -> Callable[[], tuple[Iterable[Any], IMetric]]:
-    module, _, function = name.rpartition(":")
-    path, why = "policy.eval.evaluator.data", "no module:function"
-    if module:
-        try:
-            found = getattr(importlib.import_module(module), function, None)
-        except Exception as error:
-            why = f"its import raised {type(error).__name__}: {error}{raised_at(error)}"
-        else:
-            if callable(found):
-                return found  # type: ignore[no-any-return]
-            why = f"{module} has no function {function!r}"
+    found, why = find_function(name)
+    if found is not None:
+        return found
+    path = "policy.eval.evaluator.data"
     raise ConfigError(f"{path}: {name!r} gives no data ({why})", path=path, found=name)

@@ -11,7 +11,6 @@ that no manifest names.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import secrets
@@ -27,7 +26,7 @@ import numpy as np
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import leaves
 from dingsdk.data.container import decode_frame, decode_json, encode_frame, encode_json
-from dingsdk.data.files import Buffer, Folder, close_reader
+from dingsdk.data.files import Buffer, Folder, locked_folder
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -131,7 +130,8 @@ def save(path: str | os.PathLike[str], table: Table, segment_rows: int = _SEGMEN
         SchemaMismatchError: an object, or the state of a part of the buffer, contains something
             else than containers store; the old rows stay.
     """
-    with Folder(path) as folder, _alone(folder.path):
+    taken = f"another save to {Path(path)} is under way; save again later, or elsewhere"
+    with Folder(path) as folder, locked_folder(folder.path, taken):
         folder.sweep()
         _Save(folder, table, segment_rows).run()
 
@@ -282,26 +282,6 @@ class _Save:
 
 def _size_of(batch: SampleBatch) -> int:
     return sum(array.nbytes for _, array in leaves(batch.columns))
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Be the only one that saves to a folder; the lock goes with the process."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunFolderError(
-                f"another save to {path} is under way; save again later, or elsewhere",
-                path=str(path),
-            ) from error
-        except OSError:
-            # Some file servers have no locks; then it is up to the user.
-            pass
-        yield
-    finally:
-        close_reader(descriptor)
 
 
 class SavedRows:
