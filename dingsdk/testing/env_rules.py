@@ -727,7 +727,8 @@ def rule_27_players_get_what_is_their_own(bench: EnvBench) -> None:
         manager.reset()
         found: dict[int, Any] = {}
         while 0 not in found:
-            found = manager.step({env_id: [wrong, LEFT] for env_id in manager.ready_obs})
+            actions = {env_id: [RIGHT, LEFT] for env_id in manager.ready_obs}
+            found = manager.step(actions | ({0: [wrong, LEFT]} if 0 in actions else {}))
         expect_equal(found[0].reward.tolist(), [0.0, 0.0], "rewards of a failed step")
         abnormal = [bool(info.get("abnormal")) for info in found[0].info]
         expect_equal(abnormal, [True, True], "abnormal, in the info of each player")

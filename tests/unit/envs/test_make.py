@@ -65,7 +65,12 @@ def test_unknown_namespace_passes_on_the_hint_of_gymnasium() -> None:
         make_env_fns({"env_id": "qzqz/Xyzw-v5"}, 1)
 
 
-def test_env_of_a_package_that_is_not_imported_says_how_to_get_and_name_it() -> None:
+def test_env_of_a_package_that_is_not_imported_says_how_to_get_and_name_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Another test of the same process may have imported the package.
+    for env_id in [each for each in gym.registry if each.startswith("ALE/")]:
+        monkeypatch.delitem(gym.registry, env_id)
     with pytest.raises(UnknownEnvError, match=r"pip install .*\[atari\]") as caught:
         make_env_fns({"env_id": "ALE/Pong-v5"}, 1)
 
