@@ -70,10 +70,9 @@ def bare_loop(envs: int, rounds: int, forward: Callable[[Any], Any]) -> Runner:
     return run
 
 
-def ours(envs: int, rounds: int, root: str) -> Runner:
-    """The serial collector, ``rounds * envs`` samples a call."""
-    n_sample = rounds * envs
-    policy = create_policy(
+def make_policy(n_sample: int) -> Any:
+    """The policy that ``ours`` acts with."""
+    return create_policy(
         {
             "type": "dqn",
             "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_size_list": [64, 64]},
@@ -82,6 +81,10 @@ def ours(envs: int, rounds: int, root: str) -> Runner:
         enable_field=["collect"],
         seed=0,
     )
+
+
+def ours(envs: int, policy: Any, root: str) -> Runner:
+    """The serial collector, as many samples a call as the policy asks for."""
     manager = create_env_manager({"type": "vector"}, make_env_fns({"env_id": "CartPole-v1"}, envs))
     manager.seed(0)
     collector = SampleSerialCollector(
@@ -103,13 +106,23 @@ def ours(envs: int, rounds: int, root: str) -> Runner:
     return run
 
 
-def sequential_forward() -> Callable[[Any], Any]:
+def same_network(policy: Any) -> QNetwork:
+    """A network with the policy's weights: how long episodes last depends on them."""
+    network = QNetwork(4, 2, (64, 64))
+    network.load_state_dict(policy.collect_mode.state_dict()["model"])
+    return network
+
+
+def sequential_forward(network: QNetwork) -> Callable[[Any], Any]:
     """The network as torch modules, the way most people would write the bare loop."""
-    network = torch.nn.Sequential(
+    modules = torch.nn.Sequential(
         torch.nn.Linear(4, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64), torch.nn.ReLU(),
         torch.nn.Linear(64, 2),
     )  # fmt: skip
-    return torch.inference_mode()(network.forward)
+    torch.nn.utils.vector_to_parameters(
+        torch.nn.utils.parameters_to_vector(network.parameters()), modules.parameters()
+    )
+    return torch.inference_mode()(modules.forward)
 
 
 def peers(envs: int, rounds: int) -> dict[str, Runner]:
@@ -209,10 +222,12 @@ def compare(envs: int, rounds: int, seconds: float, repeats: int, has_peers: boo
     """Print the speeds for one setting; return the median ratio to the bare loop."""
     _say(f"{envs} envs, {rounds * envs} samples a collect:")
     with tempfile.TemporaryDirectory() as root:
+        policy = make_policy(rounds * envs)
+        network = same_network(policy)
         runners: dict[str, Runner] = {
-            "bare": bare_loop(envs, rounds, frozen(QNetwork(4, 2, (64, 64))).forward),
-            "ours": ours(envs, rounds, root),
-            "bare, nn.Sequential": bare_loop(envs, rounds, sequential_forward()),
+            "bare": bare_loop(envs, rounds, frozen(network).forward),
+            "ours": ours(envs, policy, root),
+            "bare, nn.Sequential": bare_loop(envs, rounds, sequential_forward(network)),
         }
         if has_peers:
             runners |= peers(envs, rounds)

@@ -102,7 +102,7 @@ class BattleRollout(DictRollout):
         if isinstance(infos, Mapping):
             infos = [infos] * len(self._players)
         if any(info.get("abnormal") for info in infos):
-            self._abandon(np.array([env_id]))
+            self._abandon([env_id])
             self._lengths[env_id] = 0
             return
         self.env_steps += 1
@@ -140,7 +140,7 @@ class BattleRollout(DictRollout):
         transition = self._players[player].process_transition(turn.obs, turn.output, own)
         self._writers[player].record(env_id, transition, train_iter, is_done)  # type: ignore[union-attr]
 
-    def _abandon(self, env_ids: Any) -> None:
+    def _abandon(self, env_ids: list[int]) -> None:
         for key in [key for key in self._turns if key[1] in env_ids]:
             del self._turns[key]
         for writer in self._writers:

@@ -90,7 +90,7 @@ class Writer(Savable, ABC):
         """Forget all that was recorded."""
 
     @abstractmethod
-    def drop(self, env_ids: NDArray[np.int64]) -> None:
+    def drop(self, env_ids: Iterable[int]) -> None:
         """Forget the unfinished trajectories of these envs, the newest round included."""
 
     @abstractmethod
@@ -197,11 +197,11 @@ class Rollout(Savable, ABC):
             found=self._env.episode_num,
         )
 
-    def _abandon(self, env_ids: NDArray[np.int64]) -> None:
+    def _abandon(self, env_ids: list[int]) -> None:
         """Drop the unfinished episodes of envs that failed."""
         if self._writer is not None:
             self._writer.drop(env_ids)
-        self._policy.reset(env_ids.tolist())
+        self._policy.reset(env_ids)
 
     def _end_episodes(self, env_ids: list[int], episodes: Iterable[EpisodeRecord]) -> None:
         """Count finished episodes of live envs, and retire envs at their quota."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dingsdk.data.capture import capture, revive
 from dingsdk.data.columns import torch_to_numpy
@@ -95,7 +94,7 @@ class DictRollout(Rollout):
 
     def _record_one(self, env_id: int, timestep: Timestep, train_iter: int) -> None:
         if timestep.info.get("abnormal"):
-            self._abandon(np.array([env_id]))
+            self._abandon([env_id])
             self._lengths[env_id] = 0
             return
         self.env_steps += 1
@@ -182,8 +181,8 @@ class RowsWriter(Writer):
                 if trajectory:
                     self._convert(env_id)
 
-    def drop(self, env_ids: NDArray[np.int64]) -> None:
-        for env_id in env_ids.tolist():
+    def drop(self, env_ids: Iterable[int]) -> None:
+        for env_id in env_ids:
             self._trajectories[env_id].clear()
 
     def flush(self) -> list[Any] | None:
