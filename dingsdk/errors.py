@@ -159,6 +159,13 @@ class PayloadsLostError(DataMissingError):
     """Payloads that cannot be read any more. Facts: ``reasons`` (number -> missing, corrupt)."""
 
 
+class SamplesLostError(DingError, AssertionError):
+    """Acknowledged samples that are neither in the replay buffer nor evicted: a defect.
+
+    Facts: ``collected``, ``acknowledged``, ``live``, ``evicted`` (by reason), or ``payload``.
+    """
+
+
 class ClosedError(DingError, RuntimeError):
     """A part that was used after ``close()``, or whose wait it ended. Facts: ``what``."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dingsdk.pipeline.run_folder import find_checkpoints
+from dingsdk.worker.sample_counts import SampleCounts
 
 if TYPE_CHECKING:
     from dingsdk.pipeline.resume import Save
@@ -43,6 +44,31 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskStatus:
+    """A task that a worker has.
+
+    Attributes:
+        task_id: The commander's id of it.
+        kind: ``collector``, ``evaluator``, ``learner`` or another role.
+        worker_id: Who has it.
+        progress: Env steps of this attempt, or iterations of a learner.
+        per_s: Env steps a second, or iterations, in the last window; None before its end.
+        is_straggler: Whether the worker is much slower than the others of its kind.
+        attempt: 1 for the first worker that has it.
+        waits_for: What it waits for, but for its worker; empty for nothing.
+    """
+
+    task_id: str
+    kind: str
+    worker_id: str
+    progress: int
+    per_s: float | None
+    is_straggler: bool
+    attempt: int
+    waits_for: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunStatus:
     """A snapshot of a run for the progress display; None where a value is not known yet.
 
@@ -58,6 +84,9 @@ class RunStatus:
         policy_version: Version of the newest policy that collectors use.
         elapsed_s: Seconds since the first env step, 0 before it.
         held_up_by: Why the run stands still, where it does.
+        samples: What became of the samples.
+        tasks: What the workers do (parallel mode).
+        policy_lag: As in ``RunResult``.
     """
 
     env_steps: int = 0
@@ -71,6 +100,9 @@ class RunStatus:
     policy_version: int = 0
     elapsed_s: float = 0.0
     held_up_by: str = ""
+    samples: SampleCounts = field(default_factory=SampleCounts)
+    tasks: tuple[TaskStatus, ...] = ()
+    policy_lag: Mapping[str, float] | None = None
 
 
 class RunRecorder:
@@ -175,6 +207,7 @@ class RunResult:
         policy_lag: How many versions older than the newest policy trained samples were, as
             ``mean``, ``p99`` and ``largest``; None but for on-policy training in parallel mode.
         signal: Number of the signal that interrupted the run, else None.
+        samples: What became of the samples.
     """
 
     reached: bool
@@ -190,6 +223,7 @@ class RunResult:
     checkpoints: Mapping[str, Path] = field(default_factory=dict)
     policy_lag: Mapping[str, float] | None = None
     signal: int | None = None
+    samples: SampleCounts = field(default_factory=SampleCounts)
 
 
 @dataclass(slots=True)
@@ -244,4 +278,5 @@ class RunContext:
             run_dir=self.run_dir,
             evaluations=self.recorder.evaluations,
             checkpoints=find_checkpoints(self.run_dir),
+            samples=self.status().samples,
         )

@@ -11,15 +11,16 @@ from typing import Any
 
 from dingsdk.config import deep_merge_dicts, to_easydict
 from dingsdk.errors import ConfigError, DingError, TaskFailedError
-from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus
+from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus, TaskStatus
 from dingsdk.pipeline.worker import ThreadWorkers, WorkerGroup, make_transport, place_of, worker_ids
 from dingsdk.plugins import observe
 from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import Coordinator
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.transport import Transport
-from dingsdk.worker.coordinator import CoordinatorStatus
+from dingsdk.worker.coordinator import CoordinatorStatus, TaskState
 from dingsdk.worker.coordinator.experience import metadata_config
+from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.evaluator.monitor import evaluation_statistics, write_returns
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.learner.checkpoint import save_checkpoint
@@ -90,19 +91,21 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         context.status = with_fill  # the buffer is closed before the last evaluation
         if reason == "limit":
             reason = _finish_evaluations(context, coordinator)
+        if cfg.system.validate_state:
+            coordinator.validate_state()
         end_tasks()
         write_paces(tb_logger, coordinator.status())
-        lag = coordinator.status().policy_lag
         status = with_fill()
         context.status = lambda: status
         if coordinator.failure is not None:
             raise _with_trace(coordinator.failure, workers)
         result = context.finish(reason, "parallel", status.env_steps, status.train_iter)
+        lag = status.policy_lag
         if lag is None:
             return result
         text = "trained samples were %.2f versions old on average, 99 %% of them at most %d"
-        _log.info(text, lag.mean, lag.p99)
-        return dataclasses.replace(result, policy_lag=lag._asdict())
+        _log.info(text, lag["mean"], lag["p99"])
+        return dataclasses.replace(result, policy_lag=lag)
 
 
 def _make_workers(
@@ -191,6 +194,8 @@ def _watch(
         if time.monotonic() - paces_at >= PACES_S:
             paces_at = time.monotonic()
             write_paces(tb_logger, status)
+            if context.cfg.system.validate_state:
+                coordinator.validate_state()
         if context.is_limit_reached(status.env_steps, status.train_iter):
             return "limit"
         workers.poll()
@@ -320,4 +325,22 @@ def _status(context: RunContext, coordinator: Coordinator) -> RunStatus:
         policy_version=now.train_iter,
         elapsed_s=recorder.elapsed_s,
         held_up_by=now.held_up_by,
+        samples=now.samples,
+        tasks=tuple(_task_status(each, now.paces) for each in coordinator.running_tasks()),
+        policy_lag=None if now.policy_lag is None else now.policy_lag._asdict(),
+    )
+
+
+def _task_status(state: TaskState, paces: Mapping[str, Pace]) -> TaskStatus:
+    worker_id = "" if state.worker is None else state.worker.worker_id
+    pace = paces.get(worker_id)
+    return TaskStatus(
+        task_id=state.task_id,
+        kind=state.kind,
+        worker_id=worker_id,
+        progress=state.progress,
+        per_s=None if pace is None else pace.per_s,
+        is_straggler=pace is not None and pace.is_straggler,
+        attempt=state.attempt,
+        waits_for=state.waits_for,
     )

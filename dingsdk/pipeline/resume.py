@@ -16,6 +16,7 @@ import os
 import platform
 import random
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,7 @@ from dingsdk.errors import (
 from dingsdk.pipeline.context import Evaluation, RunContext
 from dingsdk.plugins.discovery import version_of
 from dingsdk.policy import LearnMode
+from dingsdk.worker.sample_counts import SampleCounts
 
 RESUME_FOLDER = "resume"
 STATE_NAME = "state.safetensors"
@@ -77,6 +79,12 @@ class Workers(Protocol):
     buffer: Any
     commander: Any
     updates_left: int
+    collected: int
+    trained: int
+    evicted_before: Counter[str]
+
+    def samples(self) -> SampleCounts:
+        """What became of the samples."""
 
 
 class _State(msgspec.Struct, kw_only=True):
@@ -89,6 +97,7 @@ class _State(msgspec.Struct, kw_only=True):
     policy: dict[str, Any]
     streams: dict[str, Any]
     updates_left: int
+    samples: dict[str, Any]
     evaluations: list[dict[str, Any]]
     elapsed_s: float
     resumes: list[dict[str, Any]]
@@ -274,6 +283,7 @@ class RunSaver:
                 "torch": torch.get_rng_state(),
             },
             updates_left=workers.updates_left,
+            samples=dataclasses.asdict(workers.samples()),
             evaluations=[dataclasses.asdict(each) for each in recorder.evaluations],
             elapsed_s=recorder.elapsed_s,
             resumes=self._resumes,
@@ -308,6 +318,10 @@ class RunSaver:
             if name in state.parts:
                 getattr(workers, name).load_state_dict(state.parts[name])
         workers.updates_left = state.updates_left
+        workers.collected, workers.trained = state.samples["collected"], state.samples["trained"]
+        workers.evicted_before = Counter(state.samples["evicted"])
+        # What the buffer counts of the time before, it has counted twice.
+        workers.evicted_before -= Counter(workers.samples().evicted) - workers.evicted_before
         context.recorder.resume([Evaluation(**each) for each in state.evaluations], state.elapsed_s)
         random.setstate(revive(state.streams["python"]))
         np.random.set_state(revive(state.streams["numpy"]))

@@ -7,6 +7,7 @@
         resume/                 the newest saves for ``train --resume`` (serial mode)
         ckpt/                   checkpoints: the newest iteration and the best evaluated
         log/                    text logs and tensorboard events
+        status.json             how it is doing, written every 2 s; for `dingsdk status`
         result.json             how the run ended, every evaluation
         curve.png               mean return against env steps
 """
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 CONFIG_NAME = "config.yaml"
 RESULT_NAME = "result.json"
+STATUS_NAME = "status.json"
 CURVE_NAME = "curve.png"
 CHECKPOINT_FOLDER = "ckpt"
 RESULT_FORMAT = 1
@@ -111,7 +113,7 @@ def discard_run(folder: Path) -> None:
 
     Logs that were written stay, and so do the files of others.
     """
-    for name in (CONFIG_NAME, RESULT_NAME):
+    for name in (CONFIG_NAME, RESULT_NAME, STATUS_NAME):
         (folder / name).unlink(missing_ok=True)
     below = [path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink()]
     for path in [*sorted(below, reverse=True), folder]:
@@ -165,19 +167,22 @@ def write_result(
             "python": platform.python_version(),
         },
     }
-    finite: dict[str, Any] = _finite(record)
-    atomic_write_json(run_dir / RESULT_NAME, finite)
-    return finite
+    written: dict[str, Any] = finite(record)
+    atomic_write_json(run_dir / RESULT_NAME, written)
+    return written
 
 
-def _finite(value: Any) -> Any:
-    # JSON has neither infinity nor NaN; a reader in another language would refuse the file.
+def finite(value: Any) -> Any:
+    """Return plain data with None for infinities and NaN.
+
+    JSON has neither; a reader in another language would refuse the file.
+    """
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value
 
 

@@ -84,6 +84,9 @@ class SystemSection(Section, frozen=True, kw_only=True):
         save_every: Seconds between two saves of all that ``train --resume`` needs (serial mode);
             ``auto`` is 60, and more where saving would take over 2 % of the time; None
             saves nothing. A run that ends, or is interrupted, saves once more.
+        validate_state: Whether to check, every 5 s and at the end, that each acknowledged sample
+            is in the replay buffer or was evicted for a counted reason. A run where that is not
+            so ends by ``SamplesLostError``.
     """
 
     transport: Annotated[dict[str, Any], Part("transports")] = preset("in_memory")
@@ -98,6 +101,7 @@ class SystemSection(Section, frozen=True, kw_only=True):
     torch_threads: Held = 1
     max_env_steps: Count | None = None
     save_every: NotNegative | Literal["auto"] | None = "auto"
+    validate_state: bool = False
 
 
 SECTION_BASES: Mapping[str, type[Section]] = {"policies": PolicySection}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from easydict import EasyDict
@@ -34,8 +37,12 @@ from dingsdk.worker.evaluator.base import returns_of
 from dingsdk.worker.learner.aggregator import LearnerAggregator
 from dingsdk.worker.learner.checkpoint import EXCEPTION
 from dingsdk.worker.run_logger import build_tb_logger
+from dingsdk.worker.sample_counts import SampleCounts
 
 _log = logging.getLogger(__name__)
+_EVICTIONS = ("overwritten", "cleared", "stale", "used_up")
+"""Fields of ``BufferStats``."""
+_VALIDATE_S = 5.0
 
 
 @dataclass(slots=True)
@@ -53,6 +60,25 @@ class _Workers:
     player_num: int
     updates_left: int = 0
     """Of those that follow the last collect."""
+    collected: int = 0
+    """Samples; of a buffer of episodes, episodes."""
+    trained: int = 0
+    """How often samples were trained on in all."""
+    evicted_before: Counter[str] = field(default_factory=Counter)
+    """Samples that left the buffer of the run that this one goes on from, by reason."""
+
+    def samples(self) -> SampleCounts:
+        """What became of the samples."""
+        evicted, live = self.evicted_before.copy(), self.buffer.count()
+        if self.on_policy:
+            evicted["trained"] = self.collected
+        elif hasattr(self.buffer, "stats"):
+            stats = self.buffer.stats()
+            live = stats.count
+            evicted += Counter({name: getattr(stats, name) for name in _EVICTIONS})
+        else:
+            evicted["removed"] = self.collected - live
+        return SampleCounts(self.collected, self.collected, self.trained, live, dict(evicted))
 
 
 def serial_pipeline(context: RunContext) -> RunResult:
@@ -104,8 +130,12 @@ def _breakable(context: RunContext) -> Iterator[None]:
 
 def _run(context: RunContext, workers: _Workers, saver: RunSaver) -> Reason:
     learner, collector, buffer = workers.learner, workers.collector, workers.buffer
+    validate_at = time.monotonic() if context.cfg.system.validate_state else math.inf
     while True:
         _update(context, workers)
+        if time.monotonic() >= validate_at:
+            workers.samples().check()
+            validate_at = time.monotonic() + _VALIDATE_S
         if context.stop.is_set():
             saver.save()
             return "interrupted"
@@ -122,7 +152,9 @@ def _run(context: RunContext, workers: _Workers, saver: RunSaver) -> Reason:
         samples = collector.collect(train_iter=learner.train_iter, policy_kwargs=collect_kwargs)
         if workers.player_num > 1:
             samples = samples[0][0]  # those of the player that is trained
+        workers.collected += len(samples)
         if workers.on_policy:
+            workers.trained += len(samples) * workers.update_per_collect
             for _ in range(workers.update_per_collect):
                 learner.train(samples, collector.envstep)
             continue
@@ -139,6 +171,7 @@ def _update(context: RunContext, workers: _Workers) -> None:
             workers.updates_left = 0
             return
         learner.train(batch, workers.collector.envstep)
+        workers.trained += len(batch)
         if learner.priority_info:
             buffer.update(learner.priority_info)
         workers.updates_left -= 1
@@ -179,6 +212,7 @@ def _status(context: RunContext, workers: _Workers) -> RunStatus:
         workers=1,
         policy_version=workers.learner.train_iter,
         elapsed_s=recorder.elapsed_s,
+        samples=workers.samples(),
     )
 
 

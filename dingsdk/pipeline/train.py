@@ -28,6 +28,7 @@ from dingsdk.pipeline.run_folder import (
     write_result,
 )
 from dingsdk.pipeline.signals import StopOnSignal
+from dingsdk.pipeline.status_file import StatusFile
 from dingsdk.pipeline.worker_process import leave_if_importing
 from dingsdk.plugins import default_manager, observe
 
@@ -218,11 +219,13 @@ def run_pipeline(
         observe().run_started(config=cfg, run_dir=context.run_dir)
         shown = None if progress is None else progress(context)
         context.recorder = RunRecorder(on_evaluation=None if shown is None else shown.on_evaluation)
+        status_file = stack.enter_context(StatusFile(context, mode))
         try:
             with shown or nullcontext():
                 result = _pipeline(mode)(context)
         except (Exception, KeyboardInterrupt) as error:
             if signals.received is None:
+                status_file.reason = "error"
                 if context.resumed is None or context.has_begun:
                     _finish_failed(context, mode, error)
                 raise
@@ -234,6 +237,7 @@ def run_pipeline(
         if signals.received is not None and result.reason == "interrupted":
             result = dataclasses.replace(result, signal=int(signals.received))
         signals.doing = "the run is over, and its results are being written"
+        status_file.reason = result.reason
         _finish(context, result, None)
         return result
 

@@ -84,5 +84,6 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("commands", "eval", "dingsdk.cli.eval:evaluate"),
     ("commands", "examples", "dingsdk.cli.examples:examples"),
     ("commands", "plugins", "dingsdk.cli.plugins:plugins"),
+    ("commands", "status", "dingsdk.cli.status:status"),
 )
 """Rows of (kind, type key, ``module:attribute``), imported when a config names the type."""

@@ -29,6 +29,7 @@ from dingsdk.worker.coordinator.scheduler_state import SchedulerState
 from dingsdk.worker.coordinator.section import CoordinatorSection
 from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
 from dingsdk.worker.factory import create_buffer, create_parallel_commander
+from dingsdk.worker.sample_counts import SampleCounts
 
 _log = logging.getLogger(__name__)
 
@@ -48,14 +49,19 @@ class CoordinatorStatus:
     workers: Mapping[str, int]
     """Joined workers by role; 0 for a role without any."""
     running_tasks: int
-    evicted: Mapping[str, int]
-    """Samples that left the buffer, by reason."""
+    samples: SampleCounts
+    """What became of the samples."""
     held_up_by: str
     """Why workers wait for room to store what they have, where they do."""
     paces: Mapping[str, Pace]
     """How fast the workers that have tasks get on, by their ids."""
     policy_lag: PolicyLag | None = None
     """How old trained samples were, in versions of an on-policy policy."""
+
+    @property
+    def evicted(self) -> Mapping[str, int]:
+        """Samples that left the buffer, by reason."""
+        return self.samples.evicted
 
 
 class Coordinator(Configurable, TaskControl):
@@ -147,8 +153,7 @@ class Coordinator(Configurable, TaskControl):
         stuck = [job.name for job in self._jobs if not job.join(max(0.0, deadline - self.clock()))]
         self.master.close()
         with self.condition:
-            experiences = list(self._state.experiences.values())
-            self._state.experiences.clear()
+            experiences = self._state.close_experiences()
         for experience in experiences:
             experience.close()
         return stuck
@@ -198,7 +203,7 @@ class Coordinator(Configurable, TaskControl):
                 buffer_count=sum(each.buffer.count() for each in now.experiences.values()),
                 workers=now.pool.counts(),
                 running_tasks=len(now.running),
-                evicted=now.evicted,
+                samples=now.samples(),
                 held_up_by=self._state.outage.text,
                 paces=now.pace.paces(),
                 policy_lag=self._policy_lag,
@@ -210,10 +215,11 @@ class Coordinator(Configurable, TaskControl):
             return list(self._state.running.values())
 
     def validate_state(self) -> None:
-        """Raise AssertionError unless every acknowledged sample is accounted for."""
+        """Raise SamplesLostError unless every acknowledged sample is accounted for."""
         with self.condition:
             for experience in self._state.experiences.values():
                 experience.check()
+            self._state.samples().check()
 
     def info(self, text: str) -> None:
         """Log a line."""
@@ -298,15 +304,19 @@ class Coordinator(Configurable, TaskControl):
         data_id = str(meta["data_id"])
         if not self.data_store.has(data_id):
             _log.warning("payload %s vanished before it was acknowledged", data_id)
+            with self.condition:
+                self._state.unacknowledged_rows += state.waiting.pop(data_id, 0)
             return True
         with self.condition:
             experience = self.experience_of(state)
             if experience is None:
+                self._state.unacknowledged_rows += state.waiting.pop(data_id, 0)
                 garbage = [data_id]
             elif not experience.can_push(int(meta["rows"])):
                 return False
             else:
                 experience.push(meta, self._state.env_steps)
+                state.waiting.pop(data_id, None)
                 self._state.outage.note_progress()
                 garbage = self._state.take_garbage(experience)
                 if data_id not in experience.ledger.numbers:

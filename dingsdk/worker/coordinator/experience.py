@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import ConflictError, ProtocolError
+from dingsdk.errors import ConflictError, ProtocolError, SamplesLostError
 from dingsdk.worker.coordinator.tasks import TaskState
+from dingsdk.worker.sample_counts import SampleCounts
 
 REDRAWS = 32
 """Times that rows of lost payloads are drawn again before the demand has to wait: enough where one
@@ -179,15 +180,30 @@ class PayloadLedger:
         self._garbage.clear()
         return garbage
 
-    def check(self, rows_in_buffer: int) -> None:
-        """Raise AssertionError unless acked == in buffer + evicted, payload by payload too."""
-        evicted = self.evicted_rows.total()
-        assert self.acked_rows == rows_in_buffer + evicted, (
-            f"{self.acked_rows} rows acknowledged, {rows_in_buffer} in the buffer, "
-            f"{evicted} evicted"
-        )
-        live = sum(payload.left for payload in self._payloads.values())
-        assert live == rows_in_buffer, f"{live} live rows, {rows_in_buffer} in the buffer"
+    def check(self, rows_in_buffer: int, leased: Counter[int] | None = None) -> None:
+        """Raise SamplesLostError unless acked == in buffer + evicted, payload by payload too.
+
+        Args:
+            rows_in_buffer: As the buffer counts them.
+            leased: How many leases there are on each payload, by number; None: not looked at.
+        """
+        acked, evicted = self.acked_rows, dict(self.evicted_rows)
+        SampleCounts(acked, acked, 0, rows_in_buffer, evicted).check()
+        live = 0
+        for number, payload in self._payloads.items():
+            live += payload.left
+            is_pinned = leased is None or payload.pins == leased[number]
+            if payload.left != np.count_nonzero(payload.live) or not is_pinned:
+                raise SamplesLostError(
+                    f"payload {payload.data_id!r} has {payload.left} live rows of {payload.live} "
+                    f"and {payload.pins} leases",
+                    payload=payload.data_id,
+                )
+        if live != rows_in_buffer:
+            raise SamplesLostError(
+                f"{live} rows of payloads are live, {rows_in_buffer} are in the buffer",
+                live=live,
+            )
 
     def _collect(self, number: int) -> None:
         if self._payloads[number].is_garbage:
@@ -218,6 +234,27 @@ class PolicyLag(NamedTuple):
     largest: int
 
 
+class _Lease(NamedTuple):
+    """A batch that is leased to a learner.
+
+    Attributes:
+        rows: How many it has.
+        pinned: Numbers of their payloads.
+        train_iter: The learner's when it asked.
+    """
+
+    rows: int
+    pinned: set[int]
+    train_iter: int
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Any], train_iter: int) -> _Lease:
+        numbers = columns["payload"]
+        mask = columns.get("mask")
+        rows = np.count_nonzero(mask) if mask is not None and mask.ndim == 2 else numbers.size
+        return cls(int(rows), set(numbers.reshape(-1).tolist()), train_iter)
+
+
 class Experience:
     """A replay buffer of (payload, row) pairs, in columns. The caller locks.
 
@@ -227,13 +264,18 @@ class Experience:
 
     Attributes:
         columns: Columns of samples that are to come with each payload.
+        trainings: How often a learner trains on each batch that it leases.
+        trained_rows: How often rows were trained on in all.
     """
+
+    trainings = 1
 
     def __init__(self, buffer: Any) -> None:
         self.buffer = buffer
         self.columns: tuple[str, ...] = buffer.columns_needed()
         self.ledger = PayloadLedger()
-        self._leases: dict[str, list[set[int]]] = {}
+        self.trained_rows = 0
+        self._leases: dict[str, list[_Lease]] = {}
         self._lost: dict[int, str] = {}
         """Payloads that cannot be read, and why. Their rows are never leased again; they leave
         the buffer, and count as evicted for that reason, when they are overwritten."""
@@ -309,11 +351,11 @@ class Experience:
             drawn.append(columns)
         if not drawn:
             return None
-        pins = [set(columns["payload"].reshape(-1).tolist()) for columns in drawn]
-        for pinned in pins:
-            self.ledger.pin(pinned)
-        self._leases.setdefault(state.task_id, []).extend(pins)
-        fresh = set().union(*pins) - state.announced
+        leases = [_Lease.of(columns, train_iter) for columns in drawn]
+        for lease in leases:
+            self.ledger.pin(lease.pinned)
+        self._leases.setdefault(state.task_id, []).extend(leases)
+        fresh = set().union(*(lease.pinned for lease in leases)) - state.announced
         state.announced |= fresh
         names = {number: self.ledger.name(number) for number in fresh}
         digests = {name: self.ledger.digest(number) for number, name in names.items()}
@@ -331,12 +373,18 @@ class Experience:
 
     def settle(self, state: TaskState, info: Mapping[str, Any] | None = None) -> None:
         """End the leases of a learner; with its info, take the priorities over."""
-        for pinned in self._leases.pop(state.task_id, []):
-            self.ledger.unpin(pinned)
+        leases = self._leases.pop(state.task_id, [])
+        for lease in leases:
+            self.ledger.unpin(lease.pinned)
         if info is None:
             return
-        for number, reason in info["lost_payloads"]:
-            self._give_up(int(number), str(reason))
+        lost = {int(number): str(reason) for number, reason in info["lost_payloads"]}
+        for number, reason in lost.items():
+            self._give_up(number, reason)
+        # A batch with rows of lost payloads was left out; at its end a learner leaves the rest.
+        whole = [each for each in leases if lost.keys().isdisjoint(each.pinned)]
+        updates = max(0, int(info["learner_step"]) - leases[0].train_iter) if leases else 0
+        self.trained_rows += self.trainings * sum(each.rows for each in whole[:updates])
         if info.get("priority_info"):
             self.buffer.update(info["priority_info"])
 
@@ -374,9 +422,20 @@ class Experience:
                     del state.kept[number]
         return list(garbage.values())
 
+    def count_rows(self) -> int:
+        """Rows in the buffer."""
+        return int(self.buffer.count())
+
+    def counts(self) -> SampleCounts:
+        """What became of the samples; those that wait for room are not among them."""
+        ledger, evicted = self.ledger, dict(self.ledger.evicted_rows)
+        acked = ledger.acked_rows
+        return SampleCounts(acked, acked, self.trained_rows, self.count_rows(), evicted)
+
     def check(self) -> None:
-        """Raise AssertionError where acknowledged samples went missing unaccounted."""
-        self.ledger.check(self.buffer.count())
+        """Raise SamplesLostError where acknowledged samples went missing unaccounted."""
+        leases = (lease.pinned for leases in self._leases.values() for lease in leases)
+        self.ledger.check(self.count_rows(), Counter(each for pinned in leases for each in pinned))
 
     def close(self) -> None:
         """Close the buffer."""
@@ -435,9 +494,9 @@ class EpisodeExperience(Experience):
         """Whether the buffer admits one more episode now."""
         return super().can_push(1)
 
-    def check(self) -> None:
-        """As ``Experience.check``."""
-        self.ledger.check(sum(self.buffer.episode_len))
+    def count_rows(self) -> int:
+        """Rows of all episodes in the buffer."""
+        return sum(self.buffer.episode_len)
 
     def _push(self, batch: SampleBatch, envstep: int) -> None:
         self.buffer.push([batch], envstep)

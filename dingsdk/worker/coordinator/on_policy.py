@@ -266,7 +266,7 @@ class OnPolicyExperience(Experience):
     def __init__(
         self, n_sample: int, max_lag: int, trainings: int = 1, least_steps: int = 1
     ) -> None:
-        self._trainings = trainings
+        self.trainings = trainings
         self.admission = Admission(n_sample, max_lag, least_steps)
         self._train_iter = 0
         super().__init__(RowQueue(self.admission))
@@ -299,7 +299,7 @@ class OnPolicyExperience(Experience):
         """Draw all rows; None while the training may not begin."""
         leased = super().lease(state, batch_size, 1, train_iter)
         if leased is not None:
-            leased["batches"] *= self._trainings
+            leased["batches"] *= self.trainings
         return leased
 
     def settle(self, state: TaskState, info: Mapping[str, Any] | None = None) -> None:

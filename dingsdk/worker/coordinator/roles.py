@@ -316,7 +316,7 @@ class CollectorRole(Role):
             answer = control.ask(state, {**demand, **_admit(control, state)})
             control.deal_with_storage(state, str(answer.get("held_up_by", "")))
             reports = answer["reports"]
-            state.waiting = frozenset(str(r["data_id"]) for r in reports if "data_id" in r)
+            state.waiting = {str(r["data_id"]): int(r["rows"]) for r in reports if "data_id" in r}
             for report in reports:
                 if "data_id" in report:
                     _acknowledge(control, state, report)

@@ -18,6 +18,7 @@ from dingsdk.worker.coordinator.pace import PaceBoard
 from dingsdk.worker.coordinator.roles import Role
 from dingsdk.worker.coordinator.section import CoordinatorSection
 from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
+from dingsdk.worker.sample_counts import SampleCounts
 
 _log = logging.getLogger(__name__)
 
@@ -199,7 +200,9 @@ class SchedulerState:
         self._cfg = cfg
         self._clock = clock
         self._ended_env_steps = 0
-        self._ended_evicted: Counter[str] = Counter()
+        self._ended_counts = SampleCounts()
+        self.unacknowledged_rows = 0
+        """Rows that were announced, and are not going to be acknowledged."""
         self._given_up: Counter[str] = Counter()
         """Tasks of each kind that were given up since one of them finished."""
 
@@ -304,6 +307,7 @@ class SchedulerState:
         role = self._roles[state.role]
         state.phase = phase
         self.running.pop(state.task_id, None)
+        self.unacknowledged_rows += sum(state.waiting.values())
         if state.worker is not None:
             self.pace.end(state.worker.worker_id, state.kind)
             if phase is not TaskPhase.LOST:
@@ -376,8 +380,15 @@ class SchedulerState:
         buffer_id = self.commander.finish_learner_task(state.task_id, finished)
         experience = self.experiences.pop(buffer_id, None)
         if experience is not None:
-            self._ended_evicted += experience.ledger.evicted_rows
+            self._ended_counts += experience.counts()
         return experience
+
+    def close_experiences(self) -> list[Experience]:
+        """Forget the experiences that are open, but not what they count; return them."""
+        experiences = list(self.experiences.values())
+        self._ended_counts = self.samples_in_buffers()
+        self.experiences.clear()
+        return experiences
 
     def experience_of(self, state: TaskState) -> Experience | None:
         """Return the experience that a task works for, while it is open."""
@@ -407,11 +418,14 @@ class SchedulerState:
         owners = {state.payload_prefix for state in self.running.values()}
         return lambda data_id: data_id in known or data_id.partition("-")[0] in owners
 
-    @property
-    def evicted(self) -> dict[str, int]:
-        """Samples that left the buffers, by reason."""
-        counts = (each.ledger.evicted_rows for each in self.experiences.values())
-        return dict(sum(counts, self._ended_evicted))
+    def samples_in_buffers(self) -> SampleCounts:
+        """What became of the samples that were acknowledged, in all buffers."""
+        return sum((each.counts() for each in self.experiences.values()), self._ended_counts)
+
+    def samples(self) -> SampleCounts:
+        """What became of the samples of the run."""
+        waiting = sum(sum(state.waiting.values()) for state in self.running.values())
+        return self.samples_in_buffers() + SampleCounts(waiting + self.unacknowledged_rows)
 
     @property
     def env_steps(self) -> int:

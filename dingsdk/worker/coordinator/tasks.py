@@ -66,8 +66,8 @@ class TaskState:
     lost_env_steps: int = 0
     payload_prefix: str = field(default_factory=lambda: secrets.token_hex(6))
     """Begins the ids of this attempt's payloads, up to a ``-``: whose they are."""
-    waiting: frozenset[str] = frozenset()
-    """Payloads that were announced and are not all acknowledged yet."""
+    waiting: dict[str, int] = field(default_factory=dict)
+    """Rows of the payloads that were announced and are not acknowledged yet."""
     announced: set[int] = field(default_factory=set)
     """Payload numbers that the learner of this attempt has been told of."""
     dropped: list[int] = field(default_factory=list)

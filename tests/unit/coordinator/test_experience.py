@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from dingsdk.errors import ProtocolError
+from dingsdk.errors import ProtocolError, SamplesLostError
 from dingsdk.worker.coordinator.experience import (
     REDRAWS,
     Experience,
@@ -145,3 +145,38 @@ def test_learners_are_told_which_rows_to_keep_of_payloads_that_lost_many() -> No
         assert rows == [row for row in range(ROWS) if (number, row) not in gone]
     named = {number for number, _ in gone}
     assert len(garbage) + len(kept) == len(named)
+
+
+def learned(step: int, *lost: int) -> dict[str, Any]:
+    return {"learner_step": step, "lost_payloads": [[each, "missing"] for each in lost]}
+
+
+def test_rows_of_the_batches_that_were_trained_on_are_counted(experience: Experience) -> None:
+    push(experience, "a", "b", "c", "d")
+    state = TaskState("task", "learner", {"buffer_id": "b"}, 0.0)
+    experience.lease(state, 6, 3, 10)
+    experience.settle(state, learned(13))
+    assert experience.trained_rows == 18
+    experience.lease(state, 6, 3, 13)
+    experience.settle(state, learned(14))  # its learner ended after the first
+    assert experience.trained_rows == 24
+    experience.lease(state, 6, 3, 14)
+    experience.settle(state, learned(14))
+    experience.settle(state, learned(99))
+    experience.lease(state, 6, 3, 14)
+    experience.settle(state)  # its learner was lost
+    assert experience.trained_rows == 24
+    experience.lease(state, 16, 1, 14)
+    experience.settle(state, learned(15, 0, 1, 2, 3))  # a batch that could not be read
+    assert experience.trained_rows == 24
+    experience.check()
+
+
+def test_leases_that_do_not_match_the_ledger_are_named(experience: Experience) -> None:
+    push(experience, "a")
+    state = TaskState("task", "learner", {"buffer_id": "b"}, 0.0)
+    experience.lease(state, 2, 1, 0)
+    experience.check()
+    experience.ledger.unpin([0])
+    with pytest.raises(SamplesLostError, match="'a' has 4 live rows"):
+        experience.check()

@@ -105,7 +105,7 @@ class Control:
 
     def deal_with_collector_send_data(self, state: TaskState, meta: Mapping[str, Any]) -> bool:
         self.states.append(state)
-        self._note("data", meta["data_id"], state.waiting)
+        self._note("data", meta["data_id"], dict(state.waiting))
         if self.refusals:
             self.refusals -= 1
             return False
@@ -176,7 +176,7 @@ def test_collector_is_started_asked_for_reports_and_closed() -> None:
 def test_payloads_of_an_answer_wait_together() -> None:
     control = Control(reports(payload("a", 4), payload("b", 8), {"cur_step": 9}, has_ended=True))
     state = drive_collector(control)
-    both = frozenset({"a", "b"})
+    both = {"a": 4, "b": 4}
     assert control.of("data") == [("a", both), ("b", both)]
     assert state.waiting == both
 

@@ -20,6 +20,7 @@ from dingsdk.worker.coordinator.scheduler_state import (
 )
 from dingsdk.worker.coordinator.section import CoordinatorSection
 from dingsdk.worker.factory import create_buffer
+from dingsdk.worker.sample_counts import SampleCounts
 
 LEASE_S = 10.0
 RUN_CFG: dict[str, Any] = {"system": {"learner_num": 1, "collector_num": 2}}
@@ -443,7 +444,7 @@ def test_payloads_are_live_while_buffered_waiting_or_of_a_running_task(site: Sit
     site.join("c0")
     state = site.assigned(**collecting())
     experience.push({"data_id": "buffered", "rows": 2, "policy_iter": 0}, 0)
-    state.waiting = frozenset({"waiting"})
+    state.waiting = {"waiting": 2}
     is_live = site.state.find_live()
     assert site.state.live_payloads == {"buffered"}
     assert is_live("buffered")
@@ -462,9 +463,14 @@ def test_evicted_samples_of_all_buffers_are_added_up(site: Site) -> None:
         for n in range(3):
             meta = {"data_id": f"{name}{n}", "rows": 32, "policy_iter": 0}
             experience.push(meta, 0)
-    assert site.state.evicted == {"overwritten": 64}
+    counts = SampleCounts(192, 192, 0, 128, {"overwritten": 64})
+    assert site.state.samples() == counts
     site.state.finish_learner(TaskState("t"), {"buffer_id": "a"})
-    assert site.state.evicted == {"overwritten": 64}
+    assert site.state.samples() == counts
+    for experience in site.state.close_experiences():
+        experience.close()
+    assert site.state.samples() == counts
+    site.state.samples().check()
 
 
 def test_finished_learner_gives_its_experience_back_once(site: Site) -> None:

@@ -16,6 +16,7 @@ from dingsdk.worker.coordinator import CoordinatorStatus
 from dingsdk.worker.coordinator.experience import PolicyLag
 from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.run_logger import build_tb_logger
+from dingsdk.worker.sample_counts import SampleCounts
 
 
 def scalars(events: bytes) -> Iterator[tuple[str, int, float]]:
@@ -36,7 +37,7 @@ def status() -> CoordinatorStatus:
         buffer_count=0,
         workers={"collector": 2, "learner": 1},
         running_tasks=2,
-        evicted={},
+        samples=SampleCounts(),
         held_up_by="",
         paces={
             "c0": Pace("collector", 50.0, 0.5, False),

@@ -1,0 +1,73 @@
+"""``dingsdk status``."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+SILENT_S = 30.0
+"""Age of a status beyond which its run has probably been killed."""
+
+
+@click.command("status", short_help="Show how a run is doing, and what became of its samples.")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def status(run: Path, as_json: bool) -> None:
+    """Show how the run in folder RUN is doing, or how it ended. Changes nothing."""
+    from dingsdk.pipeline.status_file import read_status
+
+    found = read_status(run)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    for label, text in _lines(found, time.time() - found["written_at"]):
+        click.echo(f"{label:<13} {text}")
+
+
+def _lines(found: Mapping[str, Any], age_s: float) -> list[tuple[str, str]]:
+    samples = found["samples"]
+    acknowledged = samples["acknowledged"]
+    evicted = ", ".join(f"{n:,} {reason}" for reason, n in samples["evicted"].items() if n)
+    uses = f" ({samples['trained'] / acknowledged:.2f} times each)" if acknowledged else ""
+    unacknowledged = samples["collected"] - acknowledged
+    waiting = f", {unacknowledged:,} not" if unacknowledged else ""
+    lines = [
+        ("run", _state(found, age_s)),
+        ("elapsed", f"{found['elapsed_s']:.1f} s, {found['mode']}, {found['workers']} workers"),
+        ("env steps", f"{found['env_steps']:,}"),
+        ("iterations", f"{found['train_iter']:,}"),
+        ("return", f"{_number(found['last_return'])} (best {_number(found['best_return'])})"),
+        ("collected", f"{samples['collected']:,} samples"),
+        ("acknowledged", f"{acknowledged:,}{waiting}"),
+        ("trained on", f"{samples['trained']:,}{uses}"),
+        ("in the buffer", f"{samples['live']:,} of {found['buffer_capacity']:,}"),
+        ("evicted", evicted or "none"),
+    ]
+    lines += [("task", _task(each)) for each in found["tasks"]]
+    return lines + ([("held up", found["held_up_by"])] if found["held_up_by"] else [])
+
+
+def _state(found: Mapping[str, Any], age_s: float) -> str:
+    if found["reason"] is not None:
+        return f"over: {found['reason']}"
+    if age_s > SILENT_S:
+        return (
+            f"not heard of for {age_s:,.0f} s (process {found['pid']} on {found['host']}); "
+            "it was killed, or is suspended"
+        )
+    return f"under way (process {found['pid']} on {found['host']})"
+
+
+def _task(task: Mapping[str, Any]) -> str:
+    pace = "" if task["per_s"] is None else f", {task['per_s']:,.1f} a second"
+    waits = f", waits for {task['waits_for']}" if task["waits_for"] else ""
+    return f"{task['kind']} {task['worker_id']}{pace}{waits}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"

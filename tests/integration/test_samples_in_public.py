@@ -1,0 +1,76 @@
+"""Runs of both modes tell what became of their samples, and check it where they are asked to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dingsdk import resume, train
+from dingsdk.errors import SamplesLostError
+from dingsdk.pipeline.status_file import read_status
+from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.worker.coordinator.experience import PayloadLedger
+
+SETS = (
+    "system.validate_state=true",
+    "system.max_env_steps=1500",
+    "env.stop_value=.inf",
+    "policy.other.replay_buffer.replay_buffer_size=512",
+)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(mode: Any, example: str = "cartpole-dqn", *sets: str) -> dict[str, Any]:
+    with use_manager(PluginManager()):
+        result = train(example, mode=mode, sets=(*SETS, *sets), seed=3)
+    return samples_of(result.run_dir)
+
+
+def samples_of(run_dir: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run_dir / "result.json").read_text())["samples"]
+    assert read_status(run_dir)["samples"] == found
+    return found
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_samples_of_a_run_are_all_accounted_for(mode: str) -> None:
+    found = run(mode)
+    assert found["collected"] >= found["acknowledged"] >= 1024
+    assert found["live"] == 512
+    assert found["acknowledged"] == 512 + sum(found["evicted"].values())
+    assert found["evicted"]["overwritten"] > 0
+    assert found["trained"] > found["acknowledged"] / 2
+
+
+def test_samples_of_an_on_policy_run_are_trained_on_and_gone() -> None:
+    found = run("serial", "cartpole-ppo")
+    assert found["evicted"] == {"trained": found["collected"]}
+    assert found["live"] == 0
+
+
+def test_counts_go_on_when_a_run_is_resumed() -> None:
+    with use_manager(PluginManager()):
+        whole = train("cartpole-dqn", sets=(*SETS, "exp_name=whole"), seed=3)
+        part = train("cartpole-dqn", sets=(*SETS, "system.max_env_steps=700"), seed=3)
+        resume(part.run_dir, sets=("system.max_env_steps=1500",))
+    assert samples_of(part.run_dir) == samples_of(whole.run_dir)
+
+
+def test_run_whose_ledger_loses_samples_ends_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    add = PayloadLedger.add
+
+    def forget(self: PayloadLedger, *args: Any) -> Any:
+        number = add(self, *args)
+        self.acked_rows -= 1
+        return number
+
+    monkeypatch.setattr(PayloadLedger, "add", forget)
+    with pytest.raises(SamplesLostError):
+        run("parallel")
