@@ -62,6 +62,7 @@ _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY
 # Without O_NONBLOCK the open of a FIFO would wait for a writer.
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _OVERWRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
 _BUFFERS_A_CALL = 512  # below IOV_MAX, 1024 on Linux
 
 
@@ -209,6 +210,44 @@ class Folder:
         self._check_name(name)
         with _Use(self, "write", name) as folder:
             _replace(folder, name, buffers, durable)
+
+    def append(self, name: str, content: Buffer, at: int, durable: bool = False) -> None:
+        """Write at the end of a file of ``at`` bytes, mode 0600, made where there is none.
+
+        Args:
+            name: Of the file.
+            content: All of it is written, or nothing: what a full disk took is cut off again.
+            at: Size of the file in bytes, as its only writer knows it.
+            durable: Whether to wait until the disk has it.
+
+        Raises:
+            StorageFullError: disk full, over quota, failing, or out of descriptors.
+            RunFolderError: another reason, such as a file of another size.
+        """
+        self._check_name(name)
+        with _Use(self, "write", name) as folder:
+            descriptor = os.open(name, _APPEND, 0o600, dir_fd=folder)
+            try:
+                size = os.fstat(descriptor).st_size
+                if size != at:
+                    raise RunFolderError(
+                        f"{self.path / name} has {size} bytes in place of {at}: another process "
+                        "writes to it, or it was cut off",
+                        path=str(self.path / name),
+                    )
+                os.lseek(descriptor, at, os.SEEK_SET)
+                try:
+                    write_chunks(descriptor, (content,))
+                    if durable:
+                        os.fsync(descriptor)
+                        if not at:
+                            os.fsync(folder)
+                except OSError:
+                    with contextlib.suppress(OSError):
+                        os.ftruncate(descriptor, at)
+                    raise
+            finally:
+                os.close(descriptor)
 
     def sync(self, name: str | None = None) -> None:
         """Wait until the disk has a file's content, or the folder's names.

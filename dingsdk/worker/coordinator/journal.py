@@ -1,0 +1,496 @@
+"""The journal of a coordinator: facts on disk, from which another one goes on where it was.
+
+A journal is a folder of numbered files. ``000003.facts`` holds facts, one after another, as they
+became true; ``000003.state`` holds the coordinator's whole state before the first of them. Whoever
+reads it takes the newest state and applies all facts from there on. ``owner.json`` says who writes.
+
+A fact is a record: ``length, uint32 | crc32 of the content, uint32 | crc32 of the first 8 bytes,
+uint32 | content``, the content in MessagePack. A process that is killed leaves the start of a
+record at the end of a file; that is dropped. Damage anywhere else is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from dingsdk.data.container import decode_frame, decode_json, encode_frame, encode_json
+from dingsdk.data.files import Buffer
+from dingsdk.errors import (
+    CheckpointCorruptError,
+    CheckpointVersionError,
+    DataCorruptError,
+    DataMissingError,
+    DataVersionError,
+    RunDirLockedError,
+    StorageFullError,
+)
+
+VERSION = 1
+OWNER_NAME = "owner.json"
+_OWNER_KIND, _STATE_KIND = "journal-owner", "coordinator-state"
+_OWNER_BYTES = 4096
+_MAX_BYTES = 1 << 40
+_MAX_TEXT_BYTES = (1 << 32) - 1
+_NAME = re.compile(r"([0-9]{6,12})\.(facts|state)")
+_HEADER, _CHECKED = struct.Struct("<III"), struct.Struct("<II")
+_log = logging.getLogger(__name__)
+
+
+class Fact(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """What became true in a run."""
+
+
+class Begun(Fact, frozen=True):
+    """The first fact of each file: who writes it, after so many bytes of the file before.
+
+    What another one appends to that file later never counts.
+    """
+
+    epoch: int
+    after_bytes: int = 0
+    version: int = VERSION
+
+
+class TaskRecord(msgspec.Struct, frozen=True):
+    """A task, as it was given to a worker or waits to be given to another."""
+
+    task_id: str
+    role: str
+    task: dict[str, Any]
+    attempt: int
+    payload_prefix: str
+    mark: int = 0
+    env_steps: int = 0
+    lost_env_steps: int = 0
+
+
+class Given(Fact, frozen=True):
+    """A worker got a task."""
+
+    task: TaskRecord
+
+
+class Over(Fact, frozen=True):
+    """A task ended, or its worker did and the task waits for another one.
+
+    ``env_steps`` are those of all tasks that ended.
+    """
+
+    task_id: str
+    env_steps: int
+    retried: TaskRecord | None = None
+
+
+class Commanded(Fact, frozen=True):
+    """The commander's state, as ``encode_json`` writes it."""
+
+    state: bytes
+
+
+class Opened(Fact, frozen=True):
+    """A learner's task got its replay buffer."""
+
+    task_id: str
+
+
+class Closed(Fact, frozen=True):
+    """A learner's task ended, and its replay buffer with it."""
+
+    buffer_id: str
+    has_trained_out: bool
+
+
+class Pushed(Fact, frozen=True):
+    """A payload is acknowledged."""
+
+    buffer_id: str
+    data_id: str
+    rows: int
+    policy_iter: int
+    env_steps: int
+    digest: str | None = None
+    priority: float | None = None
+    columns: dict[str, np.ndarray[Any, Any]] = {}
+
+
+class Leased(Fact, frozen=True):
+    """Batches were drawn for a learner's task."""
+
+    task_id: str
+    batch_size: int
+    batches: int
+    train_iter: int
+    drawn: int
+
+
+class Trained(Fact, frozen=True):
+    """A learner trained on what was leased to it."""
+
+    task_id: str
+    train_iter: int
+    lost: list[tuple[int, str]] = []
+    priorities: dict[str, np.ndarray[Any, Any]] = {}
+
+
+class LeaseEnded(Fact, frozen=True):
+    """What was leased to a task is leased no more."""
+
+    task_id: str
+
+
+class Missing(Fact, frozen=True):
+    """Payloads of a buffer are gone."""
+
+    buffer_id: str
+    data_ids: list[str]
+
+
+class Progressed(Fact, frozen=True):
+    """A collecting task has taken so many env steps, so long after the first of the run."""
+
+    task_id: str
+    env_steps: int
+    elapsed_s: float
+
+
+class Evaluated(Fact, frozen=True):
+    """An evaluation was recorded."""
+
+    evaluation: dict[str, Any]
+
+
+_FACTS = (
+    Begun
+    | Given
+    | Over
+    | Commanded
+    | Opened
+    | Closed
+    | Pushed
+    | Leased
+    | Trained
+    | LeaseEnded
+    | Missing
+    | Progressed
+    | Evaluated
+)
+
+
+def _encode_array(value: Any) -> tuple[str, tuple[int, ...], bytes]:
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return value.dtype.str, value.shape, value.tobytes()
+    raise TypeError(f"a journal holds no {type(value).__name__}")
+
+
+def _decode_array(kind: type, value: Any) -> np.ndarray[Any, Any]:
+    dtype, shape, content = value
+    if np.dtype(dtype).kind not in "biuf":
+        raise ValueError(f"an array of {dtype}")
+    return np.frombuffer(content, dtype).reshape(shape).copy()
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
+_decoder: msgspec.msgpack.Decoder[Fact] = msgspec.msgpack.Decoder(_FACTS, dec_hook=_decode_array)
+
+
+def encode_fact(fact: Fact) -> bytes:
+    """Return the record of a fact."""
+    content = _encoder.encode(fact)
+    head = _CHECKED.pack(len(content), zlib.crc32(content))
+    return head + zlib.crc32(head).to_bytes(4, "little") + content
+
+
+def decode_facts(data: Buffer, path: str) -> tuple[list[Fact], int]:
+    """Return the facts of a file, and how many bytes at its end are no whole record.
+
+    Raises:
+        CheckpointCorruptError: it is damaged before its end; facts ``path`` and ``offset``.
+    """
+    facts: list[Fact] = []
+    at, size = 0, len(data)
+    while at + _HEADER.size <= size:
+        length, crc, head_crc = _HEADER.unpack_from(data, at)
+        start, end = at + _HEADER.size, at + _HEADER.size + length
+        if zlib.crc32(bytes(data[at : at + _CHECKED.size])) != head_crc:
+            if any(data[at:]):
+                raise _damaged(path, at)
+            break  # a power cut leaves zeros where nothing was written yet
+        if end > size:
+            break
+        content = bytes(data[start:end])
+        if zlib.crc32(content) != crc:
+            if end < size:
+                raise _damaged(path, at)
+            break
+        try:
+            facts.append(_decoder.decode(content))
+        except (msgspec.DecodeError, TypeError, ValueError) as error:
+            raise _damaged(path, at) from error
+        at = end
+    return facts, size - at
+
+
+def _damaged(path: str, offset: int) -> CheckpointCorruptError:
+    return CheckpointCorruptError(
+        f"the journal {path} is damaged at byte {offset}, before its end; restore the file, or "
+        "begin a new run from the checkpoint of this one",
+        path=path,
+        offset=offset,
+    )
+
+
+class Disk(Protocol):
+    """What a journal needs of its folder; ``dingsdk.data.files.Folder`` has it."""
+
+    @property
+    def path(self) -> Path:
+        """Where it is, for messages."""
+
+    def names(self) -> list[str]:
+        """Return the names of its files."""
+
+    def read(self, name: str, max_bytes: int) -> bytearray:
+        """Return a file; raises DataMissingError."""
+
+    def append(self, name: str, content: Buffer, at: int, durable: bool = False) -> None:
+        """Write all of it at the end of a file of ``at`` bytes, or raise and change nothing."""
+
+    def write_atomic(self, name: str, buffers: Sequence[Buffer], durable: bool = False) -> None:
+        """Replace a file, or raise and change nothing."""
+
+    def unlink(self, name: str) -> bool:
+        """Remove a file."""
+
+
+class _Owner(msgspec.Struct, frozen=True):
+    epoch: int
+    name: str
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What a journal holds.
+
+    Attributes:
+        state: The newest state, None where there is none.
+        facts: What became true since then, in order.
+        torn_bytes: Bytes of records that were not written to their end.
+    """
+
+    state: Mapping[str, Any] | None = None
+    facts: list[Fact] = field(default_factory=list)
+    torn_bytes: int = 0
+
+
+class Journal:
+    """Writes facts, and reads those of the coordinators before. Not thread safe: the caller locks.
+
+    Each ``open`` begins an epoch and takes the journal from whoever wrote it: what that one appends
+    from then on is refused.
+
+    Args:
+        disk: The folder.
+        fsync: Whether to wait for the disk at each fact, so that it survives a power cut. Without,
+            it survives the end of the process.
+        owner: Who writes, for messages; None for this process and host.
+        snapshot_bytes: Facts of so many bytes make a new state due, or as many as the last state
+            had, if that was more.
+        snapshot_facts: So many facts do, too.
+
+    Attributes:
+        epoch: How often the journal was opened.
+        number: Of the file that facts are appended to.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        *,
+        fsync: bool = False,
+        owner: str | None = None,
+        snapshot_bytes: int = 4 << 20,
+        snapshot_facts: int = 20_000,
+    ) -> None:
+        self._disk = disk
+        self._fsync = fsync
+        self._owner = owner or f"process {os.getpid()} on {socket.gethostname()}"
+        self._least_bytes = self._due_bytes = snapshot_bytes
+        self._due_facts = snapshot_facts
+        self._bytes = self._facts = 0  # in all files since the newest state
+        self._size = 0
+        self.epoch = self.number = 0
+
+    def open(self) -> Recovered:
+        """Take the journal over; return what it holds.
+
+        Raises:
+            CheckpointCorruptError: a file is damaged or missing.
+            CheckpointVersionError: another version wrote it.
+            StorageFullError, RunFolderError: it cannot be written.
+        """
+        self.epoch = self._read_owner().epoch + 1
+        content = encode_json(_OWNER_KIND, {"epoch": self.epoch, "name": self._owner})
+        # Before anything is read: what another one appends later, it finds out to be refused.
+        self._disk.write_atomic(OWNER_NAME, [content], durable=True)
+        found, self.number, self._size = self._read_all()
+        if found.torn_bytes:
+            _log.warning("%s: dropped %d bytes of a record", self._disk.path, found.torn_bytes)
+        self.rotate()
+        return found
+
+    def append(self, fact: Fact) -> None:
+        """Write a fact; when this returns, it outlives the process.
+
+        Raises:
+            StorageFullError: there is no room; nothing was written.
+            RunDirLockedError: another coordinator has taken the journal.
+            RunFolderError: it cannot be written.
+        """
+        record = encode_fact(fact)
+        self._disk.append(_name(self.number, "facts"), record, self._size, self._fsync)
+        self._size += len(record)
+        self._bytes += len(record)
+        self._facts += 1
+        # After the write: one that takes the journal later than this reads the record.
+        self.check_owner()
+
+    def check_owner(self) -> None:
+        """Raise RunDirLockedError if another coordinator has taken the journal."""
+        owner = self._read_owner()
+        if owner != _Owner(self.epoch, self._owner):
+            raise RunDirLockedError(
+                f"{self._disk.path}: this is epoch {self.epoch} of the run, and {owner.name} has "
+                f"begun epoch {owner.epoch}; it goes on there",
+                path=str(self._disk.path),
+                epoch=owner.epoch,
+                owner=owner.name,
+            )
+
+    @property
+    def is_state_due(self) -> bool:
+        """Whether so much was written that a new state is worth it."""
+        return self._bytes >= self._due_bytes or self._facts >= self._due_facts
+
+    def rotate(self) -> int:
+        """Begin another file; return its number, for ``save`` of the state as of now.
+
+        Raises:
+            as ``append``; facts go to the file before, then.
+        """
+        record = encode_fact(Begun(self.epoch, self._size))
+        number = self.number + 1
+        self._disk.append(_name(number, "facts"), record, 0, self._fsync)
+        self.number, self._size = number, len(record)
+        self.check_owner()
+        return number
+
+    def save(self, number: int, state: Mapping[str, Any]) -> None:
+        """Write the state as of the beginning of a file, and remove what came before.
+
+        Another thread may append meanwhile.
+
+        Raises:
+            StorageFullError, RunFolderError: the state is not written; all facts stay.
+            RunDirLockedError: as ``append``.
+        """
+        buffers, info = encode_frame(
+            _STATE_KIND, {"version": VERSION, "state": state}, max_manifest_bytes=_MAX_TEXT_BYTES
+        )
+        self.check_owner()
+        try:
+            self._disk.write_atomic(_name(number, "state"), buffers, durable=True)
+        except StorageFullError:
+            self._due_bytes, self._due_facts = 2 * self._due_bytes, 2 * self._due_facts
+            raise
+        for old, kind in self._files():
+            if old < number:
+                self._disk.unlink(_name(old, kind))
+        self._due_bytes = max(self._least_bytes, info.size_bytes)
+        self._bytes = self._facts = 0
+
+    def _read_all(self) -> tuple[Recovered, int, int]:
+        """Return what is there, the number of the newest file, and its size without a torn end."""
+        files = self._files()
+        states = [number for number, kind in files if kind == "state"]
+        logs = [number for number, kind in files if kind == "facts"]
+        first, last = max(states, default=1), max([*states, *logs], default=0)
+        found, size, limit = Recovered(), 0, None
+        for number in range(last, first - 1, -1):
+            name = _name(number, "facts")
+            if number not in logs:
+                path = str(self._disk.path / name)
+                raise CheckpointCorruptError(f"the file {path} of the journal is gone", path=path)
+            content = self._disk.read(name, _MAX_BYTES)[:limit]
+            facts, torn = self._read_facts(name, content)
+            found.facts[:0] = facts[1:]
+            found.torn_bytes += torn
+            if number == last:
+                size = len(content) - torn
+            limit = facts[0].after_bytes if facts else None
+        if states:
+            found.state = self._read_state(_name(first, "state"))
+        return found, last, size
+
+    def _read_facts(self, name: str, content: bytearray) -> tuple[list[Any], int]:
+        path = str(self._disk.path / name)
+        facts, torn = decode_facts(content, path)
+        if facts and not (isinstance(facts[0], Begun) and facts[0].version == VERSION):
+            version = getattr(facts[0], "version", None)
+            raise CheckpointVersionError(
+                f"{path} has version {version!r}, this dingsdk reads {VERSION}",
+                found=version,
+                expected=VERSION,
+            )
+        return facts, torn
+
+    def _read_state(self, name: str) -> Mapping[str, Any]:
+        path = self._disk.path / name
+        try:
+            content = bytes(self._disk.read(name, _MAX_BYTES))
+            found = decode_frame(
+                _STATE_KIND, content, len(content), max_manifest_bytes=_MAX_TEXT_BYTES
+            )
+            version, state = found["version"], found["state"]
+        except DataVersionError as error:
+            raise CheckpointVersionError(f"{path}: {error}", **error.facts) from error
+        except (DataCorruptError, KeyError, TypeError) as error:
+            raise CheckpointCorruptError(
+                f"the journal {path} is damaged: {error}; restore the file, or begin a new run "
+                "from the checkpoint of this one",
+                path=str(path),
+            ) from error
+        if version != VERSION:
+            text = f"{path} has version {version!r}, this dingsdk reads {VERSION}"
+            raise CheckpointVersionError(text, found=version, expected=VERSION)
+        return dict(state)
+
+    def _read_owner(self) -> _Owner:
+        try:
+            content = self._disk.read(OWNER_NAME, _OWNER_BYTES)
+            return msgspec.convert(decode_json(_OWNER_KIND, content, _OWNER_BYTES), _Owner)
+        except DataMissingError:
+            return _Owner(0, "nobody")
+        except (DataCorruptError, msgspec.ValidationError) as error:
+            path = str(self._disk.path / OWNER_NAME)
+            raise CheckpointCorruptError(f"{path} is damaged: {error}", path=path) from error
+
+    def _files(self) -> list[tuple[int, str]]:
+        """Return number and kind of the files."""
+        matches = [_NAME.fullmatch(name) for name in self._disk.names()]
+        return [(int(match[1]), match[2]) for match in matches if match]
+
+
+def _name(number: int, kind: str) -> str:
+    return f"{number:06d}.{kind}"

@@ -1,0 +1,265 @@
+"""The journal: what was appended is there again, wherever its writer died, or it is refused."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dingsdk.data.files import Folder
+from dingsdk.errors import (
+    CheckpointCorruptError,
+    CheckpointVersionError,
+    RunDirLockedError,
+    RunFolderError,
+    StorageFullError,
+)
+from dingsdk.testing.os_calls import failing_calls
+from dingsdk.worker.coordinator.journal import (
+    Begun,
+    Fact,
+    Given,
+    Journal,
+    Leased,
+    Missing,
+    Pushed,
+    Recovered,
+    TaskRecord,
+    Trained,
+    encode_fact,
+)
+
+FACTS: list[Fact] = [
+    Given(TaskRecord("t", "learner", {"seed": 3, "stop": float("inf")}, 1, "ab12")),
+    Pushed("b", "p0", 3, 7, 12, columns={"x": np.array([[1.0], [np.nan], [2.0]], np.float32)}),
+    Leased("t", 32, 8, 7, 2),
+    Trained("t", 9, [(0, "missing")], {"priority": np.array([0.5, 1.5])}),
+]
+
+
+def journal(folder: Path, **options: Any) -> Journal:
+    return Journal(Folder(folder), **options)
+
+
+def recovered(folder: Path) -> Recovered:
+    return journal(folder).open()
+
+
+def written(folder: Path, facts: list[Fact] = FACTS) -> Path:
+    """Write a journal, and return its only file of facts."""
+    made = journal(folder)
+    made.open()
+    for fact in facts:
+        made.append(fact)
+    (path,) = folder.glob("*.facts")
+    return path
+
+
+def same(found: list[Fact], expected: list[Fact]) -> bool:
+    return [encode_fact(each) for each in found] == [encode_fact(each) for each in expected]
+
+
+def test_facts_are_there_again_in_order(tmp_path: Path) -> None:
+    written(tmp_path)
+    found = recovered(tmp_path)
+    assert (found.state, found.torn_bytes) == (None, 0)
+    assert same(found.facts, FACTS)
+    pushed = found.facts[1]
+    assert isinstance(pushed, Pushed)
+    assert pushed.columns["x"].dtype == np.float32
+    np.testing.assert_array_equal(pushed.columns["x"], [[1.0], [np.nan], [2.0]])
+    pushed.columns["x"][0] = 5.0  # not of read-only memory
+
+
+def test_journal_cut_at_every_byte_holds_all_facts_before_the_cut(tmp_path: Path) -> None:
+    path = written(tmp_path / "whole")
+    content, size = path.read_bytes(), len(encode_fact(Begun(1)))
+    ends = np.cumsum([size, *(len(encode_fact(fact)) for fact in FACTS)])
+    assert ends[-1] == len(content)
+    for cut in range(len(content)):
+        folder = tmp_path / f"cut-{cut}"
+        folder.mkdir(mode=0o700)
+        (folder / path.name).write_bytes(content[:cut])
+        found = recovered(folder)
+        whole = int(np.searchsorted(ends, cut, "right"))
+        assert same(found.facts, FACTS[: max(0, whole - 1)])
+        assert found.torn_bytes == cut - (ends[whole - 1] if whole else 0)
+
+
+def test_flipped_byte_before_the_last_record_is_refused_with_file_and_place(tmp_path: Path) -> None:
+    path = written(tmp_path / "whole")
+    content = path.read_bytes()
+    last = len(content) - len(encode_fact(FACTS[-1]))
+    starts = np.cumsum([0, len(encode_fact(Begun(1))), *(len(encode_fact(f)) for f in FACTS)])
+    folder = tmp_path / "flipped"
+    folder.mkdir(mode=0o700)
+    for place in range(last + 12):  # the head of the last one, too
+        damaged = bytearray(content)
+        damaged[place] ^= 0x10
+        (folder / path.name).write_bytes(damaged)
+        with pytest.raises(CheckpointCorruptError) as caught:
+            recovered(folder)
+        assert caught.value.path == str(folder / path.name)
+        assert caught.value.offset == starts[np.searchsorted(starts, place, "right") - 1]
+
+
+def test_unwritten_end_after_a_power_cut_is_dropped(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    content = path.read_bytes()
+    path.write_bytes(content + bytes(4096))
+    assert same(recovered(tmp_path).facts, FACTS)
+    path.write_bytes(content[:-1] + b"\x00")  # the last block was not written
+    assert same(recovered(tmp_path).facts, FACTS[:-1])
+
+
+def test_state_replaces_the_facts_before_it_and_not_those_after(tmp_path: Path) -> None:
+    made = journal(tmp_path)
+    made.open()
+    made.append(FACTS[0])
+    number = made.rotate()
+    made.append(FACTS[1])  # while the state of a moment ago is being written
+    made.save(number, {"x": np.arange(3), "names": ["a"]})
+    made.append(FACTS[2])
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        f"{number:06d}.facts",
+        f"{number:06d}.state",
+        "owner.json",
+    ]
+    found = recovered(tmp_path)
+    assert found.state is not None
+    assert found.state["names"] == ["a"]
+    np.testing.assert_array_equal(found.state["x"], [0, 1, 2])
+    assert same(found.facts, FACTS[1:3])
+
+
+def test_each_epoch_goes_on_after_the_facts_of_all_before(tmp_path: Path) -> None:
+    for epoch, fact in enumerate(FACTS, start=1):
+        made = journal(tmp_path)
+        assert same(made.open().facts, FACTS[: epoch - 1])
+        assert made.epoch == epoch
+        made.append(fact)
+        # It dies in the middle of a record.
+        path = tmp_path / f"{made.number:06d}.facts"
+        path.write_bytes(path.read_bytes() + encode_fact(fact)[:-3])
+    found = recovered(tmp_path)
+    assert same(found.facts, FACTS)
+    assert found.torn_bytes == len(encode_fact(FACTS[-1])) - 3
+
+
+def test_missing_file_is_refused_by_name(tmp_path: Path) -> None:
+    made = journal(tmp_path)
+    made.open()
+    made.rotate()
+    made.rotate()
+    (tmp_path / "000002.facts").unlink()
+    with pytest.raises(CheckpointCorruptError, match=r"000002\.facts"):
+        recovered(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut"])
+def test_damaged_state_is_refused_by_name(tmp_path: Path, damage: str) -> None:
+    made = journal(tmp_path)
+    made.open()
+    made.save(made.number, {"x": np.arange(100)})
+    path = tmp_path / "000001.state"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content if damage == "flip" else content[:-9])
+    with pytest.raises(CheckpointCorruptError, match=r"000001\.state"):
+        recovered(tmp_path)
+
+
+def test_facts_of_another_version_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "000001.facts").write_bytes(encode_fact(Begun(1, version=9)))
+    with pytest.raises(CheckpointVersionError) as caught:
+        recovered(tmp_path)
+    assert (caught.value.found, caught.value.expected) == (9, 1)
+
+
+def test_whoever_lost_the_journal_is_refused(tmp_path: Path) -> None:
+    old, new = journal(tmp_path, owner="the old one"), journal(tmp_path, owner="the new one")
+    old.open()
+    old.append(FACTS[0])
+    assert same(new.open().facts, FACTS[:1])
+    with pytest.raises(RunDirLockedError, match="the new one") as caught:
+        old.append(FACTS[1])
+    assert caught.value.epoch == 2
+    with pytest.raises(RunDirLockedError):
+        old.save(old.number, {})
+    new.append(FACTS[2])
+    assert same(recovered(tmp_path).facts, [FACTS[0], FACTS[2]])
+
+
+def test_journal_whose_owner_file_is_gone_is_not_written_any_more(tmp_path: Path) -> None:
+    made = journal(tmp_path)
+    made.open()
+    (tmp_path / "owner.json").unlink()
+    with pytest.raises(RunDirLockedError):
+        made.append(FACTS[0])
+
+
+CALLS = ("open", "writev", "write", "fsync", "rename", "close")
+
+
+@pytest.mark.parametrize("fsync", [False, True])
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_every_failing_call_leaves_the_facts_that_were_taken(
+    tmp_path: Path, fsync: bool, is_persistent: bool
+) -> None:
+    at = count = 0
+    while at <= count:
+        at += 1
+        folder = tmp_path / str(at)
+        made = journal(folder, fsync=fsync)
+        made.open()
+        taken: list[Fact] = []
+        with failing_calls(CALLS, at, errno.ENOSPC, is_persistent) as calls:
+            for fact in FACTS:
+                try:
+                    made.append(fact)
+                    taken.append(fact)
+                except (StorageFullError, RunFolderError):
+                    break
+            count = calls()
+        found = recovered(folder).facts
+        # What was refused at last may be there: nobody was told that it is.
+        assert same(found[: len(taken)], taken)
+        assert len(found) <= len(taken) + 1
+    assert at > 8
+
+
+def test_full_disk_takes_the_next_fact_when_there_is_room(tmp_path: Path) -> None:
+    made = journal(tmp_path)
+    made.open()
+    with failing_calls(("writev",), 1, errno.ENOSPC), pytest.raises(StorageFullError):
+        made.append(FACTS[0])
+    made.append(FACTS[1])
+    assert same(recovered(tmp_path).facts, FACTS[1:2])
+
+
+def test_state_is_due_after_so_many_bytes_or_facts(tmp_path: Path) -> None:
+    made = journal(tmp_path, snapshot_facts=3)
+    made.open()
+    for _ in range(2):
+        made.append(FACTS[2])
+        assert not made.is_state_due
+    made.append(FACTS[2])
+    assert made.is_state_due
+    made.save(made.rotate(), {})
+    assert not made.is_state_due
+    made = journal(tmp_path / "bytes", snapshot_bytes=1000)
+    made.open()
+    made.save(made.rotate(), {"x": np.zeros(5000, np.uint8)})
+    made.append(Missing("b", ["p" * 4000]))
+    assert not made.is_state_due  # less than the last state
+    made.append(Missing("b", ["p" * 4000]))
+    assert made.is_state_due
+
+
+def test_read_only_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "owner.json").mkdir()
+    with pytest.raises((RunFolderError, CheckpointCorruptError), match=r"owner\.json"):
+        journal(tmp_path).open()
