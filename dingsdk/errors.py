@@ -99,6 +99,10 @@ class PluginLoadError(DingError, ImportError):
     is_user_mistake = True
 
 
+class PluginHookError(DingError, RuntimeError):
+    """A plugin's hook raised, or answered with what it may not. Facts: ``plugin``, ``hook``."""
+
+
 class UntrustedImportError(DingError, ImportError):
     """A module that a received task names and the receiver's own config does not.
 
@@ -349,13 +353,15 @@ def listing(names: Iterable[object]) -> str:
 def raised_at(error: BaseException) -> str:
     """Return ``" (<file>, line <n>)"`` where the error left the user's code, or ``""``.
 
-    For messages about an import that failed: the frames of the import machinery and of
+    For messages about an import that failed: the frames of the import machinery, of pluggy and of
     dingsdk itself say nothing.
     """
     if isinstance(error, SyntaxError):
         return ""  # its own text says it
     own = str(Path(__file__).parent)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(("<", own)) and "importlib" not in frame.filename:
+        file = frame.filename
+        is_machinery = "importlib" in file or Path(file).parent.name == "pluggy"
+        if not is_machinery and not file.startswith(("<", own)):
             return f" ({frame.filename}, line {frame.lineno})"
     return ""

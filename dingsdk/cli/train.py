@@ -163,6 +163,8 @@ def _outcome(result: RunResult) -> str:
         saved = f"checkpoint saved: {_shown(latest)}" if latest else "no checkpoint was saved"
         return f"Interrupted after {spent}; {saved}."
     best = "none" if result.best_return is None else f"{result.best_return:.1f}"
+    if result.stopped_by is not None:
+        return f"Stopped ({result.stopped_by}): {last} (best {best}) after {spent}."
     return f"Limit reached: {last} (best {best}) after {spent}."
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dingsdk.pipeline.run_folder import find_checkpoints
+from dingsdk.plugins import ask
 from dingsdk.worker.sample_counts import SampleCounts
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from dingsdk.worker import LearnerHook
 
 Mode = Literal["serial", "parallel"]
-Reason = Literal["stop_value", "limit", "interrupted", "error"]
+Reason = Literal["stop_value", "limit", "stopped", "interrupted", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,7 @@ class RunResult:
     Attributes:
         reached: Whether an evaluation reached ``env.stop_value``.
         reason: ``stop_value``, ``limit`` (train iterations or env steps used up),
-            ``interrupted`` (asked to stop) or ``error``.
+            ``stopped`` (by a plugin), ``interrupted`` (asked to stop) or ``error``.
         mode: The pipeline that ran.
         best_return: Best mean return of an evaluation, None without one; of a trained policy
             where one was evaluated.
@@ -208,6 +209,7 @@ class RunResult:
             ``mean``, ``p99`` and ``largest``; None but for on-policy training in parallel mode.
         signal: Number of the signal that interrupted the run, else None.
         samples: What became of the samples.
+        stopped_by: Why a plugin's ``dingsdk_should_stop`` ended the run, else None.
     """
 
     reached: bool
@@ -224,6 +226,7 @@ class RunResult:
     policy_lag: Mapping[str, float] | None = None
     signal: int | None = None
     samples: SampleCounts = field(default_factory=SampleCounts)
+    stopped_by: str | None = None
 
 
 @dataclass(slots=True)
@@ -244,6 +247,7 @@ class RunContext:
             themselves, and it is told the coordinator's address and what else they need.
         resumed: What the run goes on from; None for a new run.
         status: Returns a snapshot for the progress, in whose thread it runs; set by the pipeline.
+        stopped_by: Why a plugin wants the run to end.
     """
 
     cfg: Any
@@ -256,6 +260,21 @@ class RunContext:
     on_address: Callable[[str, str], None] | None = None
     resumed: Save | None = None
     status: Callable[[], RunStatus] = RunStatus
+    stopped_by: str | None = None
+
+    def why_end(self, env_steps: int, train_iter: int) -> Reason | None:
+        """Return ``limit`` or ``stopped`` where the training shall end now."""
+        if self.is_limit_reached(env_steps, train_iter):
+            return "limit"
+        answers = ask()
+        if not answers.listens("should_stop"):
+            return None
+        status = self.status()
+        names = ("elapsed_s", "last_return", "best_return", "buffer_fill", "workers")
+        facts = {name: getattr(status, name) for name in names}
+        facts |= {"env_steps": env_steps, "train_iter": train_iter}
+        self.stopped_by = answers.should_stop(run_dir=self.run_dir, status=facts)
+        return None if self.stopped_by is None else "stopped"
 
     def is_limit_reached(self, env_steps: int, train_iter: int) -> bool:
         """Whether ``system.max_env_steps`` or the learner's ``train_iterations`` are used up."""
@@ -279,4 +298,5 @@ class RunContext:
             evaluations=self.recorder.evaluations,
             checkpoints=find_checkpoints(self.run_dir),
             samples=self.status().samples,
+            stopped_by=self.stopped_by if reason == "stopped" else None,
         )

@@ -17,7 +17,12 @@ from dingsdk.plugins import default_manager, hookimpl
 from dingsdk.plugins.observers import Observers
 from dingsdk.worker import LearnerHook
 
-HOOKS = tuple(name for name in vars(Observers) if not name.startswith("_"))
+HOOKS = (
+    *(name for name in vars(Observers) if not name.startswith("_")),
+    "should_stop",
+    "progress_columns",
+    "result_fields",
+)
 """Hooks that a callback may implement."""
 _IN_WORKERS = frozenset(HOOKS) & {
     "after_checkpoint",
@@ -186,8 +191,8 @@ def _functions_of(callback: Any, path: str) -> tuple[str, dict[str, Callable[...
 
 def _implementation(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
-    def call(*args: Any) -> None:
-        function(*args)
+    def call(*args: Any) -> Any:
+        return function(*args)
 
     implementation: Callable[..., Any] = hookimpl(call)
     return implementation

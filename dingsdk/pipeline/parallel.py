@@ -89,8 +89,8 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             return dataclasses.replace(_status(context, coordinator), buffer_fill=fill)
 
         context.status = with_fill  # the buffer is closed before the last evaluation
-        if reason == "limit":
-            reason = _finish_evaluations(context, coordinator)
+        if reason in ("limit", "stopped"):
+            reason = _finish_evaluations(context, coordinator, reason)
         if cfg.system.validate_state:
             coordinator.validate_state()
         end_tasks()
@@ -196,8 +196,8 @@ def _watch(
             write_paces(tb_logger, status)
             if context.cfg.system.validate_state:
                 coordinator.validate_state()
-        if context.is_limit_reached(status.env_steps, status.train_iter):
-            return "limit"
+        if (reason := context.why_end(status.env_steps, status.train_iter)) is not None:
+            return reason
         workers.poll()
     if coordinator.failure is not None:
         return "error"
@@ -214,7 +214,7 @@ def write_paces(tb_logger: TensorboardLogger, status: CoordinatorStatus) -> None
             tb_logger.add_scalar(f"relative_pace/{worker_id}", pace.relative, status.env_steps)
 
 
-def _finish_evaluations(context: RunContext, coordinator: Coordinator) -> Reason:
+def _finish_evaluations(context: RunContext, coordinator: Coordinator, reason: Reason) -> Reason:
     """Wait for the last evaluation: it may be the best, or reach the stop value."""
     left_s = coordinator.cfg.last_evaluation_s
     while not coordinator.finish_evaluations(min(POLL_S, left_s)):
@@ -222,7 +222,7 @@ def _finish_evaluations(context: RunContext, coordinator: Coordinator) -> Reason
         if left_s <= 0 or context.stop.is_set():
             _log.warning("the last evaluation was cut off; it does not count")
             break
-    return "stop_value" if coordinator.has_reached_goal else "limit"
+    return "stop_value" if coordinator.has_reached_goal else reason
 
 
 def _record(

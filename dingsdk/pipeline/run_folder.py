@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import math
 import os
 import platform
@@ -24,6 +25,8 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from dingsdk import __version__
 from dingsdk.data.files import (
@@ -34,10 +37,13 @@ from dingsdk.data.files import (
     open_private,
 )
 from dingsdk.errors import RunFolderError
+from dingsdk.plugins import ask
 from dingsdk.plugins.discovery import version_of
 
 if TYPE_CHECKING:
     from dingsdk.pipeline.context import Evaluation, RunResult
+
+_log = logging.getLogger(__name__)
 
 CONFIG_NAME = "config.yaml"
 RESULT_NAME = "result.json"
@@ -168,6 +174,11 @@ def write_result(
         },
     }
     written: dict[str, Any] = finite(record)
+    for name, value in ask().result_fields(run_dir=run_dir, result=written).items():
+        try:
+            written[name] = finite(msgspec.to_builtins(value, str_keys=True))
+        except TypeError as error:
+            _log.error("the field %r of a plugin is left out of %s: %s", name, RESULT_NAME, error)
     atomic_write_json(run_dir / RESULT_NAME, written)
     return written
 

@@ -145,10 +145,10 @@ def _run(context: RunContext, workers: _Workers, saver: RunSaver) -> Reason:
         if is_due and _evaluate(context, workers):
             saver.save()
             return "stop_value"
-        if context.is_limit_reached(collector.envstep, learner.train_iter):
+        if (reason := context.why_end(collector.envstep, learner.train_iter)) is not None:
             # Before the last evaluation, which a run with a later limit does not make.
             saver.save()
-            return "stop_value" if _evaluate_last(context, workers) else "limit"
+            return "stop_value" if _evaluate_last(context, workers) else reason
         samples = collector.collect(train_iter=learner.train_iter, policy_kwargs=collect_kwargs)
         if workers.player_num > 1:
             samples = samples[0][0]  # those of the player that is trained

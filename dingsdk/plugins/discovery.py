@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from dingsdk.plugins.kinds import KINDS, NAMES, OBSERVERS, OWN_DISTRIBUTION
+from dingsdk.errors import nearest_name
+from dingsdk.plugins.kinds import (
+    CONTRACT_VERSIONS,
+    CONTRACTS,
+    KINDS,
+    NAMES,
+    OBSERVERS,
+    OWN_DISTRIBUTION,
+)
 
 FOREIGN_DISTRIBUTION = "dingsdk"
 """On PyPI: a client of a messaging service, whose import package has the name of ours."""
 
 _PREFIX = "dingsdk."
 _GROUPS = {f"{_PREFIX}{kind}": kind for kind in (*KINDS, OBSERVERS, NAMES)}
+_CONTRACTS_GROUP = f"{_PREFIX}{CONTRACTS}"
 
 _logger = logging.getLogger(__name__)
 
@@ -29,6 +39,7 @@ class Advert:
         value: The plugin module (for NAMES ``module:attribute``).
         distribution: Name of the distribution.
         version: Its version.
+        contract: The version of the kind's contract that it was written for, as it says.
     """
 
     kind: str
@@ -36,6 +47,21 @@ class Advert:
     value: str
     distribution: str
     version: str
+    contract: str = "v1"
+
+    @property
+    def misfit(self) -> str | None:
+        """Why this dingsdk does not know the contract that it was written for, or None."""
+        newest = CONTRACT_VERSIONS.get(self.kind, 1)
+        found = re.fullmatch(r"v([1-9]\d{0,5})", self.contract)
+        if found is None:
+            return f"its contract of the {self.kind} is {self.contract!r}; use v1 to v{newest}"
+        if int(found[1]) <= newest:
+            return None
+        return (
+            f"it is written for version {found[1]} of the contract of the {self.kind}, and this "
+            f"dingsdk knows version {newest}; upgrade dingsdk, or install an older release of it"
+        )
 
     @property
     def module(self) -> str:
@@ -95,10 +121,22 @@ def _adverts(distribution: metadata.Distribution) -> Iterator[Advert]:
     # Of two copies on sys.path the first one counts, as it does for importing.
     first = metadata.distribution(name)
     name = first.metadata["Name"]
+    contracts = {
+        point.name: point.value for point in first.entry_points if point.group == _CONTRACTS_GROUP
+    }
     for point in first.entry_points:
         kind = _GROUPS.get(point.group)
         if kind is not None:
-            yield Advert(kind, point.name, point.value, name, first.version)
+            contract = contracts.get(kind, "v1")
+            yield Advert(kind, point.name, point.value, name, first.version, contract)
+        elif point.group == _CONTRACTS_GROUP and point.name not in KINDS:
+            nearest = nearest_name(point.name, KINDS)
+            advice = f"; did you mean {nearest}?" if nearest else ""
+            _logger.warning(
+                f"{name} names {point.name} in {_CONTRACTS_GROUP}, which is no kind{advice}"
+            )
+        elif point.group == _CONTRACTS_GROUP:
+            continue
         elif point.group.startswith(_PREFIX):
             _logger.info(
                 f"{name} advertises {point.name} in {point.group}, a group that this version of "

@@ -83,6 +83,78 @@ def dingsdk_unconfigure() -> None:
     """
 
 
+# decide: the plugins are asked in turn, the one that was loaded last first; the first answer that
+# is not None counts, and the others are not asked. An exception ends what asked.
+
+
+@hookspec(firstresult=True)
+def dingsdk_create_component(
+    kind: str, type_key: str, cls: object, cfg: Mapping[str, Any], args: Any, kwargs: Any
+) -> object | None:
+    """Create a part in place of ``cls(cfg, *args, **kwargs)``; None leaves it to that.
+
+    ``cls`` is what ``type_key`` of the ``kind`` names, ``cfg`` its section. Wrap what you create
+    yourself, or a subclass of ``cls``: whoever asked expects its interface. Fires for each part
+    that a config names by ``type``, where it is created, in any process and thread.
+    """
+
+
+@hookspec(firstresult=True)
+def dingsdk_write_checkpoint(path: Path, contents: Mapping[str, Any]) -> bool | None:
+    """Write a checkpoint to the file ``path`` in a format of your own; return True once it is safe.
+
+    A plugin that keeps checkpoints elsewhere leaves a file there all the same: by its name the
+    checkpoint is found, and removed with others that are old. ``contents`` has ``state`` (the
+    policy's), ``iteration``, ``envstep``, ``meta``, ``dingsdk`` and ``torch``. Answer
+    ``dingsdk_read_checkpoint`` too. Fires in the learner's thread, and in the coordinator's for the
+    best policy of a parallel run.
+    """
+
+
+@hookspec(firstresult=True)
+def dingsdk_read_checkpoint(path: Path) -> Mapping[str, Any] | None:
+    """Return the contents of the checkpoint ``path``, with the keys that were to be written.
+
+    None leaves it to dingsdk. Fires where a checkpoint is loaded.
+    """
+
+
+@hookspec(firstresult=True)
+def dingsdk_should_stop(run_dir: Path, status: Mapping[str, Any]) -> str | None:
+    """Return why the run shall end now, or None to let it go on.
+
+    ``status`` has ``env_steps``, ``train_iter``, ``elapsed_s``, ``last_return``, ``best_return``
+    (both None before an evaluation), ``buffer_fill`` and ``workers``. The run ends as at a limit:
+    with a checkpoint, a last evaluation, and the text in ``result.json`` as ``stopped_by``. Fires
+    in the process that started the run: in serial mode before each collect, in parallel mode
+    ten times a second.
+    """
+
+
+# report: every plugin is asked, and the answers are put together. Where two plugins give one name
+# a value, or one gives a name of dingsdk's own, the name becomes ``name@plugin``, and the conflict
+# is logged once. An exception is logged, and the plugin's values are left out.
+
+
+@hookspec
+def dingsdk_progress_columns(run_dir: Path) -> Mapping[str, float | int | str | None] | None:
+    """Return values to show with the progress of a run, by name.
+
+    Shown are they by the live table, in its plain lines, on the live page and in
+    ``progress.jsonl``. Fires about twice a second in a thread of the process that started the run:
+    return what you have, never wait.
+    """
+
+
+@hookspec
+def dingsdk_result_fields(run_dir: Path, result: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return fields for ``result.json``, of text, numbers, None, lists and dicts.
+
+    ``result`` is what it holds so far. Fires once, before ``dingsdk_run_finished``, in the process
+    and thread that started the run.
+    """
+
+
 # observe: an exception is logged with the plugin's name (its traceback the first time) and
 # never reaches the run. The arguments are the run's own objects: read them, keep copies, change
 # nothing. The run waits for you: be quick.

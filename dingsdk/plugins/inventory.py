@@ -15,7 +15,7 @@ from dingsdk.plugins.registry import Entry, place_of
 if TYPE_CHECKING:
     from dingsdk.plugins.manager import PluginManager
 
-State = Literal["loaded", "available", "broken", "disabled", "duplicate", "shadowed"]
+State = Literal["loaded", "available", "broken", "disabled", "too new", "duplicate", "shadowed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,11 @@ class PluginInfo:
         distribution: The installed distribution it comes from, or None.
         version: The version of the distribution, or None.
         state: ``loaded``; ``available``, to be imported when named; ``broken``, its last load
-            failed; ``disabled`` by a switch; ``duplicate``, several installed plugins
-            advertise it; ``shadowed``, something else is registered under its key.
-        detail: Why, for the last four states.
+            failed; ``disabled`` by a switch; ``too new``, written for another version of the
+            kind's contract; ``duplicate``, several installed plugins advertise it; ``shadowed``,
+            something else is registered under its key. The last two are named
+            ``key@distribution``.
+        detail: Why, for the last five states.
     """
 
     kind: str
@@ -59,7 +61,8 @@ def list_plugins(manager: PluginManager) -> list[PluginInfo]:
         if (registry := manager.registries.get(kind)) is not None:
             for key in registry.query():
                 entry = registry.entry(key)
-                if entry is not None and (key, entry.owner) not in advertised:
+                plain = key.removesuffix(f"@{entry.owner}") if entry else key
+                if entry is not None and (plain, entry.owner) not in advertised:
                     found.append(_registered(kind, key, entry))
         rows += sorted(found, key=lambda row: (row.type_key, row.provider))
     return rows
@@ -68,9 +71,12 @@ def list_plugins(manager: PluginManager) -> list[PluginInfo]:
 def _state(manager: PluginManager, advert: Advert, usable: Counter[str]) -> tuple[State, str]:
     why_not = manager.why_not(advert)
     if why_not is not None:
-        return "disabled", why_not
+        return "too new" if why_not == advert.misfit else "disabled", why_not
     registry = manager.registries.get(advert.kind)
-    entry = registry.entry(advert.key) if registry else None
+    entry = None
+    if registry is not None:
+        own = registry.entry(f"{advert.key}@{advert.distribution}")
+        entry = own or registry.entry(advert.key)
     is_loaded = advert.module in manager.modules if registry is None else entry is not None
     if is_loaded and (entry is None or entry.owner == advert.distribution):
         return "loaded", ""

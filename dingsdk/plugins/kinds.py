@@ -52,6 +52,16 @@ NAMES = "names"
 """Entry-point group ``dingsdk.names``: classes reachable as ``dingsdk.worker.<Name>``; the
 entry point's name is the class name, its value ``module:attr``."""
 
+CONTRACTS = "contracts"
+"""Entry-point group ``dingsdk.contracts``: the version of a kind's contract that a distribution
+was written for; the entry point's name is the kind, its value ``v<number>``. Without one it is
+``v1``. It is read from the metadata, before anything of the distribution is imported."""
+
+CONTRACT_VERSIONS: Mapping[str, int] = dict.fromkeys(KINDS, 1)
+"""Kind -> newest version of its contract that this dingsdk knows: signatures of the parts, and
+the rules that ``dingsdk.testing`` checks. It goes up when a part of the version before would no
+longer work."""
+
 API_VERSION = 1
 """Version of the plugin interface. A plugin module that needs a newer one says so with
 ``dingsdk_api = N`` and is then refused by name, before any of its hooks runs."""

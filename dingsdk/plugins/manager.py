@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pkgutil import resolve_name
@@ -28,6 +30,7 @@ from dingsdk.errors import (
     raised_at,
 )
 from dingsdk.plugins import hookspecs
+from dingsdk.plugins.answers import Answers
 from dingsdk.plugins.builtins import BUILTINS
 from dingsdk.plugins.discovery import SHIPPED, Advert, discover, install_command
 from dingsdk.plugins.inventory import PluginInfo, Snapshot, list_plugins, take_snapshot
@@ -57,6 +60,7 @@ class PluginManager:
         modules: Loaded plugin module -> its owner, in the order of loading.
         failures: Module name -> why its last load failed; cleared by a load that works.
         observers: The observe hooks.
+        answers: The decide and report hooks.
         has_observers: Whether ``load_observers`` was called.
     """
 
@@ -78,6 +82,7 @@ class PluginManager:
         self._pluggy.add_hookspecs(hookspecs)
         self._pluggy.add_hookspecs(hookspecs.REGISTER_HOOKS)
         self.observers = Observers(self.hook)
+        self.answers = Answers(self.hook)
         self._discover = discover
         self._adverts: Sequence[Advert] | None = None
         self._specs: set[int] = set()
@@ -108,9 +113,25 @@ class PluginManager:
         return self.registries[kind]
 
     def known(self, kind: str) -> list[str]:
-        """Return the type keys that configs can name now, sorted; imports nothing."""
-        usable = {advert.key for advert in self.adverts(kind) if self.why_not(advert) is None}
+        """Return the type keys that configs can name now, sorted; imports nothing.
+
+        One that several provide is named ``key@distribution``.
+        """
+        contested = self._contested()
+        usable = {
+            f"{advert.key}@{advert.distribution}" if (kind, advert.key) in contested else advert.key
+            for advert in self.adverts(kind)
+            if self.why_not(advert) is None
+        }
         return sorted(usable.union(self.registry(kind).query()))
+
+    def _contested(self) -> frozenset[tuple[str, str]]:
+        """Return (kind, type key) of what more than one provides, built-in types included."""
+        adverts = [a for a in self.adverts() if a.kind != NAMES and self.why_not(a) is None]
+        providers = {(a.kind, a.key, a.distribution) for a in adverts}
+        counts = Counter((kind, key) for kind, key, _ in providers)
+        builtin = {(kind, key) for kind, key, _ in BUILTINS}
+        return frozenset(each for each, count in counts.items() if count > 1 or each in builtin)
 
     def adverts(self, kind: str | None = None, key: str | None = None) -> list[Advert]:
         """Return what installed distributions advertise: all, for a kind, or for one key.
@@ -130,8 +151,8 @@ class PluginManager:
             ]
 
     def why_not(self, advert: Advert) -> str | None:
-        """Return why the switches keep an advertised plugin out, or None."""
-        return self.switches.why_not(advert.names)
+        """Return why an advertised plugin is kept out, by a switch or its contract, or None."""
+        return self.switches.why_not(advert.names) or advert.misfit
 
     def plugins(self) -> list[PluginInfo]:
         """Return what provides what: built-in, registered and installed; imports nothing."""
@@ -149,7 +170,8 @@ class PluginManager:
         """Return the class of that type, loading what provides it.
 
         Looks in this order: what ``import_names`` register, what is registered, the one
-        installed plugin that advertises the type.
+        installed plugin that advertises the type. ``key@distribution`` is the one of that
+        distribution, for a type that several provide.
 
         Args:
             kind: One of ``KINDS``.
@@ -168,9 +190,19 @@ class PluginManager:
             raise _wrong_type(f"{where} names one of the {kind}", where, "str", type_key)
         if import_names:
             self._import_all(import_names, config_path)
-        if type_key not in registry:
-            self._load_advertised(kind, type_key, where)
-        return registry.get(type_key)
+        if type_key in registry:
+            return registry.get(type_key)
+        key, at, owner = type_key.rpartition("@")
+        if not at:
+            self._load_advertised(kind, type_key, self.adverts(kind, type_key), where)
+            return registry.get(type_key)
+        entry = registry.entry(key)
+        if entry is None or not is_named([owner], [entry.owner]):
+            found = self.adverts(kind, key)
+            found = [advert for advert in found if is_named([owner], [advert.distribution])]
+            name = self._load_advertised(kind, key, found, where, asked=type_key)
+            return registry.get(name)
+        return registry.get(key)
 
     def create(
         self,
@@ -190,6 +222,11 @@ class PluginManager:
         """
         component = self.class_of(kind, cfg, config_path)
         cfg = to_easydict(rename_aliases(cfg, config_path))
+        made = self.answers.create_component(
+            kind=kind, type_key=cfg["type"], cls=component, cfg=cfg, args=args, kwargs=kwargs
+        )
+        if made is not None:
+            return made
         try:
             return component(cfg, *args, **kwargs)
         except Exception as error:
@@ -275,20 +312,25 @@ class PluginManager:
             with _noted(f"named in {where}"):
                 self.load(name)
 
-    def _load_advertised(self, kind: str, key: str, where: str) -> None:
-        adverts = self.adverts(kind, key)
-        if not adverts:
+    def _load_advertised(
+        self, kind: str, key: str, adverts: Sequence[Advert], where: str, asked: str | None = None
+    ) -> str:
+        """Load the plugin that provides a type; return the name it is registered by."""
+        if not adverts and asked is None:
             # Perhaps it was installed after the first look, say from a notebook.
             importlib.invalidate_caches()
             with self._lock:
                 self._adverts = None
             adverts = self.adverts(kind, key)
         if not adverts:
-            raise self._unknown(kind, key, where)
-        with _noted(f"asked for as {where} = {key!r}"):
+            raise self._unknown(kind, asked or key, where)
+        with _noted(f"asked for as {where} = {asked or key!r}"):
             advert = self._only_usable(adverts, f"{where}: {key!r} of the {kind}")
             self.load(advert.module, advert.distribution)
-        if key not in self.registry(kind):
+        registry, qualified = self.registry(kind), f"{key}@{advert.distribution}"
+        if qualified in registry:
+            return qualified
+        if key not in registry:
             raise PluginLoadError(
                 f"{advert} advertises {key!r} among the {kind}, but its hook "
                 f"dingsdk_register_{kind} does not register it; that is a defect of the plugin",
@@ -296,6 +338,7 @@ class PluginManager:
                 kind=kind,
                 reason="not registered",
             )
+        return key
 
     def _only_usable(self, adverts: Sequence[Advert], what: str) -> Advert:
         usable = [advert for advert in adverts if self.why_not(advert) is None]
@@ -303,9 +346,11 @@ class PluginManager:
             return usable[0]
         first = adverts[0]
         if usable:
+            names = " or ".join(f"{a.key}@{a.distribution}" for a in usable)
+            choose = f"name {names} as the type, " if first.kind != NAMES else ""
             raise PluginLoadError(
                 f"{what} is provided by more than one plugin: {' and '.join(map(str, usable))}; "
-                "uninstall one, or name it in DINGSDK_DISABLED_PLUGINS",
+                f"{choose}uninstall one, or name it in DINGSDK_DISABLED_PLUGINS",
                 plugin=first.key,
                 kind=first.kind,
                 reason="duplicate",
@@ -315,7 +360,7 @@ class PluginManager:
             f"{what} is provided by {first}, which is not loaded: {self.why_not(first)}",
             plugin=first.distribution,
             kind=first.kind,
-            reason="disabled",
+            reason="disabled" if self.switches.why_not(first.names) else "too new",
         )
 
     def _unknown(self, kind: str, key: str, where: str) -> UnknownPluginError:
@@ -360,7 +405,8 @@ class PluginManager:
             if self._pluggy.has_plugin(module_name):
                 return
         is_new = module_name not in sys.modules
-        with self._wholly(module_name, owner) as changes:
+        own = {(a.kind, a.key) for a in self.adverts() if a.distribution == owner}
+        with self._wholly(module_name, owner, self._contested() & own) as changes:
             # Not under the lock: another thread may hold the import lock of this module and
             # wait for ours.
             module = importlib.import_module(module_name)
@@ -417,9 +463,11 @@ class PluginManager:
             self._specs.add(id(namespace))
 
     @contextmanager
-    def _wholly(self, module_name: str, owner: str) -> Iterator[Transaction]:
+    def _wholly(
+        self, module_name: str, owner: str, contested: frozenset[tuple[str, str]] = frozenset()
+    ) -> Iterator[Transaction]:
         try:
-            with transaction(owner) as changes:
+            with transaction(owner, contested) as changes:
                 yield changes
         except (Exception, SystemExit) as error:
             self.failures[module_name] = f"{type(error).__name__}: {error}"
@@ -458,6 +506,7 @@ class PluginManager:
             if any(known is plugin for known, _ in self._announced):
                 return
             try:
+                self._check_functions(plugin, owner)
                 self._pluggy.register(plugin, name)
                 self._check_hooks(plugin, name, owner, needs_hooks)
             except BaseException:
@@ -466,6 +515,36 @@ class PluginManager:
                     self._pluggy.unregister(name=name)
                 raise
             self._announce(plugin, name)
+
+    def _check_functions(self, plugin: object, owner: str) -> None:
+        """Refuse a hook without its mark, and arguments that a hook does not have."""
+        for name in dir(plugin):
+            spec = getattr(getattr(self.hook, name, None), "spec", None)
+            function = getattr(plugin, name, None) if spec is not None else None
+            if spec is None or not inspect.isroutine(function) or hasattr(function, "dingsdk_spec"):
+                continue
+            code = getattr(inspect.unwrap(function), "__code__", None)
+            where = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
+            if self._pluggy.parse_hookimpl_opts(plugin, name) is None:
+                raise PluginLoadError(
+                    f"plugin {owner} defines {name} without @hookimpl{where}, so it would never be "
+                    "called; mark it with @dingsdk.hookimpl, or rename it",
+                    plugin=owner,
+                    reason="not marked",
+                    hook=name,
+                )
+            for each in inspect.signature(function).parameters.values():
+                if each.default is each.empty and each.name not in spec.argnames:
+                    nearest = nearest_name(each.name, spec.argnames)
+                    advice = f"; did you mean {nearest}?" if nearest else "."
+                    raise PluginLoadError(
+                        f"plugin {owner}: {name} has the argument {each.name!r}{where}, which the "
+                        f"hook does not have{advice} It has: {listing(spec.argnames)}",
+                        plugin=owner,
+                        reason="unknown argument",
+                        hook=name,
+                        nearest=nearest,
+                    )
 
     def _check_hooks(self, plugin: object, name: str, owner: str, needs_hooks: bool) -> None:
         callers = self._pluggy.get_hookcallers(plugin) or []
@@ -602,6 +681,15 @@ def use_manager(manager: PluginManager) -> Iterator[PluginManager]:
     finally:
         with _lock:
             _default = previous
+
+
+def ask() -> Answers:
+    """Return the decide and report hooks, to call as ``ask().should_stop(...)``.
+
+    The first call loads the plugins that only observe, as ``observe`` does.
+    """
+    observe()
+    return (_default or default_manager()).answers
 
 
 def observe() -> Observers:

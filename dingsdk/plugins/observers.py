@@ -13,6 +13,7 @@ from typing import Concatenate, ParamSpec
 import pluggy
 
 from dingsdk.plugins import hookspecs
+from dingsdk.plugins.answers import describe
 
 P = ParamSpec("P")
 
@@ -70,8 +71,8 @@ class Observers:
             self._blamed.add(blame)
             _logger.log(
                 logging.ERROR if is_first else logging.DEBUG,
-                "plugin %s failed in %s: %s: %s",
-                *blame,
+                "%s failed: %s: %s",
+                describe(impl, function.__name__, error),
                 type(error).__name__,
                 error,
                 exc_info=is_first,

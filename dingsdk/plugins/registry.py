@@ -40,9 +40,15 @@ class Entry:
 
 @dataclass(slots=True)
 class Transaction:
-    """What one plugin's load changed in the registries, so that a failure can be undone."""
+    """What one plugin's load changed in the registries, so that a failure can be undone.
+
+    Attributes:
+        owner: The plugin.
+        contested: (kind, type key) of what others provide too: it is registered as ``key@owner``.
+    """
 
     owner: str
+    contested: frozenset[tuple[str, str]] = frozenset()
     changes: list[tuple[Registry, str, Entry | None]] = field(default_factory=list)
 
     def roll_back(self) -> None:
@@ -58,9 +64,11 @@ _current: ContextVar[Transaction | None] = ContextVar("dingsdk_plugin_load", def
 
 
 @contextmanager
-def transaction(owner: str) -> Iterator[Transaction]:
+def transaction(
+    owner: str, contested: frozenset[tuple[str, str]] = frozenset()
+) -> Iterator[Transaction]:
     """Attribute every registration inside to ``owner``, and undo them all on an error."""
-    changes = Transaction(owner)
+    changes = Transaction(owner, contested)
     token = _current.set(changes)
     try:
         yield changes
@@ -127,6 +135,8 @@ class Registry:
             )
         current = _current.get()
         owner = current.owner if current else getattr(module, "__module__", None) or "unknown"
+        if current and (self.kind, key) in current.contested:
+            key = f"{key}@{owner}"
         self._add(key, Entry(owner, target=module), force_overwrite)
         return module
 

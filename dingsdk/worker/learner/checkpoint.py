@@ -36,10 +36,11 @@ from dingsdk.errors import (
     DataCorruptError,
     DataMissingError,
     DataVersionError,
+    PluginHookError,
     RunFolderError,
     SchemaMismatchError,
 )
-from dingsdk.plugins import observe
+from dingsdk.plugins import ask, observe
 
 LATEST = "latest"
 EXCEPTION = "ckpt_exception"
@@ -98,7 +99,8 @@ def save_checkpoint(
 ) -> Path:
     """Write a checkpoint, replacing one of the same name, and point ``latest`` at it.
 
-    It survives a power cut once this returns. ``dingsdk_after_checkpoint`` fires afterwards.
+    It survives a power cut once this returns. ``dingsdk_write_checkpoint`` may write it
+    instead, and ``dingsdk_after_checkpoint`` fires afterwards.
 
     Args:
         directory: Folder, created where absent.
@@ -147,7 +149,13 @@ def save_checkpoint(
         ) from error
     with Folder(directory) as folder:
         folder.sweep()
-        folder.write_atomic(path.name, [content], durable=True)
+        if ask().write_checkpoint(path=path, contents=contents) is not True:
+            folder.write_atomic(path.name, [content], durable=True)
+        elif not path.is_file():
+            raise PluginHookError(
+                f"a plugin's dingsdk_write_checkpoint returned True, but there is no file {path}",
+                hook="dingsdk_write_checkpoint",
+            )
         if is_latest and stem != EXCEPTION:
             pointer = encode_json(_POINTER_KIND, {"stem": stem, "iteration": iteration})
             folder.write_atomic(_POINTER, [pointer], durable=True)
@@ -259,6 +267,10 @@ def _read_pointer(folder: Folder) -> str:
 
 def _load(path: Path) -> Checkpoint:
     with _checkpoint_errors(path):
+        if (contents := ask().read_checkpoint(path=path)) is not None:
+            found = msgspec.convert(dict(contents), Checkpoint, strict=True)
+            found.path, found.skipped = path, ()
+            return found
         if not path.parent.is_dir():
             raise DataMissingError("no folder")
         with Folder(path.parent, create=False) as folder:

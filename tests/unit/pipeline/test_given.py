@@ -255,8 +255,9 @@ def test_exception_of_a_callback_is_logged_with_its_name(
         assert train(tmp_path, callbacks=[after_iter]).reason == "limit"
 
     (record,) = caplog.records
-    text = "plugin after_iter (callbacks[0]) failed in after_iter: ZeroDivisionError: by the"
+    text = f"plugin after_iter (callbacks[0]), after_iter ({__file__}, line "
     assert record.getMessage().startswith(text)
+    assert record.getMessage().endswith(" failed: ZeroDivisionError: by the callback")
 
 
 class CountHook(LearnerHook):

@@ -173,7 +173,7 @@ def test_observer_without_one_hookimpl_is_named(
     assert "@dingsdk.hookimpl" in record.getMessage()
     with pytest.raises(PluginLoadError) as caught:
         loaded_observers(PluginManager(Switches(strict=True)))
-    assert (caught.value.plugin, caught.value.reason) == ("acme-eye", "no hooks")
+    assert (caught.value.plugin, caught.value.reason) == ("acme-eye", "not marked")
 
 
 def test_switches_are_read_when_the_default_manager_is_made(ring: Install, tmp_path: Path) -> None:

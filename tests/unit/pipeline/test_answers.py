@@ -1,0 +1,164 @@
+"""Hooks that are asked during a run: when it ends, what its result says, checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dingsdk
+from dingsdk.data import decode_safetensors, encode_safetensors
+from dingsdk.errors import PluginHookError
+from dingsdk.pipeline.train import resume, train
+from dingsdk.plugins import PluginManager, hookimpl, use_manager
+from dingsdk.worker.learner.checkpoint import load_checkpoint
+
+SETS = (
+    "env.collector_env_num=2",
+    "env.evaluator_env_num=2",
+    "env.n_evaluator_episode=2",
+    "env.stop_value=1000",
+    "policy.collect.n_sample=8",
+    "policy.learn.batch_size=8",
+    "policy.learn.update_per_collect=4",
+    "policy.learn.learner.train_iterations=400000",
+)
+
+
+class Patient:
+    """Stops a run after some env steps, and says so in its result."""
+
+    def __init__(self, env_steps: int) -> None:
+        self.env_steps = env_steps
+        self.asked: list[dict[str, Any]] = []
+
+    @hookimpl
+    def dingsdk_should_stop(self, run_dir: Path, status: Mapping[str, Any]) -> str | None:
+        assert (run_dir / "config.yaml").is_file()
+        self.asked.append(dict(status))
+        return "enough seen" if status["env_steps"] >= self.env_steps else None
+
+    @hookimpl
+    def dingsdk_result_fields(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        return {"cost": result["env_steps"] / 2, "endless": float("inf"), "bad": object()}
+
+
+@pytest.fixture
+def manager() -> Iterator[PluginManager]:
+    with use_manager(PluginManager()) as manager:
+        yield manager
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_plugin_ends_a_run_and_adds_to_its_result(
+    tmp_path: Path, manager: PluginManager, mode: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    patient = Patient(60)
+    manager.register_plugin(patient, "patient")
+
+    result = train("cartpole-dqn", mode=mode, transport="in_memory", sets=SETS, output=tmp_path)
+
+    assert (result.reason, result.stopped_by, result.reached) == ("stopped", "enough seen", False)
+    assert result.env_steps >= 60
+    assert (result.train_iter, result.env_steps) < (400000, 4000)
+    assert result.evaluations[-1].train_iter == result.train_iter or mode == "parallel"
+    assert patient.asked[0].keys() == {
+        "env_steps",
+        "train_iter",
+        "elapsed_s",
+        "last_return",
+        "best_return",
+        "buffer_fill",
+        "workers",
+    }
+    written = json.loads((result.run_dir / "result.json").read_text())
+    assert (written["reason"], written["stopped_by"]) == ("stopped", "enough seen")
+    assert (written["cost"], written["endless"]) == (result.env_steps / 2, None)
+    assert "bad" not in written
+    assert "'bad' of a plugin is left out" in caplog.text
+
+
+def test_functions_given_to_train_decide_too(tmp_path: Path, manager: PluginManager) -> None:
+    def should_stop(status: Mapping[str, Any]) -> str | None:
+        return "as asked" if status["train_iter"] >= 8 else None
+
+    result = dingsdk.train("cartpole-dqn", sets=SETS, output=tmp_path, callbacks=[should_stop])
+
+    assert (result.stopped_by, result.train_iter) == ("as asked", 8)
+
+
+def test_run_that_was_stopped_goes_on_when_it_is_resumed(
+    tmp_path: Path, manager: PluginManager
+) -> None:
+    manager.register_plugin(Patient(40), "patient")
+    first = train("cartpole-dqn", sets=SETS, output=tmp_path)
+    manager.unregister_plugin("patient")
+
+    second = resume(
+        first.run_dir, sets=[f"policy.learn.learner.train_iterations={first.train_iter + 8}"]
+    )
+
+    assert (second.reason, second.stopped_by) == ("limit", None)
+    assert second.train_iter == first.train_iter + 8
+
+
+def test_error_of_a_plugin_that_decides_ends_the_run_by_name(
+    tmp_path: Path, manager: PluginManager
+) -> None:
+    class Broken:
+        @hookimpl
+        def dingsdk_should_stop(self) -> str | None:
+            raise OSError("no licence")
+
+    manager.register_plugin(Broken(), "acme")
+    with pytest.raises(PluginHookError, match=r"plugin acme, dingsdk_should_stop.*no licence"):
+        train("cartpole-dqn", sets=SETS, output=tmp_path)
+
+    written = json.loads((tmp_path / "cartpole-dqn" / "result.json").read_text())
+    assert written["reason"] == "error"
+
+
+class Reversed:
+    """Keeps checkpoints with their bytes reversed."""
+
+    def __init__(self) -> None:
+        self.is_writing = True
+
+    @hookimpl
+    def dingsdk_write_checkpoint(self, path: Path, contents: Mapping[str, Any]) -> bool:
+        if self.is_writing:
+            path.write_bytes(bytes(encode_safetensors("own", dict(contents)))[::-1])
+        return True
+
+    @hookimpl
+    def dingsdk_read_checkpoint(self, path: Path) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = decode_safetensors("own", path.read_bytes()[::-1])
+        return found
+
+
+def test_checkpoints_are_written_and_read_by_a_plugin(
+    tmp_path: Path, manager: PluginManager
+) -> None:
+    manager.register_plugin(Reversed(), "reversed")
+
+    result = train("cartpole-dqn", sets=[*SETS[:-1], f"{SETS[-1][:-6]}8"], output=tmp_path)
+    found = load_checkpoint(result.run_dir / "ckpt")
+
+    assert result.train_iter == found.iteration == 8
+    assert result.checkpoints.keys() == {"latest", "best"}
+    assert b"safetensors" not in found.path.read_bytes()[:64]
+    assert len(dingsdk.evaluate(result.run_dir, episodes=1).returns) == 1
+
+
+def test_plugin_that_says_it_wrote_and_did_not_is_named(
+    tmp_path: Path, manager: PluginManager
+) -> None:
+    plugin = Reversed()
+    plugin.is_writing = False
+    manager.register_plugin(plugin, "reversed")
+
+    with pytest.raises(PluginHookError, match="there is no file"):
+        train("cartpole-dqn", sets=SETS, output=tmp_path)

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dingsdk.errors import ConfigError, PluginHookError, PluginLoadError
+from dingsdk.plugins import Answers, PluginManager, ask, hookimpl, hookspecs, use_manager
+
+STATUS: dict[str, Any] = {"env_steps": 1}
+
+
+def plugin(**functions: Any) -> Any:
+    members = {f"dingsdk_{name}": staticmethod(hookimpl(each)) for name, each in functions.items()}
+    return type("Plugin", (), members)()
+
+
+def manager_of(*plugins: Any) -> PluginManager:
+    manager = PluginManager()
+    for index, each in enumerate(plugins):
+        manager.register_plugin(each, f"acme-{index}")
+    return manager
+
+
+def stopping(reason: str | None, seen: list[Any]) -> Any:
+    def should_stop(status: Mapping[str, Any]) -> str | None:
+        seen.append((reason, status))
+        return reason
+
+    return plugin(should_stop=should_stop)
+
+
+def test_every_decide_and_report_hook_has_a_method_and_no_other() -> None:
+    source = inspect.getsource(hookspecs)
+    phases = source[source.index("# decide:") : source.index("# observe:")]
+    hooks = {
+        name.removeprefix("dingsdk_")
+        for name in vars(hookspecs)
+        if name.startswith("dingsdk_") and f"def {name}(" in phases
+    }
+
+    assert hooks == {name for name in vars(Answers) if name[0] != "_"} - {"listens"}
+    assert len(hooks) == 6
+
+
+def test_first_answer_counts_and_the_others_are_not_asked() -> None:
+    seen: list[Any] = []
+    manager = manager_of(stopping("late", seen), stopping("enough", seen), stopping(None, seen))
+
+    assert manager.answers.should_stop(run_dir=Path(), status=STATUS) == "enough"
+    assert seen == [(None, STATUS), ("enough", STATUS)]
+
+
+def test_without_a_plugin_nothing_is_decided_or_reported() -> None:
+    answers = PluginManager().answers
+
+    assert answers.should_stop(run_dir=Path(), status=STATUS) is None
+    assert answers.progress_columns(run_dir=Path()) == {}
+
+
+def test_ask_reaches_the_plugins_of_the_default_manager() -> None:
+    with use_manager(manager_of(stopping("enough", []))):
+        assert ask().should_stop(run_dir=Path(), status=STATUS) == "enough"
+
+
+def test_error_of_a_decide_hook_names_plugin_hook_and_line_of_the_plugin() -> None:
+    def should_stop(status: Mapping[str, Any]) -> str | None:
+        return str(int("no number"))
+
+    line = inspect.getsourcelines(should_stop)[1] + 1
+    with pytest.raises(PluginHookError) as caught:
+        manager_of(plugin(should_stop=should_stop)).answers.should_stop(
+            run_dir=Path(), status=STATUS
+        )
+
+    assert (caught.value.plugin, caught.value.hook) == ("acme-0", "dingsdk_should_stop")
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert f"({__file__}, line {line})" in str(caught.value)
+
+
+def test_error_of_dingsdk_passes_a_decide_hook_with_a_note() -> None:
+    def create_component(cfg: Any) -> object:
+        raise ConfigError("buffers.size is -1", path="size")
+
+    manager = manager_of(plugin(create_component=create_component))
+    with pytest.raises(ConfigError, match="size is -1") as caught:
+        manager.create("buffers", {"type": "naive"})
+
+    (note,) = caught.value.__notes__
+    assert "acme-0, dingsdk_create_component" in note
+    assert __file__ in note
+
+
+def test_component_of_a_plugin_takes_the_place_of_the_class() -> None:
+    asked: list[Any] = []
+
+    def create_component(
+        kind: str, type_key: str, cls: Any, cfg: Any, args: Any, kwargs: Any
+    ) -> object:
+        asked.append((kind, type_key, cls.__name__, cfg.replay_buffer_size, args, kwargs))
+        return "mine" if cfg.replay_buffer_size == 8 else None
+
+    manager = manager_of(plugin(create_component=create_component))
+    cfg = {"type": "naive", "replay_buffer_size": 8}
+
+    assert manager.create("buffers", cfg, "log", exp_name="x") == "mine"
+    assert asked == [("buffers", "naive", "NaiveReplayBuffer", 8, ("log",), {"exp_name": "x"})]
+    other = manager.create("buffers", {**cfg, "replay_buffer_size": 9}, exp_name="x")
+    assert type(other).__name__ == "NaiveReplayBuffer"
+    other.close()
+
+
+def test_values_of_all_plugins_are_put_together_and_conflicts_are_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first = plugin(progress_columns=lambda run_dir: {"gpu": 1, "ram": 2})
+    second = plugin(progress_columns=lambda run_dir: {"gpu": 3})
+    silent = plugin(progress_columns=lambda run_dir: None)
+    answers = manager_of(first, second, silent).answers
+
+    for _ in range(2):
+        found = answers.progress_columns(run_dir=Path())
+
+    assert found == {"gpu@acme-0": 1, "ram": 2, "gpu@acme-1": 3}
+    (record,) = caplog.records
+    assert "acme-0" in record.getMessage()
+    assert "acme-1" in record.getMessage()
+
+
+def test_field_with_a_name_of_dingsdk_keeps_the_plugin_in_its_name() -> None:
+    answers = manager_of(plugin(result_fields=lambda result: {"reason": "mine", "cost": 2})).answers
+
+    found = answers.result_fields(run_dir=Path(), result={"reason": "limit"})
+
+    assert found == {"reason@acme-0": "mine", "cost": 2}
+
+
+@pytest.mark.parametrize("answer", [lambda: 1 / 0, lambda: [("gpu", 1)]])
+def test_report_that_fails_is_logged_once_and_the_others_stay(
+    answer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = plugin(progress_columns=answer)
+    answers = manager_of(bad, plugin(progress_columns=lambda: {"ram": 2})).answers
+
+    for _ in range(2):
+        assert answers.progress_columns(run_dir=Path()) == {"ram": 2}
+
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert "acme-0" in record.getMessage()
+    assert "progress_columns" in record.getMessage()
+
+
+def test_forgotten_mark_is_named_though_other_hooks_are_marked() -> None:
+    class Half:
+        @hookimpl
+        def dingsdk_after_iter(self) -> None: ...
+
+        def dingsdk_should_stop(self) -> None: ...
+
+    with pytest.raises(PluginLoadError) as caught:
+        PluginManager().register_plugin(Half(), "acme")
+
+    line = inspect.getsourcelines(Half.dingsdk_should_stop)[1]
+    assert (caught.value.reason, caught.value.hook) == ("not marked", "dingsdk_should_stop")
+    assert f"({__file__}, line {line})" in str(caught.value)
+
+
+def test_argument_that_a_hook_does_not_have_is_named_with_the_nearest() -> None:
+    class Misspelt:
+        @hookimpl
+        def dingsdk_after_iter(self, iteratoin: int) -> None: ...
+
+    with pytest.raises(PluginLoadError) as caught:
+        PluginManager().register_plugin(Misspelt(), "acme")
+
+    assert (caught.value.reason, caught.value.nearest) == ("unknown argument", "iteration")

@@ -1,0 +1,148 @@
+"""Types that several distributions provide, and distributions for other contracts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dingsdk.errors import PluginLoadError, UnknownPluginError
+from dingsdk.plugins import CONTRACT_VERSIONS, KINDS, PluginManager, Switches
+
+Install = Callable[..., Path]
+
+SOURCE = """
+    from dingsdk import hookimpl
+    class Ring:
+        def __init__(self, cfg):
+            self.owner = "{owner}"
+    @hookimpl
+    def dingsdk_register_buffers(registry):
+        registry.register("{key}", Ring)
+        registry.register("{owner}_own", Ring)
+"""
+
+
+@pytest.fixture
+def rings(install: Install) -> PluginManager:
+    for owner in ("acme_a", "acme_b"):
+        points = {"dingsdk.buffers": {"ring": owner, f"{owner}_own": owner}}
+        source = SOURCE.format(key="ring", owner=owner)
+        install(owner.replace("_", "-"), points, **{owner: source})
+    return PluginManager()
+
+
+def owner_of(manager: PluginManager, type_key: str) -> str:
+    return str(manager.create("buffers", {"type": type_key}).owner)
+
+
+def test_type_of_two_plugins_is_chosen_by_its_distribution(rings: PluginManager) -> None:
+    assert owner_of(rings, "ring@acme-b") == "acme_b"
+    assert "acme_a" not in sys.modules
+    assert owner_of(rings, "ring@acme_a") == "acme_a"
+    assert owner_of(rings, "acme_a_own") == "acme_a"
+
+
+def test_plain_name_of_two_plugins_says_which_there_are(rings: PluginManager) -> None:
+    owner_of(rings, "ring@acme-b")
+    with pytest.raises(PluginLoadError, match="ring@acme-a or ring@acme-b") as caught:
+        rings.get("buffers", "ring")
+
+    assert caught.value.reason == "duplicate"
+    assert {"ring@acme-a", "ring@acme-b"} <= set(rings.known("buffers"))
+    assert "ring" not in rings.known("buffers")
+
+
+def test_listing_names_each_provider_and_what_is_loaded(rings: PluginManager) -> None:
+    owner_of(rings, "ring@acme-b")
+    rows = {row.distribution: row for row in rings.plugins() if row.type_key.startswith("ring")}
+
+    assert {name: row.state for name, row in rows.items()} == {
+        "acme-a": "duplicate",
+        "acme-b": "loaded",
+    }
+
+
+def test_disabled_plugin_contests_nothing(rings: PluginManager) -> None:
+    manager = PluginManager(Switches(disabled=("acme-a",)))
+
+    assert owner_of(manager, "ring") == "acme_b"
+    assert owner_of(manager, "ring@acme-b") == "acme_b"
+    with pytest.raises(PluginLoadError, match="DINGSDK_DISABLED_PLUGINS"):
+        manager.get("buffers", "ring@acme-a")
+
+
+def test_distribution_that_does_not_provide_the_type_is_unknown(rings: PluginManager) -> None:
+    with pytest.raises(UnknownPluginError) as caught:
+        rings.get("buffers", "ring@acme-c")
+
+    assert caught.value.nearest in ("ring@acme-a", "ring@acme-b")
+
+
+def test_builtin_type_stays_and_the_plugins_own_is_named_by_its_distribution(
+    install: Install,
+) -> None:
+    source = SOURCE.format(key="naive", owner="acme_a")
+    points = {"dingsdk.buffers": {"naive": "acme_a", "acme_a_own": "acme_a"}}
+    install("acme-a", points, acme_a=source)
+    manager = PluginManager()
+
+    assert owner_of(manager, "naive@acme-a") == "acme_a"
+    assert manager.get("buffers", "naive").__name__ == "NaiveReplayBuffer"
+    assert manager.get("buffers", "naive@dingsdk-rl").__name__ == "NaiveReplayBuffer"
+
+
+def test_child_process_restores_the_type_that_was_chosen(rings: PluginManager) -> None:
+    owner_of(rings, "ring@acme-b")
+    child = PluginManager()
+
+    child.restore(rings.snapshot())
+
+    assert owner_of(child, "ring@acme-b") == "acme_b"
+
+
+@pytest.mark.parametrize(
+    ("version", "text"), [("v2", "version 2 of the contract of the buffers"), ("two", "'two'")]
+)
+def test_plugin_for_another_contract_is_refused_before_it_is_imported(
+    install: Install, version: str, text: str
+) -> None:
+    points = {
+        "dingsdk.buffers": {"ring": "acme_a"},
+        "dingsdk.storages": {"store": "acme_a"},
+        "dingsdk.contracts": {"buffers": version},
+    }
+    install("acme-a", points, acme_a="raise OSError('imported')")
+    manager = PluginManager()
+
+    with pytest.raises(PluginLoadError, match=text) as caught:
+        manager.get("buffers", "ring")
+
+    assert caught.value.reason == "too new"
+    (row,) = [row for row in manager.plugins() if row.type_key == "ring"]
+    assert (row.state, "ring" in manager.known("buffers")) == ("too new", False)
+    with pytest.raises(PluginLoadError, match="imported"):
+        manager.get("storages", "store")
+
+
+def test_plugin_for_the_newest_contract_is_loaded(install: Install) -> None:
+    points = {
+        "dingsdk.buffers": {"ring": "acme_a"},
+        "dingsdk.contracts": {"buffers": f"v{CONTRACT_VERSIONS['buffers']}"},
+    }
+    install("acme-a", points, acme_a=SOURCE.format(key="ring", owner="acme_a"))
+
+    assert owner_of(PluginManager(), "ring") == "acme_a"
+    assert CONTRACT_VERSIONS.keys() == KINDS.keys()
+
+
+def test_contract_of_an_unknown_kind_is_logged_with_the_nearest(
+    install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("acme-a", {"dingsdk.contracts": {"bufers": "v1"}})
+
+    PluginManager().adverts()
+
+    assert "did you mean buffers?" in caplog.text
