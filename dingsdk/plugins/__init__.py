@@ -10,11 +10,13 @@ from dingsdk.plugins.manager import PluginManager, ask, default_manager, observe
 from dingsdk.plugins.observers import Observers
 from dingsdk.plugins.registry import Registry
 from dingsdk.plugins.switches import Switches
+from dingsdk.plugins.templates import TEMPLATES, Template, new_plugin
 
 __all__ = [
     "API_VERSION",
     "CONTRACT_VERSIONS",
     "KINDS",
+    "TEMPLATES",
     "Answers",
     "Observers",
     "PluginInfo",
@@ -22,10 +24,12 @@ __all__ = [
     "Registry",
     "Snapshot",
     "Switches",
+    "Template",
     "ask",
     "default_manager",
     "hookimpl",
     "hookspec",
+    "new_plugin",
     "observe",
     "use_manager",
 ]

@@ -10,164 +10,73 @@ calls. ``check_part`` and ``StorageContract``, ``SamplerContract``, ``RemoverCon
 commanders. The rules are listed in
 ``docs/reference``. ``FaultProxy`` puts a bad network before an endpoint,
 ``failing_calls`` a bad disk below a storage; ``recorded_writes`` tells what a disk was waited for.
+``check_plugin`` does all of it for what an installed plugin provides, as ``dingsdk check`` does.
+
+Names are imported when they are first used: the contract classes need pytest, the machine needs
+Hypothesis, and the others neither.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dingsdk.testing.buffer_rules import (
-    BUFFER_CAPABILITIES,
-    BUFFER_RULES,
-    check_buffer,
-    check_buffer_rule,
-)
-from dingsdk.testing.fault_proxy import Fault, FaultProxy, seeded_faults
-from dingsdk.testing.os_calls import WriteLog, failing_calls, recorded_writes
-from dingsdk.testing.part_rules import PART_RULES, check_part
-from dingsdk.testing.rule import ContractError, ContractReport, Rule, RuleBroken, RuleResult
-from dingsdk.testing.rules import CAPABILITIES, RULES, check_rule, check_transport
+from dingsdk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from dingsdk.testing.buffer_machine import BufferMachine
-    from dingsdk.testing.collector_rules import (
-        COLLECTOR_CAPABILITIES,
-        COLLECTOR_RULES,
-        check_collector,
-    )
-    from dingsdk.testing.commander_rules import (
-        COMMANDER_CAPABILITIES,
-        COMMANDER_RULES,
-        check_commander,
-    )
-    from dingsdk.testing.contract import (
-        BufferContract,
-        CollectorContract,
-        CommanderContract,
-        EnvManagerContract,
-        EvaluatorContract,
-        LimiterContract,
-        PolicyContract,
-        RemoverContract,
-        SamplerContract,
-        StorageContract,
-        TransportContract,
-    )
-    from dingsdk.testing.env_rules import (
-        ENV_CAPABILITIES,
-        ENV_RULES,
-        check_env_manager,
-        check_env_manager_rule,
-    )
-    from dingsdk.testing.evaluator_rules import (
-        EVALUATOR_CAPABILITIES,
-        EVALUATOR_RULES,
-        check_evaluator,
-    )
-    from dingsdk.testing.policy_rules import (
-        POLICY_CAPABILITIES,
-        POLICY_RULES,
-        PolicyUnderTest,
-        check_policy,
-        check_policy_rule,
-    )
-    from dingsdk.testing.stop_and_go import StopAndGo
-
-__all__ = [
-    "BUFFER_CAPABILITIES",
-    "BUFFER_RULES",
-    "CAPABILITIES",
-    "COLLECTOR_CAPABILITIES",
-    "COLLECTOR_RULES",
-    "COMMANDER_CAPABILITIES",
-    "COMMANDER_RULES",
-    "ENV_CAPABILITIES",
-    "ENV_RULES",
-    "EVALUATOR_CAPABILITIES",
-    "EVALUATOR_RULES",
-    "PART_RULES",
-    "POLICY_CAPABILITIES",
-    "POLICY_RULES",
-    "RULES",
-    "BufferContract",
-    "BufferMachine",
-    "CollectorContract",
-    "CommanderContract",
-    "ContractError",
-    "ContractReport",
-    "EnvManagerContract",
-    "EvaluatorContract",
-    "Fault",
-    "FaultProxy",
-    "LimiterContract",
-    "PolicyContract",
-    "PolicyUnderTest",
-    "RemoverContract",
-    "Rule",
-    "RuleBroken",
-    "RuleResult",
-    "SamplerContract",
-    "StopAndGo",
-    "StorageContract",
-    "TransportContract",
-    "WriteLog",
-    "check_buffer",
-    "check_buffer_rule",
-    "check_collector",
-    "check_commander",
-    "check_env_manager",
-    "check_env_manager_rule",
-    "check_evaluator",
-    "check_part",
-    "check_policy",
-    "check_policy_rule",
-    "check_rule",
-    "check_transport",
-    "failing_calls",
-    "recorded_writes",
-    "seeded_faults",
-]
-
-
-# Modules that need pytest, Hypothesis, torch or gymnasium, which the others do without.
-_LAZY = {
-    "buffer_machine": ("BufferMachine",),
-    "collector_rules": ("COLLECTOR_CAPABILITIES", "COLLECTOR_RULES", "check_collector"),
-    "commander_rules": ("COMMANDER_CAPABILITIES", "COMMANDER_RULES", "check_commander"),
-    "contract": (
-        "BufferContract",
-        "CollectorContract",
-        "CommanderContract",
-        "EnvManagerContract",
-        "EvaluatorContract",
-        "LimiterContract",
-        "PolicyContract",
-        "RemoverContract",
-        "SamplerContract",
-        "StorageContract",
-        "TransportContract",
-    ),
-    "env_rules": (
-        "ENV_CAPABILITIES",
-        "ENV_RULES",
-        "check_env_manager",
-        "check_env_manager_rule",
-    ),
-    "evaluator_rules": ("EVALUATOR_CAPABILITIES", "EVALUATOR_RULES", "check_evaluator"),
-    "stop_and_go": ("StopAndGo",),
-    "policy_rules": (
-        "POLICY_CAPABILITIES",
-        "POLICY_RULES",
-        "PolicyUnderTest",
-        "check_policy",
-        "check_policy_rule",
-    ),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _LAZY.items():
-        if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from dingsdk.testing.buffer_machine import BufferMachine as BufferMachine
+    from dingsdk.testing.buffer_rules import BUFFER_CAPABILITIES as BUFFER_CAPABILITIES
+    from dingsdk.testing.buffer_rules import BUFFER_RULES as BUFFER_RULES
+    from dingsdk.testing.buffer_rules import check_buffer as check_buffer
+    from dingsdk.testing.buffer_rules import check_buffer_rule as check_buffer_rule
+    from dingsdk.testing.collector_rules import COLLECTOR_CAPABILITIES as COLLECTOR_CAPABILITIES
+    from dingsdk.testing.collector_rules import COLLECTOR_RULES as COLLECTOR_RULES
+    from dingsdk.testing.collector_rules import check_collector as check_collector
+    from dingsdk.testing.commander_rules import COMMANDER_CAPABILITIES as COMMANDER_CAPABILITIES
+    from dingsdk.testing.commander_rules import COMMANDER_RULES as COMMANDER_RULES
+    from dingsdk.testing.commander_rules import check_commander as check_commander
+    from dingsdk.testing.contract import BufferContract as BufferContract
+    from dingsdk.testing.contract import CollectorContract as CollectorContract
+    from dingsdk.testing.contract import CommanderContract as CommanderContract
+    from dingsdk.testing.contract import EnvManagerContract as EnvManagerContract
+    from dingsdk.testing.contract import EvaluatorContract as EvaluatorContract
+    from dingsdk.testing.contract import LimiterContract as LimiterContract
+    from dingsdk.testing.contract import PolicyContract as PolicyContract
+    from dingsdk.testing.contract import RemoverContract as RemoverContract
+    from dingsdk.testing.contract import SamplerContract as SamplerContract
+    from dingsdk.testing.contract import StorageContract as StorageContract
+    from dingsdk.testing.contract import TransportContract as TransportContract
+    from dingsdk.testing.env_rules import ENV_CAPABILITIES as ENV_CAPABILITIES
+    from dingsdk.testing.env_rules import ENV_RULES as ENV_RULES
+    from dingsdk.testing.env_rules import check_env_manager as check_env_manager
+    from dingsdk.testing.env_rules import check_env_manager_rule as check_env_manager_rule
+    from dingsdk.testing.evaluator_rules import EVALUATOR_CAPABILITIES as EVALUATOR_CAPABILITIES
+    from dingsdk.testing.evaluator_rules import EVALUATOR_RULES as EVALUATOR_RULES
+    from dingsdk.testing.evaluator_rules import check_evaluator as check_evaluator
+    from dingsdk.testing.fault_proxy import Fault as Fault
+    from dingsdk.testing.fault_proxy import FaultProxy as FaultProxy
+    from dingsdk.testing.fault_proxy import seeded_faults as seeded_faults
+    from dingsdk.testing.os_calls import WriteLog as WriteLog
+    from dingsdk.testing.os_calls import failing_calls as failing_calls
+    from dingsdk.testing.os_calls import recorded_writes as recorded_writes
+    from dingsdk.testing.part_rules import PART_RULES as PART_RULES
+    from dingsdk.testing.part_rules import check_part as check_part
+    from dingsdk.testing.plugin_check import PluginReport as PluginReport
+    from dingsdk.testing.plugin_check import Step as Step
+    from dingsdk.testing.plugin_check import check_plugin as check_plugin
+    from dingsdk.testing.policy_rules import POLICY_CAPABILITIES as POLICY_CAPABILITIES
+    from dingsdk.testing.policy_rules import POLICY_RULES as POLICY_RULES
+    from dingsdk.testing.policy_rules import PolicyUnderTest as PolicyUnderTest
+    from dingsdk.testing.policy_rules import check_policy as check_policy
+    from dingsdk.testing.policy_rules import check_policy_rule as check_policy_rule
+    from dingsdk.testing.rule import ContractError as ContractError
+    from dingsdk.testing.rule import ContractReport as ContractReport
+    from dingsdk.testing.rule import Rule as Rule
+    from dingsdk.testing.rule import RuleBroken as RuleBroken
+    from dingsdk.testing.rule import RuleResult as RuleResult
+    from dingsdk.testing.rules import CAPABILITIES as CAPABILITIES
+    from dingsdk.testing.rules import RULES as RULES
+    from dingsdk.testing.rules import check_rule as check_rule
+    from dingsdk.testing.rules import check_transport as check_transport
+    from dingsdk.testing.stop_and_go import StopAndGo as StopAndGo
+else:
+    __getattr__, __dir__ = lazy_names(__name__, __file__)

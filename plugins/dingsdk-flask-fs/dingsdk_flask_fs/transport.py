@@ -42,6 +42,11 @@ TYPE_KEY = "flask_fs"
 class FlaskFSTransport(Transport):
     """One object a process; the README lists the config keys."""
 
+    contract_capabilities: ClassVar[frozenset[str]] = frozenset(
+        {"many_processes", "survives_faults"}
+    )
+    """What `dingsdk check` holds it to beyond the rules for all transports."""
+
     class Config(Transport.Config, frozen=True, kw_only=True):
         """Section ``system.transport``.
 

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from dingsdk.data import decode_message, encode_message
 from dingsdk.errors import ClosedError, ConfigError, WorkerLostError
@@ -47,6 +47,9 @@ class InMemoryTransport(Transport):
         type: str = "in_memory"
         concurrency: Literal["greenlets", "threads"] = "greenlets"
         check_wire: bool = False
+
+    contract_config: ClassVar[Mapping[str, Any]] = {"check_wire": True}
+    """What `dingsdk check` sets: without it messages are not checked, for speed."""
 
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
         super().__init__(cfg, run_dir)

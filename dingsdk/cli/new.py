@@ -1,0 +1,55 @@
+"""``dingsdk new``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+from dingsdk.plugins.templates import TEMPLATES, new_plugin
+
+
+def complete_template(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Propose the kinds of plugins, with what each is."""
+    return [
+        CompletionItem(kind, help=template.summary)
+        for kind, template in TEMPLATES.items()
+        if kind.startswith(incomplete)
+    ]
+
+
+@click.group("new", short_help="Start a project of your own.")
+def group() -> None:
+    """Start a project of your own."""
+
+
+@group.command("plugin", short_help="Write a complete package that provides a plugin.")
+@click.argument("kind", shell_complete=complete_template)
+@click.argument("name")
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path),
+    default=Path(),
+    metavar="DIR",
+    help="Folder below which the package is made; default: the current one.",
+)
+def plugin(kind: str, name: str, into: Path) -> None:
+    """Write a package that provides a plugin of KIND under the type NAME.
+
+    It has an implementation to change, an entry point, tests by the conformance kit, a config that
+    uses it and a CI file. The folder is dingsdk-rl-NAME, the module dingsdk_NAME.
+    """
+    folder = new_plugin(kind, name, into)
+    click.echo(
+        f"{folder} holds a {kind} that works; change it to what you need.\n\n"
+        f"  pip install -e {folder}\n"
+        f"  pytest {folder}\n"
+        f"  dingsdk check {folder.name}\n"
+        f"  dingsdk train {folder / 'example.yaml'}"
+    )
+
+
+plugin.epilog = "KIND is one of: " + ", ".join(TEMPLATES) + "."

@@ -1,0 +1,171 @@
+"""Packages that provide a plugin, written from the templates in ``dingsdk/templates``.
+
+A template is a working package whose type is called ``plugin_name``. What all have in common
+stands in the folder ``common``; the folder of a kind adds to it, or replaces files of it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dingsdk.errors import ConfigError, RunFolderError, listing, nearest_name
+from dingsdk.plugins.discovery import version_of
+from dingsdk.plugins.kinds import KINDS, OBSERVERS, OWN_DISTRIBUTION
+from dingsdk.plugins.manager import default_manager
+
+_FOLDER = Path(__file__).parents[1] / "templates"
+_COMMON = "common"
+_NOTES = "notes.md"
+_NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
+_LONGEST = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What a template makes.
+
+    Attributes:
+        group: Its kind, of ``KINDS``, or ``plugins`` for what only observes.
+        summary: What its plugin does, in one sentence.
+    """
+
+    group: str
+    summary: str
+
+
+TEMPLATES: Mapping[str, Template] = {
+    "policy": Template("policies", "A policy for dingsdk."),
+}
+"""What ``dingsdk new plugin`` can make, by the name that people type."""
+
+
+def template_files(kind: str) -> dict[str, str]:
+    """Return the files of a template by their path in the package, as they are stored."""
+    files: dict[str, str] = {}
+    for folder in (_FOLDER / _COMMON, _FOLDER / kind.replace("-", "_")):
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                files[path.relative_to(folder).as_posix()] = path.read_text(encoding="utf-8")
+    return files
+
+
+def render(kind: str, name: str) -> dict[str, str]:
+    """Return the files of a package of that kind by their path.
+
+    Raises:
+        ConfigError: there is no such kind, or the name cannot be used for it.
+    """
+    template = TEMPLATES.get(kind)
+    if template is None:
+        nearest = nearest_name(kind, TEMPLATES)
+        advice = f" Did you mean {nearest!r}?" if nearest else ""
+        raise ConfigError(
+            f"no template for a plugin of kind {kind!r}.{advice} Known: {listing(TEMPLATES)}",
+            found=kind,
+            known=sorted(TEMPLATES),
+            nearest=nearest,
+        )
+    if not _NAME.fullmatch(name) or len(name) > _LONGEST or keyword.iskeyword(name):
+        raise ConfigError(
+            f"{name!r} cannot name a plugin; use lower-case letters, digits and single dashes, a "
+            f"letter first, at most {_LONGEST} characters, and no keyword of Python: fast-replay",
+            found=name,
+        )
+    dashed = name.replace("_", "-")
+    snake = dashed.replace("-", "_")
+    camel = "".join(part.capitalize() for part in dashed.split("-"))
+    files = template_files(kind)
+    files["README.md"] = files["README.md"].replace("PLUGIN_NOTES", files.pop(_NOTES).strip())
+    words = {
+        "PLUGIN_SUMMARY": template.summary,
+        "PLUGIN_GROUP": template.group,
+        "PLUGIN_KEY": dashed if template.group == "commands" else snake,
+        "plugin-name": dashed,
+        "plugin_name": snake,
+        "PluginName": camel,
+    }
+    _check_free(kind, template.group, words["PLUGIN_KEY"], dashed)
+    _check_classes(name, camel, files)
+    return {_replaced(path, words): _replaced(text, words) for path, text in files.items()}
+
+
+def new_plugin(kind: str, name: str, into: Path) -> Path:
+    """Write a package that provides a plugin, and return its folder.
+
+    Args:
+        kind: One of ``TEMPLATES``.
+        name: The type key; words are separated by ``-`` or ``_``.
+        into: The folder that the package's folder is made in.
+
+    Raises:
+        ConfigError: there is no such kind, or the name cannot be used; it is taken, for example.
+        RunFolderError: the folder exists, or cannot be written. Nothing was left behind.
+    """
+    files = render(kind, name)
+    folder = into / _distribution(name.replace("_", "-"))
+    if folder.exists() or folder.is_symlink():
+        raise RunFolderError(
+            f"{folder} exists; choose another name or another --into", path=str(folder)
+        )
+    try:
+        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=into))
+        try:
+            package = made / folder.name
+            for path, text in files.items():
+                (package / path).parent.mkdir(parents=True, exist_ok=True)
+                (package / path).write_text(text, encoding="utf-8")
+            package.rename(folder)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot write {folder}: {error.strerror or error}", path=str(folder)
+        ) from error
+    return folder
+
+
+def _distribution(dashed: str) -> str:
+    return f"{OWN_DISTRIBUTION}-{dashed}"
+
+
+def _check_free(kind: str, group: str, key: str, dashed: str) -> None:
+    manager = default_manager()
+    distribution, module = _distribution(dashed), f"dingsdk_{dashed.replace('-', '_')}"
+    known = manager.known(group) if group in KINDS else [a.key for a in manager.adverts(OBSERVERS)]
+    if group == "commands":
+        known += manager.known("roles")
+    taken = ""
+    if key in known:
+        taken = f"there is a {kind} of that type already"
+    elif version := version_of(distribution):
+        taken = f"{distribution} {version} is installed"
+    elif importlib.util.find_spec(module) is not None:
+        taken = f"there is a module {module} already"
+    if taken:
+        raise ConfigError(f"{dashed!r} is taken: {taken}; choose another name", found=dashed)
+
+
+def _check_classes(name: str, camel: str, files: Mapping[str, str]) -> None:
+    """Refuse a name by which a class of the template would hide one that it imports."""
+    for path, text in files.items():
+        if not path.endswith(".py"):
+            continue
+        words = set(re.findall(r"\w+", text))
+        hidden = {w.replace("PluginName", camel) for w in words if "PluginName" in w} & words
+        if hidden:
+            raise ConfigError(
+                f"{name!r} cannot name this plugin: its class would be {hidden.pop()}, which "
+                "dingsdk has already; choose another name",
+                found=name,
+            )
+
+
+def _replaced(text: str, words: Mapping[str, str]) -> str:
+    return re.sub("|".join(words), lambda match: words[match[0]], text)

@@ -1,0 +1,121 @@
+"""A policy that learns by Q-learning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from dingsdk import hookimpl
+from dingsdk.config import Positive
+from dingsdk.plugins import Registry
+from dingsdk.policy import (
+    Adam,
+    BasePolicy,
+    CollectSection,
+    EpsilonSchedule,
+    LearnSection,
+    PolicySection,
+    Stateful,
+)
+
+__all__ = ["PluginNamePolicy"]
+
+
+class PluginNameLearn(LearnSection, frozen=True, kw_only=True):
+    """Section ``policy.learn``.
+
+    Attributes:
+        learning_rate: Step size of Adam.
+    """
+
+    learning_rate: Positive = 1e-3
+
+
+class PluginNameCollect(CollectSection, frozen=True, kw_only=True):
+    """Section ``policy.collect``: transitions between two trainings."""
+
+    n_sample: int | None = 64
+
+
+class PluginNameSection(PolicySection, frozen=True, kw_only=True):
+    """Section ``policy``.
+
+    Attributes:
+        eps: Chance of a random action, by env steps.
+    """
+
+    type: str = "plugin_name"
+    eps: EpsilonSchedule = EpsilonSchedule(type="linear", decay=5000)
+    learn: PluginNameLearn = PluginNameLearn()
+    collect: PluginNameCollect = PluginNameCollect()
+
+
+class PluginNamePolicy(BasePolicy):
+    """Q-learning (Watkins 1989) with a network, for flat observations and discrete actions."""
+
+    Config = PluginNameSection
+    is_data_parallel: ClassVar[bool] = True
+    contract_capabilities: ClassVar[frozenset[str]] = frozenset({"seeded", "batched", "per_step"})
+
+    @staticmethod
+    def model_from_spaces(observation_space: Any, action_space: Any) -> dict[str, Any]:
+        """Return the section ``policy.model`` for an env of these spaces."""
+        return {"obs_shape": observation_space.shape[0], "action_shape": int(action_space.n)}
+
+    def build(self) -> None:
+        model = self.section.model
+        self.net = nn.Sequential(
+            nn.Linear(model["obs_shape"], 64), nn.ReLU(), nn.Linear(64, model["action_shape"])
+        ).to(self.device)
+        if self.learns:
+            self.optimizer = Adam(self.net, self.section.learn.learning_rate)
+
+    def state(self) -> Mapping[str, Stateful]:
+        return {"model": self.net, **({"optimizer": self.optimizer} if self.learns else {})}
+
+    def setting(self, info: Mapping[str, Any]) -> dict[str, Any]:
+        return {"eps": self.section.eps(info.get("envstep", 0))}
+
+    def act(
+        self,
+        obs: Any,
+        env_ids: Sequence[int] | None = None,
+        *,
+        explore: bool,
+        eps: float = 0.0,
+        **setting: Any,
+    ) -> dict[str, Any]:
+        with torch.no_grad():
+            values = self.array(self.net(self.tensor(obs)))
+        self.check_finite(values, obs, env_ids)
+        action = values.argmax(1)
+        if explore:
+            is_random = self.rng.random(len(action)) < eps
+            action = np.where(
+                is_random, self.rng.integers(values.shape[1], size=len(action)), action
+            )
+        return {"action": action}
+
+    def target(self, batch: dict[str, Any]) -> torch.Tensor:
+        """Return ``reward + discount_factor * max Q(next_obs)``, float32[n]; no max at an end."""
+        with torch.no_grad():
+            future: torch.Tensor = self.net(batch["next_obs"].float()).max(1).values
+        future = future * ~batch["terminated"].bool()
+        return batch["reward"].float() + self.section.discount_factor * future
+
+    def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
+        chosen = batch["action"].long().unsqueeze(1)
+        values = self.net(batch["obs"].float()).gather(1, chosen).squeeze(1)
+        loss = nn.functional.smooth_l1_loss(values, self.target(batch))
+        self.optimizer.minimize(loss)
+        return {"total_loss": float(loss.detach())}
+
+
+@hookimpl
+def dingsdk_register_policies(registry: Registry) -> None:
+    """Register the policy under its type key."""
+    registry.register("plugin_name", PluginNamePolicy)

@@ -1,0 +1,77 @@
+"""``dingsdk check``."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from dingsdk.cli.tables import show_table
+from dingsdk.errors import RunFolderError
+from dingsdk.plugins import KINDS, default_manager
+
+
+def complete_plugin(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Propose installed distributions, kinds, and after ``kind:`` its types."""
+    manager = default_manager()
+    kind, has_kind, _ = incomplete.partition(":")
+    if has_kind:
+        names = [f"{kind}:{key}" for key in manager.known(kind)] if kind in KINDS else []
+    else:
+        names = sorted({advert.distribution for advert in manager.adverts()})
+        names += [f"{kind}:" for kind in KINDS]
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def _quietly(check: Callable[[], Any]) -> Any:
+    """Call ``check`` without the warnings of dingsdk: rules make parts fail on purpose."""
+    logger, silent = logging.getLogger("dingsdk"), logging.NullHandler()
+    logger.addHandler(silent)
+    try:
+        return check()
+    finally:
+        logger.removeHandler(silent)
+
+
+@click.command("check", short_help="Check a plugin against the rules of its kind.")
+@click.argument("plugin", shell_complete=complete_plugin)
+@click.option(
+    "--badge",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the result as JSON for an endpoint badge of shields.io.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def check(plugin: str, badge: Path | None, as_json: bool) -> None:
+    """Import PLUGIN, compare its interface, build its parts and hold them to their rules.
+
+    PLUGIN is a type as KIND:TYPE, such as policies:mine, or an installed distribution, of which
+    each part is checked. Exits with 1 where something is wrong.
+    """
+    from dingsdk.testing.plugin_check import check_plugin
+
+    if badge is not None and not badge.parent.is_dir():
+        raise RunFolderError(f"--badge: there is no folder {badge.parent}", path=str(badge))
+    report = _quietly(lambda: check_plugin(plugin))
+    if badge is not None:
+        try:
+            badge.write_text(json.dumps(report.badge(), indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise RunFolderError(
+                f"--badge: cannot write {badge}: {reason}", path=str(badge)
+            ) from error
+    if as_json:
+        rows = [step._asdict() for step in report.steps]
+        click.echo(json.dumps({"passed": report.is_passed, "steps": rows}, indent=2))
+    else:
+        show_table([step.outcome, step.part, step.name, step.detail] for step in report.steps)
+    if not report.is_passed:
+        raise click.exceptions.Exit(1)

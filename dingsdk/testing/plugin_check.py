@@ -1,0 +1,534 @@
+"""Checks of whole plugins: what a plugin provides is imported, built and held to its rules."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from dingsdk.config import config_type, deep_merge_dicts, defaults_of
+from dingsdk.errors import UnknownPluginError, listing, nearest_name, raised_at
+from dingsdk.plugins import KINDS, TEMPLATES, PluginManager, default_manager
+from dingsdk.plugins.discovery import Advert
+from dingsdk.plugins.kinds import NAMES, OBSERVERS
+from dingsdk.plugins.switches import is_named
+from dingsdk.testing.buffer_rules import check_buffer
+from dingsdk.testing.part_rules import check_part
+from dingsdk.testing.rule import ContractError, ContractReport
+from dingsdk.testing.rules import check_transport
+
+Outcome = Literal["ok", "failed", "skipped"]
+
+
+class Step(NamedTuple):
+    """One step of the check of one part.
+
+    Attributes:
+        part: ``kind:type``.
+        name: ``import``, ``interface``, ``build``, ``rules`` or ``rule <number>``.
+        outcome: ``skipped``: its kind has no rules.
+        detail: What was found.
+    """
+
+    part: str
+    name: str
+    outcome: Outcome
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class PluginReport:
+    """What a check of a plugin found.
+
+    Attributes:
+        plugin: What was checked, as it was asked for.
+        steps: In the order in which they were made.
+        kept: How many rules were kept.
+        broken: How many were broken.
+    """
+
+    plugin: str
+    steps: tuple[Step, ...]
+    kept: int
+    broken: int
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether no step failed."""
+        return all(step.outcome != "failed" for step in self.steps)
+
+    def badge(self) -> dict[str, Any]:
+        """Return the JSON of a badge, as the endpoint badge of shields.io takes it."""
+        if self.is_passed:
+            message = f"{self.kept} rules kept" if self.kept else "checked"
+        elif self.broken:
+            message = f"{self.broken} of {self.kept + self.broken} rules broken"
+        else:
+            message = "failed"
+        return {
+            "schemaVersion": 1,
+            "label": "dingsdk",
+            "message": message,
+            "color": "brightgreen" if self.is_passed else "red",
+        }
+
+
+@dataclass(slots=True)
+class _Part:
+    """A part under check."""
+
+    kind: str
+    key: str
+    manager: PluginManager
+    target: Any = None
+    rules: list[ContractReport] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.key}"
+
+    @property
+    def cfg(self) -> dict[str, Any]:
+        """The part's section: its defaults, and what it says it needs in a check."""
+        defaults = defaults_of(config_type(self.target))
+        return deep_merge_dicts(defaults, {**self.given, "type": self.key})
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What the class says it needs in a check."""
+        return dict(getattr(self.target, "contract_config", {}))
+
+    def create(self, over: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        return self.manager.create(self.kind, deep_merge_dicts(self.cfg, over), *args, **kwargs)
+
+    @property
+    def capabilities(self) -> Collection[str]:
+        declared: Collection[str] | None = getattr(self.target, "contract_capabilities", None)
+        return _family(self) if declared is None else declared
+
+
+def check_plugin(name: str) -> PluginReport:
+    """Import a plugin, compare its interface, build its parts, and hold them to their rules.
+
+    A class may say three things about itself, as class attributes: ``contract_capabilities``, what
+    it promises beyond the rules for all; ``contract_config``, values of its section that it needs
+    in a check; of a wrapper ``contract_env``, the id of an env that it fits.
+
+    Args:
+        name: ``kind:type``, such as ``policies:mine``, or an installed distribution, of which
+            every part is checked.
+
+    Raises:
+        UnknownPluginError: there is no such type or distribution.
+    """
+    manager = default_manager()
+    parts = list(_find(name, manager))
+    steps: list[Step] = []
+    for part in parts:
+        steps += _check(part)
+    results = [r for part in parts for report in part.rules for r in report.results if r.applies]
+    broken = sum(result.error is not None for result in results)
+    return PluginReport(name, tuple(steps), len(results) - broken, broken)
+
+
+def _find(name: str, manager: PluginManager) -> Iterator[_Part]:
+    kind, is_part, key = name.partition(":")
+    if is_part:
+        template = TEMPLATES.get(kind)
+        group = template.group if template else kind
+        if group != OBSERVERS:
+            manager.registry(group)  # raises for an unknown kind
+        adverts = manager.adverts(group)
+        known = manager.known(group) if group in KINDS else [advert.key for advert in adverts]
+        if key not in known:
+            raise _unknown(f"{group} type", key, known)
+        yield _Part(group, key, manager)
+        return
+    own = [advert for advert in manager.adverts() if is_named([name], [advert.distribution])]
+    if not own:
+        raise _unknown("installed plugin", name, {a.distribution for a in manager.adverts()})
+    for advert in own:
+        yield _Part(advert.kind, advert.key, manager)
+
+
+def _unknown(what: str, asked: str, known: Collection[str]) -> UnknownPluginError:
+    nearest = nearest_name(asked, known)
+    spelling = f" Did you mean {nearest!r}?" if nearest else ""
+    return UnknownPluginError(
+        f"there is no {what} {asked!r}.{spelling} Known: {listing(known)}. Check a plugin as "
+        "kind:type, such as policies:mine, or by the name of its distribution",
+        asked=asked,
+        known=sorted(known),
+        nearest=nearest,
+    )
+
+
+def _check(part: _Part) -> Iterator[Step]:
+    for name, step in (("import", _import), ("interface", _interface), ("build", _build)):
+        try:
+            detail = step(part)
+        except _Wrong as error:
+            yield Step(str(part), name, "failed", str(error))
+            return
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}{raised_at(error)}"
+            yield Step(str(part), name, "failed", text)
+            return
+        if detail:
+            yield Step(str(part), name, "ok", detail)
+    yield from _hold_to_rules(part)
+
+
+class _Wrong(Exception):  # noqa: N818 - ends the check of one part
+    """What is wrong with a part, in words."""
+
+
+def _import(part: _Part) -> str:
+    if part.kind == NAMES:
+        part.target = part.manager.named(part.key)
+        return str(part.target.__module__)
+    if part.kind == OBSERVERS:
+        advert = _advert(part)
+        part.manager.load(advert.module, advert.distribution, must_provide=True)
+        part.target = importlib.import_module(advert.module)
+        return str(advert)
+    part.target = part.manager.get(part.kind, part.key)
+    entry = part.manager.registry(part.kind).entry(part.key)
+    return f"{_name(part.target)}, from {entry.owner if entry else 'unknown'}"
+
+
+def _advert(part: _Part) -> Advert:
+    return part.manager.adverts(part.kind, part.key)[0]
+
+
+# Kind -> its base class, the arguments by position, and those by name.
+_INTERFACES: Mapping[str, tuple[str, int, Sequence[str]]] = {
+    "transports": ("dingsdk.worker.comm:Transport", 2, ()),
+    "buffers": ("dingsdk.worker:IBuffer", 2, ("exp_name", "instance_name")),
+    "storages": ("dingsdk.worker.replay_buffer:Storage", 3, ()),
+    "samplers": ("dingsdk.worker.replay_buffer:Sampler", 3, ()),
+    "removers": ("dingsdk.worker.replay_buffer:Remover", 3, ()),
+    "limiters": ("dingsdk.worker.replay_buffer:Limiter", 2, ()),
+    "collectors": ("dingsdk.worker:ISerialCollector", 4, ("exp_name", "instance_name")),
+    "parallel_collectors": ("dingsdk.worker:BaseParallelCollector", 1, ()),
+    "comm_collectors": ("dingsdk.worker:BaseCommCollector", 3, ()),
+    "comm_learners": ("dingsdk.worker:BaseCommLearner", 3, ()),
+    "evaluators": ("dingsdk.worker:ISerialEvaluator", 4, ("exp_name", "instance_name")),
+    "learners": ("dingsdk.worker:BaseLearner", 4, ("exp_name", "instance_name")),
+    "learner_hooks": ("dingsdk.worker:LearnerHook", 2, ("position", "ext_args")),
+    "commanders": ("dingsdk.worker:BaseParallelCommander", 1, ()),
+    "serial_commanders": ("dingsdk.worker:BaseSerialCommander", 6, ()),
+    "policies": ("", 1, ("enable_field", "seed")),
+    "env_managers": ("dingsdk.envs:EnvManager", 2, ()),
+    "env_wrappers": ("", 1, ()),
+    "roles": ("dingsdk.worker.coordinator:Role", 0, ()),
+}
+
+
+def _interface(part: _Part) -> str:
+    target = part.target
+    if part.kind == "commands":
+        import click
+
+        if not isinstance(target, click.Command):
+            raise _Wrong(f"{target!r} is no click command; decorate it with @click.command()")
+        return "a click command"
+    if part.kind == OBSERVERS:
+        hooks = [name for name in vars(target) if name.startswith("dingsdk_")]
+        return f"implements {listing(hooks)}" if hooks else ""
+    if part.kind not in _INTERFACES:
+        return ""
+    place, positional, keywords = _INTERFACES[part.kind]
+    if not callable(target):
+        raise _Wrong(f"{target!r} cannot be called")
+    found = "called as its kind is"
+    if place:
+        module, _, name = place.partition(":")
+        base = getattr(importlib.import_module(module), name)
+        if not (isinstance(target, type) and issubclass(target, base)):
+            raise _Wrong(f"{_name(target)} is no subclass of {place.replace(':', '.')}")
+        if missing := sorted(getattr(target, "__abstractmethods__", ())):
+            raise _Wrong(f"{_name(target)} lacks {listing(missing)}")
+        if wrong := list(_misfits(target, base)):
+            raise _Wrong("; ".join(wrong))
+        found = f"a subclass of {name}"
+    if positional:
+        try:
+            inspect.signature(target).bind(*[None] * positional, **dict.fromkeys(keywords))
+        except TypeError as error:
+            asked = [f"{positional} by position", *(f"{name}=..." for name in keywords)]
+            raise _Wrong(
+                f"{_name(target)}{inspect.signature(target)} cannot be given "
+                f"{', '.join(asked)}: {error}"
+            ) from error
+    return found
+
+
+def _misfits(target: type, base: type) -> Iterator[str]:
+    """Yield each method that cannot be called as that of the base class."""
+    for name, expected in inspect.getmembers(base, inspect.isfunction):
+        own = getattr(target, name)
+        if name.startswith("_") or own is expected or not inspect.isfunction(own):
+            continue
+        parameters = inspect.signature(expected).parameters.values()
+        by_position = [p for p in parameters if _is_plain(p) and p.default is p.empty]
+        by_name = [
+            p.name
+            for p in parameters
+            if p.kind is p.KEYWORD_ONLY or (_is_plain(p) and p.default is not p.empty)
+        ]
+        try:
+            inspect.signature(own).bind(*by_position, **dict.fromkeys(by_name))
+        except TypeError as error:
+            yield (
+                f"{target.__qualname__}.{name}{inspect.signature(own)} cannot be called as "
+                f"{base.__qualname__}.{name}{inspect.signature(expected)}: {error}"
+            )
+
+
+def _is_plain(parameter: inspect.Parameter) -> bool:
+    return parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _build(part: _Part) -> str:
+    build = _BUILDS.get(part.kind)
+    if build is None:
+        return ""
+    with tempfile.TemporaryDirectory(prefix="dingsdk-check-") as folder:
+        made = build(part, Path(folder))
+        close = getattr(made, "close", None)
+        if callable(close):
+            close()
+    given = ", ".join(f"{key}={value!r}" for key, value in part.given.items())
+    return f"with {given or 'its defaults'}"
+
+
+def _build_policy(part: _Part, folder: Path) -> Any:
+    return _policy_maker(part)[0](None, 0)
+
+
+def _build_hook(part: _Part, folder: Path) -> Any:
+    """Run a learner with one hook at each position that the class allows."""
+    from dingsdk.policy import create_policy
+    from dingsdk.worker import create_learner
+
+    model = {"obs_shape": 2, "action_shape": 2}
+    policy = create_policy({"type": "dqn", "model": model}, enable_field=["learn"], seed=0)
+    hooks = {
+        f"at_{position}": {"type": part.key, "position": position, "ext_args": part.given}
+        for position in part.target.positions
+    }
+    learner = create_learner({"type": "base", "hook": hooks}, policy=None, exp_name=str(folder))
+    try:
+        learner.policy = policy.learn_mode
+        learner.call_hook("before_run")
+        for _ in range(3):
+            learner.train(_batch(), 0)
+        learner.call_hook("after_run")
+    finally:
+        learner.close()
+
+
+def _batch() -> Any:
+    import numpy as np
+
+    from dingsdk.data import SampleBatch
+
+    obs = np.linspace(-1, 1, 16, dtype=np.float32).reshape(8, 2)
+    return SampleBatch(
+        {
+            "obs": obs,
+            "next_obs": obs[::-1].copy(),
+            "action": np.arange(8) % 2,
+            "reward": np.ones(8, np.float32),
+            "discount": np.full(8, 0.9, np.float32),
+        }
+    )
+
+
+def _build_manager(part: _Part) -> Any:
+    import gymnasium
+
+    return part.create({}, [partial(gymnasium.make, _env_of(part))] * 2)
+
+
+def _build_wrapper(part: _Part, folder: Path) -> Any:
+    from dingsdk.envs import check_env
+
+    found = check_env(_env_of(part), wrappers=[{"type": part.key, **part.given}])
+    problems = [f"{each.name}: {each.detail}" for each in found if each.state == "problem"]
+    if problems:
+        raise _Wrong(f"around {_env_of(part)}: {'; '.join(problems)}")
+
+
+def _env_of(part: _Part) -> str:
+    return str(getattr(part.target, "contract_env", "CartPole-v1"))
+
+
+def _build_command(part: _Part, folder: Path) -> Any:
+    import click
+
+    context = click.Context(part.target, info_name=part.key)
+    if not part.target.get_help(context).strip():
+        raise _Wrong("its help is empty")
+
+
+_Build = Callable[[_Part, Path], Any]
+
+_BUILDS: Mapping[str, _Build] = {
+    "transports": lambda part, folder: part.create({}, folder),
+    "buffers": lambda part, folder: part.create({}),
+    "storages": lambda part, folder: part.create({}, 10),
+    "samplers": lambda part, folder: part.create({}, 10, 0),
+    "removers": lambda part, folder: part.create({}, 10, 0),
+    "limiters": lambda part, folder: part.create({}, 0),
+    "collectors": lambda part, folder: part.create({}, exp_name=str(folder)),
+    "evaluators": lambda part, folder: part.create({}, exp_name=str(folder)),
+    "env_managers": lambda part, folder: _build_manager(part),
+    "learner_hooks": _build_hook,
+    "policies": _build_policy,
+    "env_wrappers": _build_wrapper,
+    "commands": _build_command,
+}
+
+
+def _hold_to_rules(part: _Part) -> Iterator[Step]:
+    check = _RULES.get(part.kind)
+    if check is None:
+        if part.kind != NAMES:
+            yield Step(str(part), "rules", "skipped", "there are none for its kind")
+        return
+    try:
+        report = check(part)
+    except ContractError as error:
+        report = error.facts["report"]
+    except Exception as error:
+        detail = f"{type(error).__name__}: {error}{raised_at(error)}"
+        yield Step(str(part), "rules", "failed", detail)
+        return
+    part.rules.append(report)
+    applying = [result for result in report.results if result.applies]
+    others = len(report.results) - len(applying)
+    kept = len(applying) - len(report.broken)
+    promised = f"; promises {listing(part.capabilities)}" if part.capabilities else ""
+    yield Step(
+        str(part),
+        "rules",
+        "failed" if report.broken else "ok",
+        f"{kept} of {len(applying)} kept, {others} do not apply{promised}",
+    )
+    for result in applying:
+        if result.error is not None:
+            detail = f"{result.rule.title}: {type(result.error).__name__}: {result.error}"
+            yield Step(str(part), f"rule {result.rule.number}", "failed", detail)
+
+
+def _policy_maker(part: _Part) -> tuple[Callable[..., Any], Any, Any]:
+    """Return what makes the policy, and the first spaces among a few that it can serve."""
+    import numpy as np
+    from gymnasium import spaces
+
+    observation = spaces.Box(-1, 1, (4,), np.float32)
+    actions = (spaces.Discrete(2), spaces.Box(-1, 1, (2,), np.float32))
+    reasons = []
+    for action in actions:
+        try:
+            model = part.target.model_from_spaces(observation, action)
+            cfg = deep_merge_dicts(part.cfg, {"model": model})
+
+            def make(fields: Sequence[str] | None, seed: int, cfg: Any = cfg) -> Any:
+                return part.target(cfg, enable_field=fields, seed=seed)
+
+            make(None, 0)
+        except Exception as error:
+            reasons.append(f"for {action}: {type(error).__name__}: {error}{raised_at(error)}")
+            continue
+        return make, observation, action
+    raise _Wrong("; ".join(reasons))
+
+
+def _policy_rules(part: _Part) -> ContractReport:
+    from dingsdk.testing.policy_rules import check_policy
+
+    return check_policy(*_policy_maker(part), capabilities=part.capabilities)
+
+
+def _serial(check: str) -> Callable[[_Part], ContractReport]:
+    def hold(part: _Part) -> ContractReport:
+        from dingsdk import testing
+
+        found: ContractReport = getattr(testing, check)(
+            lambda cfg, *args: part.target(deep_merge_dicts(part.cfg, cfg), *args),
+            capabilities=part.capabilities,
+        )
+        return found
+
+    return hold
+
+
+def _commander_rules(part: _Part) -> ContractReport:
+    from dingsdk.testing.commander_rules import check_commander
+
+    return check_commander(part.target, capabilities=part.capabilities)
+
+
+def _part_rules(kind: str) -> Callable[[_Part], ContractReport]:
+    def hold(part: _Part) -> ContractReport:
+        def make(capacity: int, seed: int, folder: Path) -> Any:
+            if kind == "limiter":
+                return part.create({}, seed)
+            if kind == "storage":
+                durable = {"path": str(folder), "reopen": True} if part.target.is_durable else {}
+                return part.create(durable, capacity)
+            return part.create({}, capacity, seed)
+
+        return check_part(kind, make, capabilities=part.capabilities)
+
+    return hold
+
+
+_RULES: Mapping[str, Callable[[_Part], ContractReport]] = {
+    "transports": lambda part: check_transport(
+        lambda run_dir: part.create({}, run_dir), capabilities=part.capabilities
+    ),
+    "buffers": lambda part: check_buffer(part.create, capabilities=part.capabilities),
+    "storages": _part_rules("storage"),
+    "samplers": _part_rules("sampler"),
+    "removers": _part_rules("remover"),
+    "limiters": _part_rules("limiter"),
+    "collectors": _serial("check_collector"),
+    "evaluators": _serial("check_evaluator"),
+    "env_managers": _serial("check_env_manager"),
+    "policies": _policy_rules,
+    "commanders": _commander_rules,
+}
+
+
+def _family(part: _Part) -> Collection[str]:
+    """Return the capabilities that the class itself tells."""
+    if part.kind == "collectors":
+        counts = {"n_sample": {"samples"}, "n_episode": {"episodes"}}
+        return counts.get(part.target.counts, frozenset())
+    if part.kind == "env_managers":
+        from dingsdk.testing.env_rules import ENV_CAPABILITIES
+
+        found = asdict(_build_manager(part).capabilities)
+        return {name for name in ENV_CAPABILITIES if found.get(name) is True}
+    if part.kind == "samplers":
+        from dingsdk.worker import replay_buffer as bases
+
+        families = {
+            bases.RowSampler: {"rows"},
+            bases.PrioritySampler: {"priorities"},
+            bases.SequenceSampler: {"sequences"},
+        }
+        return next((c for base, c in families.items() if issubclass(part.target, base)), ())
+    return frozenset()
+
+
+def _name(target: Any) -> str:
+    return f"{target.__module__}.{getattr(target, '__qualname__', target)}"

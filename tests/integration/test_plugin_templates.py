@@ -1,0 +1,102 @@
+"""Packages that ``dingsdk new plugin`` writes work untouched: their own tests, a check, a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from dingsdk.cli import main
+from dingsdk.plugins import TEMPLATES, PluginManager, new_plugin, use_manager
+
+QUICK = ("policy",)
+"""Those that are tested in `make test` too."""
+
+
+def run(command: Sequence[str], cwd: Path, path: str = "") -> str:
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=150, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def advertise(package: Path) -> None:
+    """Write the metadata that pip would leave, so that the package's folder is installed."""
+    project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+    info = package / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
+    groups = project["entry-points"].items()
+    (info / "entry_points.txt").write_text(
+        "\n".join(
+            f"[{group}]\n" + "\n".join(map(" = ".join, keys.items())) for group, keys in groups
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=[] if k in QUICK else pytest.mark.slow) for k in TEMPLATES],
+)
+def test_package_keeps_the_rules_and_trains(
+    kind: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    package = new_plugin(kind, "own-part", tmp_path)
+    advertise(package)
+    monkeypatch.syspath_prepend(str(package))
+    monkeypatch.chdir(tmp_path)
+    try:
+        with use_manager(PluginManager()):
+            assert main(["check", package.name, "--badge", "badge.json"]) == 0
+            short = ["--set", "system.max_env_steps=400", "--quiet"]
+            assert main(["train", str(package / "example.yaml"), *short]) == 0
+    finally:
+        sys.modules.pop("dingsdk_own_part", None)
+
+    assert "failed" not in capsys.readouterr().out
+    assert json.loads((tmp_path / "badge.json").read_text())["color"] == "brightgreen"
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A venv that sees the packages of this one, editable ones too."""
+    folder = tmp_path_factory.mktemp("venv")
+    venv.create(folder, with_pip=False)
+    site = next(folder.glob("lib/python*/site-packages"))
+    ours = sysconfig.get_paths()["purelib"]
+    (site / "ours.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
+    return folder / "bin" / "python"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_package_is_installed_without_a_network_and_found(
+    kind: str, tmp_path: Path, python: Path
+) -> None:
+    name = f"an-{kind}"
+    package = new_plugin(kind, name, tmp_path)
+    quiet = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-build-isolation"]
+
+    run([str(python), "-m", "pip", "install", *quiet, "--no-deps", "-e", str(package)], tmp_path)
+    rows = json.loads(run([str(python), "-m", "dingsdk", "plugins", "--json"], tmp_path))
+
+    (row,) = [row for row in rows if row["distribution"] == package.name]
+    assert row["kind"] == TEMPLATES[kind].group
+    assert row["state"] == "available"
+    options = ["-q", "-W", "error", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    run([str(python), "-m", "pytest", *options, str(package)], package)

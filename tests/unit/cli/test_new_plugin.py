@@ -1,0 +1,170 @@
+"""``dingsdk new plugin``: names are checked, and a package is written whole or not at all."""
+
+from __future__ import annotations
+
+import re
+import resource
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dingsdk.cli import main
+from dingsdk.errors import ConfigError, RunFolderError
+from dingsdk.plugins import KINDS, TEMPLATES, new_plugin
+from dingsdk.plugins.templates import render, template_files
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_no_placeholder_is_left_in_a_package(kind: str) -> None:
+    for path, text in render(kind, "own-part").items():
+        left = re.search(r"plugin[-_]name|PluginName|PLUGIN_[A-Z]+", path + text)
+
+        assert not left, f"{path}: {left}"
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_package_says_who_it_is(kind: str) -> None:
+    files = render(kind, "own-part")
+
+    project = tomllib.loads(files["pyproject.toml"])["project"]
+    assert project["name"] == "dingsdk-rl-own-part"
+    (group,) = project["entry-points"].values()
+    assert list(group.values()) == ["dingsdk_own_part"]
+    assert {
+        "README.md",
+        ".gitignore",
+        ".github/workflows/test.yml",
+        "example.yaml",
+        "dingsdk_own_part/__init__.py",
+        "dingsdk_own_part/py.typed",
+        "tests/test_rules.py",
+        "tests/test_example.py",
+    } <= files.keys()
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_template_has_a_group_that_is_known(kind: str) -> None:
+    assert TEMPLATES[kind].group in {*KINDS, "plugins"}
+    assert "notes.md" in template_files(kind)
+
+
+BAD_NAMES = [
+    "",
+    "Mine",
+    "9lives",
+    "a b",
+    "a--b",
+    "-a",
+    "a-",
+    "a/b",
+    "../a",
+    "a.b",
+    "class",
+    "none ",
+    "\n",
+    "ä",
+    "a" * 41,
+]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_bad_name_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot name a plugin"):
+        new_plugin("policy", name, tmp_path)
+
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("dqn", "a policy of that type"),
+        ("in-memory", "dingsdk-rl-in-memory"),
+        ("flask_fs", "dingsdk-rl-flask-fs"),
+        ("base", "its class would be BasePolicy"),
+    ],
+)
+def test_taken_name_is_refused(name: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=why):
+        new_plugin("policy", name, tmp_path)
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_module_that_exists_is_a_taken_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dingsdk_lone.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    with pytest.raises(ConfigError, match="module dingsdk_lone"):
+        render("policy", "lone")
+
+
+def test_unknown_kind_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'policy'") as raised:
+        render("polcy", "mine")
+
+    assert raised.value.known == sorted(TEMPLATES)
+
+
+def test_existing_folder_is_refused_and_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "dingsdk-rl-mine"
+    folder.mkdir()
+
+    with pytest.raises(RunFolderError, match="exists"):
+        new_plugin("policy", "mine", tmp_path)
+
+    assert [path.name for path in tmp_path.rglob("*")] == ["dingsdk-rl-mine"]
+
+
+def test_dangling_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "dingsdk-rl-mine").symlink_to("nowhere")
+
+    with pytest.raises(RunFolderError, match="exists"):
+        new_plugin("policy", "mine", tmp_path)
+
+
+def test_missing_folder_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="No such file"):
+        new_plugin("policy", "mine", tmp_path / "absent")
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_left_where_writing_fails(tmp_path: Path) -> None:
+    # Python ignores the signal, so that a file beyond the limit is an OSError.
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
+    try:
+        with pytest.raises(RunFolderError, match="File too large"):
+            new_plugin("policy", "mine", tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_command_tells_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["new", "plugin", "policy", "my_own", "--into", str(tmp_path)])
+
+    out = capsys.readouterr().out
+    assert code == 0
+    assert f"pip install -e {tmp_path}/dingsdk-rl-my-own" in out
+    assert "dingsdk check dingsdk-rl-my-own" in out
+    assert (
+        'registry.register("my_own", MyOwnPolicy)'
+        in (tmp_path / "dingsdk-rl-my-own" / "dingsdk_my_own" / "__init__.py").read_text()
+    )
+
+
+@pytest.mark.parametrize("arguments", [["policy", "Mine"], ["polcy", "mine"]])
+def test_mistake_is_one_line_and_exit_code_2(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["new", "plugin", *arguments, "--into", str(tmp_path)])
+
+    assert code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
