@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -199,7 +198,7 @@ class BaseCommLearner(CommWorker):
         if self._rows is None:
             raise TaskFail({"message": "no learner"}, "this learner has no task")
         self._rows.announce(data.get("payloads", {}), data.get("digests"))
-        self._load_until = time.monotonic() + LOAD_TIMEOUT_S
+        self._load_until = self._clock() + LOAD_TIMEOUT_S
         dropped = data.get("dropped")
         if dropped is not None and len(dropped):
             self._rows.drop(np.asarray(dropped))
@@ -416,7 +415,7 @@ class BaseCommLearner(CommWorker):
 
     def _load_payload(self, data_id: str, digest: str | None) -> SampleBatch:
         store = self.data_store
-        timeout_s = max(0.0, self._load_until - time.monotonic())
+        timeout_s = max(0.0, self._load_until - self._clock())
         if digest is None:
             return store.get(data_id, timeout_s)
         return store.get_verified(data_id, digest, timeout_s)

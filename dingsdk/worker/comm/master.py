@@ -6,7 +6,6 @@ import enum
 import itertools
 import logging
 import math
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -96,7 +95,6 @@ class Task:
         Raises:
             TaskTimeoutError: it did not within ``timeout_s``.
         """
-        started = time.monotonic()
         with self._condition:
             if not self._condition.wait_for(lambda: self.status.is_final, timeout_s):
                 raise TaskTimeoutError(
@@ -104,7 +102,7 @@ class Task:
                     f"{timeout_s:.1f} s",
                     task=self._name,
                     worker_id=self.worker_id,
-                    timeout_s=time.monotonic() - started,
+                    timeout_s=timeout_s,
                 )
         return self
 

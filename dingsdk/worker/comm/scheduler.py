@@ -62,6 +62,10 @@ class Scheduler(ABC):
     is_cooperative = False
     """Whether a job that does not wait keeps all others waiting."""
 
+    def clock(self) -> float:
+        """Return the seconds by which waits end; they never go back."""
+        return time.monotonic()
+
     @abstractmethod
     def spawn(self, function: Callable[[], None], name: str) -> Job:
         """Run ``function`` beside the caller. What it raises is kept in ``Job.error``."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -46,7 +45,7 @@ class Slave:
         transport: Connects it with its master.
         info: Who this worker is.
         callback_fn: The tasks by name.
-        clock: Monotonic seconds.
+        clock: Monotonic seconds; None for those of the transport's scheduler.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Slave:
         info: WorkerInfo,
         *,
         callback_fn: TaskFunctions | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.info = info
         self.transport = transport
@@ -63,7 +62,7 @@ class Slave:
         self.failure: DingError | None = None
         """Why it serves no more, where neither side closed."""
         self._callbacks = dict(callback_fn or {})
-        self._clock = clock
+        self._clock = clock or self.scheduler.clock
         self._end: SlaveEnd | None = None
         self._serving: Job | None = None
         self._is_closed = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,7 +38,7 @@ class CommWorker(Configurable, Slave, ABC):
             counts as alive.
         transport: Connects it with its master.
         worker_id: Unique in the run.
-        clock: Monotonic seconds.
+        clock: Monotonic seconds; None for those of the transport's scheduler.
 
     Attributes:
         role: Name of the worker's role.
@@ -64,7 +63,7 @@ class CommWorker(Configurable, Slave, ABC):
         transport: Transport,
         worker_id: str,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._cfg = self.read(cfg)
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -82,7 +81,7 @@ class CommWorker(Configurable, Slave, ABC):
         self._has_ended = False
         self._job_error: BaseException | None = None
         self._waiting = 0
-        self._moved_at = clock()
+        self._moved_at = self._clock()
         self._job_started_at = -float("inf")
 
     @abstractmethod

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -34,7 +33,6 @@ from dingsdk.worker.sample_counts import SampleCounts
 _log = logging.getLogger(__name__)
 
 TICK_S = 0.02
-"""How often the commander is asked for tasks while nothing happens."""
 MANY_LOST = 8
 """Payloads lost at once after which all others are looked for."""
 
@@ -78,7 +76,8 @@ class Coordinator(Configurable, TaskControl):
         on_evaluated: Called with (finish info, policy state or None) after each evaluation
             task, before the commander judges it.
         tb_logger: Where the replay buffer writes its curves; None for nowhere.
-        clock: Monotonic seconds.
+        clock: Monotonic seconds; None for those of the transport's scheduler.
+        tick_s: How often the commander is asked for tasks while nothing happens, s.
     """
 
     Config: ClassVar[type[CoordinatorSection]] = CoordinatorSection
@@ -92,12 +91,14 @@ class Coordinator(Configurable, TaskControl):
         on_collected: Callable[[Mapping[str, Any]], None] = lambda finished: None,
         on_evaluated: Callable[[Mapping[str, Any], Mapping[str, Any] | None], None] | None = None,
         tb_logger: Any = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
+        tick_s: float = TICK_S,
     ) -> None:
         self._cfg = cfg
         self.cfg: CoordinatorSection = self.read(cfg["system"].get("coordinator") or {})
-        self.clock = clock
         self.scheduler = transport.scheduler
+        self.clock = clock = clock or self.scheduler.clock
+        self._tick_s = tick_s
         self.condition: Condition = self.scheduler.condition()
         self.data_store = transport.data_store()
         self.policy_store = transport.policy_store()
@@ -450,7 +451,7 @@ class Coordinator(Configurable, TaskControl):
 
     def _dispatch_once(self) -> None:
         with self.condition:
-            self.condition.wait_for(lambda: self._is_halted or self._has_news, TICK_S)
+            self.condition.wait_for(lambda: self._is_halted or self._has_news, self._tick_s)
             self._has_news = False
             now = self.clock()
             stalled_s, self._looked_at = now - self._looked_at, now

@@ -14,7 +14,7 @@ import msgspec
 
 from dingsdk.data import PrivateDir, decode_json, encode_json
 from dingsdk.errors import ClosedError, DataCorruptError, DataMissingError, InsecureBindError
-from dingsdk.worker.comm import MasterEnd, MasterListener, TaskMessage
+from dingsdk.worker.comm import MasterEnd, MasterListener, TaskMessage, ThreadScheduler
 from dingsdk_flask_fs.app import create_app
 from dingsdk_flask_fs.auth import Verifier
 from dingsdk_flask_fs.folder_lock import folder_lock
@@ -89,6 +89,7 @@ class HttpMasterEnd(MasterEnd):
                     max_bytes=max_bytes,
                     max_polls=max(1, cfg.threads - max(MIN_FREE_THREADS, cfg.threads // 4)),
                     lease_s=self.lease_s,
+                    scheduler=ThreadScheduler(),
                 )
                 verifier = Verifier(secret)
                 guard = Guard(

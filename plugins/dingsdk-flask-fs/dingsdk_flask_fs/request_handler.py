@@ -10,7 +10,15 @@ from functools import partial
 from typing import Any
 
 from dingsdk.errors import ClosedError, ProtocolError, StaleEpochError, WorkerLostError
-from dingsdk.worker.comm import LEFT, MasterListener, TaskAnswer, TaskMessage, WorkerInfo
+from dingsdk.worker.comm import (
+    LEFT,
+    Condition,
+    MasterListener,
+    Scheduler,
+    TaskAnswer,
+    TaskMessage,
+    WorkerInfo,
+)
 from dingsdk_flask_fs.messages import (
     MAX_WAIT_S,
     Body,
@@ -34,11 +42,11 @@ class Mailbox:
     Thread safe. ``close`` makes every later use report that the worker is gone.
     """
 
-    def __init__(self, worker_id: str, inc: int, max_bytes: int) -> None:
+    def __init__(self, worker_id: str, inc: int, max_bytes: int, condition: Condition) -> None:
         self.worker_id = worker_id
         self.inc = inc
         self._max_bytes = max_bytes
-        self._condition = threading.Condition(threading.Lock())
+        self._condition = condition
         self._tasks: deque[tuple[int, bytes]] = deque()
         self._sent = 0
         self._turn = 0
@@ -73,7 +81,7 @@ class Mailbox:
             while self._tasks and self._tasks[0][0] <= ack:
                 self._tasks.popleft()
             self._condition.wait_for(
-                lambda: self._tasks or self.is_closed or self._turn != seq, wait_s
+                lambda: bool(self._tasks) or self.is_closed or self._turn != seq, wait_s
             )
             if self.is_closed or self._turn != seq:
                 return []
@@ -114,6 +122,7 @@ class RequestHandler:
         max_polls: Requests that may wait for tasks at the same time; the others are answered
             almost at once, so that waiting never takes the threads that answers need.
         lease_s: What workers are told when they join.
+        scheduler: Gives the conditions that requests wait on.
     """
 
     def __init__(
@@ -125,8 +134,10 @@ class RequestHandler:
         max_bytes: int,
         max_polls: int,
         lease_s: float | None = None,
+        scheduler: Scheduler,
     ) -> None:
         self._listener = listener
+        self._scheduler = scheduler
         self._run, self._epoch = run, epoch
         self._max_bytes = max_bytes
         self._lease = b"" if lease_s is None else b',"lease_ms":%d' % (1000 * lease_s)
@@ -218,7 +229,9 @@ class RequestHandler:
         self.abandon(request.worker, None, "replaced by a new incarnation")
         inc = next(self._incs)
         with self._lock:
-            self._mailboxes[request.worker] = Mailbox(request.worker, inc, self._max_bytes)
+            self._mailboxes[request.worker] = Mailbox(
+                request.worker, inc, self._max_bytes, self._scheduler.condition()
+            )
         self._listener.worker_joined(WorkerInfo(request.worker, body.role, body.resource, inc))
         return inc
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 import random
 import secrets
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from dingsdk.data import check_id, decode_message, encode_message
 from dingsdk.errors import (
@@ -20,9 +18,9 @@ from dingsdk.errors import (
     StaleEpochError,
     WorkerLostError,
 )
-from dingsdk.worker.comm import SlaveEnd, TaskAnswer, TaskMessage, WorkerInfo
+from dingsdk.worker.comm import Job, Scheduler, SlaveEnd, TaskAnswer, TaskMessage, WorkerInfo
 from dingsdk_flask_fs.auth import Signer
-from dingsdk_flask_fs.connection import Answer, Connection, ForeignAnswerError, LinkError
+from dingsdk_flask_fs.connection import Answer, ForeignAnswerError, LinkError
 from dingsdk_flask_fs.messages import (
     MAX_WAIT_S,
     Joined,
@@ -48,6 +46,16 @@ PRESENCE_S = 1.0
 is for nobody when the run is over."""
 
 
+class Link(Protocol):
+    """A connection to a master, for one request at a time; a ``Connection`` is one."""
+
+    def post(self, target: str, body: bytes, signer: Signer, deadline: float) -> Answer:
+        """Send a request, return its answer; see ``Connection.post``."""
+
+    def close(self) -> None:
+        """End the request that is under way, and every later one, with LinkError."""
+
+
 class HttpSlaveEnd(SlaveEnd):
     """Unjoined until ``join``.
 
@@ -56,8 +64,9 @@ class HttpSlaveEnd(SlaveEnd):
     master skips what it has had.
 
     Args:
-        host: Host of the master.
-        port: Its port.
+        where: The master's address, for messages.
+        connect: Returns an unused connection to it.
+        scheduler: Gives the time, and runs what sends answers.
         find_secret: Returns the run's secret, None while there is none yet.
         max_bytes: The largest message.
         request_timeout_s: Longest wait for an answer that is due at once; half of
@@ -65,33 +74,37 @@ class HttpSlaveEnd(SlaveEnd):
         lost_after_s: Silence after which the master counts as lost: no request that was sent
             since was answered. Every wait derives from it, so that one lost reply is never
             such a silence.
+        jitter: Chooses how long to wait before a request is sent again; None for one of its own.
     """
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        where: str,
+        connect: Callable[[], Link],
+        scheduler: Scheduler,
         find_secret: Callable[[], Secret | None],
         *,
         max_bytes: int,
         request_timeout_s: float = 10.0,
         lost_after_s: float = 15.0,
+        jitter: random.Random | None = None,
     ) -> None:
-        self._where = f"{host}:{port}"
+        self._where = where
         self._find_secret = find_secret
         self._max_bytes = max_bytes
         self._request_timeout_s = min(request_timeout_s, lost_after_s / 2)
         self._longest_poll_s = min(MAX_WAIT_S, lost_after_s / 3)
         self._margin_s = min(MARGIN_S, lost_after_s / 3)
         self._lost_after_s = lost_after_s
-        self._asks = Connection(host, port, max_bytes)
-        self._reports = Connection(host, port, max_bytes)
-        self._condition = threading.Condition(threading.Lock())
-        self._sender: threading.Thread | None = None
+        self._scheduler = scheduler
+        self._clock = scheduler.clock
+        self._asks, self._reports = connect(), connect()
+        self._condition = scheduler.condition()
+        self._sender: Job | None = None
         self._signer: Signer | None = None
         self._seqs = itertools.count(1)
         # Its own: programs seed the shared one, and workers must not retry in step.
-        self._jitter = random.Random()
+        self._jitter = jitter or random.Random()
         self._is_closed = False
         # Of the incarnation:
         self._worker_id = ""
@@ -115,7 +128,7 @@ class HttpSlaveEnd(SlaveEnd):
             WorkerLostError, ClosedError: as the contract has it.
         """
         check_id(info.worker_id, "worker_id")
-        deadline = time.monotonic() + timeout_s
+        deadline = self._clock() + timeout_s
         body = encode_message({"role": info.role, "resource": info.resource})
         idem, run, epoch, tries, why = secrets.token_hex(16), "", 0, 0, "no secret yet"
         while True:
@@ -139,7 +152,7 @@ class HttpSlaveEnd(SlaveEnd):
                 raise AuthError(f"{self._where}: {error}", reason="answer") from error
             except LinkError as error:
                 why = str(error)
-            if time.monotonic() >= deadline:
+            if self._clock() >= deadline:
                 raise WorkerLostError(
                     f"no master at {self._where} within {timeout_s:.1f} s: {why}",
                     worker_id=info.worker_id,
@@ -154,17 +167,15 @@ class HttpSlaveEnd(SlaveEnd):
             self._tasks.clear()
             self._answers.clear()
             self._last_task = self._last_answer = self._carried = 0
-            self._silent_since, self._heard_at = None, time.monotonic()
+            self._silent_since, self._heard_at = None, self._clock()
             if self._is_closed:
                 raise self._closed()
             if self._sender is None:
-                self._sender = threading.Thread(
-                    target=self._send_answers, name=f"{info.worker_id}-answers", daemon=True
-                )
-                self._sender.start()
+                name = f"{info.worker_id}-answers"
+                self._sender = self._scheduler.spawn(self._send_answers, name)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        deadline = time.monotonic() + timeout_s
+        deadline = self._clock() + timeout_s
         with self._condition:
             if self._is_closed:
                 return
@@ -173,14 +184,13 @@ class HttpSlaveEnd(SlaveEnd):
             self._condition.notify_all()
         self._asks.close()
         if is_joined:
-            self._leave(min(deadline, time.monotonic() + 1.0))
+            self._leave(min(deadline, self._clock() + 1.0))
         self._reports.close()
-        sender = self._sender
-        if sender is not None and sender is not threading.current_thread():
-            sender.join(max(0.1, deadline - time.monotonic()))
+        if self._sender is not None:
+            self._sender.join(max(0.1, deadline - self._clock()))
 
     def next_task(self, timeout_s: float) -> TaskMessage | None:
-        deadline = time.monotonic() + timeout_s
+        deadline = self._clock() + timeout_s
         tries = 0
         is_last = False
         while True:
@@ -191,12 +201,12 @@ class HttpSlaveEnd(SlaveEnd):
             if is_last:
                 return None
             try:
-                self._turn(min(max(0.0, deadline - time.monotonic()), self._longest_poll_s))
+                self._turn(min(max(0.0, deadline - self._clock()), self._longest_poll_s))
             except LinkError as error:
                 self._note_silence(error)
                 self._pause(tries, deadline)
                 tries += 1
-            is_last = time.monotonic() >= deadline
+            is_last = self._clock() >= deadline
 
     def answer(self, answer: TaskAnswer) -> None:
         """Hand an answer over; it is on its way when this returns.
@@ -229,7 +239,7 @@ class HttpSlaveEnd(SlaveEnd):
             answers = self._unconfirmed()
         body = b'{"answers":[%s],"ack":%d,"want":%d,"wait_s":%.3f}'
         body %= answers, ack, PREFETCH, wait_s
-        deadline = time.monotonic() + wait_s + self._margin_s
+        deadline = self._clock() + wait_s + self._margin_s
         self._is_asking = True
         try:
             reply = self._ask(self._asks, "turn", body, inc, deadline)
@@ -246,7 +256,7 @@ class HttpSlaveEnd(SlaveEnd):
 
     def _report(self, kind: str, fields: str, inc: int) -> None:
         """Send what is unconfirmed, trying until the master counts as lost."""
-        tries, started = 0, time.monotonic()
+        tries, started = 0, self._clock()
         while True:
             with self._condition:
                 if self._inc != inc:
@@ -255,7 +265,7 @@ class HttpSlaveEnd(SlaveEnd):
                 answers = self._unconfirmed()
             body = b'{%s"answers":[%s]}' % (fields.encode(), answers)
             try:
-                limit = time.monotonic() + self._request_timeout_s
+                limit = self._clock() + self._request_timeout_s
                 reply = self._ask(self._reports, kind, body, inc, limit)
             except LinkError as error:
                 self._note_silence(error, started)
@@ -298,8 +308,8 @@ class HttpSlaveEnd(SlaveEnd):
         except (DingError, LinkError):
             return  # it is over either way: the lease ends by itself
 
-    def _ask(self, link: Connection, kind: str, body: bytes, inc: int, deadline: float) -> Reply:
-        started = time.monotonic()
+    def _ask(self, link: Link, kind: str, body: bytes, inc: int, deadline: float) -> Reply:
+        started = self._clock()
         with self._condition:
             request = self._request(kind, inc)
         try:
@@ -311,11 +321,11 @@ class HttpSlaveEnd(SlaveEnd):
         except (WorkerLostError, ClosedError) as error:
             self._note(error, inc)
             raise
-        self._silent_since, self._heard_at = None, time.monotonic()
+        self._silent_since, self._heard_at = None, self._clock()
         return reply
 
     def _ask_once(
-        self, link: Connection, request: Request, body: bytes, deadline: float
+        self, link: Link, request: Request, body: bytes, deadline: float
     ) -> dict[str, Any]:
         signer = self._signer
         assert signer is not None  # made before the first request
@@ -342,10 +352,10 @@ class HttpSlaveEnd(SlaveEnd):
         """Return when to look whether the master was heard; a closing one waits but ``TELL_S``."""
         if self._is_asking or self._gone is not None:
             return PRESENCE_S
-        return max(0.0, self._heard_at + PRESENCE_S - time.monotonic())
+        return max(0.0, self._heard_at + PRESENCE_S - self._clock())
 
     def _is_unheard(self) -> bool:
-        is_quiet = not self._is_asking and time.monotonic() - self._heard_at >= PRESENCE_S
+        is_quiet = not self._is_asking and self._clock() - self._heard_at >= PRESENCE_S
         return self._gone is None and is_quiet
 
     def _unconfirmed(self) -> bytes:
@@ -374,7 +384,7 @@ class HttpSlaveEnd(SlaveEnd):
 
     def _note_silence(self, error: LinkError, since: float | None = None) -> None:
         """Raise WorkerLostError where all failed for too long, or the caller alone ``since``."""
-        now = time.monotonic()
+        now = self._clock()
         silent_s = now - min(self._silent_since or now, since or now)
         if silent_s >= self._lost_after_s:
             lost = WorkerLostError(
@@ -393,7 +403,7 @@ class HttpSlaveEnd(SlaveEnd):
         wait_s = self._jitter.uniform(0, min(most, base * 2 ** min(tries, 16)))
         with self._condition:
             self._condition.wait_for(
-                lambda: self._is_closed, max(0.0, min(wait_s, deadline - time.monotonic()))
+                lambda: self._is_closed, max(0.0, min(wait_s, deadline - self._clock()))
             )
             if self._is_closed:
                 raise self._closed()

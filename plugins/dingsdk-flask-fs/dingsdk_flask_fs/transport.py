@@ -26,6 +26,7 @@ from dingsdk.worker.comm import (
     ThreadScheduler,
     Transport,
 )
+from dingsdk_flask_fs.connection import Connection
 from dingsdk_flask_fs.folder_lock import LOCK_NAME, folder_lock
 from dingsdk_flask_fs.master_end import EPOCH_FILE, HttpMasterEnd
 from dingsdk_flask_fs.secret import FILE_NAME as SECRET_NAME
@@ -114,8 +115,9 @@ class FlaskFSTransport(Transport):
         host, port = parse_address(address)
         folder = self._own_folder()
         end = HttpSlaveEnd(
-            host,
-            port,
+            f"{host}:{port}",
+            lambda: Connection(host, port, self.cfg.max_message_bytes),
+            self._scheduler,
             lambda: find_secret(folder),
             max_bytes=self.cfg.max_message_bytes,
             request_timeout_s=self.cfg.request_timeout_s,
