@@ -27,6 +27,7 @@ from dingsdk.config import (
     documentation_of,
     fields_of,
 )
+from dingsdk.pipeline.di_engine_keys import MOVED, NO_SECTION, NOT_USED, ONLY, OTHER_POLICIES
 from dingsdk.pipeline.sections import SECTION_BASES, EnvSection, RunSection, SystemSection
 from dingsdk.plugins import KINDS, default_manager, hookspecs
 from dingsdk.plugins.builtins import BUILTINS
@@ -59,6 +60,7 @@ def pages() -> dict[str, str]:
     return {
         "cli.md": cli_page(),
         "config.md": config_page(),
+        "di-engine-keys.md": di_engine_keys_page(),
         "errors.md": errors_page(),
         "hooks.md": hooks_page(),
         "part-rules.md": part_rules_page(),
@@ -131,6 +133,32 @@ def config_page() -> str:
             parts.append(_section_table(title, section, f"{path}."))
             waiting += _parts_in(section, f"{path}.")
     return _page("Config keys", "\n\n".join(parts))
+
+
+def di_engine_keys_page() -> str:
+    """Return what becomes of each config key of DI-engine that does not stay where it is."""
+    rows = [f"| `{old}` | moved | `{new}` |" for old, new in MOVED.items()]
+    rows += [f"| `{path}` | left out | {reason} |" for path, reason in NOT_USED.items()]
+    for path, (only, reason) in ONLY.items():
+        fate = f"left out if `{only}`, else refused" if only else "left out if off, else refused"
+        rows.append(f"| `{path}` | {fate} | {reason} |")
+    for name, reason in NO_SECTION.items():
+        rows.append(f"| `{name}` | left out if off, else refused | {reason} |")
+    for kind, reason in OTHER_POLICIES.items():
+        rows.append(f"| `policy.type: {kind}` | refused | {reason} |")
+    intro = (
+        "A config in DI-engine's shape (`main_config`, `create_config`, `system_config`) is "
+        "converted before it is compiled. A key that [config keys](config.md) lists keeps its "
+        "place and meaning. This table has the others; a key in neither is an error that names "
+        "it. One error names all that is refused.\n\n"
+        "The buffer of a policy with `priority` that has no type of its own is `advanced`. An "
+        "env of the type `atari` gets the prefix `ale_py:` and the wrappers `episode_statistics` "
+        "and `atari`, and with `env.frame_stack` that one too. Of "
+        "`policy.model.encoder_hidden_size_list` for images the last width is kept: the "
+        "convolutions are given."
+    )
+    table = "\n".join(["| DI-engine | what happens | place or reason |", "|---|---|---|", *rows])
+    return _page("Config keys of DI-engine", f"{intro}\n\n{table}")
 
 
 def errors_page() -> str:

@@ -17,7 +17,8 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.files import ensure_dir
 from dingsdk.data.list_samples import pack_samples
 from dingsdk.errors import ConfigError, UnknownKeyError, UnknownPluginError
-from dingsdk.pipeline.di_engine import NOT_CARRIED, convert_reference_shape, rename_all_aliases
+from dingsdk.pipeline.di_engine import convert_reference_shape, rename_all_aliases
+from dingsdk.pipeline.di_engine_keys import NO_SECTION
 from dingsdk.pipeline.run_folder import make_run_folder
 from dingsdk.pipeline.sections import SECTION_BASES, RunSection
 from dingsdk.plugins import default_manager
@@ -93,7 +94,7 @@ def compile_config(
     foreign = {"env": env, "reward_model": reward_model, "world_model": world_model}
     for name, cls in foreign.items():
         if cls is not None:
-            reason = NOT_CARRIED.get(name, "an env is named by env.env_id")
+            reason = NO_SECTION.get(name, "an env is named by env.env_id")
             raise ConfigError(f"{name} cannot be given to compile_config: {reason}", path=name)
     if auto and create_cfg is None:
         raise ConfigError("auto=True takes the types from create_cfg; give it", path="create_cfg")

@@ -10,6 +10,7 @@ from typing import Any
 from dingsdk.config import deep_merge_dicts
 from dingsdk.config.aliases import rename_aliases
 from dingsdk.errors import ConfigError, UnknownEnvError, listing, nearest_name
+from dingsdk.pipeline.di_engine_keys import MOVED, NO_SECTION, NOT_USED, ONLY, OTHER_POLICIES
 
 _log = logging.getLogger(__name__)
 
@@ -25,38 +26,7 @@ _PARTS = {
 _COMM_PARTS = ("comm_learner", "comm_collector")
 _COMM_ALIASES = ("comm_learner_type", "comm_collector_type")
 _PARALLEL_COLLECTORS = frozenset({"zergling", "marine"})
-
-NOT_CARRIED: Mapping[str, str] = {
-    "reward_model": "reward models are not part of dingsdk",
-    "world_model": "world models are not part of dingsdk",
-    "multi_gpu": "several learners train together on the CPU, see system.learner_num",
-    "ignore_done": "an episode that a time limit cuts is told from one that ends anyway",
-}
-"""Sections and switches of DI-engine that have no counterpart, with the reason."""
-
-_MOVED = {
-    "policy.collect.collector.collector_num": "system.collector_num",
-    "policy.learn.learner.learner_num": "system.learner_num",
-    "policy.learn.learner.send_policy_freq": "system.learner.send_policy_freq",
-}
-_LISTENS = "the transport listens, see system.transport"
-_NO_SUCH_SETTING = "gymnasium's vector envs need no such setting"
-_IGNORED = {
-    "policy.priority_IS_weight": "importance weights count wherever the buffer gives them",
-    "system.coordinator.host": _LISTENS,
-    "system.coordinator.port": _LISTENS,
-    "system.path_data": "the transport decides where payloads live",
-    "system.path_policy": "the transport decides where policies live",
-    "system.communication_mode": "workers dial the master",
-    "system.learner_gpu_num": "set policy.cuda",
-    "env_manager.connect_timeout": _NO_SUCH_SETTING,
-    "env_manager.context": _NO_SUCH_SETTING,
-    "env_manager.copy_on_get": _NO_SUCH_SETTING,
-    "env_manager.reset_inplace": _NO_SUCH_SETTING,
-    "env_manager.shared_memory": _NO_SUCH_SETTING,
-    "env_manager.step_wait_timeout": _NO_SUCH_SETTING,
-    "env_manager.wait_num": _NO_SUCH_SETTING,
-}
+_ATARI_WRAPPERS = ("episode_statistics", "atari")
 
 
 def convert_reference_shape(cfg: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,7 +37,7 @@ def convert_reference_shape(cfg: Mapping[str, Any]) -> dict[str, Any]:
             ``_config``, or a config in dingsdk's shape.
 
     Raises:
-        ConfigError: something that has no counterpart here; says what, where and why.
+        ConfigError: keys that have no counterpart here; says of all of them where and why.
         UnknownEnvError: the env of DI-engine's zoo is none of gymnasium's.
     """
     sections = {key.removesuffix("_config"): value for key, value in cfg.items()}
@@ -77,28 +47,25 @@ def convert_reference_shape(cfg: Mapping[str, Any]) -> dict[str, Any]:
         f"{name}_config": deep_merge_dicts({}, sections.get(name))
         for name in ("main", "create", "system")
     }
-    _refuse_what_is_absent(shape)
+    refused = _absent_sections(shape)
     main, create, system = shape.values()
     main["system"] = deep_merge_dicts(main.get("system"), system)
     _convert_env(main, create.pop("env", None) or {})
     for name, path in _PARTS.items():
         part = _without_own_imports(create.pop(name, None) or {}, name)
         _put(main, path, deep_merge_dicts(_take(main, path), part))
-    for old, new in _MOVED.items():
-        value = _take(main, old)
-        if value is not None:
-            _put(main, new, value)
-    for path, reason in _IGNORED.items():
-        if _take(main, path) is not None:
-            _log.info("%s is not used: %s", path, reason)
-    _convert_transport(main, [create.pop(name, None) or {} for name in _COMM_PARTS])
-    _rename_types(main)
-    for name in sorted(create):
-        known = listing([*_PARTS, *_COMM_PARTS, "env"])
+    transports = [create.pop(name, None) or {} for name in _COMM_PARTS]
+    known = listing([*_PARTS, *_COMM_PARTS, "env"])
+    refused |= {f"create_config.{name}": f"known sections are {known}" for name in sorted(create)}
+    refused |= _convert_policy(main["policy"]) | _convert_keys(main)
+    if refused:
+        lines = "; ".join(f"{path} ({reason})" for path, reason in refused.items())
         raise ConfigError(
-            f"create_config.{name} has no counterpart in dingsdk; known: {known}",
-            path=f"create_config.{name}",
+            f"what has no counterpart in dingsdk is to be removed: {lines}",
+            path=next(iter(refused)),
         )
+    _convert_transport(main, transports)
+    _rename_types(main)
     return main
 
 
@@ -117,19 +84,69 @@ def rename_all_aliases(cfg: Mapping[str, Any]) -> dict[str, Any]:
     return rename_aliases(cfg)
 
 
-def _refuse_what_is_absent(shape: dict[str, Any]) -> None:
-    """Refuse what has no counterpart where it is in use, and drop it where it is off."""
-    reasons = {
-        "system_config.coordinator.operator_server": (
-            "workers dial the coordinator, and may be started and ended at any time"
-        )
-    }
-    for place in ("", ".policy", ".policy.learn"):
-        for name, reason in NOT_CARRIED.items():
-            reasons[f"main_config{place}.{name}"] = reasons[f"create_config{place}.{name}"] = reason
-    for path, reason in reasons.items():
-        if _take(shape, path):
-            raise ConfigError(f"{path} cannot be carried over: {reason}; remove it", path=path)
+def _absent_sections(shape: dict[str, Any]) -> dict[str, str]:
+    """Drop the sections that have no counterpart; return where one is in use, with the reason."""
+    places = ("main_config", "create_config", "main_config.policy", "main_config.policy.learn")
+    reasons = {f"{place}.{name}": NO_SECTION[name] for place in places for name in NO_SECTION}
+    return {path: reason for path, reason in reasons.items() if _take(shape, path)}
+
+
+def _convert_policy(policy: dict[str, Any]) -> dict[str, str]:
+    """Name the policy as here, bring its network into the form here; return what is refused."""
+    if isinstance(policy.get("type"), str):
+        # The reference has a second policy class for parallel mode; here one serves both.
+        policy["type"] = policy["type"].removesuffix("_command")
+    kind = str(policy.get("type"))
+    if kind in OTHER_POLICIES:
+        return {"policy.type": f"{kind!r} is none of its policies: {OTHER_POLICIES[kind]}"}
+    if kind == "r2d2":
+        _take(policy, "unroll_len")  # the sum of the two lengths, like the next
+        _take(policy, "collect.unroll_len")
+        buffer = policy["other"]["replay_buffer"]
+        buffer["type"] = "sequence"
+        if "learn_unroll_len" in policy:
+            buffer["sequence_length"] = policy["learn_unroll_len"]
+        if "burnin_step" in policy:
+            own = {"type": "sequence", "burn_in": policy["burnin_step"], "pad": True}
+            buffer["sampler"] = own
+    if kind == "sac":
+        _take(policy, "model.action_space")  # there is one kind
+        width = _take(policy, "model.actor_head_hidden_size")
+        if width is not None:
+            policy["model"].setdefault("encoder_hidden_size_list", [width, width])
+    model = policy.get("model")
+    if isinstance(model, dict) and _is_image(model.get("obs_shape")):
+        sizes = model.pop("encoder_hidden_size_list", None)
+        if sizes:
+            # The convolutions are given; what follows them has a size.
+            model["encoder_hidden_size_list"] = sizes[-1:]
+    return {}
+
+
+def _is_image(obs_shape: Any) -> bool:
+    return isinstance(obs_shape, list | tuple) and len(obs_shape) == 3
+
+
+def _convert_keys(main: dict[str, Any]) -> dict[str, str]:
+    """Move and drop keys as the tables say; return what has to be refused, with the reason."""
+    for old, new in MOVED.items():
+        value = _take(main, old)
+        if value is not None:
+            _put(main, new, value)
+    for path, reason in NOT_USED.items():
+        if _take(main, path) is not None:
+            _log.info("%s is not used: %s", path, reason)
+    refused = {}
+    for path, (only, reason) in ONLY.items():
+        value = _take(main, path)
+        if value is not None and value != only and (only or not _is_off(value)):
+            refused[path] = reason
+    return refused
+
+
+def _is_off(value: Any) -> bool:
+    """Whether a switch is off: falsy, or a section like ``{"use_norm": False}``."""
+    return not any(value.values()) if isinstance(value, Mapping) else not value
 
 
 def _take(section: Any, path: str) -> Any:
@@ -164,6 +181,12 @@ def _convert_env(main: dict[str, Any], create_env: Mapping[str, Any]) -> None:
     if manager := env.pop("manager", None):
         main["env_manager"] = deep_merge_dicts(main.get("env_manager"), manager)
     zoo_name = create_env.get("type")
+    stack = env.pop("frame_stack", None)
+    if zoo_name == "atari":
+        env["env_id"] = f"ale_py:{env.get('env_id', '')}".replace("ale_py:ale_py:", "ale_py:")
+        env.setdefault("wrappers", [*_ATARI_WRAPPERS])
+    if stack:
+        env.setdefault("wrappers", []).append({"type": "frame_stack", "stack_size": stack})
     if "env_id" not in env and zoo_name is not None:
         env["env_id"] = find_env_id(str(zoo_name))
         _log.info("create_config.env.type %r is %s here", zoo_name, env["env_id"])
@@ -188,14 +211,11 @@ def _convert_transport(main: dict[str, Any], comm_parts: list[dict[str, Any]]) -
 def _rename_types(main: dict[str, Any]) -> None:
     """Name the types by what does the same here."""
     policy, manager = main["policy"], main["env_manager"]
-    if isinstance(policy.get("type"), str):
-        # The reference has a second policy class for parallel mode; here one serves both.
-        policy["type"] = policy["type"].removesuffix("_command")
     collect = policy["collect"]
     if collect["collector"].get("type") in _PARALLEL_COLLECTORS:
         collect["parallel_collector"] = collect.pop("collector")
     buffer = policy["other"]["replay_buffer"]
-    if buffer.get("type") == "deque":
+    if buffer.get("type") == "deque" or (policy.get("priority") and "type" not in buffer):
         # That one samples by priority where the policy asks for it, else uniformly.
         buffer["type"] = "advanced" if policy.get("priority") else "naive"
         _log.info("policy.other.replay_buffer.type: deque is called %s here", buffer["type"])

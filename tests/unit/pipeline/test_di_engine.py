@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from dingsdk.errors import ConfigError, UnknownEnvError, UnknownKeyError
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.pipeline.di_engine import convert_reference_shape, find_env_id, rename_all_aliases
+from dingsdk.pipeline.di_engine_keys import MOVED, NOT_USED, ONLY, OTHER_POLICIES
 
 
 def serial_shape() -> dict[str, Any]:
@@ -193,7 +195,7 @@ def test_two_transports_are_refused() -> None:
         (
             "system_config",
             {"coordinator": {"operator_server": {"system_addr": "server:8080"}}},
-            "system_config.coordinator.operator_server",
+            "system.coordinator.operator_server",
         ),
     ],
 )
@@ -205,6 +207,191 @@ def test_what_has_no_counterpart_is_named(section: str, value: dict[str, Any], p
         convert_reference_shape(shape)
 
     assert caught.value.path == path
+
+
+def put(section: dict[str, Any], path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    for key in parents:
+        section = section.setdefault(key, {})
+    section[last] = value
+
+
+def at(section: Any, path: str) -> Any:
+    """What is at a dotted path, None if nothing is."""
+    for key in path.split("."):
+        section = section.get(key) if isinstance(section, dict) else None
+    return section
+
+
+@pytest.mark.parametrize("old", [each for each in MOVED if each != "env.manager"])
+def test_moved_key_is_at_its_new_place(old: str) -> None:
+    shape = serial_shape()
+    put(shape["main_config"], old, 123)
+
+    found = convert_reference_shape(shape)
+
+    assert (at(found, MOVED[old]), at(found, old)) == (123, None)
+
+
+@pytest.mark.parametrize("path", NOT_USED)
+def test_key_that_nothing_depends_on_is_left_out_with_a_reason(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shape = serial_shape()
+    put(shape["main_config"], path, 1)
+
+    with caplog.at_level(logging.INFO, logger="dingsdk"):
+        found = convert_reference_shape(shape)
+
+    assert at(found, path) is None
+    assert f"{path} is not used: {NOT_USED[path]}" in caplog.text
+
+
+@pytest.mark.parametrize("path", ONLY)
+def test_fixed_switch_is_left_out_at_its_value_and_refused_at_another(path: str) -> None:
+    shape = serial_shape()
+    put(shape["main_config"], path, ONLY[path][0])
+    assert at(convert_reference_shape(shape), path) is None
+
+    put(shape["main_config"], path, {"use_norm": False} if path == "env.norm_obs" else False)
+    if not ONLY[path][0]:
+        assert at(convert_reference_shape(shape), path) is None
+        put(shape["main_config"], path, {"use_norm": True} if path == "env.norm_obs" else True)
+    with pytest.raises(ConfigError, match=re.escape(ONLY[path][1])) as caught:
+        convert_reference_shape(shape)
+    assert caught.value.path == path
+
+
+def test_all_that_cannot_carry_over_is_said_at_once() -> None:
+    shape = serial_shape()
+    shape["main_config"]["policy"]["learn"] |= {"value_norm": True, "multi_gpu": True}
+    shape["create_config"] |= {"policy": {"type": "td3"}, "model": {"type": "qac"}}
+
+    with pytest.raises(ConfigError) as caught:
+        convert_reference_shape(shape)
+
+    for text in (
+        "main_config.policy.learn.multi_gpu (several learners",
+        "create_config.model (known sections are",
+        "policy.type ('td3' is none of its policies: sac is nearest)",
+        "policy.learn.value_norm (values",
+    ):
+        assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", OTHER_POLICIES)
+def test_policy_of_the_other_names_the_nearest(kind: str) -> None:
+    shape = serial_shape()
+    shape["create_config"]["policy"]["type"] = f"{kind}_command"
+
+    with pytest.raises(ConfigError, match=OTHER_POLICIES[kind]):
+        convert_reference_shape(shape)
+
+
+def test_ppo_of_the_zoo_compiles() -> None:
+    shape = serial_shape()
+    shape["create_config"] = {"env": {"type": "cartpole"}, "policy": {"type": "ppo"}}
+    shape["main_config"]["policy"] = {
+        "cuda": False,
+        "action_space": "discrete",
+        "recompute_adv": True,
+        "model": {
+            "obs_shape": 4,
+            "action_shape": 2,
+            "action_space": "discrete",
+            "encoder_hidden_size_list": [64, 64, 128],
+            "critic_head_hidden_size": 128,
+            "actor_head_hidden_size": 128,
+        },
+        "learn": {
+            "epoch_per_collect": 2,
+            "batch_size": 64,
+            "learning_rate": 0.001,
+            "value_weight": 0.5,
+            "entropy_weight": 0.01,
+            "clip_ratio": 0.2,
+            "adv_norm": True,
+            "learner": {"hook": {"save_ckpt_after_iter": 100}},
+        },
+        "collect": {"n_sample": 256, "unroll_len": 1, "discount_factor": 0.9, "gae_lambda": 0.95},
+        "eval": {"evaluator": {"eval_freq": 100}},
+    }
+
+    policy = compile_config(shape).policy
+
+    assert (policy.discount_factor, policy.gae_lambda) == (0.9, 0.95)
+    assert policy.model.encoder_hidden_size_list == [64, 64, 128]
+    assert policy.model.action_space == "discrete"
+
+
+def test_r2d2_of_the_zoo_compiles_to_equal_lengths() -> None:
+    shape = serial_shape()
+    shape["create_config"]["policy"]["type"] = "r2d2"
+    policy = shape["main_config"]["policy"]
+    del policy["model"]["dueling"]
+    policy |= {"nstep": 5, "burnin_step": 2, "learn_unroll_len": 40, "unroll_len": 42}
+    policy["learn"]["target_update_theta"] = 0.001
+    policy["collect"] = {"n_sample": 32, "unroll_len": 42, "traj_len_inf": True, "env_num": 8}
+
+    compiled = compile_config(shape).policy
+
+    assert (compiled.learn.burn_in, compiled.learn.sequence_length) == (2, 40)
+    assert compiled.other.replay_buffer.sampler.burn_in == 2
+    assert compiled.other.replay_buffer.sequence_length == 40
+    assert compiled.learn.target_theta == 0.001
+    assert compiled.collect.unroll_len == 1
+
+
+def test_sac_of_the_zoo_compiles_with_the_width_of_its_heads() -> None:
+    shape = serial_shape()
+    shape["create_config"] = {
+        "env": {"type": "pendulum", "import_names": ["dizoo.classic_control.pendulum.envs"]},
+        "policy": {"type": "sac", "import_names": ["ding.policy.sac"]},
+        "replay_buffer": {"type": "naive"},
+    }
+    shape["main_config"]["env"]["act_scale"] = True
+    shape["main_config"]["policy"] = {
+        "priority": False,
+        "random_collect_size": 1000,
+        "model": {
+            "obs_shape": 3,
+            "action_shape": 1,
+            "twin_critic": True,
+            "action_space": "reparameterization",
+            "actor_head_hidden_size": 128,
+            "critic_head_hidden_size": 128,
+        },
+        "learn": {
+            "batch_size": 128,
+            "learning_rate_q": 0.001,
+            "ignore_done": True,
+            "target_theta": 0.005,
+            "discount_factor": 0.98,
+            "reparameterization": True,
+            "log_space": True,
+        },
+        "collect": {"n_sample": 10, "unroll_len": 1, "collector_logit": False},
+    }
+
+    policy = compile_config(shape).policy
+
+    assert policy.model.encoder_hidden_size_list == [128, 128]
+    assert (policy.discount_factor, policy.random_collect_size) == (0.98, 1000)
+
+
+def test_atari_of_the_zoo_gets_its_id_and_wrappers() -> None:
+    shape = serial_shape()
+    shape["create_config"]["env"] = {"type": "atari", "import_names": ["dizoo.atari.envs"]}
+    shape["main_config"]["env"] |= {"env_id": "PongNoFrameskip-v4", "frame_stack": 4}
+    shape["main_config"]["policy"]["model"]["obs_shape"] = [4, 84, 84]
+    shape["main_config"]["policy"]["model"]["encoder_hidden_size_list"] = [128, 128, 512]
+
+    found = convert_reference_shape(shape)
+
+    assert found["env"]["env_id"] == "ale_py:PongNoFrameskip-v4"
+    stack = {"type": "frame_stack", "stack_size": 4}
+    assert found["env"]["wrappers"] == ["episode_statistics", "atari", stack]
+    assert found["policy"]["model"]["encoder_hidden_size_list"] == [512]
 
 
 def test_unknown_key_inside_a_carried_section_is_named_with_its_new_path() -> None:
