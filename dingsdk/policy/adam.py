@@ -30,6 +30,7 @@ class Adam:
     Attributes:
         flat: float32[n], the parameters.
         updates: Steps taken.
+        gradient_norm: Norm of the last gradient, before it was clipped; 0 before a step.
         average: Averages a vector over all ranks, in place, where several train together; None
             for one alone.
 
@@ -45,7 +46,8 @@ class Adam:
         eps: float = 1e-8,
     ) -> None:
         self.flat = flatten_parameters(module)
-        self.learning_rate = learning_rate
+        self.learning_rate = self._initial_rate = learning_rate
+        self.gradient_norm = 0.0
         self._parameters = list(module.parameters())
         self._max_norm = max_norm
         self._eps = eps
@@ -85,6 +87,7 @@ class Adam:
                 key="total_loss",
                 update=self.updates,
             )
+        self.gradient_norm = float(norm)
         if self._max_norm is not None and norm > self._max_norm:
             gradient.mul_(self._max_norm / norm)
         self.step(gradient)
@@ -110,6 +113,10 @@ class Adam:
             eps=self._eps,
             maximize=False,
         )
+
+    def scale_rate(self, factor: float) -> None:
+        """Set the learning rate to ``factor`` times the one it began with."""
+        self.learning_rate = self._initial_rate * factor
 
     def reset(self) -> None:
         """Forget all gradients."""

@@ -634,6 +634,8 @@ class BasePolicy(Configurable, ABC):
         if key == "acting_state":
             memories = {field: memory.state_dict() for field, memory in self._memories.items()}
             return {"rng": capture(self.rng), "memories": memories}
+        if key == "norms" and self.learns:
+            return dict(self._norms())
         try:
             return self._attributes[key]
         except KeyError:
@@ -649,6 +651,10 @@ class BasePolicy(Configurable, ABC):
                 if isinstance(part, Adam):
                     part.average = value
             return
+        if key == "learning_rate_factor" and self.learns:
+            for part in self.state().values():
+                _scale_rate(part, float(value))
+            return
         if key == "acting_state":
             for field, memory in self._memories.items():
                 memory.load_state_dict(value["memories"][field])
@@ -657,6 +663,17 @@ class BasePolicy(Configurable, ABC):
         if key not in {"n_sample", "n_episode", "unroll_len", "batch_size"}:
             raise NotImplementedError(f"{type(self).__name__}'s attribute {key!r} cannot be set")
         self._attributes[key] = value
+
+    def _norms(self) -> Iterator[tuple[str, float]]:
+        """Yield the Euclidean norm of each module's parameters and each optimizer's gradient."""
+        for name, part in self.state().items():
+            if isinstance(part, Adam):
+                yield f"grad_norm/{name}", part.gradient_norm
+            elif isinstance(part, torch.optim.Optimizer):
+                held = [each.grad for group in part.param_groups for each in group["params"]]
+                yield f"grad_norm/{name}", _norm([each for each in held if each is not None])
+            elif isinstance(part, torch.nn.Module):
+                yield f"param_norm/{name}", _norm([each.detach() for each in part.parameters()])
 
     def _state_dict(self) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in self.state().items()}
@@ -690,6 +707,20 @@ class BasePolicy(Configurable, ABC):
             obs = map_leaves(lambda column: column[mask], obs)
         for encoder in self._encoders:
             encoder.features.measure(obs, self._average)
+
+
+def _norm(tensors: Sequence[torch.Tensor]) -> float:
+    norms = [torch.linalg.vector_norm(each) for each in tensors]
+    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+
+
+def _scale_rate(part: Any, factor: float) -> None:
+    if isinstance(part, Adam):
+        part.scale_rate(factor)
+    elif isinstance(part, torch.optim.Optimizer):
+        for group in part.param_groups:
+            # The key of torch's own schedulers.
+            group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
 
 
 def _modules(part: Any) -> Iterator[torch.nn.Module]:

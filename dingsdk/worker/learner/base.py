@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -33,6 +34,8 @@ from dingsdk.worker.learner.hooks import (
 )
 from dingsdk.worker.learner.monitor import LearnerMonitor
 from dingsdk.worker.run_logger import TensorboardLogger, build_logger
+
+_log = logging.getLogger(__name__)
 
 _SAVE_HOOK = "save_ckpt_after_run"
 _OWN_VARS = ("train_time", "data_time")
@@ -153,6 +156,11 @@ class BaseLearner(Configurable):
         self.priority_info: dict[str, Any] = {}
         """What ``buffer.update`` is to be given after the last ``train``; empty without
         priorities."""
+        self.log_vars: Mapping[str, Any] = MappingProxyType({})
+        """What the latest iteration logged: the policy's scalars, ``train_time``, ``data_time`` and
+        what hooks added. Read-only; nobody clears it."""
+        self.sample_count = 0
+        """Samples (rows, or sequences) that ``train`` was given."""
         self.log_buffer: dict[str, dict[str, Any]] = {}
         self.clear_log_buffer()
         self.monitor = LearnerMonitor()
@@ -259,6 +267,7 @@ class BaseLearner(Configurable):
             timings["data_time"], self._data_time = self._data_time, None
         logs = [output] if isinstance(output, dict) else output
         _check_logs(logs)
+        self.sample_count += len(data)
         self.priority_info = _priority_info(logs[-1].get("priority") if logs else None, data)
         self.collector_envstep = envstep
         observers = observe()
@@ -337,6 +346,18 @@ class BaseLearner(Configurable):
             except Exception as error:
                 error.add_note(f"raised by the learner hook {hook.name!r} ({position})")
                 raise
+
+    def add_log_vars(self, values: Mapping[str, float]) -> None:
+        """Add to ``log_vars`` and to the curves ``{instance}_iter/{name}``; for hooks.
+
+        Hooks that come later in the order see them.
+        """
+        self.log_vars = MappingProxyType({**self.log_vars, **values})
+        if self.tb_logger is not None:
+            for name, value in values.items():
+                self.tb_logger.add_scalar(
+                    f"{self.instance_name}_iter/{name}", value, self.train_iter
+                )
 
     def register_hook(self, hook: LearnerHook) -> None:
         """Add a hook, after those of equal priority."""
@@ -435,6 +456,7 @@ class BaseLearner(Configurable):
                 scalars[name] = value
         # The answer is the caller's to keep; the hooks change and clear the buffer.
         self.log_buffer["scalar"] = {**scalars, **timings}
+        self.log_vars = MappingProxyType({**scalars, **timings})
         return scalars
 
     def _save_after(self, error: Exception) -> None:
@@ -444,10 +466,16 @@ class BaseLearner(Configurable):
             self.save_checkpoint(EXCEPTION)
         except Exception as second:
             # The first error is the one to report.
-            logging.getLogger(__name__).warning("cannot save %s: %s", EXCEPTION, second)
+            _log.warning("cannot save %s: %s", EXCEPTION, second)
             error.add_note(f"No checkpoint {EXCEPTION} was saved: {second}")
 
     def _release(self) -> None:
+        for hook in [each for found in self._hooks.values() for each in found]:
+            try:
+                hook.close()
+            except Exception as error:
+                # The logs of others must be released too.
+                _log.warning("the learner hook %r could not be closed: %s", hook.name, error)
         self.logger.close()
         own, self._own_tb_logger = self._own_tb_logger, None
         if own is not None:

@@ -113,7 +113,13 @@ class LearnerHook(Hook):
 
     @abstractmethod
     def __call__(self, engine: BaseLearner) -> None:
-        """Act on the learner; ``engine.last_iter.val`` is the iteration just finished."""
+        """Act on the learner.
+
+        ``engine.last_iter.val`` is the iteration just finished, ``engine.log_vars`` what it logged.
+        """
+
+    def close(self) -> None:
+        """Release what the hook holds: called when the learner is closed, maybe twice."""
 
 
 def register_learner_hook(name: str, hook_type: type[LearnerHook]) -> None:

@@ -1,0 +1,85 @@
+"""Learner hooks that measure the training and add what they find to ``engine.log_vars``."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from dingsdk.config import Count, Section
+from dingsdk.errors import HookError
+from dingsdk.worker.learner.hooks import LearnerHook
+
+if TYPE_CHECKING:
+    from dingsdk.worker.learner.base import BaseLearner
+
+
+class _Args(Section, frozen=True, kw_only=True):
+    """What hooks are given that measure now and then.
+
+    Attributes:
+        freq: Measures in iterations that are divisible by it.
+    """
+
+    freq: Count = 100
+
+
+class NormsHook(LearnerHook):
+    """Logs ``param_norm/<part>`` and ``grad_norm/<part>`` of the policy's networks and optimizers.
+
+    They are Euclidean norms over all parameters, and over the last gradient before it was clipped.
+    The policy gives them as its attribute ``norms``; every ``BasePolicy`` does.
+    """
+
+    positions = ("after_iter",)
+    Args = _Args
+
+    def __call__(self, engine: BaseLearner) -> None:
+        if engine.rank != 0 or engine.train_iter % self.args.freq:
+            return
+        try:
+            norms = engine.policy.get_attribute("norms")
+        except (NotImplementedError, KeyError, AttributeError) as error:
+            raise HookError(
+                f"the learner hook {self.name!r} needs a policy with the attribute 'norms', as "
+                f"each BasePolicy has: {error}",
+                name=self.name,
+                found="norms",
+            ) from error
+        engine.add_log_vars(norms)
+
+
+class ThroughputHook(LearnerHook):
+    """Logs ``iterations_per_s``, ``samples_per_s`` and ``train_share`` since it last did.
+
+    ``train_share`` is the share of the time that was spent in the policy's training; the rest
+    went into waiting for data, collecting (serial mode) and hooks.
+    """
+
+    positions = ("after_iter",)
+    Args = _Args
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self._clock = time.perf_counter
+        self._since: tuple[float, int, int] | None = None
+        self._train_s = 0.0
+
+    def __call__(self, engine: BaseLearner) -> None:
+        iteration, samples = engine.train_iter, engine.sample_count
+        if self._since is None:
+            self._since = (self._clock(), iteration, samples)
+            return
+        self._train_s += engine.log_vars["train_time"]
+        if iteration % self.args.freq or engine.rank != 0:
+            return
+        now = self._clock()
+        since, first, before = self._since
+        passed_s = max(now - since, 1e-9)
+        engine.add_log_vars(
+            {
+                "iterations_per_s": (iteration - first) / passed_s,
+                "samples_per_s": (samples - before) / passed_s,
+                "train_share": self._train_s / passed_s,
+            }
+        )
+        self._since, self._train_s = (now, iteration, samples), 0.0

@@ -1,0 +1,78 @@
+"""Schedules of what a policy trains with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+
+from dingsdk.config import Count, Section, Whole
+from dingsdk.errors import HookError
+from dingsdk.worker.learner.hooks import LearnerHook
+
+if TYPE_CHECKING:
+    from dingsdk.worker.learner.base import BaseLearner
+
+_SHAPES: Mapping[str, Callable[[float, float], float]] = {
+    "linear": lambda final, share: 1 + (final - 1) * share,
+    "cosine": lambda final, share: final + (1 - final) * (1 + math.cos(math.pi * share)) / 2,
+    "exponential": lambda final, share: final**share,
+}
+
+
+class _Args(Section, frozen=True, kw_only=True):
+    """What ``lr_schedule`` is given.
+
+    Attributes:
+        iterations: Train iteration from which on the rate is the final one.
+        kind: Its way there from the start, or from the end of the warm-up.
+        final: The final rate, as a share of the one in the config; above 0 for ``exponential``.
+        warmup: Iterations in which it grows from 0 to the one in the config.
+    """
+
+    iterations: Count
+    kind: Literal["linear", "cosine", "exponential"] = "linear"
+    final: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    warmup: Whole = 0
+
+    def __post_init__(self) -> None:
+        if self.kind == "exponential" and self.final == 0:
+            raise ValueError("final must be above 0 for an exponential schedule")
+        if self.warmup >= self.iterations:
+            raise ValueError(f"warmup {self.warmup} must be below iterations {self.iterations}")
+
+
+class LearningRateHook(LearnerHook):
+    """Sets the policy's learning rates before each iteration, all by one factor.
+
+    The policy takes it as its attribute ``learning_rate_factor``; every ``BasePolicy`` does. What
+    it was set to follows from the iteration alone, so that a resumed run goes on as it was.
+
+    Source: linear warm-up as in Goyal et al. 2017, section 2.2; ``cosine`` is Loshchilov & Hutter
+    2017, equation 5, with one cycle.
+    """
+
+    positions = ("before_iter",)
+    Args = _Args
+
+    def __call__(self, engine: BaseLearner) -> None:
+        key = "learning_rate_factor"
+        try:
+            engine.policy.set_attribute(key, self.factor(engine.train_iter))
+        except (NotImplementedError, KeyError, AttributeError) as error:
+            raise HookError(
+                f"the learner hook {self.name!r} needs a policy whose attribute {key!r} can be "
+                f"set, as that of each BasePolicy can: {error}",
+                name=self.name,
+                found=key,
+            ) from error
+
+    def factor(self, iteration: int) -> float:
+        """Return the factor of an iteration, the first being 0."""
+        args = self.args
+        if iteration < args.warmup:
+            return float((iteration + 1) / args.warmup)
+        share = (iteration - args.warmup) / (args.iterations - args.warmup)
+        return _SHAPES[args.kind](args.final, min(1.0, share))

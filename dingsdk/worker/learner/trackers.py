@@ -1,0 +1,253 @@
+"""Learner hooks that write ``engine.log_vars`` elsewhere: CSV, JSONL, Weights & Biases, MLflow."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import json
+import logging
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from dingsdk.config import Count, Section
+from dingsdk.data.files import Folder, open_private
+from dingsdk.errors import HookError
+from dingsdk.plugins.discovery import install_extra_command
+from dingsdk.worker.learner.hooks import LearnerHook
+from dingsdk.worker.learner.monitor import as_number
+
+if TYPE_CHECKING:
+    from dingsdk.worker.learner.base import BaseLearner
+
+_log = logging.getLogger(__name__)
+
+
+class _Args(Section, frozen=True, kw_only=True):
+    """What trackers are given.
+
+    Attributes:
+        freq: Writes in iterations that are divisible by it.
+    """
+
+    freq: Count = 10
+
+
+class _WandbArgs(_Args, frozen=True, kw_only=True):
+    """What ``wandb`` is given.
+
+    Attributes:
+        project: The project.
+        name: Name of the run; that of the run folder where empty.
+        mode: ``offline`` writes to the log folder, for ``wandb sync``; ``online`` to the server.
+    """
+
+    project: str = "dingsdk"
+    name: str = ""
+    mode: Literal["offline", "online"] = "offline"
+
+
+class _MlflowArgs(_Args, frozen=True, kw_only=True):
+    """What ``mlflow`` is given.
+
+    Attributes:
+        experiment: The experiment, made where absent.
+        name: Name of the run; that of the run folder where empty.
+        tracking_uri: Where to; the file ``mlflow.db`` in the log folder where empty.
+    """
+
+    experiment: str = "dingsdk"
+    name: str = ""
+    tracking_uri: str = ""
+
+
+class Tracker(LearnerHook):
+    """Gives every ``freq``-th iteration's log variables, as numbers, to ``write``; rank 0 alone.
+
+    A tracker that cannot write is named in one warning; the training goes on without it.
+    """
+
+    positions = ("after_iter",)
+    Args: ClassVar[type[Section] | None] = _Args
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._has_failed = False
+
+    def __call__(self, engine: BaseLearner) -> None:
+        if engine.rank != 0 or self._has_failed or engine.train_iter % self.args.freq:
+            return
+        values = {name: as_number(name, value) for name, value in engine.log_vars.items()}
+        try:
+            self.write(engine, values)
+        except Exception as error:
+            # Each tracker has errors of its own, and logs never stop a run.
+            self._has_failed = True
+            _log.warning("the learner hook %r ends here, the run goes on: %s", self.name, error)
+
+    @abstractmethod
+    def write(self, engine: BaseLearner, values: Mapping[str, float]) -> None:
+        """Write the values of iteration ``engine.train_iter``, or raise."""
+
+
+def _log_folder(engine: BaseLearner) -> Path:
+    return Path(engine.exp_name).absolute() / "log" / engine.instance_name
+
+
+class _FileTracker(Tracker):
+    file_name = ""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._file: Any = None
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _append(self, path: Path, text: str) -> None:
+        if self._file is None:
+            self._file = open(path, "a", encoding="utf-8", newline="", opener=open_private)  # noqa: SIM115
+        self._file.write(text)
+        self._file.flush()
+
+    def _row(self, engine: BaseLearner, values: Mapping[str, float]) -> dict[str, float]:
+        counts = {"iteration": engine.train_iter, "env_steps": engine.collector_envstep}
+        return {**counts, **values}
+
+
+class JsonlHook(_FileTracker):
+    """Appends one JSON object an iteration to ``metrics.jsonl`` in the learner's log folder.
+
+    Infinities and NaN, which JSON does not have, are written as null.
+    """
+
+    def write(self, engine: BaseLearner, values: Mapping[str, float]) -> None:
+        row = self._row(engine, values)
+        plain = {name: value if math.isfinite(value) else None for name, value in row.items()}
+        self._append(_log_folder(engine) / "metrics.jsonl", json.dumps(plain) + "\n")
+
+
+class CsvHook(_FileTracker):
+    """Appends one line an iteration to ``metrics.csv`` in the learner's log folder.
+
+    A variable that is logged later than others gets a column at the end, empty in earlier lines:
+    the file is then written anew.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._columns: list[str] = []
+
+    def write(self, engine: BaseLearner, values: Mapping[str, float]) -> None:
+        path, row = _log_folder(engine) / "metrics.csv", self._row(engine, values)
+        if self._file is None and path.is_file():
+            with path.open(encoding="utf-8", newline="") as file:
+                self._columns = next(csv.reader(file), [])
+        new = [name for name in row if name not in self._columns]
+        if new:
+            self._add_columns(path, new)
+        self._append(path, _csv([row], self._columns, header=False))
+
+    def _add_columns(self, path: Path, names: list[str]) -> None:
+        self.close()
+        self._columns += names
+        rows: list[dict[str, Any]] = []
+        if path.is_file():
+            with path.open(encoding="utf-8", newline="") as file:
+                rows = list(csv.DictReader(file))
+        with Folder(path.parent) as folder:
+            folder.write_atomic(path.name, [_csv(rows, self._columns, header=True).encode()])
+
+
+def _csv(rows: list[dict[str, Any]], columns: list[str], *, header: bool) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    if header:
+        writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+class WandbHook(Tracker):
+    """Logs to Weights & Biases (extra ``wandb``), offline unless ``mode`` says otherwise."""
+
+    Args = _WandbArgs
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._wandb = _import("wandb", self.name)
+        self._run: Any = None
+
+    def write(self, engine: BaseLearner, values: Mapping[str, float]) -> None:
+        if self._run is None:
+            run_dir = Path(engine.exp_name)
+            self._run = self._wandb.init(
+                project=self.args.project,
+                name=self.args.name or run_dir.name,
+                mode=self.args.mode,
+                dir=str(_log_folder(engine)),
+                config={"run_dir": str(run_dir)},
+                settings=self._wandb.Settings(console="off", silent=True),
+            )
+        self._run.log({"env_steps": engine.collector_envstep, **values}, step=engine.train_iter)
+
+    def close(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.finish()
+
+
+class MlflowHook(Tracker):
+    """Logs to MLflow (extra ``mlflow``): to an SQLite file, or where ``tracking_uri`` says."""
+
+    Args = _MlflowArgs
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._mlflow = _import("mlflow", self.name)
+        self._client: Any = None
+        self._run_id = ""
+
+    def write(self, engine: BaseLearner, values: Mapping[str, float]) -> None:
+        iteration = engine.train_iter
+        if self._client is None:
+            self._start(engine)
+        steps = {"env_steps": float(engine.collector_envstep), **values}
+        now = self._mlflow.utils.time.get_current_time_millis()
+        metric = self._mlflow.entities.Metric
+        rows = [metric(name, value, now, iteration) for name, value in steps.items()]
+        self._client.log_batch(self._run_id, metrics=rows)
+
+    def _start(self, engine: BaseLearner) -> None:
+        folder = _log_folder(engine)
+        uri = self.args.tracking_uri or f"sqlite:///{folder}/mlflow.db"
+        client = self._mlflow.MlflowClient(tracking_uri=uri)
+        found = client.get_experiment_by_name(self.args.experiment)
+        experiment = (
+            found.experiment_id if found else client.create_experiment(self.args.experiment)
+        )
+        name = self.args.name or Path(engine.exp_name).name
+        self._run_id = client.create_run(experiment, run_name=name).info.run_id
+        self._client = client
+
+    def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.set_terminated(self._run_id)
+
+
+def _import(package: str, hook: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise HookError(
+            f"the learner hook {hook!r} needs the package {package}; to get it: "
+            f"{install_extra_command(package)}",
+            name=hook,
+            found=package,
+        ) from error

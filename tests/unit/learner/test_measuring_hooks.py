@@ -1,0 +1,418 @@
+"""Shipped hooks that measure, schedule and write log variables elsewhere, and ``log_vars``."""
+
+import csv
+import json
+import math
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import dingsdk
+from dingsdk.errors import ConfigError, HookError
+from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.policy import BasePolicy
+from dingsdk.worker.learner.hooks import LearnerHook
+
+QUIET = {"save_ckpt_after_iter": False, "save_ckpt_after_run": False}
+
+
+def hooked(**hooks):
+    full = {name: {"type": name, "position": "after_iter", **more} for name, more in hooks.items()}
+    return {"hook": {**QUIET, "log_show_after_iter": 1, **full}}
+
+
+def losses(*values):
+    """A forward that logs these losses, one an iteration."""
+    left = list(values)
+    return lambda data: {"loss": left.pop(0)}
+
+
+class Seeing(LearnerHook):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.seen, self.closed = [], 0
+
+    def __call__(self, engine):
+        self.seen.append(engine.log_vars)
+
+    def close(self):
+        self.closed += 1
+
+
+class TestLogVars:
+    def test_hook_at_any_priority_sees_the_variables_that_log_show_cleared(
+        self, scripted, make_learner
+    ):
+        learner = make_learner(scripted(losses(1.0, 2.0)), hooked())
+        early, late = (Seeing(f"p{p}", p, position="after_iter") for p in (1, 100))
+        for hook in (early, late):
+            learner.register_hook(hook)
+
+        learner.train([{}])
+        learner.train([{}])
+
+        assert [each["loss"] for each in early.seen] == [1.0, 2.0]
+        assert [each["loss"] for each in late.seen] == [1.0, 2.0]
+        assert late.seen[0].keys() == {"loss", "train_time"}
+        assert learner.log_buffer["scalar"] == {}
+        assert learner.log_vars["loss"] == 2.0
+
+    def test_hooks_cannot_write_to_them(self, scripted, make_learner):
+        learner = make_learner(scripted(losses(1.0)), hooked())
+        learner.train([{}])
+
+        with pytest.raises(TypeError):
+            learner.log_vars["loss"] = 0.0
+
+    def test_added_ones_are_seen_by_later_hooks_and_gone_after_the_iteration(
+        self, scripted, make_learner
+    ):
+        class Adding(Seeing):
+            def __call__(self, engine):
+                if engine.train_iter == 0:
+                    engine.add_log_vars({"extra": 5.0})
+
+        learner = make_learner(scripted(losses(1.0, 2.0)), hooked())
+        seeing = Seeing("late", 60, position="after_iter")
+        learner.register_hook(Adding("adding", 50, position="after_iter"))
+        learner.register_hook(seeing)
+        learner.train([{}])
+        learner.train([{}])
+
+        assert [each.get("extra") for each in seeing.seen] == [5.0, None]
+
+    def test_several_iterations_of_one_forward_each_have_their_own(self, scripted, make_learner):
+        learner = make_learner(scripted(lambda data: [{"loss": 1.0}, {"loss": 2.0}]), hooked())
+        seeing = Seeing("s", 1, position="after_iter")
+        learner.register_hook(seeing)
+
+        learner.train([{}])
+
+        assert [each["loss"] for each in seeing.seen] == [1.0, 2.0]
+
+    def test_hooks_are_closed_with_the_learner_though_one_fails(
+        self, scripted, make_learner, caplog
+    ):
+        class Failing(Seeing):
+            def close(self):
+                raise OSError("the disk is gone")
+
+        learner = make_learner(scripted(losses(1.0)), hooked())
+        seeing = Seeing("s", 2, position="after_run")
+        learner.register_hook(Failing("failing", 1, position="after_run"))
+        learner.register_hook(seeing)
+
+        learner.close()
+
+        assert seeing.closed == 1
+        assert "'failing' could not be closed: the disk is gone" in caplog.text
+
+
+class TestNorms:
+    def test_norms_of_parameters_and_of_the_last_gradient(self, learn_mode, make_learner, batch):
+        learner = make_learner(learn_mode(), hooked(norms={"ext_args": {"freq": 2}}))
+        seeing = Seeing("s", 200, position="after_iter")
+        learner.register_hook(seeing)
+        before = learner.policy.state_dict()["model"]
+        expected = math.sqrt(sum(float((each.double() ** 2).sum()) for each in before.values()))
+
+        assert learner.policy.get_attribute("norms")["param_norm/model"] == pytest.approx(expected)
+        for _ in range(3):
+            learner.train(batch())
+
+        found = [{k: v for k, v in each.items() if "norm/" in k} for each in seeing.seen]
+        assert found[1] == {}
+        names = {"param_norm/model", "param_norm/target_model", "grad_norm/optimizer"}
+        assert found[0].keys() == found[2].keys() == names
+        assert found[2]["grad_norm/optimizer"] == seeing.seen[2]["grad_norm"]
+        assert found[0]["param_norm/model"] != found[2]["param_norm/model"]
+
+    def test_policy_without_norms_is_named(self, scripted, make_learner):
+        learner = make_learner(scripted(losses(1.0)), hooked(norms={}))
+
+        with pytest.raises(HookError, match="'norms' needs a policy"):
+            learner.train([{}])
+
+
+class Plain(BasePolicy):
+    """Trains one weight with an optimizer of torch: loss w * 3, so the gradient is 3."""
+
+    def build(self):
+        self.network = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.constant_(self.network.weight, 4.0)
+        self.optimizer = torch.optim.SGD(self.network.parameters(), lr=0.5)
+
+    def act(self, obs, env_ids=None, *, explore, **setting):
+        return {"action": np.zeros(len(obs))}
+
+    def learn(self, batch):
+        self.optimizer.zero_grad()
+        (self.network.weight.sum() * 3).backward()
+        self.optimizer.step()
+        return {"total_loss": 0.0}
+
+    def state(self):
+        return {"model": self.network, "optimizer": self.optimizer}
+
+
+def lr_hook(position, **args):
+    with use_manager(PluginManager()) as manager:
+        hook_type = manager.get("learner_hooks", "lr_schedule")
+    return hook_type("lr", 100, position=position, ext_args=args)
+
+
+def rate(iteration, **args):
+    return lr_hook("before_iter", **{"iterations": 10, **args}).factor(iteration)
+
+
+class TestLearningRate:
+    @pytest.mark.parametrize(
+        ("args", "expected"),
+        [
+            # iterations 0, 1, 5, 10 and 20 by hand
+            ({}, [1.0, 0.9, 0.5, 0.0, 0.0]),
+            ({"final": 0.2}, [1.0, 0.92, 0.6, 0.2, 0.2]),
+            ({"kind": "cosine"}, [1.0, 0.975528, 0.5, 0.0, 0.0]),
+            ({"kind": "cosine", "final": 0.5}, [1.0, 0.987764, 0.75, 0.5, 0.5]),
+            ({"kind": "exponential", "final": 0.01}, [1.0, 0.630957, 0.1, 0.01, 0.01]),
+            ({"warmup": 4}, [0.25, 0.5, 5 / 6, 0.0, 0.0]),
+        ],
+    )
+    def test_factors_by_hand(self, args, expected):
+        found = [rate(iteration, **args) for iteration in (0, 1, 5, 10, 20)]
+
+        assert found == pytest.approx(expected, abs=1e-6)
+
+    def test_warm_up_ends_at_the_full_rate(self):
+        assert rate(3, warmup=4) == rate(4, warmup=4) == 1.0
+
+    @pytest.mark.parametrize(
+        ("args", "text"),
+        [
+            ({"kind": "exponential"}, "final"),
+            ({"warmup": 10}, "warmup"),
+            ({"final": 1.5}, "final"),
+            ({"iterations": 0}, "iterations"),
+            ({"kind": "stairs"}, "kind"),
+        ],
+    )
+    def test_args_that_cannot_work_are_refused(self, args, text):
+        with pytest.raises(ConfigError, match=text):
+            rate(0, **args)
+
+    def test_other_position_is_refused(self):
+        with pytest.raises(HookError, match="before_iter"):
+            lr_hook("after_iter", iterations=10)
+
+    def test_rates_of_our_adam_follow_it(self, learn_mode, make_learner, batch):
+        entry = {"position": "before_iter", "ext_args": {"iterations": 4}}
+        mode = learn_mode(learn={"learning_rate": 0.1})
+        learner = make_learner(mode, hooked(lr_schedule=entry))
+
+        found = [learner.train(batch())[0]["cur_lr"] for _ in range(6)]
+
+        assert found == pytest.approx([0.1, 0.075, 0.05, 0.025, 0.0, 0.0])
+
+    def test_rates_of_torch_optimizers_follow_it(self, make_learner, batch):
+        policy = Plain({"type": "plain", "model": {}}, enable_field=["learn"])
+        entry = {"position": "before_iter", "ext_args": {"iterations": 2}}
+        learner = make_learner(policy.learn_mode, hooked(lr_schedule=entry))
+
+        found = []
+        for _ in range(3):
+            learner.train(batch())
+            found.append(policy.network.weight.item())
+
+        # 4 - 0.5 * 3, then half of that step, then none.
+        assert found == pytest.approx([2.5, 1.75, 1.75])
+        norms = learner.policy.get_attribute("norms")
+        assert norms == pytest.approx({"param_norm/model": 1.75, "grad_norm/optimizer": 3.0})
+
+    def test_policy_without_rates_is_named(self, scripted, make_learner):
+        policy = scripted(losses(1.0))._replace(set_attribute=lambda name, value: {}[name])
+        entry = {"position": "before_iter", "ext_args": {"iterations": 2}}
+        learner = make_learner(policy, hooked(lr_schedule=entry))
+
+        with pytest.raises(HookError, match="learning_rate_factor"):
+            learner.train([{}])
+
+
+class TestThroughput:
+    def test_rates_between_two_iterations_by_a_clock_of_our_own(self, scripted, make_learner):
+        learner = make_learner(scripted(lambda data: {}), hooked())
+        with use_manager(PluginManager()) as manager:
+            hook_type = manager.get("learner_hooks", "throughput")
+        hook = hook_type("t", 50, position="after_iter", ext_args={"freq": 2})
+        times = iter([100.0, 104.0, 105.0])
+        hook._clock = lambda: next(times)
+        seeing = Seeing("s", 60, position="after_iter")
+        learner.register_hook(hook)
+        learner.register_hook(seeing)
+
+        for _ in range(5):
+            learner.train([{}, {}, {}])
+
+        found = [each.get("iterations_per_s") for each in seeing.seen]
+        assert found == [None, None, 2 / 4, None, 2 / 1]
+        assert seeing.seen[2]["samples_per_s"] == 6 / 4
+        trained = seeing.seen[1]["train_time"] + seeing.seen[2]["train_time"]
+        assert seeing.seen[2]["train_share"] == pytest.approx(trained / 4)
+
+
+class TestFiles:
+    def test_jsonl_and_csv_hold_every_freq_th_iteration(self, scripted, make_learner, tmp_path):
+        policy = scripted(losses(1.0, 2.0, math.inf, 4.0))
+        args = {"ext_args": {"freq": 2}}
+        learner = make_learner(policy, hooked(jsonl_log=args, csv_log=args))
+        for envstep in (8, 16, 24, 32):
+            learner.train([{}], envstep)
+        learner.close()
+
+        folder = tmp_path / "run" / "log" / "learner"
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert [(row["iteration"], row["env_steps"], row["loss"]) for row in rows] == [
+            (0, 8, 1.0),
+            (2, 24, None),
+        ]
+        with (folder / "metrics.csv").open(newline="") as file:
+            read = list(csv.DictReader(file))
+        assert [(row["iteration"], row["env_steps"], row["loss"]) for row in read] == [
+            ("0", "8", "1.0"),
+            ("2", "24", "inf"),
+        ]
+        assert read[0].keys() == {"iteration", "env_steps", "loss", "train_time"}
+        assert (folder / "metrics.csv").stat().st_mode & 0o777 == 0o600
+
+    def test_csv_gets_columns_that_come_later_and_goes_on_after_a_restart(
+        self, scripted, make_learner, tmp_path
+    ):
+        logs = [{"loss": 1.0}, {"loss": 2.0, "kl": 0.5}, {"kl": 0.25}]
+        args = {"ext_args": {"freq": 1}}
+        for start in (0, 2):
+            policy = scripted(lambda data, left=logs[start : start + 2]: left.pop(0))
+            learner = make_learner(policy, hooked(csv_log=args))
+            for _ in logs[start : start + 2]:
+                learner.train([{}])
+            learner.close()
+
+        with (tmp_path / "run" / "log" / "learner" / "metrics.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert list(rows[0]) == ["iteration", "env_steps", "loss", "train_time", "kl"]
+        assert [(row["loss"], row["kl"]) for row in rows] == [
+            ("1.0", ""),
+            ("2.0", "0.5"),
+            ("", "0.25"),
+        ]
+
+    def test_full_disk_ends_the_log_and_not_the_training(
+        self, scripted, make_learner, tmp_path, caplog
+    ):
+        learner = make_learner(
+            scripted(losses(1.0, 2.0, 3.0)), hooked(jsonl_log={"ext_args": {"freq": 1}})
+        )
+        (tmp_path / "run" / "log" / "learner" / "metrics.jsonl").mkdir()
+        for _ in range(3):
+            learner.train([{}])
+
+        assert learner.train_iter == 3
+        (record,) = [r for r in caplog.records if "jsonl_log" in r.getMessage()]
+        assert "the run goes on" in record.getMessage()
+
+
+def run_alone(source, tmp_path):
+    """Run a script in a process of its own: trackers start threads and helper processes."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(source))
+    command = [sys.executable, str(script), str(tmp_path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=150)
+
+
+@pytest.mark.slow
+def test_wandb_and_mlflow_log_offline(tmp_path):
+    done = run_alone(
+        """
+        import sys
+        from pathlib import Path
+        import dingsdk
+
+        hook = {kind: {"type": kind, "position": "after_iter", "ext_args": {"freq": 2}}
+                for kind in ("wandb", "mlflow")}
+        sets = ("env.collector_env_num=2", "env.evaluator_env_num=1", "env.n_evaluator_episode=1",
+                "policy.collect.n_sample=8", "policy.learn.batch_size=8",
+                "policy.learn.learner.train_iterations=6")
+        config = {"env": {"env_id": "CartPole-v1"},
+                  "policy": {"type": "dqn", "learn": {"learner": {"hook": hook}}}}
+        result = dingsdk.train(config, sets=sets, output=sys.argv[1])
+        print(result.run_dir, result.train_iter)
+
+        from mlflow import MlflowClient
+        client = MlflowClient(f"sqlite:///{result.run_dir.absolute()}/log/learner/mlflow.db")
+        (run,) = client.search_runs([client.get_experiment_by_name("dingsdk").experiment_id])
+        print(run.info.status, run.info.run_name)
+        print([each.step for each in client.get_metric_history(run.info.run_id, "total_loss")])
+        """,
+        tmp_path,
+    )
+
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()[-3:]
+    folder, iterations = lines[0].rsplit(" ", 1)
+    assert iterations == "6"
+    assert lines[1].split()[0] == "FINISHED"
+    assert lines[2] == "[0, 2, 4]"
+    (written,) = Path(folder).glob("log/learner/wandb/offline-run-*/run-*.wandb")
+    assert b"total_loss" in written.read_bytes()
+
+
+def test_absent_tracker_says_what_to_install(tmp_path):
+    done = run_alone(
+        """
+        import sys
+        sys.modules["wandb"] = None
+        from dingsdk.errors import HookError
+        from dingsdk.worker import BaseLearner
+        entry = {"type": "wandb", "position": "after_iter"}
+        try:
+            BaseLearner.check_config({"hook": {"wandb": entry}}, "policy.learn.learner")
+        except HookError as error:
+            print(error)
+        """,
+        tmp_path,
+    )
+
+    assert "needs the package wandb; to get it: pip install" in done.stdout
+
+
+def test_config_of_a_run_takes_the_shipped_hooks(tmp_path):
+    hook = {
+        "norms": {"type": "norms", "position": "after_iter", "priority": 50},
+        "throughput": {"type": "throughput", "position": "after_iter", "priority": 50},
+        "csv": {"type": "csv_log", "position": "after_iter", "ext_args": {"freq": 1}},
+    }
+    sets = (
+        "env.collector_env_num=2",
+        "env.evaluator_env_num=1",
+        "env.n_evaluator_episode=1",
+        "policy.collect.n_sample=8",
+        "policy.learn.batch_size=8",
+        "policy.learn.learner.train_iterations=3",
+    )
+    config = {
+        "env": {"env_id": "CartPole-v1"},
+        "policy": {"type": "dqn", "learn": {"learner": {"hook": hook}}},
+    }
+
+    for mode in ("serial", "parallel"):
+        result = dingsdk.train(
+            config, mode=mode, transport="in_memory", sets=sets, output=tmp_path / mode
+        )
+        (file,) = result.run_dir.glob("log/**/metrics.csv")
+        with file.open(newline="") as opened:
+            rows = list(csv.DictReader(opened))
+        assert [row["iteration"] for row in rows] == ["0", "1", "2"]
+        assert float(rows[0]["param_norm/model"]) > 0
