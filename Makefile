@@ -13,7 +13,7 @@ COUNT ?= 120
 AREA ?=
 TESTS ?=
 
-.PHONY: help train test test-all lint mutate bench docs clean
+.PHONY: help train test test-all lint mutate bench docs site clean
 
 help:
 	@echo "make train   train DQN on CartPole-v1 in parallel mode (options: ARGS=\"--seed 1\")"
@@ -22,6 +22,7 @@ help:
 	@echo "make mutate  try one-line mutants of the code on the tests (options: SEED=1 AREA=buffer)"
 	@echo "make bench   run the benchmarks"
 	@echo "make docs    write the generated reference pages again"
+	@echo "make site    build the documentation as a web site in site/, without network"
 	@echo "make clean   remove the virtual environment and all caches; runs/ stays"
 
 # One resolve for everything, so that no two packages can pull in different versions.
@@ -29,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUGINS))
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip uninstall -qq --yes $(FORMER)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		-e '.[dev]' $(foreach plugin,$(PLUGINS),-e ./$(plugin))
+		-e '.[dev,docs]' $(foreach plugin,$(PLUGINS),-e ./$(plugin))
 	@touch $@
 
 train: $(STAMP)
@@ -56,6 +57,10 @@ bench: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py
 
+# Strict: a link, an anchor or a reference that leads nowhere fails.
+site: docs
+	$(BIN)/zensical build --clean --strict
+
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
+	rm -rf .venv .cache build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,15 +6,19 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
+import numpy as np
+from gymnasium import spaces
 
 from dingsdk import errors
 from dingsdk.cli.root import root
@@ -32,6 +36,7 @@ from dingsdk.pipeline.sections import SECTION_BASES, EnvSection, RunSection, Sys
 from dingsdk.plugins import KINDS, default_manager, hookspecs
 from dingsdk.plugins.builtins import BUILTINS
 from dingsdk.plugins.switches import VARIABLES
+from dingsdk.policy import BasePolicy
 from dingsdk.testing import (
     BUFFER_CAPABILITIES,
     BUFFER_RULES,
@@ -52,12 +57,28 @@ from dingsdk.testing import (
 )
 
 REFERENCE = Path(__file__).parent / "reference"
+MODULES = (
+    "dingsdk",
+    "dingsdk.config",
+    "dingsdk.data",
+    "dingsdk.envs",
+    "dingsdk.errors",
+    "dingsdk.plugins",
+    "dingsdk.policy",
+    "dingsdk.testing",
+    "dingsdk.worker",
+    "dingsdk.worker.comm",
+    "dingsdk.worker.coordinator",
+    "dingsdk.worker.replay_buffer",
+)
+"""Public modules: what they export is what a plugin may import."""
 NOTE = "<!-- Written by docs/generate.py; change the code's docstrings instead. -->"
 
 
 def pages() -> dict[str, str]:
     """Return every reference page by file name."""
     return {
+        "algorithms.md": algorithms_page(),
         "cli.md": cli_page(),
         "config.md": config_page(),
         "di-engine-keys.md": di_engine_keys_page(),
@@ -65,7 +86,106 @@ def pages() -> dict[str, str]:
         "hooks.md": hooks_page(),
         "part-rules.md": part_rules_page(),
         **_rule_pages(),
+        **{f"api/{module}.md": api_page(module) for module in MODULES},
     }
+
+
+def api_page(module: str) -> str:
+    """Return the page of a public module: a directive for each name, which the site expands."""
+    found = importlib.import_module(module)
+    names = [
+        name
+        for name in getattr(found, "__all__", None) or sorted(vars(found))
+        if not name.startswith("_") and _is_of(found, name)
+    ]
+    parts = [inspect.getdoc(found) or "", *(f"::: {module}.{name}" for name in names)]
+    return _page(f"`{module}`", "\n\n".join(parts))
+
+
+def _is_of(module: Any, name: str) -> bool:
+    """Return whether a module exports a name; without ``__all__`` its own classes count."""
+    if hasattr(module, "__all__"):
+        return True
+    return getattr(getattr(module, name), "__module__", None) == module.__name__
+
+
+OBSERVATIONS = {
+    "vector": spaces.Box(-1, 1, (4,)),
+    "image": spaces.Box(0, 255, (4, 84, 84), np.uint8),
+    "`Discrete`": spaces.Discrete(5),
+    "`MultiBinary`": spaces.MultiBinary(5),
+    "`Dict` of these": spaces.Dict({"a": spaces.Box(-1, 1, (4,)), "b": spaces.Discrete(5)}),
+}
+ACTIONS = {
+    "`Discrete`": spaces.Discrete(3),
+    "`MultiDiscrete`": spaces.MultiDiscrete([3, 2]),
+    "`Box`, finite bounds": spaces.Box(-1, 1, (2,)),
+    "`Box` without bounds": spaces.Box(-np.inf, np.inf, (2,)),
+}
+
+
+def algorithms_page() -> str:
+    """Return which policy takes which spaces, as the policies themselves answer."""
+    policies = {
+        key: default_manager().get("policies", key)
+        for key in default_manager().builtin_types("policies")
+    }
+    columns: dict[str, Callable[[Any], bool]] = {
+        "on-policy": lambda cls: cls.Config().on_policy,
+        "prioritized replay": lambda cls: fields_of(cls.Config)["priority"].type is bool,
+        "recurrent network": lambda cls: bool(
+            {"recurrent", "lstm_size"} & fields_of(type(cls.Config().model)).keys()
+        ),
+        "several learners": lambda cls: cls.is_data_parallel,
+        "export": lambda cls: cls.greedy is not BasePolicy.greedy,
+    }
+    parts = [
+        "The policies that dingsdk has, and the spaces of gymnasium that each takes. The tables "
+        "are made by asking each policy. Another algorithm is a plugin: [write a "
+        "policy](../how-to/write-a-policy.md).",
+        "| type | algorithm |\n|---|---|\n"
+        + "\n".join(
+            f"| `{key}` | {_first(cls).partition(', type key')[0]} |"
+            for key, cls in policies.items()
+        ),
+        "## Action spaces",
+        _marks(policies, {
+            name: partial(_takes_spaces, OBSERVATIONS["vector"], action)
+            for name, action in ACTIONS.items()
+        }),
+        "Other action spaces (`MultiBinary`, `Tuple`, `Dict`, a `Box` of more than one dimension) "
+        "are refused by name before a run starts; a wrapper of the env can often change the space.",
+        "## Observation spaces",
+        _marks(policies, {
+            name: partial(_observes, space) for name, space in OBSERVATIONS.items()
+        }),
+        "[Images and dicts](../how-to/run-the-examples.md#images-and-dicts) says which network "
+        "each gets.",
+        "## What else",
+        _marks(policies, columns),
+    ]  # fmt: skip
+    return _page("Algorithms", "\n\n".join(parts))
+
+
+def _observes(observation: Any, cls: Any) -> bool:
+    return any(_takes_spaces(observation, action, cls) for action in ACTIONS.values())
+
+
+def _takes_spaces(observation: Any, action: Any, cls: Any) -> bool:
+    try:
+        cls.model_from_spaces(observation, action)
+    except errors.ConfigError:
+        return False
+    return True
+
+
+def _marks(policies: Mapping[str, Any], columns: Mapping[str, Callable[[Any], bool]]) -> str:
+    """Return a table of policies by what each answers to the questions of the columns."""
+    rows = ["| type | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for key, cls in policies.items():
+        marks = ["yes" if ask(cls) else "" for ask in columns.values()]
+        rows.append(f"| `{key}` | " + " | ".join(marks) + " |")
+    return "\n".join(rows)
 
 
 def cli_page() -> str:
@@ -407,6 +527,7 @@ def main() -> int:
             continue
         stale.append(name)
         if not is_check:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
     if is_check and stale:
         sys.stderr.write(f"out of date: {', '.join(stale)}; run `make docs`\n")

@@ -295,7 +295,7 @@ class Folder:
             map_above: Size in bytes from which on a map costs less than a copy.
 
         Raises:
-            as :meth:`read`.
+            DingError: As :meth:`read`.
         """
         descriptor, found = self._open_file(name, max_bytes)
         try:
@@ -532,7 +532,7 @@ class PrivateDir(Folder):
             False where the pooled file is gone or no regular file of ours: nothing was written.
 
         Raises:
-            as :meth:`write_atomic`; the pooled file is lost then.
+            DingError: As :meth:`write_atomic`; the pooled file is lost then.
         """
         self._check_name(name)
         pool._check_name(pooled)

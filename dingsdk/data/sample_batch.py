@@ -51,7 +51,8 @@ class SampleBatch(Sequence[dict[str, Any]]):
 
     Example:
         >>> batch = SampleBatch({"obs": np.zeros((2, 4), np.float32), "reward": [0.0, 1.0]})
-        >>> len(batch), float(batch[1]["reward"])
+        >>> row = batch[1]
+        >>> len(batch), float(row["reward"])
         (2, 1.0)
     """
 
