@@ -40,7 +40,7 @@ def test_every_page_is_once_in_the_navigation() -> None:
         if "examples" not in path.parts
     )
 
-    assert sorted(listed(CONFIG["nav"])) == pages
+    assert sorted(listed(CONFIG["nav"])) == pages, "list the page in mkdocs.yml"
 
 
 class Links(HTMLParser):
