@@ -383,8 +383,8 @@ class EnvManager(Configurable, ABC):
         """Return the state of the envs; managers that can, override it."""
         name = type(self).__name__
         raise NotSavableError(
-            f"{name} cannot save its envs; in_process and vector can, but for vectorization_mode "
-            "async",
+            f"{name} cannot save its envs; in_process, subprocess, async_subprocess and vector "
+            "can, but for vectorization_mode async",
             path="env_manager.type",
             found=name,
         )

@@ -2,8 +2,9 @@
 
 An env can be saved if it has ``get_state()`` and ``set_state(state)``, or if all that it and its
 wrappers keep is plain data: numbers, text, arrays, random generators, and containers of them.
-gymnasium's classic control and toy text are of that kind; a simulator that keeps its state in a
-library (Box2D, MuJoCo, ALE) is not, and needs the two methods.
+gymnasium's classic control and toy text are of that kind, and so are envs of MuJoCo and ALE, whose
+simulators ``simulators`` can save. An env that keeps its state in another library, such as Box2D,
+needs the two methods.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from dingsdk.data.capture import capture, revive
+from dingsdk.envs.simulators import adapter_of, is_constant
 from dingsdk.errors import CheckpointCorruptError, NotSavableError
 
 _CONSTANT = (
     gym.Space,
     EnvSpec,
-    enum.Enum,
     type,
     types.FunctionType,
     types.BuiltinFunctionType,
@@ -36,6 +37,7 @@ _CONSTANT = (
     logging.Logger,
 )
 """What an env is made with, and does not change."""
+_SIMULATOR, _MEMBER = "@simulator", "@member"
 
 
 def env_state(env: gym.Env[Any, Any]) -> dict[str, Any]:
@@ -73,17 +75,46 @@ def attributes_of(owner: Any, skipped: Sequence[str] = ()) -> dict[str, Any]:
         NotSavableError: an attribute is no data.
     """
     name = type(owner).__name__
-    return {
-        key: capture(value, f"{name}.{key}")
-        for key, value in vars(owner).items()
-        if key != "metadata" and key not in skipped and not isinstance(value, _CONSTANT)
-    }
+    found: dict[str, Any] = {}
+    for key, value in vars(owner).items():
+        if key == "metadata" or key in skipped:
+            continue
+        if adapter := adapter_of(value):
+            if isinstance(owner, gym.Wrapper):
+                continue  # it is the env's
+            if getattr(owner, "continuous", False):
+                raise NotSavableError(
+                    f"{name} has continuous actions, one of which its emulator may repeat",
+                    path=f"{name}.{key}",
+                    found="continuous",
+                )
+            found[key] = {_SIMULATOR: adapter.get(value)}
+        elif isinstance(value, enum.Enum):
+            found[key] = {_MEMBER: value.name}
+        elif not isinstance(value, _CONSTANT) and not is_constant(value):
+            found[key] = capture(value, f"{name}.{key}")
+    return found
 
 
 def set_attributes(owner: Any, state: Mapping[str, Any]) -> None:
-    """Take over what ``attributes_of`` returned."""
+    """Take over what ``attributes_of`` returned.
+
+    Raises:
+        CheckpointCorruptError: it is of another object.
+    """
     for key, value in state.items():
-        setattr(owner, key, revive(value))
+        tag = next(iter(value), None) if isinstance(value, dict) else None
+        now = getattr(owner, key, None)
+        if tag == _SIMULATOR and (adapter := adapter_of(now)):
+            adapter.set(now, value[_SIMULATOR])
+        elif tag == _MEMBER and value[_MEMBER] in (kinds := getattr(type(now), "__members__", {})):
+            setattr(owner, key, kinds[value[_MEMBER]])
+        elif tag in (_SIMULATOR, _MEMBER):
+            raise CheckpointCorruptError(
+                f"the saved {key} of {type(owner).__name__} is no {type(now).__name__}"
+            )
+        else:
+            setattr(owner, key, revive(value))
 
 
 def _layers(env: Any) -> list[Any]:

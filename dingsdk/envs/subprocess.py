@@ -42,6 +42,8 @@ _CLOSE_TIMEOUT_S = 4.0
 # there are infos.
 _STEP, _STEP_WITH_INFOS, _RESET, _CALL, _CLOSE = b"s", b"i", b"r", b"a", b"c"
 _DONE, _DONE_AND_MORE, _FAILED = b"d", b"m", b"f"
+# Columns of the board that say how a step ended.
+_RESULTS = ("reward", "terminated", "truncated", "abnormal")
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +73,8 @@ class SubprocessEnvManager(EnvManager):
         envs_per_process: Count | None = None
         step_timeout: Positive = 60.0
         reset_timeout: Positive = 60.0
+
+    _saved = (*EnvManager._saved, "_under_way", "_finished", "_lost", "_infos", "_reset_kwargs")
 
     def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Callable[[], Any]]) -> None:
         super().__init__(cfg, env_fns)
@@ -350,15 +354,34 @@ class SubprocessEnvManager(EnvManager):
         for env_id in env_ids:
             self._infos.pop(env_id, None)
 
+    def get_state(self) -> dict[str, Any]:
+        """As ``EnvManager.get_state``; waits for the steps that are under way.
+
+        Their results are part of the state.
+        """
+        self._check_open()
+        self._wait(for_all=True)
+        return super().get_state()
+
     def _envs_state(self) -> Any:
-        envs = [self._call(env_id, "get_state") for env_id in range(self._env_num)]
-        return {"obs": self.current_obs(), "envs": envs}
+        schema, board = self._spaces[0], self._board
+        return {
+            "envs": [self._call(env_id, "get_state") for env_id in range(self._env_num)],
+            "groups": [[group.failures_in_row, group.rebuilds] for group in self._groups],
+            "obs": [schema.own(each) for each in (board.obs, board.final_obs)],
+            "results": {name: getattr(board, name).copy() for name in _RESULTS},
+        }
 
     def _set_envs_state(self, state: Any) -> None:
-        schema = self._spaces[0]
+        schema, board = self._spaces[0], self._board
         for env_id, each in enumerate(state["envs"]):
             self._call(env_id, "set_state", each)
-            schema.put(self._board.obs, env_id, schema.row(state["obs"], env_id))
+            for column, saved in zip((board.obs, board.final_obs), state["obs"], strict=True):
+                schema.put(column, env_id, schema.row(saved, env_id))
+        for name in _RESULTS:
+            getattr(board, name)[:] = state["results"][name]
+        for group, counts in zip(self._groups, state["groups"], strict=True):
+            group.failures_in_row, group.rebuilds = counts
 
     def _call(self, env_id: int, name: str, *args: Any) -> Any:
         self._check_open()
@@ -442,9 +465,6 @@ class AsyncSubprocessEnvManager(SubprocessEnvManager):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(asynchronous=True)
-
-    # A step may be under way when another process would ask for the state.
-    _envs_state = EnvManager._envs_state
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
         """Start the steps of the envs named; return those that have ended, of this call or before.

@@ -765,16 +765,16 @@ def _stored(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _returns_until_done(manager: EnvManager) -> list[tuple[int, float]]:
-    """Play until every env has had its episodes; return whose ended, and what they paid."""
+    """Play until every env has had its episodes; return what they paid, env by env."""
     ends = []
-    for _ in range(_PATIENCE):
+    for _ in range(4 * _PATIENCE):
         if manager.done:
             break
         for env_id, step in manager.step(dict.fromkeys(manager.ready_obs, LEFT)).items():
             if step.done:
                 ends.append((env_id, float(step.info["eval_episode_return"])))
-    expect(manager.done, "the envs have not had their episodes after 20 steps")
-    return ends
+    expect(manager.done, "the envs have not had their episodes after 80 steps")
+    return sorted(ends, key=lambda end: end[0])
 
 
 ENV_RULES: Final[tuple[Rule, ...]] = collect([sys.modules[__name__]])

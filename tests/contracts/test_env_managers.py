@@ -60,7 +60,7 @@ class TestSubprocess(Made):
 class TestAsyncSubprocess(Made):
     cfg: ClassVar = {"type": "async_subprocess"}
     patience_s = 14.0
-    capabilities: ClassVar = FULL - {"saves"} | {"asynchronous"}
+    capabilities: ClassVar = FULL | {"asynchronous"}
 
 
 def test_check_env_manager_reports_on_every_rule() -> None:

@@ -92,6 +92,43 @@ def test_run_may_be_interrupted_anywhere(tmp_path: Path, seed: int) -> None:
     StopAndGo("cartpole-dqn", sets).run(tmp_path, sorted(stops.tolist()))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("package", "config", "env_id"),
+    [("mujoco", "pendulum-sac", "Hopper-v5"), ("ale_py", "cartpole-dqn", "ale_py:ALE/Pong-v5")],
+)
+def test_interrupted_run_of_a_simulator_equals_a_whole_one(
+    tmp_path: Path, package: str, config: str, env_id: str
+) -> None:
+    pytest.importorskip(package)
+    kwargs = {"obs_type": "ram", "max_episode_steps": 40} if package == "ale_py" else {}
+    sets = [
+        *SMALL[:5],
+        "policy.collect.n_sample=32",
+        *(f"env.kwargs.{key}={value}" for key, value in kwargs.items()),
+        f"env.env_id={env_id}",
+        "env_manager.type=in_process",
+        "env.stop_value=1e9",
+    ]
+    StopAndGo(config, sets).run(tmp_path, after_iterations=[6, 41])
+
+
+@pytest.mark.slow
+def test_run_whose_envs_come_back_one_by_one_is_resumed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sets = [
+        *SMALL,
+        "policy.learn.learner.train_iterations=20",
+        "env_manager.type=async_subprocess",
+        "env.collector_env_num=2",
+        "env.evaluator_env_num=1",
+    ]
+    run = train("cartpole-dqn", sets=sets, output=tmp_path).run_dir
+    assert resume(run, sets=["policy.learn.learner.train_iterations=40"]).train_iter == 40
+    assert "begin" not in caplog.text
+
+
 SCRIPT = """
 import sys
 from dingsdk import resume, train

@@ -204,7 +204,7 @@ class SortsItsEnvs(Mutant):
 
 @mutant(23)
 class WaitsForTheSlowest(AsyncSubprocessEnvManager):
-    declared: ClassVar[frozenset[str]] = FULL - {"saves"} | {"asynchronous"}
+    declared: ClassVar[frozenset[str]] = FULL | {"asynchronous"}
     only: ClassVar[int] = 23
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:

@@ -50,6 +50,20 @@ class DictRollout(Rollout):
         self._obs_pool = CachePool("obs", self._env_num, deepcopy_obs)
         self._output_pool = CachePool("policy_output", self._env_num)
 
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        if self._env.capabilities.asynchronous:
+            # What the envs observed whose steps are under way, and what they were told to do.
+            pools = (self._obs_pool, self._output_pool)
+            items = [[pool[env_id] for env_id in range(self._env_num)] for pool in pools]
+            state["pools"] = capture(items, "pools")
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        for index, items in enumerate(state.get("pools", ())):
+            (self._obs_pool, self._output_pool)[index].update(dict(enumerate(revive(items))))
+
     def observe(self) -> dict[int, Any]:
         """Return ``{env_id: obs}`` of the envs to step; none while all of them are in a step.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import enum
 from typing import Any
 
 import gymnasium as gym
@@ -12,6 +14,10 @@ from dingsdk.data import decode_safetensors, encode_safetensors
 from dingsdk.envs import create_env_manager, make_env_fns
 from dingsdk.envs.saving import env_state, set_env_state
 from dingsdk.errors import CheckpointCorruptError, NotSavableError
+
+# It registers its envs when it is imported, and what a test registers is forgotten afterwards.
+with contextlib.suppress(ImportError):
+    import ale_py  # noqa: F401
 
 
 def through_a_file(state: Any) -> Any:
@@ -33,18 +39,117 @@ def play(env: gym.Env[Any, Any], actions: list[Any]) -> list[Any]:
     "env_id",
     ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "FrozenLake-v1", "Blackjack-v1"],
 )
-def test_env_goes_on_in_another_one(env_id: str) -> None:
-    env, other = gym.make(env_id), gym.make(env_id)
+def test_env_goes_on_in_another_one(env_id: str, **kwargs: Any) -> None:
+    goes_on(gym.make(env_id, **kwargs), gym.make(env_id, **kwargs))
+
+
+def goes_on(env: gym.Env[Any, Any], other: gym.Env[Any, Any], steps: int = 300) -> None:
+    """Check that the second env does what the first would have done."""
     env.reset(seed=3)
     other.reset(seed=9)
     env.action_space.seed(1)
-    actions = [env.action_space.sample() for _ in range(300)]
+    actions = [env.action_space.sample() for _ in range(steps)]
     play(env, actions[:57])
     state = through_a_file(env_state(env))
     expected = play(env, actions[57:])
     play(other, actions[:5])
     set_env_state(other, state)
     assert play(other, actions[57:]) == expected
+
+
+@pytest.mark.parametrize("env_id", ["Hopper-v5", "Ant-v5", "HalfCheetah-v5"])
+def test_mujoco_env_goes_on_in_another_one(env_id: str) -> None:
+    pytest.importorskip("mujoco", reason="the extra mujoco is not installed")
+    env, other = gym.make(env_id), gym.make(env_id)
+    goes_on(env, other, steps=299)
+    first, second = (each.unwrapped.data for each in (env, other))  # type: ignore[attr-defined]
+    assert first.time == second.time
+
+
+@pytest.mark.parametrize(
+    ("game", "kwargs"),
+    [("Pong", {"repeat_action_probability": 0.0}), ("Breakout", {"frameskip": (2, 5)})],
+)
+def test_atari_env_goes_on_in_another_one(game: str, kwargs: dict[str, Any]) -> None:
+    pytest.importorskip("ale_py", reason="the extra atari is not installed")
+    test_env_goes_on_in_another_one(f"ALE/{game}-v5", obs_type="ram", **kwargs)
+
+
+def test_atari_preprocessing_goes_on_in_another_one() -> None:
+    pytest.importorskip("cv2", reason="the extra atari is not installed")
+    wrappers = [
+        {"type": "AtariPreprocessing", "frame_skip": 4, "noop_max": 5},
+        {"type": "FrameStackObservation", "stack_size": 4},
+    ]
+    cfg = {"env_id": "ale_py:ALE/Pong-v5", "kwargs": {"frameskip": 1}, "wrappers": wrappers}
+    env, other = (fn() for fn in make_env_fns(cfg, 2))
+    goes_on(env, other, steps=100)
+    layers = env_state(env)["layers"]
+    emulators = [each["type"] for each in layers if "ale" in each["attributes"]]
+    assert emulators == ["AtariEnv"]
+
+
+def test_sticky_actions_go_on_and_are_not_changed_by_saving() -> None:
+    pytest.importorskip("ale_py", reason="the extra atari is not installed")
+    kwargs = {"frameskip": 1, "obs_type": "ram", "repeat_action_probability": 0.6}
+    env, unsaved, other = (gym.make("ALE/Breakout-v5", **kwargs) for _ in range(3))
+    for each in (env, unsaved):
+        each.reset(seed=3)
+    other.reset(seed=9)
+    env.action_space.seed(1)
+    actions = [env.action_space.sample() for _ in range(120)]
+    expected = play(unsaved, actions)
+    for index, action in enumerate(actions[:100]):
+        if index % 5 == 0:
+            set_env_state(other, through_a_file(env_state(env)))
+            assert play(other, actions[index : index + 20]) == expected[index : index + 20]
+        assert play(env, [action]) == [expected[index]]
+
+
+def test_sticky_actions_of_other_strengths_cannot_be_saved() -> None:
+    pytest.importorskip("ale_py", reason="the extra atari is not installed")
+    with pytest.raises(NotSavableError, match="continuous actions"):
+        env_state(gym.make("ALE/Pong-v5", continuous=True))
+
+
+def test_state_of_another_simulator_is_refused() -> None:
+    ale_py = pytest.importorskip("ale_py", reason="the extra atari is not installed")
+    pytest.importorskip("mujoco", reason="the extra mujoco is not installed")
+    gym.register_envs(ale_py)
+    pong, breakout = (gym.make(f"ALE/{name}-v5") for name in ("Pong", "Breakout"))
+    with pytest.raises(CheckpointCorruptError, match="of another game"):
+        set_env_state(breakout, env_state(pong))
+    hopper, walker = gym.make("Hopper-v5"), gym.make("Hopper-v5", xml_file="walker2d_v5.xml")
+    with pytest.raises(CheckpointCorruptError, match="another MuJoCo model"):
+        set_env_state(walker, env_state(hopper))
+    state = env_state(hopper)
+    attributes = state["layers"][-1]["attributes"]
+    attributes["frame_skip"] = attributes["data"]
+    with pytest.raises(CheckpointCorruptError, match="the saved frame_skip of HopperEnv"):
+        set_env_state(hopper, state)
+
+
+def test_emulator_whose_sound_is_observed_cannot_be_saved() -> None:
+    pytest.importorskip("ale_py", reason="the extra atari is not installed")
+    with pytest.raises(NotSavableError, match="sound_obs"):
+        env_state(gym.make("ALE/Pong-v5", sound_obs=True))
+
+
+PLUGIN = """
+<mujoco>
+  <extension><plugin plugin="mujoco.pid"><instance name="pid"/></plugin></extension>
+  <worldbody><body><joint name="j"/><geom size="1"/></body></worldbody>
+  <actuator><plugin joint="j" plugin="mujoco.pid" instance="pid" actdim="0"/></actuator>
+</mujoco>
+"""
+
+
+def test_simulator_with_plugins_cannot_be_saved() -> None:
+    mujoco = pytest.importorskip("mujoco", reason="the extra mujoco is not installed")
+    env: Any = Rocket()
+    env.engine = mujoco.MjData(mujoco.MjModel.from_xml_string(PLUGIN))
+    with pytest.raises(NotSavableError, match="plugins"):
+        env_state(env)
 
 
 class Rocket(gym.Env[Any, Any]):
@@ -58,6 +163,29 @@ class Rocket(gym.Env[Any, Any]):
 
     def reset(self, **kwargs: Any) -> Any:
         return np.zeros(1, np.float32), {}
+
+
+class Phase(enum.Enum):
+    WAITING = 1
+    FLYING = 2
+
+
+class PhasedRocket(Rocket):
+    """Keeps a member of an enumeration, and no engine."""
+
+    def __init__(self) -> None:
+        self.phase = Phase.WAITING
+
+
+def test_member_of_an_enumeration_is_saved() -> None:
+    env, other = PhasedRocket(), PhasedRocket()
+    env.phase = Phase.FLYING
+    set_env_state(other, through_a_file(env_state(env)))
+    assert other.phase is Phase.FLYING
+    state = env_state(env)
+    state["layers"][0]["attributes"]["phase"] = {"@member": "LANDING"}
+    with pytest.raises(CheckpointCorruptError, match="phase of PhasedRocket is no Phase"):
+        set_env_state(other, state)
 
 
 class SavableRocket(Rocket):
@@ -127,12 +255,3 @@ def test_manager_goes_on_in_another_one(cfg: dict[str, Any]) -> None:
         other.set_state(state)
         assert np.array_equal(other.current_obs(), obs)
         assert steps(other, actions[101:]) == expected
-
-
-@pytest.mark.slow
-def test_asynchronous_managers_say_that_they_cannot() -> None:
-    fns = make_env_fns({"env_id": "CartPole-v1"}, 2)
-    with create_env_manager({"type": "async_subprocess"}, fns) as manager:
-        manager.launch()
-        with pytest.raises(NotSavableError, match="AsyncSubprocessEnvManager cannot save"):
-            manager.get_state()

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -19,12 +20,13 @@ import numpy as np
 import psutil
 import pytest
 
-from dingsdk.data import SampleBatch
+from dingsdk.data import SampleBatch, decode_safetensors, encode_safetensors
 from dingsdk.envs import EnvManager, create_env_manager, make_env_fns
 from dingsdk.errors import ConfigError, EnvError, UnknownEnvError
 from dingsdk.policy import create_policy
 from dingsdk.policy.base import EvalMode
 from dingsdk.worker.collector.factory import create_measuring_rollout
+from dingsdk.worker.collector.rows import DictRollout, RowsWriter
 from dingsdk.worker.collector.sample import SampleSerialCollector
 from dingsdk.worker.evaluator.interaction import InteractionSerialEvaluator
 
@@ -182,6 +184,36 @@ def test_slow_env_holds_no_other_up(launch: Launch, gate: Path) -> None:
         assert 0 in manager.ready_obs
 
 
+def test_steps_under_way_are_saved_with_their_results(launch: Launch, gate: Path) -> None:
+    with launch(ASYNC, 2) as manager, launch(ASYNC, 2) as other:
+        for _ in range(2):
+            told = manager.step({0: STEP})
+            while 0 not in told:
+                told = manager.step({})
+        manager.step({0: HANG, 1: STEP})
+        gate.open("w").close()
+        state = decode_safetensors("test", encode_safetensors("test", manager.get_state()))
+        assert sorted(manager.ready_obs) == [1]
+        other.set_state(state)
+        assert sorted(other.ready_obs) == [1]
+        for each in (manager, other):
+            last = each.step({})[0]
+            assert (last.reward, last.obs[1], last.done) == (3.0, 3, True)
+            assert last.info["eval_episode_return"] == 6
+            assert last.info["episode_info"] == {"length": 3}
+            assert sorted(each.ready_obs) == [0, 1]
+
+
+def test_lost_process_is_still_told_of_after_saving(launch: Launch) -> None:
+    with launch(SYNC | {"max_retry": 1}, 2) as manager, launch(SYNC, 2) as other:
+        os.kill(pid_of(manager, 1), signal.SIGKILL)
+        with pytest.raises(EnvError, match="when get_state was called"):
+            manager.get_state()
+        other.set_state(manager.get_state())
+        steps = other.step({0: STEP, 1: STEP})
+        assert [bool(steps[i].info.get("abnormal")) for i in range(2)] == [False, True]
+
+
 def test_reset_drops_a_step_that_is_under_way(launch: Launch, gate: Path) -> None:
     with launch(ASYNC, 2) as manager:
         manager.step({0: HANG, 1: STEP})
@@ -323,6 +355,33 @@ def test_rollout_waits_for_the_last_env_that_it_needs(launch: Launch, gate: Path
         while not rollout.is_finished:
             rollout.round(0, {})
         assert sorted(each.env_id for each in rollout.episodes) == [0, 1]
+
+
+def test_rollout_goes_on_with_the_steps_that_were_under_way(launch: Launch, gate: Path) -> None:
+    seen = []
+
+    def forward(obs: dict[int, Any]) -> dict[int, Any]:
+        return {i: {"action": np.int64(HANG if i == 0 else STEP)} for i in obs}
+
+    def process(obs: Any, output: Any, timestep: Any) -> dict[str, Any]:
+        seen.append((obs.tolist(), int(output["action"]), timestep.reward))
+        return {}
+
+    policy: Any = types.SimpleNamespace(
+        forward=forward, process_transition=process, reset=lambda ids: None
+    )
+    with launch(ASYNC, 2) as manager, launch(ASYNC, 2) as other:
+        start = manager.ready_obs[0].tolist()
+        writers = [RowsWriter(2, 2, lambda _, piece: piece) for _ in range(2)]
+        first, second = map(DictRollout, (manager, other), (policy, policy), writers)
+        first.round(0, {})
+        gate.open("w").close()
+        envs, rollout = manager.get_state(), first.state_dict()
+        seen.clear()
+        other.set_state(envs)
+        second.load_state_dict(decode_safetensors("test", encode_safetensors("test", rollout)))
+        second.record({}, {}, other.step({}), 0)
+        assert seen == [(start, HANG, 1.0)]
 
 
 def test_process_that_never_makes_its_envs_fails_the_launch(launch: Launch, gate: Path) -> None:
