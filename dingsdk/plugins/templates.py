@@ -41,7 +41,14 @@ class Template:
 
 
 TEMPLATES: Mapping[str, Template] = {
-    "policy": Template("policies", "A policy for dingsdk."),
+    "policy": Template("policies", "A policy for dingsdk: what acts and learns."),
+    "buffer": Template("buffers", "A replay buffer for dingsdk."),
+    "storage": Template("storages", "A storage for dingsdk: where a replay buffer keeps rows."),
+    "sampler": Template("samplers", "A sampler for dingsdk: which rows a replay buffer draws."),
+    "remover": Template("removers", "A remover for dingsdk: which rows leave a replay buffer."),
+    "limiter": Template("limiters", "A limiter for dingsdk: when a replay buffer is sampled."),
+    "collector": Template("collectors", "A collector for dingsdk: how training data is collected."),
+    "evaluator": Template("evaluators", "An evaluator for dingsdk: how policies are evaluated."),
 }
 """What ``dingsdk new plugin`` can make, by the name that people type."""
 

@@ -1,0 +1,49 @@
+"""A collector that collects more as training goes on."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from dingsdk import hookimpl
+from dingsdk.config import NotNegative
+from dingsdk.plugins import Registry
+from dingsdk.worker import SampleSerialCollector
+
+__all__ = ["PluginNameCollector"]
+
+
+class PluginNameCollector(SampleSerialCollector):
+    """Where a call names no ``n_sample``, the policy's grows with the train iterations."""
+
+    class Config(SampleSerialCollector.Config, frozen=True, kw_only=True):
+        """Section ``policy.collect.collector``.
+
+        Attributes:
+            growth: Share of ``n_sample`` that is added in each 1,000 train iterations.
+        """
+
+        type: str = "plugin_name"
+        growth: NotNegative = 0.0
+
+    contract_capabilities: ClassVar[frozenset[str]] = frozenset({"samples", "random"})
+
+    _cfg: Config
+
+    def collect(self, n_sample: int | None = None, train_iter: int = 0, **kwargs: Any) -> Any:
+        """Collect as the base class does.
+
+        Args:
+            n_sample: How many train samples; None for the policy's number, after its growth.
+            train_iter: Version of the policy.
+            kwargs: As for the base class.
+        """
+        if n_sample is None:
+            wanted = self._count(None, self.policy.get_attribute("n_sample"), "n_sample")
+            n_sample = round(wanted * (1 + self._cfg.growth * train_iter / 1000))
+        return super().collect(n_sample, train_iter, **kwargs)
+
+
+@hookimpl
+def dingsdk_register_collectors(registry: Registry) -> None:
+    """Register the collector under its type key."""
+    registry.register("plugin_name", PluginNameCollector)

@@ -1,0 +1,38 @@
+"""A sampler that spreads each batch over the whole buffer."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk import hookimpl
+from dingsdk.config import PartSection
+from dingsdk.plugins import Registry
+from dingsdk.worker.replay_buffer import RowSampler
+
+__all__ = ["PluginNameSampler"]
+
+
+class PluginNameSampler(RowSampler):
+    """Every row alike, and the rows of a batch as far apart as can be, from a random start."""
+
+    class Config(PartSection, frozen=True, kw_only=True):
+        """Section ``sampler``."""
+
+        type: str = "plugin_name"
+
+    contract_capabilities: ClassVar[frozenset[str]] = frozenset({"rows"})
+
+    def draw(self, population: int, size: int, replace: bool = False) -> NDArray[np.int64]:
+        """Return int64[size], numbers of rows from 0 to ``population - 1``."""
+        start = self._rng.random()
+        drawn: NDArray[Any] = (np.arange(size) + start) * (population / size)
+        return drawn.astype(np.int64)
+
+
+@hookimpl
+def dingsdk_register_samplers(registry: Registry) -> None:
+    """Register the sampler under its type key."""
+    registry.register("plugin_name", PluginNameSampler)
