@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from dingsdk.errors import ConfigError, RunFolderError, listing, nearest_name
 from dingsdk.plugins.discovery import version_of
@@ -33,15 +34,19 @@ class Template:
 
     Attributes:
         group: Its kind, of ``KINDS``, or ``plugins`` for what only observes.
-        summary: What its plugin does, in one sentence.
+        summary: What its plugin is, in one sentence.
+        mode: The mode in which a run uses it.
     """
 
     group: str
     summary: str
+    mode: Literal["serial", "parallel"] = "serial"
 
 
 TEMPLATES: Mapping[str, Template] = {
-    "policy": Template("policies", "A policy for dingsdk: what acts and learns."),
+    "transport": Template(
+        "transports", "A transport for dingsdk: how workers reach their master.", "parallel"
+    ),
     "buffer": Template("buffers", "A replay buffer for dingsdk."),
     "storage": Template("storages", "A storage for dingsdk: where a replay buffer keeps rows."),
     "sampler": Template("samplers", "A sampler for dingsdk: which rows a replay buffer draws."),
@@ -49,6 +54,15 @@ TEMPLATES: Mapping[str, Template] = {
     "limiter": Template("limiters", "A limiter for dingsdk: when a replay buffer is sampled."),
     "collector": Template("collectors", "A collector for dingsdk: how training data is collected."),
     "evaluator": Template("evaluators", "An evaluator for dingsdk: how policies are evaluated."),
+    "learner-hook": Template("learner_hooks", "A learner hook for dingsdk."),
+    "policy": Template("policies", "A policy for dingsdk: what acts and learns."),
+    "env-manager": Template("env_managers", "An env manager for dingsdk: how envs are stepped."),
+    "wrapper": Template("env_wrappers", "A wrapper of envs for dingsdk."),
+    "commander": Template(
+        "commanders", "A commander for dingsdk: the next task of each worker.", "parallel"
+    ),
+    "command": Template("commands", "A command of dingsdk."),
+    "observer": Template(OBSERVERS, "An observer of the runs of dingsdk."),
 }
 """What ``dingsdk new plugin`` can make, by the name that people type."""
 
@@ -93,6 +107,7 @@ def render(kind: str, name: str) -> dict[str, str]:
     words = {
         "PLUGIN_SUMMARY": template.summary,
         "PLUGIN_GROUP": template.group,
+        "PLUGIN_MODE": template.mode,
         "PLUGIN_KEY": dashed if template.group == "commands" else snake,
         "plugin-name": dashed,
         "plugin_name": snake,

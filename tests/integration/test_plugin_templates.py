@@ -17,7 +17,7 @@ import pytest
 from dingsdk.cli import main
 from dingsdk.plugins import TEMPLATES, PluginManager, new_plugin, use_manager
 
-QUICK = ("policy",)
+QUICK = ("policy", "sampler")
 """Those that are tested in `make test` too."""
 
 
@@ -63,8 +63,8 @@ def test_package_keeps_the_rules_and_trains(
     try:
         with use_manager(PluginManager()):
             assert main(["check", package.name, "--badge", "badge.json"]) == 0
-            short = ["--set", "system.max_env_steps=400", "--quiet"]
-            assert main(["train", str(package / "example.yaml"), *short]) == 0
+            how = ["--set", "system.max_env_steps=400", "--quiet", "--mode", TEMPLATES[kind].mode]
+            assert main(["train", str(package / "example.yaml"), *how]) == 0
     finally:
         sys.modules.pop("dingsdk_own_part", None)
 

@@ -10,7 +10,9 @@ CONFIG = Path(__file__).parents[1] / "example.yaml"
 
 
 def test_example_trains(tmp_path: Path) -> None:
-    result = dingsdk.train(CONFIG, sets=["system.max_env_steps=400"], output=tmp_path)
+    limit = "system.max_env_steps=400"
+
+    result = dingsdk.train(CONFIG, mode="PLUGIN_MODE", sets=[limit], output=tmp_path)
 
     assert result.env_steps >= 400
     assert result.train_iter > 0

@@ -1,0 +1,50 @@
+"""A learner hook that draws a smooth curve of a logged value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dingsdk import hookimpl
+from dingsdk.config import Section, Share
+from dingsdk.plugins import Registry
+from dingsdk.worker import BaseLearner, LearnerHook
+
+__all__ = ["PluginNameHook"]
+
+
+class PluginNameArgs(Section, frozen=True, kw_only=True):
+    """What the config gives the hook as ``ext_args``.
+
+    Attributes:
+        variable: The logged value to follow.
+        weight: Of what came before, against a new value.
+    """
+
+    variable: str = "total_loss"
+    weight: Share = 0.9
+
+
+class PluginNameHook(LearnerHook):
+    """Writes the moving average of a value to tensorboard, as ``{learner}_iter/{name}_smooth``."""
+
+    Args = PluginNameArgs
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.average: float | None = None
+
+    def __call__(self, engine: BaseLearner) -> None:
+        value = engine.log_buffer["scalar"].get(self.args.variable)
+        if value is None:  # not every iteration logs every value
+            return
+        before = float(value) if self.average is None else self.average
+        self.average = self.args.weight * before + (1 - self.args.weight) * float(value)
+        if engine.tb_logger is not None:
+            name = f"{engine.instance_name}_iter/{self.args.variable}_smooth"
+            engine.tb_logger.add_scalar(name, self.average, engine.last_iter.val)
+
+
+@hookimpl
+def dingsdk_register_learner_hooks(registry: Registry) -> None:
+    """Register the hook under its type key."""
+    registry.register("plugin_name", PluginNameHook)

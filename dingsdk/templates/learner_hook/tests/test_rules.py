@@ -1,0 +1,44 @@
+"""The hook averages what a real learner logs, and refuses arguments that it does not have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dingsdk_plugin_name import PluginNameHook
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import UnknownKeyError
+from dingsdk.policy import DQNPolicy
+from dingsdk.worker import BaseLearner
+
+
+def batch() -> SampleBatch:
+    rows = {"obs": np.ones((4, 2), np.float32), "next_obs": np.ones((4, 2), np.float32)}
+    numbers = {"reward": np.ones(4, np.float32), "discount": np.ones(4, np.float32)}
+    return SampleBatch({**rows, **numbers, "action": np.zeros(4, np.int64)})
+
+
+def test_hook_follows_the_loss_of_a_learner(tmp_path: Path) -> None:
+    policy = DQNPolicy({"model": {"obs_shape": 2, "action_shape": 2}}, seed=0).learn_mode
+    hook = PluginNameHook("smooth", 10, position="after_iter", ext_args={"weight": 0.5})
+    learner = BaseLearner({}, policy, exp_name=str(tmp_path))
+    learner.register_hook(hook)
+    losses = []
+
+    class Record(PluginNameHook):
+        def __call__(self, engine: BaseLearner) -> None:
+            losses.append(float(engine.log_buffer["scalar"]["total_loss"]))
+
+    learner.register_hook(Record("record", 5, position="after_iter"))
+    for _ in range(3):
+        learner.train(batch(), 0)
+    learner.close()
+
+    assert hook.average == pytest.approx(0.25 * losses[0] + 0.25 * losses[1] + 0.5 * losses[2])
+
+
+def test_misspelt_argument_is_refused() -> None:
+    with pytest.raises(UnknownKeyError, match="wieght"):
+        PluginNameHook("smooth", 10, position="after_iter", ext_args={"wieght": 0.5})

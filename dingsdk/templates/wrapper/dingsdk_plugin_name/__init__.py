@@ -1,0 +1,45 @@
+"""A wrapper of envs that makes each step cost something."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import gymnasium
+
+from dingsdk import hookimpl
+from dingsdk.errors import ConfigError
+from dingsdk.plugins import Registry
+
+__all__ = ["PluginNameWrapper"]
+
+
+class PluginNameWrapper(gymnasium.RewardWrapper[Any, Any]):
+    """Subtracts ``cost`` from the reward of each step.
+
+    Args:
+        env: The env to wrap.
+        cost: >= 0.
+
+    Raises:
+        ConfigError: a negative cost.
+    """
+
+    contract_env: ClassVar[str] = "CartPole-v1"
+    contract_config: ClassVar[Mapping[str, Any]] = {"cost": 0.1}
+
+    def __init__(self, env: gymnasium.Env[Any, Any], cost: float = 0.01) -> None:
+        super().__init__(env)
+        if not cost >= 0:
+            raise ConfigError(f"env.wrappers: plugin_name has cost {cost}, not a number >= 0")
+        self.cost = cost
+
+    def reward(self, reward: Any) -> float:
+        """Return the reward that is left."""
+        return float(reward) - self.cost
+
+
+@hookimpl
+def dingsdk_register_env_wrappers(registry: Registry) -> None:
+    """Register the wrapper under its type key."""
+    registry.register("plugin_name", PluginNameWrapper)

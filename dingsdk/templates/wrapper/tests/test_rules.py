@@ -1,0 +1,32 @@
+"""The wrapper leaves an env that workers can use, and changes its rewards."""
+
+from __future__ import annotations
+
+import gymnasium
+import pytest
+from dingsdk_plugin_name import PluginNameWrapper
+
+from dingsdk.envs import check_env
+from dingsdk.errors import ConfigError
+
+
+def test_wrapped_env_can_be_used() -> None:
+    found = check_env(wrapped)
+
+    assert [each for each in found if each.state == "problem"] == []
+
+
+def wrapped() -> PluginNameWrapper:
+    return PluginNameWrapper(gymnasium.make("CartPole-v1"), cost=0.25)
+
+
+def test_each_step_costs() -> None:
+    env = wrapped()
+    env.reset(seed=0)
+
+    assert env.step(0)[1] == 0.75
+
+
+def test_negative_cost_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cost -1"):
+        PluginNameWrapper(gymnasium.make("CartPole-v1"), cost=-1)
