@@ -106,6 +106,7 @@ def console_progress(mode: str) -> ProgressFactory:
     from rich.console import Console
 
     from dingsdk.pipeline.progress import ConsoleProgress
+    from dingsdk.plugins import ask
 
     console = Console(soft_wrap=True)
 
@@ -117,7 +118,12 @@ def console_progress(mode: str) -> ProgressFactory:
             highlight=False,
             markup=False,
         )
-        return ConsoleProgress(console, lambda: context.status(), env.stop_value)
+        return ConsoleProgress(
+            console,
+            lambda: context.status(),
+            env.stop_value,
+            lambda: ask().progress_columns(run_dir=context.run_dir),
+        )
 
     return progress
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,9 @@ from dingsdk.worker.sample_counts import SampleCounts
 if TYPE_CHECKING:
     from dingsdk.pipeline.resume import Save
     from dingsdk.worker import LearnerHook
+
+NO_LIMIT = 10**9
+"""Default of the learner's ``train_iterations``, which no run reaches."""
 
 Mode = Literal["serial", "parallel"]
 Reason = Literal["stop_value", "limit", "stopped", "interrupted", "error"]
@@ -70,12 +74,26 @@ class TaskStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A worker that has joined.
+
+    Attributes:
+        worker_id: Its id.
+        role: What it does.
+        lease_s: Seconds until it must be heard from; below 0 where that is overdue.
+    """
+
+    worker_id: str
+    role: str
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RunStatus:
     """A snapshot of a run for the progress display; None where a value is not known yet.
 
     Attributes:
         env_steps: Env steps collected for training.
-        env_steps_per_s: Their recent rate, or None to let the display work it out.
         train_iter: Iterations trained.
         last_return: Mean return of the latest evaluation.
         best_return: Best mean return so far, of trained policies where there are any.
@@ -88,10 +106,15 @@ class RunStatus:
         samples: What became of the samples.
         tasks: What the workers do (parallel mode).
         policy_lag: As in ``RunResult``.
+        connected: The workers that have joined (parallel mode).
+        loss: The ``total_loss`` of the latest iteration.
+        exploration: What the collect policy is called with, such as ``eps``; numbers alone.
+        max_env_steps: Limit of env steps.
+        max_train_iter: Limit of train iterations.
+        goal: Mean return that ends the run; infinite for none.
     """
 
     env_steps: int = 0
-    env_steps_per_s: float | None = None
     train_iter: int = 0
     last_return: float | None = None
     best_return: float | None = None
@@ -104,6 +127,12 @@ class RunStatus:
     samples: SampleCounts = field(default_factory=SampleCounts)
     tasks: tuple[TaskStatus, ...] = ()
     policy_lag: Mapping[str, float] | None = None
+    connected: tuple[WorkerStatus, ...] = ()
+    loss: float | None = None
+    exploration: Mapping[str, float] = field(default_factory=dict)
+    max_env_steps: int | None = None
+    max_train_iter: int | None = None
+    goal: float = math.inf
 
 
 class RunRecorder:
@@ -248,6 +277,7 @@ class RunContext:
         resumed: What the run goes on from; None for a new run.
         status: Returns a snapshot for the progress, in whose thread it runs; set by the pipeline.
         stopped_by: Why a plugin wants the run to end.
+        exploration: What the collect policy was last called with.
     """
 
     cfg: Any
@@ -261,6 +291,24 @@ class RunContext:
     resumed: Save | None = None
     status: Callable[[], RunStatus] = RunStatus
     stopped_by: str | None = None
+    exploration: Mapping[str, float] = field(default_factory=dict)
+
+    def note_exploration(self, setting: Mapping[str, Any]) -> None:
+        """Take note of what the collect policy is called with."""
+        self.exploration = {
+            name: float(value)
+            for name, value in setting.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+
+    def limits(self) -> dict[str, Any]:
+        """Return the fields of ``RunStatus`` that stay the same through the run."""
+        train_iter = self.cfg.policy.learn.learner.train_iterations
+        return {
+            "max_env_steps": self.cfg.system.max_env_steps,
+            "max_train_iter": None if train_iter >= NO_LIMIT else int(train_iter),
+            "goal": float(self.cfg.env.stop_value),
+        }
 
     def why_end(self, env_steps: int, train_iter: int) -> Reason | None:
         """Return ``limit`` or ``stopped`` where the training shall end now."""

@@ -11,7 +11,14 @@ from typing import Any
 
 from dingsdk.config import deep_merge_dicts, to_easydict
 from dingsdk.errors import ConfigError, DingError, TaskFailedError
-from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus, TaskStatus
+from dingsdk.pipeline.context import (
+    Reason,
+    RunContext,
+    RunResult,
+    RunStatus,
+    TaskStatus,
+    WorkerStatus,
+)
 from dingsdk.pipeline.worker import ThreadWorkers, WorkerGroup, make_transport, place_of, worker_ids
 from dingsdk.plugins import observe
 from dingsdk.policy.threads import torch_threads
@@ -66,9 +73,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             cfg,
             transport,
             on_collecting=context.recorder.mark_first_step,
-            on_collected=lambda finished: write_collected(
-                tb_logger, finished, coordinator.status(), coordinator.commander_statistics()
-            ),
+            on_collected=lambda finished: _collected(context, tb_logger, coordinator, finished),
             on_evaluated=lambda *result: _record(context, tb_logger, coordinator, *result),
             tb_logger=tb_logger,
         )
@@ -225,6 +230,17 @@ def _finish_evaluations(context: RunContext, coordinator: Coordinator, reason: R
     return "stop_value" if coordinator.has_reached_goal else reason
 
 
+def _collected(
+    context: RunContext,
+    tb_logger: TensorboardLogger,
+    coordinator: Coordinator,
+    finished: Mapping[str, Any],
+) -> None:
+    context.note_exploration(finished.get("collect_setting") or {})
+    statistics = coordinator.commander_statistics()
+    write_collected(tb_logger, finished, coordinator.status(), statistics)
+
+
 def _record(
     context: RunContext,
     tb_logger: TensorboardLogger,
@@ -314,6 +330,10 @@ def _with_trace(failure: DingError, workers: WorkerGroup) -> DingError:
 
 def _status(context: RunContext, coordinator: Coordinator) -> RunStatus:
     now, recorder = coordinator.status(), context.recorder
+    tasks = coordinator.running_tasks()
+    for each in tasks:
+        if each.kind == "collector":
+            context.note_exploration(each.task.get("collect_setting") or {})
     return RunStatus(
         env_steps=now.env_steps,
         train_iter=now.train_iter,
@@ -326,8 +346,14 @@ def _status(context: RunContext, coordinator: Coordinator) -> RunStatus:
         elapsed_s=recorder.elapsed_s,
         held_up_by=now.held_up_by,
         samples=now.samples,
-        tasks=tuple(_task_status(each, now.paces) for each in coordinator.running_tasks()),
+        tasks=tuple(_task_status(each, now.paces) for each in tasks),
         policy_lag=None if now.policy_lag is None else now.policy_lag._asdict(),
+        connected=tuple(
+            WorkerStatus(info.worker_id, info.role, lease_s) for info, lease_s in now.leases
+        ),
+        loss=now.loss,
+        exploration=context.exploration,
+        **context.limits(),
     )
 
 

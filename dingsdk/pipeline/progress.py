@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from dingsdk.pipeline.context import Evaluation, RunStatus
+from dingsdk.pipeline.rates import RunRates, time_left_s
 
 TERMINAL_INTERVAL_S = 0.5
 PLAIN_INTERVAL_S = 2.0
+SPARKS = 24
+"""Evaluations that the sparkline shows."""
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 class Progress(Protocol):
@@ -28,13 +34,22 @@ class ConsoleProgress:
         console: A ``rich.console.Console``; whether it is a terminal decides the form.
         status: Gives the newest snapshot; called from the progress thread.
         goal: The return that ends the run.
+        columns: Gives what plugins show, by name; called from the progress thread.
     """
 
-    def __init__(self, console: Any, status: Callable[[], RunStatus], goal: float) -> None:
+    def __init__(
+        self,
+        console: Any,
+        status: Callable[[], RunStatus],
+        goal: float,
+        columns: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
         self._console = console
         self._status = status
         self._goal = goal
-        self._rate = _Rate()
+        self._columns = columns
+        self._rates = RunRates()
+        self._returns: deque[float] = deque(maxlen=SPARKS)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
         self._live: Any = None
@@ -63,6 +78,7 @@ class ConsoleProgress:
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """Print one line for an evaluation; a terminal keeps it above the live table."""
+        self._returns.append(evaluation.mean)
         self._console.print(
             f"[{evaluation.elapsed_s:6.1f} s] evaluation: mean return {evaluation.mean:.1f} "
             f"({evaluation.min:.0f} to {evaluation.max:.0f}, {evaluation.episodes} episodes) "
@@ -86,14 +102,22 @@ class ConsoleProgress:
             self._console.print(self._line(status), highlight=False, markup=False)
 
     def _line(self, status: RunStatus) -> str:
-        return (
-            f"[{status.elapsed_s:6.1f} s] {status.env_steps:,} env steps "
-            f"({self._rate.of(status):,.0f}/s), {status.train_iter:,} iterations, "
-            f"return {_number(status.last_return)} (best {_number(status.best_return)}), "
-            f"buffer {status.buffer_fill:,}/{status.buffer_capacity:,}, "
-            f"policy v{status.policy_version}, {status.workers} workers"
-            + (f"; held up: {status.held_up_by}" if status.held_up_by else "")
-        )
+        steps_per_s, updates_per_s = self._rates.of(status)
+        left = time_left_s(status, steps_per_s, updates_per_s)
+        parts = [
+            f"{status.env_steps:,} env steps ({steps_per_s:,.0f}/s)",
+            f"{status.train_iter:,} iterations ({updates_per_s:,.0f}/s)",
+            f"return {_number(status.last_return)} (best {_number(status.best_return)})",
+            f"loss {_loss(status)}" if status.loss is not None else "",
+            _exploration(status),
+            f"buffer {status.buffer_fill:,}/{status.buffer_capacity:,}",
+            f"policy v{status.policy_version}{_lag(status)}",
+            f"{status.workers} workers",
+            f"{_duration(left)} left" if left is not None else "",
+            *(f"{name} {_value(value)}" for name, value in self._columns().items()),
+        ]
+        line = f"[{status.elapsed_s:6.1f} s] " + ", ".join(part for part in parts if part)
+        return line + (f"; held up: {status.held_up_by}" if status.held_up_by else "")
 
     def _render(self) -> Any:
         from rich.console import Group
@@ -101,47 +125,68 @@ class ConsoleProgress:
         from rich.text import Text
 
         status = self._status()
+        steps_per_s, updates_per_s = self._rates.of(status)
+        left = time_left_s(status, steps_per_s, updates_per_s)
+        best = f"best {_number(status.best_return)}"
+        shown = f"{_number(status.last_return)} ({best}) {sparkline(self._returns)}".rstrip()
+        workers = f"{status.workers} worker{'s' if status.workers != 1 else ''}"
+        cells = [
+            ("env steps", f"{status.env_steps:,}"),
+            ("steps/s", f"{steps_per_s:,.0f}"),
+            ("iterations", f"{status.train_iter:,}"),
+            ("updates/s", f"{updates_per_s:,.0f}"),
+            ("return", shown),
+            ("goal", f"{self._goal:g}"),
+            ("loss", _loss(status)),
+            ("exploration", _exploration(status) or "-"),
+            ("buffer", f"{status.buffer_fill:,}/{status.buffer_capacity:,}"),
+            ("policy", f"v{status.policy_version}{_lag(status)}"),
+            ("elapsed", f"{status.elapsed_s:.1f} s, {workers}"),
+            ("left", "-" if left is None else _duration(left)),
+            *((name, _value(value)) for name, value in self._columns().items()),
+        ]
         table = Table.grid(padding=(0, 2))
-        rows = (
-            ("env steps", f"{status.env_steps:,}", "steps/s", f"{self._rate.of(status):,.0f}"),
-            ("iterations", f"{status.train_iter:,}", "policy", f"v{status.policy_version}"),
-            (
-                "return",
-                f"{_number(status.last_return)} (best {_number(status.best_return)})",
-                "goal",
-                f"{self._goal:g}",
-            ),
-            (
-                "buffer",
-                f"{status.buffer_fill:,}/{status.buffer_capacity:,}",
-                "elapsed",
-                f"{status.elapsed_s:.1f} s, {status.workers} workers",
-            ),
-        )
-        for left, left_value, right, right_value in rows:
+        for first in range(0, len(cells), 2):
             # Texts, not markup: a line printed above the table without markup redraws it so.
-            table.add_row(Text(left, "dim"), left_value, Text(right, "dim"), right_value)
+            row = [(Text(name, "dim"), Text(text)) for name, text in cells[first : first + 2]]
+            table.add_row(*(each for cell in row for each in cell))
         if status.held_up_by:
             return Group(table, Text(f"held up: {status.held_up_by}", "yellow"))
         return table
 
 
-class _Rate:
-    """Env steps per second between two snapshots at least half a second apart."""
+def sparkline(values: Sequence[float]) -> str:
+    """Return one bar a value, from the lowest of them to the highest; nothing for one alone."""
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) < 2:
+        return ""
+    low, high = min(finite), max(finite)
+    steps = (len(_BARS) - 1) / ((high - low) or 1.0)
+    return "".join(_BARS[round((value - low) * steps)] for value in finite)
 
-    def __init__(self) -> None:
-        self._steps = 0
-        self._at_s = 0.0
-        self._rate = 0.0
 
-    def of(self, status: RunStatus) -> float:
-        if status.env_steps_per_s is not None:
-            return status.env_steps_per_s
-        passed_s = status.elapsed_s - self._at_s
-        if passed_s >= 0.4:
-            self._rate = (status.env_steps - self._steps) / passed_s
-            self._steps, self._at_s = status.env_steps, status.elapsed_s
-        return self._rate
+def _exploration(status: RunStatus) -> str:
+    return ", ".join(f"{name} {value:.3g}" for name, value in status.exploration.items())
+
+
+def _loss(status: RunStatus) -> str:
+    return "-" if status.loss is None else f"{status.loss:.4g}"
+
+
+def _lag(status: RunStatus) -> str:
+    return "" if status.policy_lag is None else f", lag {status.policy_lag['mean']:.1f}"
+
+
+def _duration(seconds: float) -> str:
+    """Return ``1 h 05 min``, ``2 min 30 s`` or ``12 s``."""
+    whole = math.ceil(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600:,} h {whole % 3600 // 60:02} min"
+    return f"{whole // 60} min {whole % 60:02} s" if whole >= 60 else f"{whole} s"
+
+
+def _value(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _number(value: float | None) -> str:

@@ -8,6 +8,7 @@
         ckpt/                   checkpoints: the newest iteration and the best evaluated
         log/                    text logs and tensorboard events
         status.json             how it is doing, written every 2 s; for `dingsdk status`
+        progress.jsonl          how it was doing, one line now and then; for curves
         result.json             how the run ended, every evaluation
         curve.png               mean return against env steps
 """
@@ -48,6 +49,7 @@ _log = logging.getLogger(__name__)
 CONFIG_NAME = "config.yaml"
 RESULT_NAME = "result.json"
 STATUS_NAME = "status.json"
+PROGRESS_NAME = "progress.jsonl"
 CURVE_NAME = "curve.png"
 CHECKPOINT_FOLDER = "ckpt"
 RESULT_FORMAT = 1
@@ -119,7 +121,7 @@ def discard_run(folder: Path) -> None:
 
     Logs that were written stay, and so do the files of others.
     """
-    for name in (CONFIG_NAME, RESULT_NAME, STATUS_NAME):
+    for name in (CONFIG_NAME, RESULT_NAME, STATUS_NAME, PROGRESS_NAME):
         (folder / name).unlink(missing_ok=True)
     below = [path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink()]
     for path in [*sorted(below, reverse=True), folder]:

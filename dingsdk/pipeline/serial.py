@@ -141,6 +141,7 @@ def _run(context: RunContext, workers: _Workers, saver: RunSaver) -> Reason:
             return "interrupted"
         saver.save_if_due()
         collect_kwargs = workers.commander.step()
+        context.note_exploration(collect_kwargs)
         is_due = workers.evaluator.should_eval(learner.train_iter, collector.envstep)
         if is_due and _evaluate(context, workers):
             saver.save()
@@ -213,6 +214,9 @@ def _status(context: RunContext, workers: _Workers) -> RunStatus:
         policy_version=workers.learner.train_iter,
         elapsed_s=recorder.elapsed_s,
         samples=workers.samples(),
+        loss=workers.learner.loss,
+        exploration=context.exploration,
+        **context.limits(),
     )
 
 

@@ -1,6 +1,8 @@
-"""``status.json`` in the run folder: how a run is doing, for programs beside it.
+"""Files in the run folder that say how a run is doing, for programs beside it.
 
-The run writes it every ``INTERVAL_S`` and once at its end; readers see the old content or the new.
+``status.json`` is written every ``INTERVAL_S`` and once at the end; readers see the old content or
+the new. ``progress.jsonl`` gets a line of it for curves: every ``INTERVAL_S`` at first, later at
+intervals of a ``1 / LINES``-th of the run's time.
 """
 
 from __future__ import annotations
@@ -8,21 +10,39 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dingsdk.data.files import atomic_write_json
+from dingsdk.data.files import atomic_write_json, folder_error, open_private
 from dingsdk.errors import RunFolderError
 from dingsdk.pipeline.context import Mode, RunContext
-from dingsdk.pipeline.run_folder import STATUS_NAME, finite
+from dingsdk.pipeline.rates import RunRates, time_left_s
+from dingsdk.pipeline.run_folder import PROGRESS_NAME, STATUS_NAME, finite
+from dingsdk.plugins import ask
 
 INTERVAL_S = 2.0
+LINES = 500
 STATUS_FORMAT = 1
+CURVES = (
+    "elapsed_s",
+    "env_steps",
+    "train_iter",
+    "env_steps_per_s",
+    "updates_per_s",
+    "loss",
+    "buffer_fill",
+    "workers",
+    "policy_lag",
+    "exploration",
+    "columns",
+)
+"""What a line of ``progress.jsonl`` has of the status."""
 _log = logging.getLogger(__name__)
 
 
@@ -46,6 +66,8 @@ class StatusFile:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="status", daemon=True)
         self._has_failed = False
+        self._rates = RunRates()
+        self._line_at_s = -math.inf
         self.reason: str | None = None
         """How the run ended; None while it goes on."""
 
@@ -60,9 +82,15 @@ class StatusFile:
             self.write()
 
     def write(self) -> None:
-        """Write the file now."""
+        """Write the files now."""
         context = self._context
-        record = dataclasses.asdict(context.status()) | {
+        status = context.status()
+        steps_per_s, updates_per_s = self._rates.of(status)
+        record = dataclasses.asdict(status) | {
+            "env_steps_per_s": steps_per_s,
+            "updates_per_s": updates_per_s,
+            "left_s": time_left_s(status, steps_per_s, updates_per_s),
+            "columns": _plain(ask().progress_columns(run_dir=context.run_dir)),
             "format": STATUS_FORMAT,
             "mode": self._mode,
             "reason": self.reason,
@@ -73,6 +101,7 @@ class StatusFile:
         }
         try:
             atomic_write_json(context.run_dir / STATUS_NAME, finite(record))
+            self._add_line(finite(record))
         except RunFolderError as error:
             if not self._has_failed:
                 _log.warning("the status of the run cannot be written: %s", error)
@@ -80,10 +109,30 @@ class StatusFile:
         else:
             self._has_failed = False
 
+    def _add_line(self, record: Mapping[str, Any]) -> None:
+        elapsed_s = record["elapsed_s"]
+        is_due = elapsed_s - self._line_at_s >= max(0.9 * INTERVAL_S, elapsed_s / LINES)
+        if not is_due and self.reason is None:
+            return
+        path = self._context.run_dir / PROGRESS_NAME
+        line = json.dumps({name: record[name] for name in CURVES}) + "\n"
+        try:
+            with open(path, "a", encoding="utf-8", opener=open_private) as file:
+                file.write(line)
+        except OSError as error:
+            raise folder_error("write", path, error) from error
+        self._line_at_s = elapsed_s
+
     def _run(self) -> None:
         while not self._done.wait(INTERVAL_S):
             if self._context.has_begun:
                 self.write()
+
+
+def _plain(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of plugins as JSON can hold them."""
+    kept = (bool, int, float, str, type(None))
+    return {name: each if isinstance(each, kept) else str(each) for name, each in columns.items()}
 
 
 def read_status(run: Path) -> dict[str, Any]:

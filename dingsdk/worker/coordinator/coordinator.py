@@ -55,6 +55,10 @@ class CoordinatorStatus:
     """How fast the workers that have tasks get on, by their ids."""
     policy_lag: PolicyLag | None = None
     """How old trained samples were, in versions of an on-policy policy."""
+    leases: tuple[tuple[WorkerInfo, float], ...] = ()
+    """Joined workers, with the seconds until each must be heard from."""
+    loss: float | None = None
+    """The ``total_loss`` that a learner reported last."""
 
     @property
     def evicted(self) -> Mapping[str, int]:
@@ -120,6 +124,7 @@ class Coordinator(Configurable, TaskControl):
         self._jobs: list[Job] = []
         self._train_iter = 0
         self._policy_lag: PolicyLag | None = None
+        self._loss: float | None = None
         self._learner_tasks = 0
         self._looked_at = self._swept_at = clock()
         self._has_news = False
@@ -208,6 +213,8 @@ class Coordinator(Configurable, TaskControl):
                 held_up_by=self._state.outage.text,
                 paces=now.pace.paces(),
                 policy_lag=self._policy_lag,
+                leases=tuple(now.pool.leases()),
+                loss=self._loss,
             )
 
     def running_tasks(self) -> list[TaskState]:
@@ -375,6 +382,7 @@ class Coordinator(Configurable, TaskControl):
     def deal_with_learner_send_info(self, state: TaskState, info: Mapping[str, Any]) -> None:
         with self.condition:
             self._train_iter = int(info["learner_step"])
+            self._loss = info.get("loss", self._loss)
             self._state.note_progress(state, self._train_iter)
             experience = self.experience_of(state)
             garbage: list[str] = []

@@ -78,6 +78,11 @@ class WorkerPool:
         """Return the number of joined workers by role."""
         return Counter(info.role for info in self._workers.values())
 
+    def leases(self) -> list[tuple[WorkerInfo, float]]:
+        """Return the joined workers and the seconds until each must be heard from."""
+        now = self._clock()
+        return [(info, self._lease_ends[name] - now) for name, info in self._workers.items()]
+
     def renew(self, worker_id: str) -> bool:
         """Renew a lease; False for a worker that is not joined."""
         if worker_id not in self._workers:

@@ -32,7 +32,7 @@ from dingsdk.worker.learner.hooks import (
     add_learner_hook,
     build_learner_hook_by_cfg,
 )
-from dingsdk.worker.learner.monitor import LearnerMonitor
+from dingsdk.worker.learner.monitor import LearnerMonitor, as_number
 from dingsdk.worker.run_logger import TensorboardLogger, build_logger
 
 _log = logging.getLogger(__name__)
@@ -228,12 +228,19 @@ class BaseLearner(Configurable):
         return Path(self.exp_name) / ("ckpt" if name == "learner" else f"ckpt_{name}")
 
     @property
+    def loss(self) -> float | None:
+        """The ``total_loss`` of the latest iteration; None where the policy logs none."""
+        loss = self.log_vars.get("total_loss")
+        return None if loss is None else as_number("total_loss", loss)
+
+    @property
     def learn_info(self) -> dict[str, Any]:
         """Progress for whoever gives this learner its data."""
         return {
             "learner_step": self.last_iter.val,
             "priority_info": self.priority_info,
             "learner_done": self._is_done,
+            "loss": self.loss,
         }
 
     def train(

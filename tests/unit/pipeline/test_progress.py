@@ -1,14 +1,15 @@
-"""Progress says why a run stands still."""
+"""What the live table and the plain lines show of a run."""
 
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
 
-from dingsdk.pipeline.context import RunStatus
-from dingsdk.pipeline.progress import ConsoleProgress
+from dingsdk.pipeline.context import Evaluation, RunStatus
+from dingsdk.pipeline.progress import ConsoleProgress, sparkline
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
@@ -21,3 +22,93 @@ def test_progress_says_what_holds_a_run_up(is_terminal: bool) -> None:
     with ConsoleProgress(console, RunStatus, 500.0):
         out.truncate(0)
     assert "held up" not in out.getvalue()
+
+
+STATUS = RunStatus(
+    env_steps=12_000,
+    train_iter=3_000,
+    last_return=20.0,
+    best_return=30.0,
+    buffer_fill=10,
+    buffer_capacity=64,
+    workers=3,
+    policy_version=7,
+    elapsed_s=10.0,
+    loss=0.12345678,
+    exploration={"eps": 0.25},
+    policy_lag={"mean": 1.25, "p99": 2, "largest": 3},
+    max_env_steps=120_000,
+)
+
+
+def shown(status: RunStatus, *, is_terminal: bool, returns: tuple[float, ...] = ()) -> str:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=is_terminal, width=300)
+    columns = {"gpu": 0.512345, "phase": "warm"}
+    with ConsoleProgress(console, lambda: status, 500.0, lambda: columns) as progress:
+        for mean in returns:
+            progress.on_evaluation(Evaluation(1.0, 10, 1, mean, mean, mean, 1))
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+
+
+def test_table_shows_rates_loss_exploration_lag_time_left_and_columns_of_plugins() -> None:
+    text = shown(STATUS, is_terminal=True, returns=(10.0, 20.0, 15.0))
+    last = text.splitlines()[-7:]
+
+    assert [re.split(r"\s{2,}", line.strip()) for line in last] == [
+        ["env steps", "12,000", "steps/s", "1,200"],
+        ["iterations", "3,000", "updates/s", "300"],
+        ["return", "20.0 (best 30.0) ▁█▅", "goal", "500"],
+        ["loss", "0.1235", "exploration", "eps 0.25"],
+        ["buffer", "10/64", "policy", "v7, lag 1.2"],
+        ["elapsed", "10.0 s, 3 workers", "left", "1 min 30 s"],
+        ["gpu", "0.5123", "phase", "warm"],
+    ]
+
+
+def test_plain_line_shows_the_same() -> None:
+    line = shown(STATUS, is_terminal=False).splitlines()[-1]
+
+    assert line == (
+        "[  10.0 s] 12,000 env steps (1,200/s), 3,000 iterations (300/s), return 20.0 (best 30.0), "
+        "loss 0.1235, eps 0.25, buffer 10/64, policy v7, lag 1.2, 3 workers, 1 min 30 s left, "
+        "gpu 0.5123, phase warm"
+    )
+
+
+def test_what_is_not_known_yet_is_left_out_of_lines_and_a_dash_in_the_table() -> None:
+    line = shown(RunStatus(), is_terminal=False)
+    assert "loss" not in line
+    assert "left" not in line
+    assert "lag" not in line
+    table = shown(RunStatus(), is_terminal=True)
+    assert re.search(r"loss +- +exploration +-", table)
+    assert re.search(r"1 worker +left +-", table)
+
+
+@pytest.mark.parametrize(
+    ("values", "bars"),
+    [
+        ([], ""),
+        ([5.0], ""),
+        ([1.0, 1.0], "▁▁"),
+        ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], "▁▂▃▄▅▆▇█"),
+        ([-10.0, 0.0], "▁█"),
+        ([1.0, float("nan"), 2.0], "▁█"),
+    ],
+)
+def test_sparkline_goes_from_the_lowest_value_to_the_highest(
+    values: list[float], bars: str
+) -> None:
+    assert sparkline(values) == bars
+
+
+@pytest.mark.parametrize(
+    ("left_s", "text"),
+    [(0.2, "1 s"), (59, "59 s"), (60, "1 min 00 s"), (3599, "59 min 59 s"), (7500, "2 h 05 min")],
+)
+def test_time_left_is_told_in_two_units(left_s: float, text: str) -> None:
+    status = RunStatus(env_steps=10, elapsed_s=10.0, max_env_steps=10 + round(left_s * 1))
+    if left_s < 1:
+        status = RunStatus(env_steps=100, elapsed_s=10.0, max_env_steps=102)
+    assert f", {text} left" in shown(status, is_terminal=False)

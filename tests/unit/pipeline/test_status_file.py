@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -13,8 +14,10 @@ from dingsdk.cli.status import SILENT_S, status
 from dingsdk.errors import RunFolderError
 from dingsdk.pipeline import status_file
 from dingsdk.pipeline.context import RunContext, RunStatus, TaskStatus
-from dingsdk.pipeline.run_folder import STATUS_NAME
+from dingsdk.pipeline.run_folder import PROGRESS_NAME, STATUS_NAME
 from dingsdk.pipeline.status_file import StatusFile, read_status
+from dingsdk.pipeline.train import train
+from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.worker.sample_counts import SampleCounts
 
 TASK = TaskStatus("t1", "collector", "c0", 40, 12.5, False, 2, "room for 8 rows")
@@ -102,3 +105,91 @@ def test_file_that_is_no_status_is_refused_by_name(tmp_path: Path, content: str)
     (tmp_path / STATUS_NAME).write_text(content)
     with pytest.raises(RunFolderError, match=STATUS_NAME):
         read_status(tmp_path)
+
+
+def lines_of(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / PROGRESS_NAME).read_text().splitlines()]
+
+
+def test_curves_get_a_line_an_interval_and_fewer_as_the_run_gets_longer(tmp_path: Path) -> None:
+    context = context_of(tmp_path)
+    written = StatusFile(context, "serial")
+    seconds = [0.0, 0.5, 2.0, 4.0, 5000.0, 5002.0, 5009.9, 5010.1]
+    for elapsed_s in seconds:
+        context.status = lambda now=elapsed_s: RunStatus(elapsed_s=now, env_steps=int(now))
+        written.write()
+    written.reason = "limit"
+    written.write()
+
+    found = [line["elapsed_s"] for line in lines_of(tmp_path)]
+    assert found == [0.0, 2.0, 4.0, 5000.0, 5010.1, 5010.1]
+    assert read_status(tmp_path)["env_steps"] == 5010
+
+
+def test_status_and_curves_hold_rates_time_left_and_what_plugins_show(tmp_path: Path) -> None:
+    class Columns:
+        @hookimpl
+        def dingsdk_progress_columns(self, run_dir: Path) -> dict[str, Any]:
+            return {"gpu": 0.5, "note": "warm", "odd": [1], "endless": math.inf}
+
+    status = RunStatus(
+        env_steps=100,
+        train_iter=50,
+        elapsed_s=10.0,
+        loss=math.nan,
+        max_env_steps=200,
+        goal=math.inf,
+    )
+    context = RunContext(cfg=None, run_dir=tmp_path, has_begun=True, status=lambda: status)
+    with use_manager(PluginManager()) as manager:
+        manager.register_plugin(Columns(), "columns")
+        StatusFile(context, "serial").write()
+
+    found = read_status(tmp_path)
+    columns = {"gpu": 0.5, "note": "warm", "odd": "[1]", "endless": None}
+    assert found["columns"] == columns
+    assert (found["env_steps_per_s"], found["updates_per_s"]) == pytest.approx((10.0, 5.0))
+    assert found["left_s"] == pytest.approx(10.0)
+    assert (found["loss"], found["goal"]) == (None, None)
+    (line,) = lines_of(tmp_path)
+    assert line["columns"] == columns
+    assert line.items() <= found.items()
+
+
+def test_curves_that_cannot_be_written_are_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / PROGRESS_NAME).mkdir()
+    written = StatusFile(context_of(tmp_path), "serial")
+    written.write()
+    written.write()
+
+    (record,) = caplog.records
+    assert PROGRESS_NAME in record.getMessage()
+    assert read_status(tmp_path)["env_steps"] == 40
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_run_says_loss_exploration_limits_and_workers(tmp_path: Path, mode: Any) -> None:
+    sets = [
+        "env.collector_env_num=2",
+        "env.evaluator_env_num=1",
+        "env.n_evaluator_episode=1",
+        "env.stop_value=1000",
+        "policy.learn.batch_size=8",
+        "policy.collect.n_sample=8",
+        "policy.learn.update_per_collect=4",
+        "policy.learn.learner.train_iterations=64",
+        "system.max_env_steps=100000",
+    ]
+    result = train("cartpole-dqn", mode=mode, transport="in_memory", sets=sets, output=tmp_path)
+
+    found = read_status(result.run_dir)
+    assert found["loss"] > 0
+    assert 0 < found["exploration"]["eps"] <= 1
+    assert (found["max_env_steps"], found["max_train_iter"], found["goal"]) == (100000, 64, 1000.0)
+    assert found["left_s"] == 0.0
+    (*_, last) = lines_of(result.run_dir)
+    assert (last["train_iter"], last["loss"]) == (64, found["loss"])
+    joined = {(each["role"], each["lease_s"] > 0) for each in found["connected"]}
+    assert joined == (set() if mode == "serial" else {("collector", True), ("learner", True)})

@@ -1,0 +1,88 @@
+"""Smoothed rates, and the time that is left at them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dingsdk.pipeline.context import RunStatus
+from dingsdk.pipeline.rates import LEAST_S, MEMORY_S, Rate, RunRates, time_left_s
+
+
+def plain_rate(counts: list[tuple[float, int]], slices: int = 2000) -> float:
+    """The same average, slice by slice: each with its own weight, counts spread evenly."""
+    end = counts[-1][0]
+    weighted = total = 0.0
+    for (start_s, before), (end_s, after) in zip([(0.0, 0), *counts[:-1]], counts, strict=True):
+        width = (end_s - start_s) / slices
+        for index in range(slices):
+            weight = math.exp(-(end - (start_s + (index + 0.5) * width)) / MEMORY_S)
+            weighted += weight * (after - before) / slices
+            total += weight * width
+    return weighted / total
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        [(1.0, 100)],
+        [(1.0, 100), (2.0, 200), (30.0, 3000)],
+        [(0.5, 0), (3.0, 64), (3.5, 64), (9.0, 64), (9.5, 128)],
+        [(5.0, 1000), (60.0, 1000)],
+    ],
+)
+def test_rate_is_an_average_whose_weights_fall_with_age(
+    counts: list[tuple[float, int]],
+) -> None:
+    rate = Rate()
+    found = [rate.of(count, at_s) for at_s, count in counts]
+
+    assert found[-1] == pytest.approx(plain_rate(counts), rel=1e-4)
+
+
+def test_constant_rate_is_exact_from_the_first_moment_on() -> None:
+    rate = Rate()
+
+    assert rate.of(0, 0.0) == 0.0
+    assert [rate.of(50 * n, n / 2) for n in range(1, 6)] == pytest.approx([100.0] * 5)
+
+
+def test_env_that_delivers_in_lumps_does_not_make_the_rate_flicker() -> None:
+    rate = Rate()
+    # 64 steps once a second, looked at twice a second: single differences are 0 and 128 a second.
+    found = [rate.of(64 * (half // 2), half / 2) for half in range(1, 121)]
+
+    assert all(64 * 0.9 < each < 64 * 1.1 for each in found[60:])
+
+
+def test_snapshots_that_follow_at_once_change_nothing() -> None:
+    rate = Rate()
+    rate.of(100, 1.0)
+
+    assert rate.of(10_000, 1.0 + LEAST_S / 2) == 100.0
+    assert rate.of(200, 2.0) == pytest.approx(100.0)
+
+
+def test_rates_of_a_run_are_of_env_steps_and_of_iterations() -> None:
+    assert RunRates().of(RunStatus(env_steps=30, train_iter=5, elapsed_s=10.0)) == (3.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({}, None),
+        ({"max_env_steps": 300}, 20.0),
+        ({"max_train_iter": 40}, 10.0),
+        ({"max_env_steps": 300, "max_train_iter": 40}, 10.0),
+        ({"max_env_steps": 90}, 0.0),
+    ],
+)
+def test_time_left_is_that_to_the_first_limit(limits: dict[str, int], expected: float) -> None:
+    status = RunStatus(env_steps=100, train_iter=20, **limits)
+
+    assert time_left_s(status, 10.0, 2.0) == expected
+
+
+def test_time_left_is_unknown_while_nothing_moves() -> None:
+    assert time_left_s(RunStatus(max_env_steps=300), 0.0, 0.0) is None
