@@ -87,7 +87,7 @@ class Saver:
 @pytest.fixture
 def parts(tmp_path: Path) -> Parts:
     cfg = {
-        "system": {"max_env_steps": 8},
+        "system": {"max_env_steps": 8, "validate_state": False},
         "policy": {"learn": {"learner": {"train_iterations": 100}}},
     }
     return Parts(RunContext(cfg=to_easydict(cfg), run_dir=tmp_path))
