@@ -4,109 +4,217 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import click
 
+from dingsdk.cli.tables import show_table
 from dingsdk.plugins import KINDS, default_manager
 from dingsdk.plugins.discovery import FOREIGN_DISTRIBUTION, version_of
 from dingsdk.plugins.kinds import OWN_DISTRIBUTION
 
-NEEDED = ("torch", "numpy", "gymnasium", "pluggy", "msgspec", "numba", "safetensors")
+State = Literal["pass", "warn", "fail"]
+
+TESTED = ((3, 11), (3, 13))
+"""The first and the last version of Python that the tests run on."""
+SPAWN_TIMEOUT_S = 60.0
+_LEAST_SHARED_BYTES = 64 << 20
+_LEAST_FREE_BYTES = 1 << 30
 
 
 class Finding(NamedTuple):
     """One thing that was looked at.
 
     Attributes:
+        state: ``warn``: it works, but not as well as it could; ``fail``: it does not work.
         what: Its name.
-        problem: Why it does not work; empty where it does.
         detail: What was found.
+        fix: What to do; empty where nothing is wrong.
     """
 
+    state: State
     what: str
-    problem: str
-    detail: str = ""
+    detail: str
+    fix: str = ""
 
 
 def findings() -> Iterator[Finding]:
     """Look at the installation and the machine; plugins are imported."""
-    yield Finding("python", "", f"{platform.python_version()}, {os.cpu_count()} CPU cores")
-    for name in (OWN_DISTRIBUTION, *NEEDED):
-        version = version_of(name)
-        yield Finding(name, "" if version else "not installed", version or "")
+    yield _python()
+    yield from _packages()
     foreign = version_of(FOREIGN_DISTRIBUTION)
     if foreign:
-        problem = "another project with our import package; uninstall it, install ours again"
-        yield Finding(FOREIGN_DISTRIBUTION, problem, foreign)
-    yield _cuda()
-    manager = default_manager()
-    for row in manager.plugins():
-        if row.distribution in (None, OWN_DISTRIBUTION) or row.state == "disabled":
+        yield Finding(
+            "fail",
+            FOREIGN_DISTRIBUTION,
+            f"{foreign}, another project with our import package",
+            f"pip uninstall {FOREIGN_DISTRIBUTION} {OWN_DISTRIBUTION}, then install ours again",
+        )
+    yield _checked("child processes", _spawn, "run dingsdk from a file or a shell, not from stdin")
+    yield _checked(
+        "shared memory", _shared_memory, "give /dev/shm more room (docker run --shm-size=1g)"
+    )
+    yield _checked("ports", _listen, "allow connections to 127.0.0.1")
+    yield _checked("GPU", _gpu, "install the build of torch for your GPU, see pytorch.org")
+    yield _checked("disk", _disk, "free space, or run from a folder that can be written")
+    yield from _plugins()
+
+
+def _python() -> Finding:
+    detail = f"{platform.python_version()}, {os.cpu_count()} CPU cores"
+    first, last = (".".join(map(str, version)) for version in TESTED)
+    if TESTED[0] <= sys.version_info[:2] <= TESTED[1]:
+        return Finding("pass", "python", detail)
+    return Finding("warn", "python", detail, f"use Python {first} to {last}, which is tested")
+
+
+def _packages() -> Iterator[Finding]:
+    """Compare what is installed with what our distribution asks for."""
+    version = version_of(OWN_DISTRIBUTION)
+    if version is None:
+        fix = "install dingsdk: a folder on sys.path has no metadata"
+        yield Finding("fail", OWN_DISTRIBUTION, "not installed", fix)
+        return
+    yield Finding("pass", OWN_DISTRIBUTION, version)
+    for requirement in metadata.requires(OWN_DISTRIBUTION) or ():
+        needed = re.fullmatch(r"([\w.-]+)>=([\w.]+)", requirement.strip())
+        if needed is None:  # of an extra
             continue
-        problem = row.detail
-        if not problem and row.kind in KINDS:
-            try:
-                manager.get(row.kind, row.type_key)
-            except Exception as error:
-                problem = str(error)
-        yield Finding(f"{row.kind} {row.type_key}", problem, row.distribution or "")
-    yield _checked("write to the current folder", _write)
-    yield _checked("listen on loopback", _listen)
+        name, least = needed.groups()
+        found = version_of(name)
+        if found is None or _numbers(found) < _numbers(least):
+            yield Finding("fail", name, found or "not installed", f"pip install '{name}>={least}'")
+        else:
+            yield Finding("pass", name, found)
 
 
-def _cuda() -> Finding:
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.match(r"\d+(\.\d+)*", version)[0].split(".")))  # type: ignore[index]
+
+
+class _Poor(Exception):  # noqa: N818 - a warning
+    """It works, but not as well as it could; the text says what was found."""
+
+
+def _checked(what: str, look: Callable[[], str], fix: str) -> Finding:
+    try:
+        return Finding("pass", what, look())
+    except _Poor as error:
+        return Finding("warn", what, str(error), fix)
+    except Exception as error:
+        # Whatever it is: the other findings are wanted.
+        return Finding("fail", what, f"{type(error).__name__}: {error}", fix)
+
+
+def _spawn() -> str:
+    import multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_answer, args=(theirs,), daemon=True)
+    child.start()
+    theirs.close()
+    try:
+        if not ours.poll(SPAWN_TIMEOUT_S):
+            raise TimeoutError(f"a child did not answer within {SPAWN_TIMEOUT_S:.0f} s")
+        ours.recv()
+    finally:
+        ours.close()
+        child.join(1)
+        if child.is_alive():
+            child.kill()
+            child.join()
+    return "start and answer"
+
+
+def _answer(connection: Any) -> None:
+    connection.send("here")
+
+
+def _shared_memory() -> str:
+    from multiprocessing import shared_memory
+
+    block = shared_memory.SharedMemory(create=True, size=1 << 20)
+    block.close()
+    block.unlink()
+    folder = Path("/dev/shm")
+    if not folder.is_dir():
+        return "works"
+    free = shutil.disk_usage(folder).free
+    if free < _LEAST_SHARED_BYTES:
+        raise _Poor(f"{free >> 20} MiB are free; async_subprocess envs need more")
+    return f"{free >> 20:,} MiB are free"
+
+
+def _listen() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        socket.create_connection(server.getsockname()[:2], timeout=5).close()
+    return "loopback works"
+
+
+def _gpu() -> str:
     import torch
 
     count = torch.cuda.device_count()
-    names = ", ".join(torch.cuda.get_device_name(each) for each in range(count))
-    return Finding("CUDA devices", "", names or "none; policies run on the CPU")
+    if count:
+        return ", ".join(torch.cuda.get_device_name(each) for each in range(count))
+    if Path("/dev/nvidiactl").exists():
+        raise _Poor("there is one, but torch cannot use it; policies run on the CPU")
+    return "none; policies run on the CPU"
 
 
-def _checked(what: str, act: Callable[[], None]) -> Finding:
-    try:
-        act()
-    except OSError as error:
-        return Finding(what, error.strerror or str(error))
-    return Finding(what, "")
-
-
-def _write() -> None:
+def _disk() -> str:
     with tempfile.TemporaryFile(dir="."):
         pass
+    free = shutil.disk_usage(".").free
+    if free < _LEAST_FREE_BYTES:
+        raise _Poor(f"{free >> 20} MiB are free in this folder")
+    return f"{free >> 30:,} GiB are free in this folder"
 
 
-def _listen() -> None:
-    with socket.create_server(("127.0.0.1", 0)):
-        pass
+def _plugins() -> Iterator[Finding]:
+    manager = default_manager()
+    for row in manager.plugins():
+        if row.distribution in (None, OWN_DISTRIBUTION):
+            continue
+        what, owner = f"{row.kind} {row.type_key}", f"{row.distribution} {row.version}"
+        if row.state == "disabled":
+            yield Finding("warn", what, f"{owner}: {row.detail}", "take the switch away to use it")
+            continue
+        try:
+            if row.kind in KINDS:
+                manager.get(row.kind, row.type_key)
+            else:
+                manager.load(row.provider, row.distribution, must_provide=True)
+        except Exception as error:
+            fix = f"mend it, or pip uninstall {row.distribution}"
+            yield Finding("fail", what, f"{owner}: {error}", fix)
+        else:
+            yield Finding("pass", what, owner)
 
 
 @click.command("doctor", short_help="Check the installation, the plugins and the machine.")
 def doctor() -> None:
-    """Check versions, plugins (each is imported), the disk and the network of this machine.
+    """Check Python, packages, processes, shared memory, ports, GPU, disk and plugins.
 
-    Exits with 1 where something does not work.
+    Each plugin is imported. A line says how to mend what does not pass. Exits with 1 where
+    something does not work.
     """
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column()
-    problems = 0
-    for finding in findings():
-        problems += bool(finding.problem)
-        state = "problem" if finding.problem else "ok"
-        table.add_row(state, finding.what, ": ".join(filter(None, finding[1:])))
-    console = Console()
-    if not console.is_terminal:
-        # A pipe has no width; rich would cut the lines at 80.
-        console = Console(width=160)
-    console.print(table, markup=False)
-    if problems:
-        click.echo(f"\n{problems} problem{'s' if problems > 1 else ''} found.")
+    found = list(findings())
+    show_table((each.state, each.what, _text(each)) for each in found)
+    failed = sum(each.state == "fail" for each in found)
+    if failed:
+        click.echo(f"\n{failed} problem{'s' if failed > 1 else ''} found.")
         raise click.exceptions.Exit(1)
+
+
+def _text(finding: Finding) -> str:
+    return f"{finding.detail}; {finding.fix}" if finding.fix else finding.detail

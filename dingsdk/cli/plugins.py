@@ -3,34 +3,59 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import click
 
-from dingsdk.plugins import KINDS, default_manager
+from dingsdk.cli.tables import show_table
+from dingsdk.errors import DingError
+from dingsdk.plugins import KINDS, PluginInfo, default_manager
 
 
 @click.command("plugins", short_help="List what configs can name, and who provides it.")
 @click.option("--kind", type=click.Choice(KINDS), metavar="KIND", help="List this kind alone.")
+@click.option("--check", "is_check", is_flag=True, help="Import each, to find those that fail.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def plugins(kind: str | None, as_json: bool) -> None:
-    """List every type by kind, with its provider. Reads metadata; imports no plugin."""
+def plugins(kind: str | None, is_check: bool, as_json: bool) -> None:
+    """List every type by kind, with its distribution, version and state, and why it is so.
+
+    Reads metadata and imports no plugin, unless --check is given, which exits with 1 where one
+    cannot be imported.
+    """
     rows = [row for row in default_manager().plugins() if kind in (None, row.kind)]
+    if is_check:
+        rows = [_imported(row) for row in rows]
     if as_json:
         click.echo(json.dumps([asdict(row) for row in rows], indent=2))
-        return
-    from rich.console import Console
-    from rich.table import Table
+    else:
+        show_table(
+            (
+                (
+                    row.kind,
+                    row.type_key,
+                    row.distribution or row.provider,
+                    row.version or "",
+                    row.state,
+                    row.detail,
+                )
+                for row in rows
+            ),
+            ("kind", "type", "distribution", "version", "state", "why not"),
+        )
+    if is_check and any(row.state == "broken" for row in rows):
+        raise click.exceptions.Exit(1)
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("kind", "type", "provider", "version", "state"):
-        table.add_column(heading, no_wrap=heading != "state")
-    for row in rows:
-        state = f"{row.state}: {row.detail}" if row.detail else row.state
-        provider = row.distribution or row.provider
-        table.add_row(row.kind, row.type_key, provider, row.version or "", state)
-    console = Console()
-    if not console.is_terminal:
-        # A pipe has no width; rich would cut the lines at 80.
-        console = Console(width=160)
-    console.print(table, markup=False)
+
+def _imported(row: PluginInfo) -> PluginInfo:
+    """Return the row after an attempt to import it; rows that a run could not use stay."""
+    if row.state not in ("available", "loaded", "broken"):
+        return row
+    manager = default_manager()
+    try:
+        if row.kind in KINDS:
+            manager.get(row.kind, row.type_key)
+        else:
+            manager.load(row.provider, row.distribution, must_provide=True)
+    except DingError as error:
+        return replace(row, state="broken", detail=str(error))
+    return replace(row, state="loaded", detail="")

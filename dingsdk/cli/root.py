@@ -117,6 +117,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     instruction = os.environ.get(VARIABLE)
     if instruction:
         return complete(root, instruction)
+    streams = sys.stdout, sys.stderr
     settings: dict[str, Any] = {"debug": _is_debug(os.environ)}
     try:
         default_manager().adverts()  # logs what is wrong with the installation
@@ -136,12 +137,13 @@ def run(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except DingError as error:
         return _report(error, settings["debug"])
-    except BrokenPipeError:
-        # The reader of our output left, as `| head` does. Keep the interpreter from
-        # complaining about it once more when it flushes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
     except (Exception, SystemExit) as error:
+        if isinstance(error, BrokenPipeError) or sys.stdout is not streams[0]:
+            # The reader of our output left, as `| head` does; click ends with other streams then.
+            # Keep the interpreter from complaining about it once more when it flushes stdout.
+            sys.stdout, sys.stderr = streams
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return FAILED
         traceback.print_exc()
         advice = "This is a defect of dingsdk or of a plugin, not of your config."
         if isinstance(error, MemoryError):

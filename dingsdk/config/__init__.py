@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dingsdk.config.configurable import Configurable as Configurable
     from dingsdk.config.files import EXAMPLES_DIR as EXAMPLES_DIR
     from dingsdk.config.files import apply_set as apply_set
+    from dingsdk.config.files import dump_config as dump_config
     from dingsdk.config.files import load_config as load_config
     from dingsdk.config.files import save_config as save_config
     from dingsdk.config.plain import deep_merge_dicts as deep_merge_dicts

@@ -163,6 +163,15 @@ def load_config(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
     return _bounded(to_plain, loaded, path)
 
 
+def dump_config(cfg: Mapping[str, Any]) -> str:
+    """Return ``cfg`` as YAML, in its own key order.
+
+    Raises:
+        ConfigTypeError: a value that is not plain data.
+    """
+    return str(yaml.dump(to_plain(cfg), Dumper=Dumper, sort_keys=False, allow_unicode=True))
+
+
 def save_config(cfg: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     """Write ``cfg`` as YAML, in its own key order; ``load_config`` gives it back equal.
 
@@ -170,7 +179,7 @@ def save_config(cfg: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
         ConfigTypeError: a value that is not plain data.
         RunFolderError: the file cannot be written; an older one is left whole.
     """
-    text = yaml.dump(to_plain(cfg), Dumper=Dumper, sort_keys=False, allow_unicode=True)
+    text = dump_config(cfg)
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:

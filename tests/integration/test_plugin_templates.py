@@ -100,3 +100,15 @@ def test_package_is_installed_without_a_network_and_found(
     assert row["state"] == "available"
     options = ["-q", "-W", "error", "-p", "no:cacheprovider", "-p", "no:xdist"]
     run([str(python), "-m", "pytest", *options, str(package)], package)
+
+
+@pytest.mark.slow
+def test_packages_are_typed_strictly(tmp_path: Path) -> None:
+    packages = [new_plugin(kind, f"own-{kind}", tmp_path) for kind in TEMPLATES]
+    (tmp_path / "mypy.ini").write_text(
+        f"[mypy]\nstrict = true\nmypy_path = {':'.join(map(str, packages))}\n"
+    )
+    modules = [f"dingsdk_{package.name.removeprefix('dingsdk-rl-')}" for package in packages]
+    names = [part for module in modules for part in ("-p", module.replace("-", "_"))]
+
+    run([sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache"), *names], tmp_path)

@@ -33,12 +33,17 @@ class PluginNameBuffer(NaiveReplayBuffer):
         self.window: int = self.read(cfg, "policy.other.replay_buffer").window
 
     def sample(
-        self, size: int, cur_learner_iter: int, sample_range: slice | None = None, **kwargs: Any
+        self,
+        size: int,
+        cur_learner_iter: int,
+        sample_range: slice | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         """As the base class; ``sample_range`` chooses other rows by age than the window."""
         if sample_range is None:
             sample_range = slice(-self.window, None)
-        return super().sample(size, cur_learner_iter, sample_range, **kwargs)
+        return super().sample(size, cur_learner_iter, sample_range, *args, **kwargs)
 
 
 @hookimpl

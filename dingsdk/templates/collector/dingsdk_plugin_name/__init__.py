@@ -29,18 +29,20 @@ class PluginNameCollector(SampleSerialCollector):
 
     _cfg: Config
 
-    def collect(self, n_sample: int | None = None, train_iter: int = 0, **kwargs: Any) -> Any:
+    def collect(
+        self, n_sample: int | None = None, train_iter: int = 0, *args: Any, **kwargs: Any
+    ) -> Any:
         """Collect as the base class does.
 
         Args:
             n_sample: How many train samples; None for the policy's number, after its growth.
             train_iter: Version of the policy.
-            kwargs: As for the base class.
+            args, kwargs: As for the base class.
         """
         if n_sample is None:
             wanted = self._count(None, self.policy.get_attribute("n_sample"), "n_sample")
             n_sample = round(wanted * (1 + self._cfg.growth * train_iter / 1000))
-        return super().collect(n_sample, train_iter, **kwargs)
+        return super().collect(n_sample, train_iter, *args, **kwargs)
 
 
 @hookimpl

@@ -105,7 +105,8 @@ class PluginNamePolicy(BasePolicy):
         with torch.no_grad():
             future: torch.Tensor = self.net(batch["next_obs"].float()).max(1).values
         future = future * ~batch["terminated"].bool()
-        return batch["reward"].float() + self.section.discount_factor * future
+        target: torch.Tensor = batch["reward"].float() + self.section.discount_factor * future
+        return target
 
     def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
         chosen = batch["action"].long().unsqueeze(1)

@@ -1,0 +1,186 @@
+"""``dingsdk config``, and what ``plugins`` and ``doctor`` find when they import."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+import dingsdk.cli.doctor as doctor_module
+from dingsdk.cli import main
+from dingsdk.config import load_config
+from dingsdk.plugins import PluginManager, use_manager
+
+BROKEN = {
+    "METADATA": "Metadata-Version: 2.1\nName: acme-broken\nVersion: 1.0\n",
+    "entry_points.txt": "[dingsdk.buffers]\nbroken = no_such_module\n"
+    "[dingsdk.plugins]\nwatch = acme_idle\n",
+}
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    info = tmp_path / "acme_broken-1.0.dist-info"
+    info.mkdir()
+    for name, text in BROKEN.items():
+        (info / name).write_text(text)
+    (tmp_path / "acme_idle.py").write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with use_manager(PluginManager()):
+        yield
+    sys.modules.pop("acme_idle", None)
+
+
+def rows_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, str]]:
+    main(["plugins", "--json", *arguments])
+    rows = json.loads(capsys.readouterr().out)
+    return {row["type_key"]: row for row in rows if row["distribution"] == "acme-broken"}
+
+
+def test_plugins_imports_only_where_asked_to(
+    broken: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = rows_of(capsys)
+    checked = rows_of(capsys, "--check")
+
+    assert [listed[key]["state"] for key in ("broken", "watch")] == ["available"] * 2
+    assert [checked[key]["state"] for key in ("broken", "watch")] == ["broken"] * 2
+    assert "no_such_module" in checked["broken"]["detail"]
+    assert "implements no hook" in checked["watch"]["detail"]
+
+
+def test_plugins_check_fails_where_a_plugin_cannot_be_imported(
+    broken: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plugins", "--kind", "samplers", "--check"]) == 0
+    assert main(["plugins", "--kind", "buffers"]) == 0
+    assert main(["plugins", "--kind", "buffers", "--check"]) == 1
+
+    table = capsys.readouterr().out
+    assert "distribution" in table
+    assert "why not" in table
+
+
+def test_shown_config_is_complete_and_can_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "show", "cartpole-dqn", "--set", "policy.nstep=3"]) == 0
+    text = capsys.readouterr().out
+    (tmp_path / "shown.yaml").write_text(text)
+
+    assert yaml.safe_load(text)["policy"]["nstep"] == 3
+    assert load_config(tmp_path / "shown.yaml")["policy"]["learn"]["grad_clip_norm"] == 10.0
+    assert main(["config", "diff", "cartpole-dqn", str(tmp_path / "shown.yaml")]) == 1
+    assert capsys.readouterr().out == "policy.nstep: 30 | 3\n"
+
+
+def test_differences_name_keys_that_only_one_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "diff", "cartpole-dqn", "cartpole-dqn"]) == 0
+    assert capsys.readouterr().out == ""
+    assert main(["config", "diff", "cartpole-dqn", "cartpole-ppo"]) == 1
+
+    lines = capsys.readouterr().out.splitlines()
+    assert 'policy.type: "dqn" | "ppo"' in lines
+    assert "policy.learn.target_update_freq: 64 | (absent)" in lines
+    assert any(line.startswith("policy.learn.entropy_weight: (absent) | ") for line in lines)
+
+
+def test_false_and_zero_are_different(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = "env: {{env_id: CartPole-v1, kwargs: {{render_mode: null, sutton_barto_reward: {}}}}}\n"
+    for name, value in (("zero", "0"), ("false", "false")):
+        text = base.format(value) + "policy: {type: dqn}\n"
+        (tmp_path / f"{name}.yaml").write_text(text)
+
+    files = [str(tmp_path / "zero.yaml"), str(tmp_path / "false.yaml")]
+    assert main(["config", "diff", *files]) == 1
+    assert "env.kwargs.sutton_barto_reward: 0 | false" in capsys.readouterr().out
+
+
+def test_every_config_is_validated_though_one_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("env: {env_id: CartPole-v1}\npolicy: {type: dqn, nstpe: 1}\n")
+
+    assert main(["config", "validate", str(wrong), "cartpole-dqn"]) == 2
+    told = capsys.readouterr()
+    assert told.out == "cartpole-dqn: ok\n"
+    assert len(told.err.splitlines()) == 1
+    assert "policy.nstpe" in told.err
+    assert [path.name for path in tmp_path.iterdir()] == ["wrong.yaml"]
+
+
+def test_validation_is_for_a_mode(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["config", "validate", "cartpole-dqn", "--set", "system.transport.type=absent"]
+
+    assert main([*arguments, "--mode", "serial"]) == 0
+    assert main([*arguments, "--mode", "parallel"]) == 2
+
+
+def test_reader_that_leaves_is_no_defect() -> None:
+    shown = subprocess.Popen(
+        [sys.executable, "-m", "dingsdk", "config", "show", "cartpole-dqn"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert shown.stdout is not None
+    shown.stdout.close()
+    assert shown.stderr is not None
+    told = shown.stderr.read()
+    shown.stderr.close()
+
+    assert shown.wait(60) == 1
+    assert told == b""
+
+
+def test_doctor_says_how_to_mend_what_it_finds(
+    broken: None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor_module, "TESTED", ((2, 6), (2, 7)))
+
+    assert main(["doctor"]) == 1
+
+    lines = capsys.readouterr().out.splitlines()
+    python = next(line for line in lines if " python " in line)
+    assert python.startswith("warn")
+    assert "use Python 2.6 to 2.7" in python
+    plugin = "".join(lines[next(i for i, line in enumerate(lines) if "buffers broken" in line) :])
+    assert "pip uninstall acme-broken" in " ".join(plugin.split())
+    assert "2 problems found." in lines
+
+
+def test_older_package_than_needed_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "pluggy-1.4.9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pluggy\nVersion: 1.4.9\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    found = {each.what: each for each in doctor_module._packages()}
+
+    assert found["pluggy"] == ("fail", "pluggy", "1.4.9", "pip install 'pluggy>=1.5'")
+    assert found["numpy"].state == "pass"
+
+
+def test_failing_look_is_a_finding_with_its_fix() -> None:
+    def full() -> str:
+        raise OSError(28, "No space left on device")
+
+    assert doctor_module._checked("disk", full, "free space") == (
+        "fail",
+        "disk",
+        "OSError: [Errno 28] No space left on device",
+        "free space",
+    )
