@@ -61,6 +61,8 @@ class BaseVectorEnvManager(EnvManager):
         "_rebuilds",
     )
 
+    _instead = "env_manager.type to in_process"
+    """What to set for what only single envs can do."""
     _per_env = False
     """Whether every env is a ``GuardedEnv``, which is seeded, reset and rebuilt alone."""
 
@@ -105,9 +107,8 @@ class BaseVectorEnvManager(EnvManager):
     ) -> None:
         if not self._per_env and not isinstance(seed, int | np.integer):
             raise ConfigError(
-                "a native vector env has one random stream and takes one seed; set "
-                "env_manager.vectorization_mode to sync for a seed for each env",
-                path="env_manager.vectorization_mode",
+                f"these envs take one seed together; set {self._instead} for a seed for each env",
+                path=self._instead.split()[0],
                 found=seed,
             )
         super().seed(seed, dynamic_seed)
@@ -239,9 +240,9 @@ class BaseVectorEnvManager(EnvManager):
             if self._is_fresh and not given:
                 return  # a restart after a failure has done it
             raise ConfigError(
-                f"a native vector env resets all envs together and without arguments, asked for "
-                f"{dict(kwargs)}; set env_manager.vectorization_mode to sync",
-                path="env_manager.vectorization_mode",
+                f"these envs are reset all together and without arguments, asked for "
+                f"{dict(kwargs)}; set {self._instead}",
+                path=self._instead.split()[0],
                 found=sorted(env_ids),
             )
         for env_id, one in given.items():

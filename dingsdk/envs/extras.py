@@ -37,6 +37,7 @@ _EXTRAS: Mapping[str, Extra] = {
     "ALE": Extra("atari", "ale_py"),
     "ale_py": Extra("atari", "ale_py"),
     "gymnasium.envs.box2d": Extra("box2d", "Box2D"),
+    "envpool": Extra("envpool", "envpool"),
     "gymnasium.envs.mujoco": Extra("mujoco", "mujoco"),
     "pettingzoo": Extra("multiagent", "pettingzoo"),
 }

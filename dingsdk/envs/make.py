@@ -16,6 +16,7 @@ from dingsdk.data.seeding import derive_seed
 from dingsdk.envs.base import EnvManager
 from dingsdk.envs.extras import missing_extra_hint
 from dingsdk.envs.players import OpponentEnv, adapted, player_num
+from dingsdk.envs.pooled import PREFIX, pooled_spec
 from dingsdk.errors import (
     ConfigError,
     DingError,
@@ -52,7 +53,8 @@ class EnvFn:
 
     Args:
         env_cfg: ``env_id`` (a gymnasium id, ``module:EnvId`` to import the module that registers
-            it first, or ``module:Class`` for a class or function that makes the env), ``kwargs``
+            it first, ``module:Class`` for a class or function that makes the env, or
+            ``envpool:Id`` for an env of envpool), ``kwargs``
             for the env (``max_episode_steps`` among them) and ``wrappers``, from the inside out:
             types of kind ``env_wrappers`` or classes of ``gymnasium.wrappers``, or sections
             ``{type, ...}`` whose other keys go to the wrapper. A PettingZoo env, such as
@@ -121,6 +123,8 @@ class EnvFn:
         spec = self.spec
         try:
             return maker(spec, **kwargs)
+        except DingError:
+            raise
         except (gym.error.Error, ImportError) as error:
             # gymnasium's text names the package to install where one is missing.
             why = f"is known but cannot be made: {error}{missing_extra_hint(self.env_id)}"
@@ -149,11 +153,13 @@ _PACKAGES = {
 
 
 def find_spec(env_id: str) -> Any:
-    """Return gymnasium's entry for ``env_id``, or one for the class of ``module:Class``.
+    """Return gymnasium's entry for ``env_id``, or one for ``module:Class`` or ``envpool:Id``.
 
     Raises:
         UnknownEnvError: no such id or module; facts ``env_id`` and ``nearest``.
     """
+    if env_id.startswith(PREFIX):
+        return pooled_spec(env_id.removeprefix(PREFIX))
     module, _, name = env_id.rpartition(":")
     found = None
     try:

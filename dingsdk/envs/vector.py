@@ -45,6 +45,8 @@ class VectorEnvManager(BaseVectorEnvManager):
         step_timeout: NotNegative = 60.0
         reset_timeout: NotNegative = 60.0
 
+    _instead = "env_manager.vectorization_mode to sync"
+
     def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Any]) -> None:
         super().__init__(cfg, env_fns)
         self._mode, self._autoreset = self._choose_mode()

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[3]
         ("LunarLander-v3", "box2d"),
         ("BipedalWalker-v3", "box2d"),
         ("Hopper-v5", "mujoco"),
+        ("envpool:Pong-v5", "envpool"),
         ("ALE/Pong-v5", "atari"),
         ("ale_py:ALE/Pong-v5", "atari"),
         ("pettingzoo.classic.tictactoe_v3:env", "multiagent"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -58,7 +59,10 @@ def goes_on(env: gym.Env[Any, Any], other: gym.Env[Any, Any], steps: int = 300) 
 
 
 @pytest.mark.parametrize("env_id", ["Hopper-v5", "Ant-v5", "HalfCheetah-v5"])
-def test_mujoco_env_goes_on_in_another_one(env_id: str) -> None:
+def test_mujoco_env_goes_on_in_another_one(
+    env_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # MuJoCo logs warnings there
     pytest.importorskip("mujoco", reason="the extra mujoco is not installed")
     env, other = gym.make(env_id), gym.make(env_id)
     goes_on(env, other, steps=299)

@@ -1,0 +1,182 @@
+"""Envs of envpool, against envs of it that are driven without a manager."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dingsdk.envs import EnvFn, EnvManager, create_env_manager, make_env_fns
+from dingsdk.errors import ConfigError, EnvError, NotSavableError, UnknownEnvError
+
+CARTPOLE = {"env_id": "CartPole-v1", "kwargs": {"max_episode_steps": 12}}
+
+
+def test_package_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    with pytest.raises(UnknownEnvError, match=r"is the extra 'envpool': pip install"):
+        EnvFn({"env_id": "envpool:Pong-v5"})()
+    with pytest.raises(UnknownEnvError, match=r"is the extra 'envpool': pip install"):
+        create_env_manager({"type": "envpool"}, make_env_fns(CARTPOLE, 2)).launch()
+
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:envpool")
+
+
+@pytest.fixture
+def envpool() -> Any:
+    return pytest.importorskip("envpool", reason="the extra envpool is not installed")
+
+
+def launched(cfg: dict[str, Any], n: int = 3, seed: int = 1, **section: Any) -> EnvManager:
+    manager = create_env_manager({"type": "envpool", **section}, make_env_fns(cfg, n))
+    manager.seed(seed)
+    manager.launch()
+    return manager
+
+
+def test_steps_and_ends_are_those_of_the_pool(envpool: Any) -> None:
+    with launched(CARTPOLE) as manager:
+        assert manager.capabilities.reset_takes_step
+        pool = manager._vec._pool  # type: ignore[attr-defined]
+        seeds = pool.config["env_seed"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            plain = envpool.make_gymnasium(
+                "CartPole-v1", num_envs=3, env_seed=seeds, max_episode_steps=12
+            )
+            obs, _ = plain.reset()
+        assert manager.current_obs().tolist() == obs.tolist()
+        was_over, ends, resets = np.zeros(3, bool), 0, 0
+        for actions in np.random.default_rng(0).integers(0, 2, (60, 3)):
+            obs, reward, terminated, truncated, _ = plain.step(actions)
+            step = manager.step_batch(actions)
+            valid = np.ones(3, bool) if step.valid is None else step.valid
+            assert valid.tolist() == (~was_over).tolist()
+            assert step.obs.tolist() == step.final_obs.tolist() == obs.tolist()
+            assert step.reward.tolist() == np.where(was_over, 0, reward).tolist()
+            assert step.terminated.tolist() == terminated.tolist()
+            assert step.truncated.tolist() == truncated.tolist()
+            was_over = terminated | truncated
+            ends, resets = ends + truncated.sum(), resets + (~valid).sum()
+        assert ends
+        assert resets
+        plain.close()
+
+
+@pytest.mark.usefixtures("envpool")
+def test_seed_decides_the_episodes_and_no_two_envs_are_alike() -> None:
+    starts = []
+    for seed in (1, 1, 2):
+        with launched(CARTPOLE, seed=seed) as manager:
+            starts.append(manager.current_obs().tolist())
+            manager.reset()
+            again = manager.current_obs().tolist()
+    assert starts[0] == starts[1]
+    assert len({tuple(row) for row in [*starts[0], *starts[2], *again]}) == 9
+
+
+@pytest.mark.usefixtures("envpool")
+def test_unseeded_managers_play_other_episodes() -> None:
+    starts = []
+    for _ in range(2):
+        with create_env_manager({"type": "envpool"}, make_env_fns(CARTPOLE, 1)) as manager:
+            manager.launch()
+            starts.append(manager.current_obs().tolist())
+    assert starts[0] != starts[1]
+
+
+@pytest.mark.usefixtures("envpool")
+def test_returns_and_finite_episodes_in_the_dict_form() -> None:
+    with launched(CARTPOLE, episode_num=2) as manager:
+        returns: dict[int, list[bool]] = {env_id: [] for env_id in range(3)}
+        lengths = [0, 0, 0]
+        while not manager.done:
+            actions = {env_id: env_id % 2 for env_id in manager.ready_obs}
+            for i, step in manager.step(actions).items():
+                lengths[i] += 1
+                if step.done:
+                    returns[i].append(step.info["eval_episode_return"] == lengths[i])
+                    lengths[i] = 0
+        assert returns == {env_id: [True, True] for env_id in range(3)}
+
+
+@pytest.mark.usefixtures("envpool")
+def test_atari_has_the_options_of_envpool_and_runs_alone_too() -> None:
+    cfg = {"env_id": "envpool:Pong-v5", "kwargs": {"stack_num": 2, "img_height": 42}}
+    manager = create_env_manager({"type": "envpool", "num_threads": 1}, make_env_fns(cfg, 2))
+    assert manager.observation_space.shape == (2, 42, 84)
+    with manager:
+        manager.launch()
+        assert manager.step_batch(np.zeros(2, np.int64)).obs.shape == (2, 2, 42, 84)
+    with create_env_manager({"type": "in_process"}, make_env_fns(cfg, 1)) as single:
+        single.seed(3)
+        single.launch()
+        assert single.current_obs().shape == (1, 2, 42, 84)
+        assert single.step_batch(np.array([1])).reward.tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("cfg", "error", "text"),
+    [
+        ({"env_id": "envpool:Pongg-v5"}, UnknownEnvError, "did you mean 'Pong-v5'"),
+        (
+            {"env_id": "envpool:Pong-v5", "kwargs": {"stak": 2}},
+            ConfigError,
+            r"env\.kwargs: Pong-v5",
+        ),
+        ({**CARTPOLE, "wrappers": ["episode_statistics"]}, ConfigError, r"env\.wrappers"),
+        ({"env_id": "envpool:IntersectionMultiAgent-v1"}, ConfigError, "players"),
+    ],
+)
+@pytest.mark.usefixtures("envpool")
+def test_what_it_cannot_run_is_refused(cfg: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        launched(cfg, 2)
+
+
+@pytest.mark.usefixtures("envpool")
+def test_what_it_cannot_do_is_refused() -> None:
+    with pytest.raises(ConfigError, match="takes no functions"):
+        create_env_manager({"type": "envpool"}, [lambda: None])
+    with launched(CARTPOLE) as manager:
+        with pytest.raises(ConfigError, match=r"one seed together; set env_manager\.type to"):
+            manager.seed([1, 2, 3])
+        manager.step_batch(np.zeros(3, np.int64))
+        with pytest.raises(ConfigError, match="reset all together"):
+            manager.reset({1: None})
+        with pytest.raises(NotSavableError, match="EnvpoolEnvManager cannot save its envs"):
+            manager.get_state()
+        with pytest.raises(EnvError):
+            manager.launch()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("envpool")
+def test_run_is_the_same_twice(tmp_path: Path) -> None:
+    from dingsdk import train
+
+    sets = ["env_manager.type=envpool", "policy.learn.learner.train_iterations=40"]
+    sets += ["policy.eval.evaluator.eval_freq=20", "env.stop_value=1000"]
+    first, second = (
+        train("cartpole-dqn", sets=[*sets, f"exp_name={name}"], output=tmp_path)
+        for name in ("first", "second")
+    )
+    assert first.evaluations
+    assert [each.mean for each in first.evaluations] == [each.mean for each in second.evaluations]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("envpool")
+def test_parallel_run_uses_it_too(tmp_path: Path) -> None:
+    from dingsdk import train
+
+    sets = ["env_manager.type=envpool", "policy.learn.learner.train_iterations=40"]
+    result = train(
+        "cartpole-dqn", mode="parallel", transport="in_memory", sets=sets, output=tmp_path
+    )
+    assert result.train_iter >= 40
