@@ -13,7 +13,7 @@ COUNT ?= 120
 AREA ?=
 TESTS ?=
 
-.PHONY: help train test test-all lint mutate bench docs site clean
+.PHONY: help train test test-all lint mutate bench docs site dist release-check clean
 
 help:
 	@echo "make train   train DQN on CartPole-v1 in parallel mode (options: ARGS=\"--seed 1\")"
@@ -23,6 +23,8 @@ help:
 	@echo "make bench   run the benchmarks"
 	@echo "make docs    write the generated reference pages again"
 	@echo "make site    build the documentation as a web site in site/, without network"
+	@echo "make dist    build wheels and sdists of all distributions in dist/"
+	@echo "make release-check  the same, and test them on each Python that is found (needs network)"
 	@echo "make clean   remove the virtual environment and all caches; runs/ stays"
 
 # One resolve for everything, so that no two packages can pull in different versions.
@@ -60,6 +62,15 @@ docs: $(STAMP)
 # Strict: a link, an anchor or a reference that leads nowhere fails.
 site: docs
 	$(BIN)/zensical build --clean --strict
+
+dist: $(STAMP)
+	rm -rf dist
+	for project in . $(PLUGINS); do \
+		(cd $$project && $(CURDIR)/$(BIN)/python -m hatchling build -d $(CURDIR)/dist) || exit 1; \
+	done
+
+release-check: $(STAMP)
+	$(BIN)/python -m tools.release_check
 
 clean:
 	rm -rf .venv .cache build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov

@@ -1,0 +1,163 @@
+"""Checks what is about to be released: ``python -m tools.release_check``, with network.
+
+It builds wheels and sdists of all distributions, asks pip whether their dependencies resolve to
+wheels for each version of Python, and trains a short run with the wheels on each interpreter that
+it finds. It prints what was not checked, and exits with 1 if something failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PROJECTS = (ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml")))
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+"""Has torch without CUDA, which takes gigabytes; PyPI has that for Linux on ARM and macOS only."""
+SMOKE = (
+    ["--version"],
+    ["plugins"],
+    ["config", "schema"],
+    ["train", "cartpole-dqn", "--set", "system.max_env_steps=300", "-q"],
+    ["train", "cartpole-dqn", "--set", "system.max_env_steps=300", "-q", "--mode", "parallel",
+     "--transport", "in_memory", "--set", "exp_name=in-memory"],
+    ["train", "cartpole-dqn", "--set", "system.max_env_steps=300", "-q", "--mode", "parallel",
+     "--transport", "flask_fs", "--set", "exp_name=flask-fs"],
+    ["eval", "runs/cartpole-dqn", "--episodes", "1"],
+)  # fmt: skip
+IS_FROM = "import dingsdk, dingsdk_in_memory, dingsdk_flask_fs; print(dingsdk.__file__)"
+
+
+class CheckFailedError(Exception):
+    """A step failed; the text is what the command printed."""
+
+
+def run(command: Sequence[str | Path], *, cwd: Path = ROOT, timeout_s: float = 900) -> str:
+    """Run a command and return what it prints; CheckFailedError if it fails or takes too long."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout_s
+        )
+    except subprocess.TimeoutExpired as error:
+        raise CheckFailedError(
+            f"{' '.join(map(str, command))}: no end after {timeout_s} s"
+        ) from error
+    if done.returncode != 0:
+        raise CheckFailedError(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def build(into: Path, projects: Sequence[Path] = PROJECTS) -> list[Path]:
+    """Build each distribution as a wheel and an sdist, without network; return the wheels."""
+    for project in projects:
+        run([sys.executable, "-m", "hatchling", "build", "-d", into], cwd=project)
+    return sorted(into.glob("*.whl"))
+
+
+def resolve(version: str, torch_index: str) -> list[str]:
+    """Return the names of the wheels that pip would install on a version of Python."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        run([
+            sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--ignore-installed",
+            "--only-binary=:all:", "--python-version", version, "--target", folder,
+            "--extra-index-url", torch_index, "-c", ROOT / "constraints.txt",
+            "--report", report, *map(str, _wheels()),
+        ])  # fmt: skip
+        found = json.loads(report.read_text(encoding="utf-8"))
+    return [each["metadata"]["name"] for each in found["install"]]
+
+
+def _wheels() -> list[Path]:
+    return sorted((ROOT / "dist").glob("*.whl"))
+
+
+def smoke(python: Path, folder: Path) -> None:
+    """Train, evaluate and list plugins with the wheels that an interpreter has."""
+    found = run([python, "-c", IS_FROM], cwd=folder).strip()
+    if not Path(found).is_relative_to(python.parents[1]):
+        raise CheckFailedError(f"{found} is not what was installed in {python.parents[1]}")
+    for arguments in SMOKE:
+        run([python, "-m", "dingsdk", *arguments], cwd=folder, timeout_s=180)
+
+
+def smoke_here(wheels: Sequence[Path], folder: Path) -> None:
+    """Smoke test wheels, without network, in a new environment that sees the packages of this."""
+    run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"])
+    python = folder / "venv" / "bin" / "python"
+    (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
+    here = next(path for path in sys.path if path.endswith("site-packages"))
+    (site / "packages-of-the-project.pth").write_text(f"{here}\n", encoding="utf-8")
+    run([
+        sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index",
+        "--no-build-isolation", "--no-deps", "--ignore-installed", *wheels,
+    ])  # fmt: skip
+    smoke(python, folder)
+
+
+def smoke_with_dependencies(interpreter: str, torch_index: str, folder: Path) -> None:
+    """Smoke test the wheels and what pip installs with them on another interpreter."""
+    run([interpreter, "-m", "venv", folder / "venv"])
+    python = folder / "venv" / "bin" / "python"
+    run([
+        python, "-m", "pip", "install", "--quiet", "--extra-index-url", torch_index,
+        "-c", ROOT / "constraints.txt", *_wheels(),
+    ])  # fmt: skip
+    smoke(python, folder)
+
+
+def interpreter_of(version: str) -> str | None:
+    """Return the path of an interpreter: on PATH, or of pyenv."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = [*pyenv.glob(f"{version}.*/bin/python")]
+    return shutil.which(f"python{version}") or (str(found[0]) if found else None)
+
+
+def check(version: str, torch_index: str) -> str:
+    """Return what was found out about a version of Python; CheckFailedError if it does not work."""
+    packages = resolve(version, torch_index)
+    cuda = [name for name in packages if name.startswith(("nvidia-", "cuda-"))]
+    resolved = f"{len(packages)} packages resolve to wheels"
+    with tempfile.TemporaryDirectory() as folder:
+        if version == "{}.{}".format(*sys.version_info):
+            smoke_here(_wheels(), Path(folder))
+            return f"{resolved}; smoke test passed"
+        interpreter = interpreter_of(version)
+        if interpreter is None:
+            return f"{resolved}; NOT RUN: no interpreter found"
+        if cuda:
+            return f"{resolved}; NOT RUN: {len(cuda)} are of CUDA, as {torch_index} has no torch"
+        smoke_with_dependencies(interpreter, torch_index, Path(folder))
+        return f"{resolved}; smoke test passed"
+
+
+def main() -> int:
+    """Build, then check each version of Python; print a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pythons", nargs="+", default=PYTHONS)
+    parser.add_argument("--torch-index", default=TORCH_INDEX)
+    options = parser.parse_args()
+    shutil.rmtree(ROOT / "dist", ignore_errors=True)
+    build(ROOT / "dist")
+    print("\n".join(path.name for path in sorted((ROOT / "dist").iterdir())))  # noqa: T201
+    has_failed = False
+    for version in options.pythons:
+        try:
+            text = check(version, options.torch_index)
+        except CheckFailedError as error:
+            text, has_failed = f"FAILED: {error}", True
+        print(f"Python {version}: {text}", flush=True)  # noqa: T201
+    return int(has_failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
