@@ -48,6 +48,14 @@ class LimitedSpaceContainer:
         """Allow one place less, never below the minimum; places in use stay in use."""
         self.max_val = max(self.min_val, self.max_val - 1)
 
+    def state_dict(self) -> dict[str, int]:
+        """Return how many places are in use, and the limit."""
+        return {"cur": self.cur, "max_val": self.max_val}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Take over such a state."""
+        self.cur, self.max_val = int(state["cur"]), int(state["max_val"])
+
     def get_residual_space(self) -> int:
         """Return how many places are free, >= 0."""
         return max(0, self.max_val - self.cur)
@@ -140,6 +148,26 @@ class BaseParallelCommander(Configurable, ABC):
 
     def update_collector_info(self, task_id: str, info: Mapping[str, Any]) -> None:
         """Take the progress of a running collector (``cur_step`` and the like)."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that decides which tasks it issues, as plain data without arrays.
+
+        A coordinator that is started again goes on from there. A subclass adds what it keeps to
+        what this returns; one that does not override it cannot be resumed, and the run says so.
+        """
+        return {
+            "collector_space": self._collector_space.state_dict(),
+            "learner_space": self._learner_space.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of ``state_dict``; tasks that were out then are out still.
+
+        Raises:
+            CheckpointCorruptError: it is none of this commander.
+        """
+        self._collector_space.load_state_dict(state["collector_space"])
+        self._learner_space.load_state_dict(state["learner_space"])
 
     def statistics(self) -> dict[str, float]:
         """Return values of its own to draw curves of, by name; asked after each collector task."""

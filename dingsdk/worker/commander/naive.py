@@ -76,6 +76,18 @@ class NaiveCommander(BaseParallelCommander):
     def notify_fail_learner_task(self, task: Mapping[str, Any]) -> None:
         self._end_learner(task["task_id"])
 
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **super().state_dict(),
+            "counts": [self._collector_count, self._learner_count, self.finished_collector_tasks],
+            "out": sorted(self._out),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._collector_count, self._learner_count, self.finished_collector_tasks = state["counts"]
+        self._out = set(state["out"])
+
     def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
         self.learner_info[task_id] = dict(info)
 

@@ -103,6 +103,22 @@ class OneVsOneCommander(SoloCommander):
         """Return the sizes of the league, the opponent of evaluations, and the win rates."""
         return {"eval_opponent": float(self._difficulty), **league_statistics(self.league)}
 
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **super().state_dict(),
+            "league": self.league.state_dict(),
+            "difficulty": self._difficulty,
+            "has_loaded": self._has_loaded,
+            "jobs": {task_id: dict(job) for task_id, job in self._jobs.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.league.load_state_dict(state["league"])
+        self._difficulty = int(state["difficulty"])
+        self._has_loaded = bool(state["has_loaded"])
+        self._jobs = {task_id: dict(job) for task_id, job in state["jobs"].items()}
+
     @property
     def _player(self) -> Any:
         return self.league.players[self.league.active_players_ids[0]]

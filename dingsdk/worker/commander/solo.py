@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +15,8 @@ from dingsdk.worker.commander.tasks import collector_task, learner_task
 from dingsdk.worker.evaluator.schedule import EvalSchedule
 
 _log = logging.getLogger(__name__)
+_LEARNER_IDS = ("task_id", "buffer_id", "policy_id")
+"""What later tasks need to know of a learner's."""
 
 
 class EvalRecord(NamedTuple):
@@ -179,6 +181,63 @@ class SoloCommander(BaseParallelCommander):
     def notify_fail_learner_task(self, task: Mapping[str, Any]) -> None:
         self._end_learner_task(task["task_id"])
 
+    def state_dict(self) -> dict[str, Any]:
+        now = self._clock()
+        newest = self._newest
+        tasks = {
+            task_id: (
+                task.buffer_id,
+                task.env_steps,
+                None
+                if task.evaluated_at is None
+                else (*task.evaluated_at[:2], now - task.evaluated_at[2]),
+            )
+            for task_id, task in self._collector_tasks.items()
+        }
+        return {
+            **super().state_dict(),
+            "run_id": self._run_id,
+            "counts": [self._collector_count, self._learner_count],
+            "collector_tasks": tasks,
+            "learner_tasks": sorted(self._learner_tasks),
+            "newest": None if newest is None else {key: newest[key] for key in _LEARNER_IDS},
+            "is_newest_out": self._current is not None,
+            "newest_iter": self._newest_iter,
+            "evaluated_iter": self._evaluated_iter,
+            "ended_env_steps": self._ended_env_steps,
+            "schedule": self._schedule.state_dict(),
+            "learner_info": dict(self._learner_info),
+            "has_collected": self._has_collected,
+            "has_reached_goal": self._has_reached_goal,
+            "eval_history": [tuple(record) for record in self.eval_history],
+            "elapsed_s": now - self._began,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        now = self._clock()
+        self._began = now - float(state["elapsed_s"])
+        self._run_id = str(state["run_id"])
+        self._collector_count, self._learner_count = state["counts"]
+        self._collector_tasks = {
+            task_id: _CollectorTask(
+                buffer_id, None if at is None else (*at[:2], now - at[2]), env_steps
+            )
+            for task_id, (buffer_id, env_steps, at) in state["collector_tasks"].items()
+        }
+        self._learner_tasks = set(state["learner_tasks"])
+        self._newest = None if state["newest"] is None else dict(state["newest"])
+        self._current = self._newest if state["is_newest_out"] else None
+        self._newest_iter = int(state["newest_iter"])
+        self._evaluated_iter = int(state["evaluated_iter"])
+        self._ended_env_steps = int(state["ended_env_steps"])
+        self._schedule.load_state_dict(state["schedule"])
+        self._learner_info = dict(state["learner_info"])
+        self._has_collected = bool(state["has_collected"])
+        self._has_reached_goal = bool(state["has_reached_goal"])
+        self.eval_history = [EvalRecord(*record) for record in state["eval_history"]]
+        self.best_eval = _best(self.eval_history)
+
     def _is_current(self, task: _CollectorTask) -> bool:
         return self._current is not None and self._current["buffer_id"] == task.buffer_id
 
@@ -198,7 +257,7 @@ class SoloCommander(BaseParallelCommander):
             time=self._clock() - self._began,
         )
         self.eval_history.append(record)
-        self.best_eval = max(self.eval_history, key=lambda r: (r.train_iter > 0, r.reward_mean))
+        self.best_eval = _best(self.eval_history)
         text = "evaluation at iteration %d, env step %d: mean return %.2f after %.1f s (goal %.2f)"
         _log.info(text, *record, self._stop_value)
         if record.train_iter > 0 and self._ends_run(record, result):
@@ -229,3 +288,7 @@ class SoloCommander(BaseParallelCommander):
         self._current = None
         self._learner_info = {}
         self._ended_env_steps = 0
+
+
+def _best(records: Sequence[EvalRecord]) -> EvalRecord | None:
+    return max(records, key=lambda r: (r.train_iter > 0, r.reward_mean), default=None)

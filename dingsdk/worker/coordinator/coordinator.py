@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from dingsdk.config import Configurable
 from dingsdk.errors import DingError, TaskTimeoutError, WorkerLostError
 from dingsdk.plugins import observe
@@ -21,9 +23,24 @@ from dingsdk.worker.coordinator.experience import (
     metadata_config,
     open_experience,
 )
+from dingsdk.worker.coordinator.journal import (
+    Closed,
+    Evaluated,
+    Fact,
+    Journal,
+    Leased,
+    LeaseEnded,
+    Missing,
+    Opened,
+    Progressed,
+    Pushed,
+    Trained,
+)
+from dingsdk.worker.coordinator.keeper import Keeper
 from dingsdk.worker.coordinator.on_policy import OnPolicyExperience
 from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.coordinator.roles import Role, TaskControl, create_roles
+from dingsdk.worker.coordinator.run_record import RunRecord
 from dingsdk.worker.coordinator.scheduler_state import SchedulerState
 from dingsdk.worker.coordinator.section import CoordinatorSection
 from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
@@ -80,6 +97,10 @@ class Coordinator(Configurable, TaskControl):
         on_evaluated: Called with (finish info, policy state or None) after each evaluation
             task, before the commander judges it.
         tb_logger: Where the replay buffer writes its curves; None for nowhere.
+        journal: Where it keeps what it knows, and finds what an earlier coordinator of the run
+            kept; None for nowhere.
+        rejoin_s: How long workers of the earlier coordinator may take to join, seconds; then their
+            tasks are given to others.
         clock: Monotonic seconds; None for those of the transport's scheduler.
         tick_s: How often the commander is asked for tasks while nothing happens, s.
     """
@@ -95,6 +116,8 @@ class Coordinator(Configurable, TaskControl):
         on_collected: Callable[[Mapping[str, Any]], None] = lambda finished: None,
         on_evaluated: Callable[[Mapping[str, Any], Mapping[str, Any] | None], None] | None = None,
         tb_logger: Any = None,
+        journal: Journal | None = None,
+        rejoin_s: float = 0.0,
         clock: Callable[[], float] | None = None,
         tick_s: float = TICK_S,
     ) -> None:
@@ -121,11 +144,16 @@ class Coordinator(Configurable, TaskControl):
         commander = create_parallel_commander(cfg)
         commander.policy_store = self.policy_store
         self._state = SchedulerState(self.roles, commander, self.cfg, clock)
+        self._record = RunRecord(self._state, self._new_experience, clock)
+        self._keeper: Keeper | None = None
+        if journal is not None:
+            hold_up = functools.partial(self._state.outage.note, "journal")
+            self._keeper = Keeper(journal, self._record.state_dict, hold_up, clock)
+            self._state.note = self._note_task
+        self._rejoin_s = rejoin_s
+        self._orphans_until = -float("inf")
         self._jobs: list[Job] = []
-        self._train_iter = 0
-        self._policy_lag: PolicyLag | None = None
         self._loss: float | None = None
-        self._learner_tasks = 0
         self._looked_at = self._swept_at = clock()
         self._has_news = False
         self._is_started = False
@@ -139,7 +167,15 @@ class Coordinator(Configurable, TaskControl):
         """What ended the run, if an error did."""
 
     def start(self) -> str:
-        """Accept workers and begin; return the address that workers dial."""
+        """Accept workers and begin; return the address that workers dial.
+
+        Raises:
+            CheckpointCorruptError, CheckpointVersionError: the journal cannot be used.
+            RunFolderError, StorageFullError: it cannot be written.
+            DingError: the transport cannot be opened.
+        """
+        if self._keeper is not None:
+            self._recover(self._keeper)
         self._is_started = True
         address = self.master.start()
         self._spawn(self._dispatch, "coordinator")
@@ -205,14 +241,14 @@ class Coordinator(Configurable, TaskControl):
             now = self._state
             return CoordinatorStatus(
                 env_steps=now.env_steps,
-                train_iter=self._train_iter,
+                train_iter=self._record.train_iter,
                 buffer_count=sum(each.buffer.count() for each in now.experiences.values()),
                 workers=now.pool.counts(),
                 running_tasks=len(now.running),
                 samples=now.samples(),
                 held_up_by=self._state.outage.text,
                 paces=now.pace.paces(),
-                policy_lag=self._policy_lag,
+                policy_lag=self._record.policy_lag,
                 leases=tuple(now.pool.leases()),
                 loss=self._loss,
             )
@@ -238,11 +274,89 @@ class Coordinator(Configurable, TaskControl):
         _log.error("%s", text)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return an empty dict; kept for users of DI-engine."""
-        return {}
+        """Return tasks, buffers with their priorities, commander and counters as plain data."""
+        with self.condition:
+            return self._record.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Do nothing; kept for users of DI-engine."""
+        """Go on where the coordinator of ``state_dict`` was; this one has not started.
+
+        Raises:
+            CheckpointCorruptError, CheckpointVersionError: it is none, or of another run.
+        """
+        with self.condition:
+            self._record.load_state_dict(state)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the first collector had its task, 0 before; earlier coordinators count."""
+        return self._record.elapsed_s
+
+    @property
+    def evaluations(self) -> list[Mapping[str, Any]]:
+        """What ``note_evaluation`` was given, by earlier coordinators too."""
+        return self._record.evaluations
+
+    def note_evaluation(self, evaluation: Mapping[str, Any]) -> None:
+        """Keep a recorded evaluation, plain data, for a coordinator that goes on from here."""
+        with self.condition:
+            self._record.evaluations.append(evaluation)
+            self._note(Evaluated(dict(evaluation)))
+
+    def _note(self, fact: Fact) -> None:
+        if self._keeper is not None:
+            self._keeper.note(fact)
+
+    def _note_task(self, fact: Fact) -> None:
+        # Tasks that end because the run does are those that a resumed run goes on with.
+        if not self.is_ending:
+            self._note(fact)
+
+    def _recover(self, keeper: Keeper) -> None:
+        """Go on where the journal ends."""
+        recovered = keeper.open()
+        with self.condition:
+            garbage = self._record.recover(recovered)
+        self.data_store.delete(garbage)
+        for experience in self._state.experiences.values():
+            names = experience.readable()
+            gone = [name for name in names if not self.data_store.has(name, 0.0)]
+            experience.give_up_missing(gone)
+            if gone:
+                _log.warning("%d payloads are gone; their samples are given up", len(gone))
+        self._orphans_until = self.clock() + self._rejoin_s
+        begun = keeper.begin_state()
+        if begun is not None:
+            keeper.write_state(*begun)
+
+    def _keep_journal(self) -> None:
+        """Write the whole state where it is due."""
+        keeper = self._keeper
+        if keeper is None:
+            return
+        with self.condition:
+            begun = None
+            if keeper.is_state_due and not self.is_ending:
+                begun = keeper.begin_state()
+        if begun is not None:
+            has_room = keeper.write_state(*begun)
+            with self.condition:
+                keeper.end_state(has_room)
+                self.condition.notify_all()
+
+    def _expire_orphans(self) -> None:
+        """Give the tasks of workers that do not come back to others."""
+        with self.condition:
+            if self.clock() < self._orphans_until and not self.is_ending:
+                return
+            for state in self._state.orphans:
+                experience = self.experience_of(state)
+                if experience is not None:
+                    experience.end_task(state)
+                    if experience.is_leased_to(state):
+                        self._note(LeaseEnded(state.task_id))
+                        experience.settle(state)
+                self._state.expire_orphan(state)
 
     def notify(self) -> None:
         """Make every waiter look again."""
@@ -268,8 +382,8 @@ class Coordinator(Configurable, TaskControl):
 
     def open_experience(self, state: TaskState) -> None:
         with self.condition:
-            if self.experience_of(state) is None:
-                self._state.experiences[state.buffer_id] = self._new_experience(state)
+            if self._record.open_experience(state):
+                self._note(Opened(state.task_id))
 
     def _new_experience(self, state: TaskState) -> Experience:
         policy = self._cfg["policy"]
@@ -288,6 +402,8 @@ class Coordinator(Configurable, TaskControl):
         with self.condition:
             experience = self.experience_of(state)
             if experience is not None:
+                if experience.is_leased_to(state):
+                    self._note(LeaseEnded(state.task_id))
                 experience.settle(state)
 
     def deal_with_task_started(self, state: TaskState) -> None:
@@ -297,6 +413,7 @@ class Coordinator(Configurable, TaskControl):
     def deal_with_collecting(self) -> None:
         with self.condition:
             first, self._on_collecting = self._on_collecting, None
+            self._record.begin_collecting()
         if first is not None:
             first()
 
@@ -320,7 +437,7 @@ class Coordinator(Configurable, TaskControl):
             if experience is None:
                 self._state.unacknowledged_rows += state.waiting.pop(data_id, 0)
                 garbage = [data_id]
-            elif not experience.can_push(int(meta["rows"])):
+            elif not (experience.can_push(int(meta["rows"])) and self._may_push(state, meta)):
                 return False
             else:
                 experience.push(meta, self._state.env_steps)
@@ -341,7 +458,34 @@ class Coordinator(Configurable, TaskControl):
             experience = self.experience_of(state)
             if experience is not None and experience.take_report(state, report):
                 self.condition.notify_all()
-            return self._state.progress(state, report)
+            before = state.env_steps
+            is_done = self._state.progress(state, report)
+            if state.env_steps > before:
+                self._note(Progressed(state.task_id, state.env_steps, self.elapsed_s))
+            return is_done
+
+    def _may_push(self, state: TaskState, meta: Mapping[str, Any]) -> bool:
+        """Write down that a payload is acknowledged; False where there is no room for that."""
+        experience = self.experience_of(state)
+        if self._keeper is None or experience is None:
+            return True
+        if experience.ledger.knows(str(meta["data_id"])):
+            return not self._keeper.is_behind
+        rows, columns = int(meta["rows"]), dict(meta.get("columns") or {})
+        if meta.get("priority") is not None and "priority" not in columns:
+            priorities = np.broadcast_to(np.asarray(meta["priority"], np.float64), (rows,))
+            columns["priority"] = priorities
+        return self._keeper.acknowledge(
+            Pushed(
+                state.buffer_id,
+                str(meta["data_id"]),
+                rows,
+                int(meta["policy_iter"]),
+                self._state.env_steps,
+                meta.get("digest"),
+                columns,
+            )
+        )
 
     def deal_with_collector_finish_task(
         self, state: TaskState, finished: Mapping[str, Any]
@@ -354,6 +498,9 @@ class Coordinator(Configurable, TaskControl):
         if policy_id:
             self.policy_store.discard(policy_id)
         with self.condition:
+            steps = int(finished.get("step_count", 0))
+            if not state.is_evaluation and steps > state.env_steps:
+                self._note(Progressed(state.task_id, steps, self.elapsed_s))
             if is_cut_off:
                 self._state.notify_fail(state)
             elif self._state.finish_collector(state, finished):
@@ -366,14 +513,15 @@ class Coordinator(Configurable, TaskControl):
     ) -> dict[str, Any] | None:
         with self.condition:
             experience = self.experience_of(state)
-            if experience is None:
+            if experience is None or (self._keeper is not None and self._keeper.is_behind):
                 return None
-            leased = experience.lease(
-                state,
-                int(demand["batch_size"]),
-                int(demand.get("batches", 1)),
-                int(demand["cur_learner_iter"]),
-            )
+            size, batches = int(demand["batch_size"]), int(demand.get("batches", 1))
+            train_iter = int(demand["cur_learner_iter"])
+            before = experience.ledger.evicted_rows.total()
+            leased = experience.lease(state, size, batches, train_iter)
+            drawn = 0 if leased is None else len(leased["batches"])
+            if drawn or experience.ledger.evicted_rows.total() > before:
+                self._note(Leased(state.task_id, size, batches, train_iter, drawn))
             if leased is None:
                 return None
             self.condition.notify_all()  # sampling makes room for pushes
@@ -381,16 +529,21 @@ class Coordinator(Configurable, TaskControl):
 
     def deal_with_learner_send_info(self, state: TaskState, info: Mapping[str, Any]) -> None:
         with self.condition:
-            self._train_iter = int(info["learner_step"])
+            self._record.train_iter = int(info["learner_step"])
+            self._state.note_progress(state, self._record.train_iter)
             self._loss = info.get("loss", self._loss)
-            self._state.note_progress(state, self._train_iter)
             experience = self.experience_of(state)
             garbage: list[str] = []
             if experience is not None:
+                priorities = {
+                    k: np.asarray(v) for k, v in (info.get("priority_info") or {}).items()
+                }
+                lost = [(int(number), str(why)) for number, why in info["lost_payloads"]]
+                self._note(Trained(state.task_id, self._record.train_iter, lost, priorities))
                 experience.settle(state, info)
                 garbage = self._state.take_garbage(experience)
-                self._policy_lag = experience.policy_lag
-                if self._policy_lag is not None:
+                self._record.policy_lag = experience.policy_lag
+                if self._record.policy_lag is not None:
                     self.condition.notify_all()  # collectors wait for the end of a training
             self._state.commander.update_learner_info(state.task_id, info)
         if garbage:
@@ -407,9 +560,10 @@ class Coordinator(Configurable, TaskControl):
     ) -> None:
         with self.condition:
             experience = self._state.finish_learner(state, finished)
-            self._learner_tasks += has_trained_out
-            if self._learner_tasks >= self.cfg.max_learner_tasks:
+            self._record.learner_tasks += has_trained_out
+            if self._record.learner_tasks >= self.cfg.max_learner_tasks:
                 self.system_shutdown_flag = True
+            self._note_task(Closed(state.buffer_id, self._record.learner_tasks))
         if experience is not None:
             experience.close()
 
@@ -480,6 +634,8 @@ class Coordinator(Configurable, TaskControl):
         for info in silent:
             self.master.lose(info.worker_id, f"silent for {self.cfg.lease_s} s", info.incarnation)
         self._sweep_orphans()
+        self._keep_journal()
+        self._expire_orphans()
         for role in self.roles:
             with self.condition:
                 if self.is_ending:
@@ -524,6 +680,7 @@ class Coordinator(Configurable, TaskControl):
             names = experience.readable(state.announced)
         gone = [name for name in names if not self.data_store.has(name, 0.0)]
         with self.condition:
+            self._note(Missing(state.buffer_id, gone))
             experience.give_up_missing(gone)
         _log.warning("%d more payloads are gone; their samples are given up", len(gone))
 

@@ -18,6 +18,8 @@ from dingsdk.worker.sample_counts import SampleCounts
 REDRAWS = 32
 """Times that rows of lost payloads are drawn again before the demand has to wait: enough where one
 in ten can be read."""
+RETIRED_SAVED = 4096
+"""Of these, how many are in a saved state: those that a worker may announce again at once."""
 RETIRED_KEPT = 65_536
 """Payloads that are recognised after their deletion: hours of one collector, minutes of many,
 which is longer than any message is on its way."""
@@ -104,6 +106,10 @@ class PayloadLedger:
         self.acked_rows += rows
         return number
 
+    def knows(self, data_id: str) -> bool:
+        """Whether a payload was entered before."""
+        return data_id in self._numbers or data_id in self._retired
+
     @property
     def numbers(self) -> Mapping[str, int]:
         """Numbers of the payloads that somebody may still read, by data id."""
@@ -179,6 +185,43 @@ class PayloadLedger:
                 del self._retired[next(iter(self._retired))]
         self._garbage.clear()
         return garbage
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return payloads and counts as plain data, without the leases."""
+        found = self._payloads.values()
+        live = [payload.live for payload in found]
+        retired = list(self._retired.values())[-RETIRED_SAVED:]
+        return {
+            "next": self._next,
+            "acked_rows": self.acked_rows,
+            "evicted_rows": dict(self.evicted_rows),
+            "numbers": np.fromiter(self._payloads, np.int64),
+            "payloads": [(each.data_id, each.digest) for each in found],
+            "rows": np.fromiter((each.rows for each in found), np.int64),
+            "live": np.concatenate(live) if live else np.empty(0, np.bool_),
+            "retired": [(each.data_id, each.rows, each.digest) for each in retired],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state of ``state_dict``."""
+        self._next, self.acked_rows = int(state["next"]), int(state["acked_rows"])
+        self.evicted_rows = Counter(state["evicted_rows"])
+        masks = np.split(np.array(state["live"], np.bool_), np.cumsum(state["rows"])[:-1])
+        numbers = np.asarray(state["numbers"]).tolist()
+        self._payloads = {
+            number: _Payload(name, len(live), digest, int(live.sum()), live)
+            for number, (name, digest), live in zip(
+                numbers, state["payloads"], masks[: len(numbers)], strict=True
+            )
+        }
+        self._numbers = {each.data_id: number for number, each in self._payloads.items()}
+        nothing = np.zeros(0, np.bool_)
+        self._retired = {
+            name: _Payload(name, rows, digest, 0, nothing)
+            for name, rows, digest in state["retired"]
+        }
+        self._garbage = {number for number, each in self._payloads.items() if each.is_garbage}
+        self._freeable_rows = sum(each.freeable for each in self._payloads.values())
 
     def check(self, rows_in_buffer: int, leased: Counter[int] | None = None) -> None:
         """Raise SamplesLostError unless acked == in buffer + evicted, payload by payload too.
@@ -388,6 +431,10 @@ class Experience:
         if info.get("priority_info"):
             self.buffer.update(info["priority_info"])
 
+    def is_leased_to(self, state: TaskState) -> bool:
+        """Whether a learner's task has batches."""
+        return state.task_id in self._leases
+
     def readable(self, known: Collection[int] = ()) -> list[str]:
         """Return the ids of payloads with rows to lease, but for those whose number is known."""
         return [
@@ -431,6 +478,37 @@ class Experience:
         ledger, evicted = self.ledger, dict(self.ledger.evicted_rows)
         acked = ledger.acked_rows
         return SampleCounts(acked, acked, self.trained_rows, self.count_rows(), evicted)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return buffer, payloads, leases and lost payloads as plain data."""
+        leases = {
+            task_id: [(each.rows, each.train_iter, np.array(sorted(each.pinned))) for each in found]
+            for task_id, found in self._leases.items()
+        }
+        return {
+            "buffer": self.buffer.state_dict(),
+            "ledger": self.ledger.state_dict(),
+            "leases": leases,
+            "trained_rows": self.trained_rows,
+            "lost": list(self._lost.items()),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the experience of ``state_dict`` was; this one is new.
+
+        Raises:
+            CheckpointCorruptError, CheckpointVersionError: it is of another buffer.
+        """
+        self.buffer.load_state_dict(state["buffer"])
+        self.ledger.load_state_dict(state["ledger"])
+        self._lost = {int(number): str(reason) for number, reason in state["lost"]}
+        self.trained_rows = int(state["trained_rows"])
+        self._leases = {
+            task_id: [_Lease(rows, set(pins.tolist()), at) for rows, at, pins in found]
+            for task_id, found in state["leases"].items()
+        }
+        for lease in (each for found in self._leases.values() for each in found):
+            self.ledger.pin(lease.pinned)
 
     def check(self) -> None:
         """Raise SamplesLostError where acknowledged samples went missing unaccounted."""

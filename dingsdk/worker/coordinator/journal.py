@@ -76,10 +76,19 @@ class TaskRecord(msgspec.Struct, frozen=True):
     lost_env_steps: int = 0
 
 
-class Given(Fact, frozen=True):
-    """A worker got a task."""
+class Queued(Fact, frozen=True):
+    """The commander handed out a task; ``commander`` is its state, as ``encode_json`` writes it."""
 
     task: TaskRecord
+    commander: bytes
+
+
+class Given(Fact, frozen=True):
+    """A worker got a task that was queued."""
+
+    task_id: str
+    attempt: int
+    payload_prefix: str
 
 
 class Over(Fact, frozen=True):
@@ -90,13 +99,8 @@ class Over(Fact, frozen=True):
 
     task_id: str
     env_steps: int
+    commander: bytes
     retried: TaskRecord | None = None
-
-
-class Commanded(Fact, frozen=True):
-    """The commander's state, as ``encode_json`` writes it."""
-
-    state: bytes
 
 
 class Opened(Fact, frozen=True):
@@ -109,7 +113,7 @@ class Closed(Fact, frozen=True):
     """A learner's task ended, and its replay buffer with it."""
 
     buffer_id: str
-    has_trained_out: bool
+    learner_tasks: int
 
 
 class Pushed(Fact, frozen=True):
@@ -121,7 +125,6 @@ class Pushed(Fact, frozen=True):
     policy_iter: int
     env_steps: int
     digest: str | None = None
-    priority: float | None = None
     columns: dict[str, np.ndarray[Any, Any]] = {}
 
 
@@ -173,9 +176,9 @@ class Evaluated(Fact, frozen=True):
 
 _FACTS = (
     Begun
+    | Queued
     | Given
     | Over
-    | Commanded
     | Opened
     | Closed
     | Pushed

@@ -141,6 +141,15 @@ class Admission:
             self._lags[self.newest - self.version_of(policy_iter)] += count
         self._began_at.append(train_iter)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return versions and lags; grants end with the tasks that have them."""
+        return {"began_at": list(self._began_at), "lags": list(self._lags.items())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state of ``state_dict``."""
+        self._began_at = [int(each) for each in state["began_at"]]
+        self._lags = Counter({int(lag): int(count) for lag, count in state["lags"]})
+
     @property
     def lag(self) -> PolicyLag | None:
         """The lag of all rows trained on; None before the first training."""
@@ -246,6 +255,17 @@ class RowQueue:
         """Forget everything."""
         self._batches.clear()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rows as plain data, and the state of the admission."""
+        batches = [batch.columns for batch in self._batches]
+        return {"batches": batches, "drawn": self._drawn, **self._admission.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state of ``state_dict``."""
+        self._batches = [SampleBatch(columns) for columns in state["batches"]]
+        self._drawn = int(state["drawn"])
+        self._admission.load_state_dict(state)
+
     def _removed(self, rows: SampleBatch, reason: str) -> None:
         if self._on_removed is not None:
             self._on_removed(rows, reason)
@@ -292,6 +312,13 @@ class OnPolicyExperience(Experience):
 
     def end_task(self, state: TaskState) -> None:
         self.admission.forget(state.task_id)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "train_iter": self._train_iter}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._train_iter = int(state["train_iter"])
 
     def lease(
         self, state: TaskState, batch_size: int, batches: int, train_iter: int

@@ -398,6 +398,8 @@ def _acknowledge(control: TaskControl, state: TaskState, report: Mapping[str, An
             if control.deal_with_collector_send_data(state, report):
                 return
             with control.condition:
+                if control.held_up_by:  # the buffer has room, the disk has none
+                    control.condition.wait_for(lambda: control.is_ending, REFUSED_PAUSE_S)
                 control.condition.wait_for(can_go_on, WAIT_S)
 
 

@@ -10,10 +10,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dingsdk.errors import DingError, PoisonTaskError, StorageFullError
+import msgspec
+
+from dingsdk.data.capture import capture, revive
+from dingsdk.data.container import decode_json, encode_json
+from dingsdk.errors import DingError, PoisonTaskError, StorageFullError, WorkerLostError
 from dingsdk.worker.comm.transport import LEFT, WorkerInfo
 from dingsdk.worker.commander.base import BaseParallelCommander
 from dingsdk.worker.coordinator.experience import Experience
+from dingsdk.worker.coordinator.journal import Fact, Given, Over, Queued, TaskRecord
 from dingsdk.worker.coordinator.pace import PaceBoard
 from dingsdk.worker.coordinator.roles import Role
 from dingsdk.worker.coordinator.section import CoordinatorSection
@@ -24,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 LOSS_WINDOW_S = 600.0
 """How long a lost worker counts against its task."""
+_COMMANDER_BYTES = 1 << 30
 TASK_TIMEOUT_S = 600.0
 """How long a task may wait for a worker, where ``<role>_task_timeout`` does not say."""
 
@@ -68,6 +74,10 @@ class WorkerPool:
                 del self._idle[worker_id]
                 return self._workers[worker_id]
         return None
+
+    def take_one(self, info: WorkerInfo) -> None:
+        """Make a worker busy."""
+        self._idle.pop(info.worker_id, None)
 
     def give_back(self, info: WorkerInfo) -> None:
         """Make a worker idle again, unless it was lost meanwhile."""
@@ -208,6 +218,8 @@ class SchedulerState:
         self._ended_counts = SampleCounts()
         self.unacknowledged_rows = 0
         """Rows that were announced, and are not going to be acknowledged."""
+        self.note: Callable[[Fact], None] | None = None
+        """Called with each fact about tasks, once it is true."""
         self._given_up: Counter[str] = Counter()
         """Tasks of each kind that were given up since one of them finished."""
 
@@ -218,7 +230,9 @@ class SchedulerState:
             return
         task = self._roles[role].next_task(self.commander)
         if task is not None:
-            queue.append(TaskState(task["task_id"], role, task, self._clock()))
+            queue.append(state := TaskState(task["task_id"], role, task, self._clock()))
+            if self.note is not None:
+                self.note(Queued(_record(state), self._commander_state()))
 
     def assign(self, role: str) -> TaskState | None:
         """Give the next task to an idle worker; None while there is no task or no worker.
@@ -233,6 +247,7 @@ class SchedulerState:
         if self._clock() - state.start_time > limit_s:
             queue.popleft()
             self.notify_fail(state)
+            self._note_over(state.task_id)
             return None
         if not self._roles[role].can_run(state, self.experiences):
             return None
@@ -261,6 +276,8 @@ class SchedulerState:
         state.worker, state.phase = worker, TaskPhase.ASSIGNED
         state.attempt += 1
         self.running[state.task_id] = state
+        if self.note is not None:
+            self.note(Given(state.task_id, state.attempt, state.payload_prefix))
         return state
 
     def why_quiet(self) -> str:
@@ -309,6 +326,15 @@ class SchedulerState:
         ``LOSS_WINDOW_S``, do not count. A task that is given up ends the run where the role says
         so, and where as many tasks of the kind in a row are given up.
         """
+        queue = self._queues[state.role]
+        before = len(queue)
+        outcome = self._end(state, phase, error)
+        self._note_over(state.task_id, queue[-1] if len(queue) > before else None)
+        return outcome
+
+    def _end(
+        self, state: TaskState, phase: TaskPhase, error: DingError | None
+    ) -> tuple[DingError | None, bool]:
         role = self._roles[state.role]
         state.phase = phase
         self.running.pop(state.task_id, None)
@@ -383,10 +409,22 @@ class SchedulerState:
     def finish_learner(self, state: TaskState, finished: Mapping[str, Any]) -> Experience | None:
         """Tell the commander a learner's result; return its experience, to be closed."""
         buffer_id = self.commander.finish_learner_task(state.task_id, finished)
+        return self.close_experience(buffer_id)
+
+    def close_experience(self, buffer_id: str) -> Experience | None:
+        """Forget an experience, but not what it counts; return it, to be closed."""
         experience = self.experiences.pop(buffer_id, None)
         if experience is not None:
             self._ended_counts += experience.counts()
         return experience
+
+    def learner_of(self, buffer_id: str) -> TaskState:
+        """Return the task that has a buffer for itself; raises LookupError."""
+        queued = (state for queue in self._queues.values() for state in queue)
+        for state in (*self.running.values(), *queued):
+            if state.buffer_id == buffer_id and "replay_buffer_cfg" in state.task:
+                return state
+        raise LookupError(f"no task has the buffer {buffer_id}")
 
     def close_experiences(self) -> list[Experience]:
         """Forget the experiences that are open, but not what they count; return them."""
@@ -402,6 +440,106 @@ class SchedulerState:
     def take_garbage(self, experience: Experience) -> list[str]:
         """Return ids of payloads to delete; learners are told with their next batch."""
         return experience.take_garbage(list(self.running.values()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return commander, tasks and counts as plain data; experiences are saved beside it."""
+        queued = (state for queue in self._queues.values() for state in queue)
+        return {
+            "commander": capture(self.commander.state_dict()),
+            "running": [msgspec.to_builtins(_record(state)) for state in self.running.values()],
+            "queued": [msgspec.to_builtins(_record(state)) for state in queued],
+            "ended_env_steps": self._ended_env_steps,
+            "ended_counts": msgspec.to_builtins(self._ended_counts),
+            "unacknowledged_rows": self.unacknowledged_rows,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state; tasks that workers had wait for these, see ``orphans``."""
+        self.commander.load_state_dict(revive(state["commander"]))
+        for record in state["queued"]:
+            self._restore(msgspec.convert(record, TaskRecord))
+        for record in state["running"]:
+            found = self._restore(msgspec.convert(record, TaskRecord))
+            self._restore_given(found, found.attempt, found.payload_prefix)
+        self._ended_env_steps = int(state["ended_env_steps"])
+        self._ended_counts = msgspec.convert(state["ended_counts"], SampleCounts)
+        self.unacknowledged_rows = int(state["unacknowledged_rows"])
+
+    def apply(self, fact: Queued | Given | Over) -> None:
+        """Make a fact of an earlier coordinator true here."""
+        if isinstance(fact, Queued):
+            self._restore(fact.task)
+            self._load_commander(fact.commander)
+        elif isinstance(fact, Given):
+            self._restore_given(self._find(fact.task_id), fact.attempt, fact.payload_prefix)
+        else:
+            found = self._find(fact.task_id)
+            self.running.pop(fact.task_id, None)
+            if found in self._queues[found.role]:
+                self._queues[found.role].remove(found)
+            self._ended_env_steps = fact.env_steps
+            if fact.retried is not None:
+                self._restore(fact.retried)
+            self._load_commander(fact.commander)
+
+    @property
+    def orphans(self) -> list[TaskState]:
+        """Tasks whose workers an earlier coordinator knew, and which have not come back."""
+        return [state for state in self.running.values() if state.worker is None]
+
+    def adopt(self, task_id: str, payload_prefix: str, worker: WorkerInfo) -> TaskState | None:
+        """Give a worker that comes back the task it has; None where it is not its any more."""
+        state = self.running.get(task_id)
+        if state is None or state.worker is not None or state.payload_prefix != payload_prefix:
+            return None
+        self.pool.take_one(worker)
+        state.worker = worker
+        return state
+
+    def expire_orphan(self, state: TaskState) -> None:
+        """Let a task whose worker does not come back be tried by another one."""
+        text = f"the worker of {state.kind} task {state.task_id} has not come back"
+        self.end(state, TaskPhase.LOST, WorkerLostError(text, reason=LEFT))
+
+    def _restore(self, record: TaskRecord) -> TaskState:
+        state = TaskState(
+            record.task_id,
+            record.role,
+            record.task,
+            self._clock(),
+            attempt=record.attempt,
+            mark=record.mark,
+            env_steps=record.env_steps,
+            lost_env_steps=record.lost_env_steps,
+            payload_prefix=record.payload_prefix,
+        )
+        self._queues[record.role].append(state)
+        return state
+
+    def _restore_given(self, state: TaskState, attempt: int, payload_prefix: str) -> None:
+        self._queues[state.role].remove(state)
+        state.attempt, state.payload_prefix = attempt, payload_prefix
+        state.phase = TaskPhase.ASSIGNED
+        self.running[state.task_id] = state
+
+    def _find(self, task_id: str) -> TaskState:
+        queued = (state for queue in self._queues.values() for state in queue)
+        everywhere = (*self.running.values(), *queued)
+        for state in everywhere:
+            if state.task_id == task_id:
+                return state
+        raise LookupError(f"there is no task {task_id}")
+
+    def _commander_state(self) -> bytes:
+        return encode_json("commander", capture(self.commander.state_dict()))
+
+    def _load_commander(self, state: bytes) -> None:
+        self.commander.load_state_dict(revive(decode_json("commander", state, _COMMANDER_BYTES)))
+
+    def _note_over(self, task_id: str, retried: TaskState | None = None) -> None:
+        if self.note is not None:
+            again = None if retried is None else _record(retried)
+            self.note(Over(task_id, self._ended_env_steps, self._commander_state(), again))
 
     @property
     def is_evaluating(self) -> bool:
@@ -446,6 +584,19 @@ class SchedulerState:
         """Forget a worker, unless it has come back as another incarnation."""
         if self.pool.remove(info):
             self.pace.forget(info.worker_id)
+
+
+def _record(state: TaskState) -> TaskRecord:
+    return TaskRecord(
+        state.task_id,
+        state.role,
+        dict(state.task),
+        state.attempt,
+        state.payload_prefix,
+        state.mark,
+        state.env_steps,
+        state.lost_env_steps,
+    )
 
 
 def _poison(state: TaskState, cause: DingError) -> PoisonTaskError:

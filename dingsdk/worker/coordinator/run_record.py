@@ -1,0 +1,191 @@
+"""What a coordinator knows of a run, and how another one gets to know it from the journal."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from dingsdk.errors import CheckpointCorruptError, ConflictError, DingError, ProtocolError
+from dingsdk.worker.coordinator.experience import Experience, PolicyLag
+from dingsdk.worker.coordinator.journal import (
+    Closed,
+    Evaluated,
+    Fact,
+    Given,
+    Leased,
+    LeaseEnded,
+    Missing,
+    Opened,
+    Over,
+    Progressed,
+    Pushed,
+    Queued,
+    Recovered,
+    Trained,
+)
+from dingsdk.worker.coordinator.scheduler_state import SchedulerState
+from dingsdk.worker.coordinator.tasks import TaskState
+
+_log = logging.getLogger(__name__)
+
+
+class RunRecord:
+    """Tasks, replay buffers, commander and counters of a run. The caller locks.
+
+    Args:
+        scheduler: Tasks, commander and replay buffers.
+        new_experience: Makes the replay buffer of a learner's task.
+        clock: Monotonic seconds.
+
+    Attributes:
+        train_iter: The learner's newest iteration.
+        learner_tasks: How many learner tasks have trained to their end.
+        policy_lag: How old trained rows were, where that counts.
+        evaluations: Recorded evaluations, as plain data.
+    """
+
+    def __init__(
+        self,
+        scheduler: SchedulerState,
+        new_experience: Callable[[TaskState], Experience],
+        clock: Callable[[], float],
+    ) -> None:
+        self._scheduler = scheduler
+        self._new_experience = new_experience
+        self._clock = clock
+        self._collecting_since: float | None = None
+        self.train_iter = self.learner_tasks = 0
+        self.policy_lag: PolicyLag | None = None
+        self.evaluations: list[Mapping[str, Any]] = []
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the first collector had its task, 0 before; earlier coordinators count."""
+        since = self._collecting_since
+        return 0.0 if since is None else self._clock() - since
+
+    def begin_collecting(self) -> None:
+        """Start the clock, unless it runs."""
+        if self._collecting_since is None:
+            self._collecting_since = self._clock()
+
+    def open_experience(self, state: TaskState) -> bool:
+        """Make the replay buffer of a learner's task, unless it exists; return whether it was."""
+        experiences = self._scheduler.experiences
+        if state.buffer_id in experiences:
+            return False
+        experiences[state.buffer_id] = self._new_experience(state)
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all of it as plain data."""
+        experiences = self._scheduler.experiences
+        return {
+            "train_iter": self.train_iter,
+            "learner_tasks": self.learner_tasks,
+            "elapsed_s": self.elapsed_s,
+            "evaluations": [dict(each) for each in self.evaluations],
+            "scheduler": self._scheduler.state_dict(),
+            "experiences": {name: each.state_dict() for name, each in experiences.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over such a state; this record is new.
+
+        Raises:
+            CheckpointCorruptError, CheckpointVersionError: it is none, or of another run.
+        """
+        try:
+            self.train_iter, self.learner_tasks = int(state["train_iter"]), state["learner_tasks"]
+            self._set_elapsed(float(state["elapsed_s"]))
+            self.evaluations = [dict(each) for each in state["evaluations"]]
+            self._scheduler.load_state_dict(state["scheduler"])
+            for buffer_id, content in state["experiences"].items():
+                experience = self._new_experience(self._scheduler.learner_of(buffer_id))
+                experience.load_state_dict(content)
+                self._scheduler.experiences[buffer_id] = experience
+        except DingError:
+            raise
+        except (LookupError, TypeError, ValueError) as error:
+            raise CheckpointCorruptError(
+                f"this is no state of a coordinator: {type(error).__name__}: {error}"
+            ) from error
+
+    def recover(self, recovered: Recovered) -> list[str]:
+        """Take over what a journal holds; return payloads to delete.
+
+        Raises:
+            CheckpointCorruptError, CheckpointVersionError: as ``load_state_dict``, or a fact does
+                not fit those before it.
+        """
+        if recovered.state is not None:
+            self.load_state_dict(recovered.state)
+        scheduler, garbage = self._scheduler, list[str]()
+        note, scheduler.note = scheduler.note, None
+        for fact in recovered.facts:
+            try:
+                garbage += self._apply(fact)
+            except (LookupError, ValueError) as error:
+                raise CheckpointCorruptError(
+                    f"the journal has a fact that does not fit those before it: {fact!r:.200}"
+                ) from error
+        scheduler.note = note
+        for state in scheduler.running.values():
+            if not state.is_evaluation and state.env_steps:
+                report = {"cur_step": state.env_steps + state.lost_env_steps}
+                scheduler.commander.update_collector_info(state.task_id, report)
+        for experience in scheduler.experiences.values():
+            self.policy_lag = experience.policy_lag or self.policy_lag
+        return garbage
+
+    def _apply(self, fact: Fact) -> list[str]:
+        scheduler = self._scheduler
+        if isinstance(fact, Queued | Given | Over):
+            scheduler.apply(fact)
+        elif isinstance(fact, Opened):
+            self.open_experience(scheduler.running[fact.task_id])
+        elif isinstance(fact, Closed):
+            self.learner_tasks = fact.learner_tasks
+            scheduler.close_experience(fact.buffer_id)
+        elif isinstance(fact, Evaluated):
+            self.evaluations.append(fact.evaluation)
+        elif isinstance(fact, Progressed):
+            self._set_elapsed(fact.elapsed_s)
+            scheduler.running[fact.task_id].env_steps = fact.env_steps
+        elif isinstance(fact, Missing):
+            scheduler.experiences[fact.buffer_id].give_up_missing(fact.data_ids)
+        elif isinstance(fact, Pushed):
+            experience = scheduler.experiences[fact.buffer_id]
+            try:
+                experience.push(msgspec.structs.asdict(fact), fact.env_steps)
+            except (ConflictError, ProtocolError) as error:
+                _log.debug("refused, as it was before: %s", error)
+            return scheduler.take_garbage(experience)
+        elif isinstance(fact, Leased | Trained | LeaseEnded):
+            return self._apply_lease(fact)
+        return []
+
+    def _apply_lease(self, fact: Leased | Trained | LeaseEnded) -> list[str]:
+        state = self._scheduler.running[fact.task_id]
+        experience = self._scheduler.experiences[state.buffer_id]
+        if isinstance(fact, LeaseEnded):
+            experience.settle(state)
+            return []
+        if isinstance(fact, Leased):
+            leased = experience.lease(state, fact.batch_size, fact.batches, fact.train_iter)
+            drawn = 0 if leased is None else len(leased["batches"])
+            if drawn != fact.drawn:
+                text = "the replay buffer drew %d batches where it had drawn %d; its limiter goes "
+                text += "by the clock, or its random numbers are not in its state"
+                _log.warning(text, drawn, fact.drawn)
+            return []
+        self.train_iter = fact.train_iter
+        info = {"learner_step": fact.train_iter, "lost_payloads": fact.lost}
+        experience.settle(state, {**info, "priority_info": fact.priorities})
+        return self._scheduler.take_garbage(experience)
+
+    def _set_elapsed(self, seconds: float) -> None:
+        self._collecting_since = self._clock() - seconds if seconds > 0 else None
