@@ -72,9 +72,13 @@ def train(
     from dingsdk.pipeline.train import resume as go_on
     from dingsdk.pipeline.train import train as run
 
+    if resume is not None:
+        from dingsdk.pipeline.resume import has_journal
+
+        _refuse_others(click.get_current_context())
+        mode = "parallel" if has_journal(resume) else "serial"
     progress = None if quiet else console_progress(mode)
     if resume is not None:
-        _refuse_others(click.get_current_context())
         result = go_on(resume, sets=sets, progress=progress)
     elif config is None:
         raise click.UsageError("Missing argument 'CONFIG', or --resume RUN.")
@@ -146,7 +150,9 @@ def summary(result: RunResult) -> str:
         # Without an evaluation there is no best one, which is what eval plays by default.
         which = "" if "best" in result.checkpoints else " --checkpoint latest"
         steps.append(f"{_program()} eval {folder}{which}")
-    if result.reason != "stop_value" and (result.run_dir / "resume").is_dir():
+    if result.reason != "stop_value" and any(
+        (result.run_dir / name).is_dir() for name in ("resume", "journal")
+    ):
         steps.append(f"{_program()} train --resume {folder}")
     hint = "" if importlib.util.find_spec("tensorboard") else "   (pip install tensorboard)"
     steps.append(f"tensorboard --logdir {folder}{hint}")

@@ -15,7 +15,7 @@ from dingsdk.plugins import ask
 from dingsdk.worker.sample_counts import SampleCounts
 
 if TYPE_CHECKING:
-    from dingsdk.pipeline.resume import Save
+    from dingsdk.pipeline.resume import JournaledRun, Save
     from dingsdk.worker import LearnerHook
 
 NO_LIMIT = 10**9
@@ -288,7 +288,7 @@ class RunContext:
     is_breakable: bool = False
     learner_hooks: Sequence[LearnerHook] = ()
     on_address: Callable[[str, str], None] | None = None
-    resumed: Save | None = None
+    resumed: Save | JournaledRun | None = None
     status: Callable[[], RunStatus] = RunStatus
     stopped_by: str | None = None
     exploration: Mapping[str, float] = field(default_factory=dict)

@@ -5,13 +5,21 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
-from dingsdk.config import deep_merge_dicts, to_easydict
-from dingsdk.errors import ConfigError, DingError, TaskFailedError
+from dingsdk.config import deep_merge_dicts, save_config, to_easydict
+from dingsdk.data.files import Folder, ensure_dir, locked_folder
+from dingsdk.errors import (
+    ConfigError,
+    DingError,
+    RunDirLockedError,
+    RunFolderError,
+    TaskFailedError,
+)
 from dingsdk.pipeline.context import (
+    Evaluation,
     Reason,
     RunContext,
     RunResult,
@@ -19,14 +27,25 @@ from dingsdk.pipeline.context import (
     TaskStatus,
     WorkerStatus,
 )
-from dingsdk.pipeline.worker import ThreadWorkers, WorkerGroup, make_transport, place_of, worker_ids
-from dingsdk.plugins import observe
+from dingsdk.pipeline.resume import JournaledRun
+from dingsdk.pipeline.run_folder import CONFIG_NAME, JOURNAL_FOLDER
+from dingsdk.pipeline.worker import (
+    ThreadWorkers,
+    WorkerGroup,
+    make_transport,
+    place_of,
+    transport_class,
+    worker_ids,
+)
+from dingsdk.plugins import default_manager, observe
 from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import Coordinator
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.transport import Transport
+from dingsdk.worker.commander.base import BaseParallelCommander
 from dingsdk.worker.coordinator import CoordinatorStatus, TaskState
 from dingsdk.worker.coordinator.experience import metadata_config
+from dingsdk.worker.coordinator.journal import Journal
 from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.evaluator.monitor import evaluation_statistics, write_returns
 from dingsdk.worker.factory import create_buffer
@@ -64,8 +83,11 @@ def parallel_pipeline(context: RunContext) -> RunResult:
 
     with ExitStack() as stack:
         stack.enter_context(torch_threads(cfg.system.torch_threads))
+        journal = open_journal(context, cfg, stack)
+        ended_by: list[Reason] = []
+        stack.callback(lambda: _end_journal(context, journal, ended_by))
         transport = make_transport(cfg, context.run_dir)
-        stack.callback(_remove_data, transport)
+        stack.callback(lambda: _remove_data(context, transport, journal, ended_by))
         stack.callback(lambda: transport.close(time_to_close(2)))
         tb_logger = build_tb_logger(context.run_dir / "log", "coordinator")
         stack.callback(tb_logger.close)
@@ -76,6 +98,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             on_collected=lambda finished: _collected(context, tb_logger, coordinator, finished),
             on_evaluated=lambda *result: _record(context, tb_logger, coordinator, *result),
             tb_logger=tb_logger,
+            journal=journal,
         )
         context.status = lambda: _status(context, coordinator)
         workers = _make_workers(context, cfg, transport, coordinator.master)
@@ -83,6 +106,10 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         stack.callback(lambda: workers.close(time_to_close(1)))
         stack.callback(end_tasks)
         address = coordinator.start()
+        if isinstance(context.resumed, JournaledRun):
+            evaluations = [Evaluation(**each) for each in coordinator.evaluations]
+            context.recorder.resume(evaluations, coordinator.elapsed_s)
+            save_config(context.cfg, context.run_dir / CONFIG_NAME)
         context.has_begun = True
         if context.on_address is not None:
             context.on_address(address, transport.joining_note())
@@ -96,6 +123,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         context.status = with_fill  # the buffer is closed before the last evaluation
         if reason in ("limit", "stopped"):
             reason = _finish_evaluations(context, coordinator, reason)
+        ended_by.append(reason)
         if cfg.system.validate_state:
             coordinator.validate_state()
         end_tasks()
@@ -111,6 +139,52 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         text = "trained samples were %.2f versions old on average, 99 %% of them at most %d"
         _log.info(text, lag["mean"], lag["p99"])
         return dataclasses.replace(result, policy_lag=lag)
+
+
+def open_journal(context: RunContext, cfg: Any, stack: ExitStack) -> Journal | None:
+    """Return the journal of a run, locked until the stack closes; None where it keeps none.
+
+    Raises:
+        RunDirLockedError: a coordinator of the run is at work.
+        ConfigError: the commander cannot be resumed, and the journal was asked for.
+    """
+    section = cfg.system.journal
+    place = place_of(transport_class(cfg), cfg.system.transport)
+    is_wanted = section.enabled is True or context.on_address is not None or place == "processes"
+    if section.enabled is False or not is_wanted:
+        return None
+    commander = default_manager().class_of(
+        "commanders", cfg.policy.other.commander, "policy.other.commander"
+    )
+    if commander.state_dict is BaseParallelCommander.state_dict:
+        text = f"the commander {cfg.policy.other.commander.type!r} has no state_dict to resume from"
+        if section.enabled is True:
+            raise ConfigError(f"system.journal.enabled: {text}", path="system.journal.enabled")
+        _log.warning("the run keeps no journal: %s", text)
+        return None
+    path = ensure_dir(context.run_dir / JOURNAL_FOLDER)
+    try:
+        stack.enter_context(locked_folder(path, f"a coordinator is at work in {path}"))
+    except RunDirLockedError:
+        raise
+    except RunFolderError as error:
+        raise RunDirLockedError(
+            f"{error}: {Journal(Folder(path)).owner_text()}; wait for its end, or stop it",
+            path=str(path),
+        ) from error
+    return Journal(stack.enter_context(Folder(path)), fsync=section.fsync)
+
+
+def _end_journal(context: RunContext, journal: Journal | None, ended_by: Sequence[Reason]) -> None:
+    """Remove the journal of a run that nobody has to go on with."""
+    if journal is not None and not _can_be_resumed(context, ended_by):
+        with Folder(context.run_dir) as folder:
+            folder.remove_tree(JOURNAL_FOLDER)
+
+
+def _can_be_resumed(context: RunContext, ended_by: Sequence[Reason]) -> bool:
+    is_over = "stop_value" in ended_by
+    return not is_over and (context.has_begun or context.resumed is not None)
 
 
 def _make_workers(
@@ -254,6 +328,7 @@ def _record(
         return  # stopped before an episode ended
     env_steps = coordinator.status().env_steps
     evaluation = context.recorder.add_evaluation(returns, env_steps, int(info["train_iter"]))
+    coordinator.note_evaluation(dataclasses.asdict(evaluation))
     write_statistics(
         tb_logger,
         "evaluator",
@@ -310,7 +385,14 @@ def write_collected(
     write_statistics(tb_logger, "commander", of_commander, status.train_iter, status.env_steps)
 
 
-def _remove_data(transport: Transport) -> None:
+def _remove_data(
+    context: RunContext,
+    transport: Transport,
+    journal: Journal | None,
+    ended_by: Sequence[Reason],
+) -> None:
+    if journal is not None and _can_be_resumed(context, ended_by):
+        return
     try:
         transport.remove_data()
     except DingError as error:

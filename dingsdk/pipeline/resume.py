@@ -1,9 +1,10 @@
-"""Saving a serial run so that it can be resumed, and resuming it.
+"""Saving a run so that it can be resumed, and resuming it.
 
-A save is a folder ``resume/<number>`` of the run folder: ``state.safetensors`` with the state of
-every part, and ``buffer`` with the rows of the replay buffer. The state is written last, so a
-folder that has one is whole. The two newest saves are kept. Segments of rows that did not change
-are shared between saves by hard links.
+A run in parallel mode goes on from the journal of its coordinator and the newest checkpoint of its
+learner. A serial run makes saves. A save is a folder ``resume/<number>`` of the run folder:
+``state.safetensors`` with the state of every part, and ``buffer`` with the rows of the replay
+buffer. The state is written last, so a folder that has one is whole. The two newest saves are kept.
+Segments of rows that did not change are shared between saves by hard links.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import torch
 from msgspec import structs
 
 from dingsdk import __version__
-from dingsdk.config import apply_set
+from dingsdk.config import apply_set, load_config
 from dingsdk.config.plain import to_plain
 from dingsdk.data import Folder, decode_safetensors, encode_safetensors
 from dingsdk.data.capture import capture, revive
@@ -47,8 +48,10 @@ from dingsdk.errors import (
     nearest_name,
 )
 from dingsdk.pipeline.context import Evaluation, RunContext
+from dingsdk.pipeline.run_folder import CONFIG_NAME, JOURNAL_FOLDER
 from dingsdk.plugins.discovery import version_of
 from dingsdk.policy import LearnMode
+from dingsdk.worker.coordinator.journal import OWNER_NAME, Journal
 from dingsdk.worker.sample_counts import SampleCounts
 
 RESUME_FOLDER = "resume"
@@ -123,6 +126,38 @@ class Save:
         return self.path.parent.parent
 
 
+@dataclass(frozen=True, slots=True)
+class JournaledRun:
+    """A run in parallel mode whose coordinator kept a journal.
+
+    Attributes:
+        run_dir: Its folder.
+        config: The compiled config.
+    """
+
+    run_dir: Path
+    config: dict[str, Any]
+
+
+def has_journal(run: Path) -> bool:
+    """Whether a run folder is one of parallel mode that can be resumed."""
+    return (run / JOURNAL_FOLDER / OWNER_NAME).is_file()
+
+
+def find_run(run: Path) -> Save | JournaledRun:
+    """Read the journal of a run in parallel mode, or what ``find_save`` finds.
+
+    Raises:
+        CheckpointCorruptError, CheckpointVersionError: the journal cannot be used.
+        CheckpointError: as ``find_save``.
+    """
+    if not has_journal(run):
+        return find_save(run)
+    with Folder(run / JOURNAL_FOLDER, create=False) as folder:
+        Journal(folder).read()
+    return JournaledRun(run, load_config(run / CONFIG_NAME))
+
+
 def find_save(run: Path) -> Save:
     """Read the newest save of a run folder, or the one whose folder this is.
 
@@ -135,8 +170,9 @@ def find_save(run: Path) -> Save:
     found = _saves(run / RESUME_FOLDER)
     if not found:
         raise CheckpointMissingError(
-            f"{run} holds nothing to resume from: it is no run folder, the run was in parallel "
-            "mode or had no system.save_every, or it ended before it saved",
+            f"{run} holds nothing to resume from: it is no run folder, the run had no "
+            "system.save_every (in parallel mode: no system.journal, as with in_memory), it "
+            "ended before it saved, or it is in parallel mode and reached its stop value",
             path=str(run),
         )
     return _read(found[-1], found[:-1])
@@ -167,13 +203,14 @@ def _read(path: Path, older: list[Path]) -> Save:
     return Save(path, _number(path), state)
 
 
-def changed_config(save: Save, sets: Sequence[str]) -> dict[str, Any]:
-    """Return the config of a save with overrides.
+def changed_config(save: Save | JournaledRun, sets: Sequence[str]) -> dict[str, Any]:
+    """Return the config of a saved run with overrides.
 
     Raises:
         ConfigError: one of a key that cannot change.
     """
-    changed = copy.deepcopy(save.state.config)
+    config = save.config if isinstance(save, JournaledRun) else save.state.config
+    changed = copy.deepcopy(config)
     for assignment in sets:
         path = assignment.partition("=")[0].strip()
         if path not in CHANGEABLE:

@@ -5,6 +5,8 @@
     runs/<exp_name>/            a time stamp is appended when that exists
         config.yaml             the compiled config; can be trained and evaluated again
         resume/                 the newest saves for ``train --resume`` (serial mode)
+        journal/                what ``train --resume`` goes on from (parallel mode)
+        transport/              data of the workers, which goes with the journal (parallel mode)
         ckpt/                   checkpoints: the newest iteration and the best evaluated
         log/                    text logs and tensorboard events
         status.json             how it is doing, written every 2 s; for `dingsdk status`
@@ -52,6 +54,7 @@ STATUS_NAME = "status.json"
 PROGRESS_NAME = "progress.jsonl"
 CURVE_NAME = "curve.png"
 CHECKPOINT_FOLDER = "ckpt"
+JOURNAL_FOLDER = "journal"
 RESULT_FORMAT = 1
 LINE = "#1f6fb4"
 STOP = "#c4501b"

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from dingsdk.config import Count, Held, NotNegative, Part, Section, Whole, fields_of, preset
 from dingsdk.policy.sections import PolicySection
-from dingsdk.worker.coordinator.section import CoordinatorSection
+from dingsdk.worker.coordinator.section import CoordinatorSection, JournalSection
 
 
 class EnvSection(Section, frozen=True, kw_only=True):
@@ -71,6 +71,7 @@ class SystemSection(Section, frozen=True, kw_only=True):
         collector: Options of the comm collectors.
         learner: Options of the comm learners.
         coordinator: Options of the coordinator (parallel mode).
+        journal: What is kept of the run, so that it can be resumed (parallel mode).
         restarts: How often each worker process may be restarted within ten minutes, without a
             minute of work in between, before its death ends the run (parallel mode, transports
             that run workers as processes).
@@ -81,9 +82,10 @@ class SystemSection(Section, frozen=True, kw_only=True):
         torch_threads: Threads that torch may use in each process. Small networks are fastest
             with one.
         max_env_steps: The run ends after this many collected env steps; None for no limit.
-        save_every: Seconds between two saves of all that ``train --resume`` needs (serial mode);
-            ``auto`` is 60, and more where saving would take over 2 % of the time; None
-            saves nothing. A run that ends, or is interrupted, saves once more.
+        save_every: Seconds between two saves of all that ``train --resume`` needs (serial mode;
+            parallel mode has ``journal``); ``auto`` is 60, and more where saving would take over
+            2 % of the time; None saves nothing. A run that ends, or is interrupted, saves once
+            more.
         validate_state: Whether to check, every 5 s and at the end, that each acknowledged sample
             is in the replay buffer or was evicted for a counted reason. A run where that is not
             so ends by ``SamplesLostError``.
@@ -96,6 +98,7 @@ class SystemSection(Section, frozen=True, kw_only=True):
     collector: Annotated[dict[str, Any], Part("comm_collectors")] = preset("base")
     learner: Annotated[dict[str, Any], Part("comm_learners")] = preset("base")
     coordinator: CoordinatorSection = CoordinatorSection()
+    journal: JournalSection = JournalSection()
     restarts: Whole = 3
     worker_memory_limit: Count | None = None
     torch_threads: Held = 1

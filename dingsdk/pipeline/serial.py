@@ -19,7 +19,7 @@ from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ConfigError, DingError, WorkerCrashedError
 from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus
-from dingsdk.pipeline.resume import RunSaver
+from dingsdk.pipeline.resume import RunSaver, Save
 from dingsdk.pipeline.run_folder import CONFIG_NAME
 from dingsdk.pipeline.worker_process import UNGUARDED, UNGUARDED_TEXT
 from dingsdk.plugins import default_manager
@@ -94,7 +94,7 @@ def serial_pipeline(context: RunContext) -> RunResult:
             saver = RunSaver(context, workers)
         context.status = lambda: _status(context, workers)
         workers.learner.call_hook("before_run")
-        if context.resumed is not None:
+        if isinstance(context.resumed, Save):
             saver.resume(context.resumed)
             save_config(context.cfg, context.run_dir / CONFIG_NAME)
         for line in saver.inexact:

@@ -106,10 +106,12 @@ def resume(
     policy: type | None = None,
     callbacks: Sequence[Any] = (),
 ) -> RunResult:
-    """Go on with a serial run where it was saved last, and return as ``train`` does.
+    """Go on with a run where it was saved last, and return as ``train`` does.
 
-    It then does what it would have done without the interruption, bit for bit, but for what the
-    run named in its log: envs that cannot be saved, schedules by the clock.
+    A serial run then does what it would have done without the interruption, bit for bit, but for
+    what it named in its log: envs that cannot be saved, schedules by the clock. A run in parallel
+    mode goes on with the counters, samples and priorities of its journal and the newest checkpoint
+    of its learner, and begins new episodes.
 
     Args:
         run: The run folder, or the folder of one save in it (``RUN/resume/000012``).
@@ -126,14 +128,15 @@ def resume(
         RunFolderError: the run is under way.
         DingError: a part failed during the run.
     """
-    from dingsdk.pipeline.resume import changed_config, find_save
+    from dingsdk.pipeline.resume import JournaledRun, changed_config, find_run
 
     leave_if_importing()
-    save = find_save(Path(run))
-    cfg = compile_run(changed_config(save, sets), env=env, policy=policy)
-    with _given(cfg, "serial", env, policy, callbacks) as hooks:
+    save = find_run(Path(run))
+    mode: Mode = "parallel" if isinstance(save, JournaledRun) else "serial"
+    cfg = compile_run(changed_config(save, sets), mode, env=env, policy=policy)
+    with _given(cfg, mode, env, policy, callbacks) as hooks:
         context = RunContext(cfg=cfg, run_dir=save.run_dir, learner_hooks=hooks, resumed=save)
-        return run_pipeline(context, "serial", progress, announce)
+        return run_pipeline(context, mode, progress, announce)
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def place_of(
 
 def has_processes(cfg: Any, mode: str) -> bool:
     """Whether the workers of a run are processes of their own."""
-    return mode == "parallel" and place_of(_transport_class(cfg), cfg.system.transport) != "threads"
+    return mode == "parallel" and place_of(transport_class(cfg), cfg.system.transport) != "threads"
 
 
 def has_env_processes(cfg: Any) -> bool:
@@ -86,10 +86,11 @@ def has_env_processes(cfg: Any) -> bool:
 
 def check_reach(cfg: Any) -> None:
     """Raise ConfigError unless the config's transport reaches other processes."""
-    place_of(_transport_class(cfg), cfg.system.transport, is_elsewhere=True)
+    place_of(transport_class(cfg), cfg.system.transport, is_elsewhere=True)
 
 
-def _transport_class(cfg: Any) -> type[Transport]:
+def transport_class(cfg: Any) -> type[Transport]:
+    """Return the class of the transport that ``system.transport`` names."""
     section = cfg.system.transport
     found: type[Transport] = default_manager().class_of("transports", section, "system.transport")
     return found

@@ -317,6 +317,7 @@ class Coordinator(Configurable, TaskControl):
         recovered = keeper.open()
         with self.condition:
             garbage = self._record.recover(recovered)
+            self._state.change_limit(self._cfg["policy"]["learn"]["learner"])
         self.data_store.delete(garbage)
         for experience in self._state.experiences.values():
             names = experience.readable()
@@ -325,9 +326,7 @@ class Coordinator(Configurable, TaskControl):
             if gone:
                 _log.warning("%d payloads are gone; their samples are given up", len(gone))
         self._orphans_until = self.clock() + self._rejoin_s
-        begun = keeper.begin_state()
-        if begun is not None:
-            keeper.write_state(*begun)
+        keeper.save_state()
 
     def _keep_journal(self) -> None:
         """Write the whole state where it is due."""
@@ -384,6 +383,9 @@ class Coordinator(Configurable, TaskControl):
         with self.condition:
             if self._record.open_experience(state):
                 self._note(Opened(state.task_id))
+                # With the state of its random numbers: what is drawn later can be drawn again.
+                if self._keeper is not None:
+                    self._keeper.save_state()
 
     def _new_experience(self, state: TaskState) -> Experience:
         policy = self._cfg["policy"]

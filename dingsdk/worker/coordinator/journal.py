@@ -353,6 +353,11 @@ class Journal:
         self.rotate()
         return found
 
+    def read(self) -> Recovered:
+        """Return what it holds, and change nothing; errors as ``open``."""
+        self._read_owner()
+        return self._read_all()[0]
+
     def append(self, fact: Fact) -> None:
         """Write a fact; when this returns, it outlives the process.
 
@@ -368,6 +373,10 @@ class Journal:
         self._facts += 1
         # After the write: one that takes the journal later than this reads the record.
         self.check_owner()
+
+    def owner_text(self) -> str:
+        """Return who wrote it last, for people."""
+        return self._read_owner().name
 
     def check_owner(self) -> None:
         """Raise RunDirLockedError if another coordinator has taken the journal."""

@@ -97,6 +97,11 @@ class Keeper:
             self.is_behind = False
             self._hold_up("")
 
+    def save_state(self) -> None:
+        """Write the state at once; where there is no room, the journal is behind."""
+        begun = self.begin_state()
+        self.is_behind = begun is None or not self.write_state(*begun)
+
     def _fail(self, error: StorageFullError) -> None:
         self._try_at = self._clock() + RETRY_S
         if self.is_behind:

@@ -418,6 +418,14 @@ class SchedulerState:
             self._ended_counts += experience.counts()
         return experience
 
+    def change_limit(self, learner_cfg: Mapping[str, Any]) -> None:
+        """Let learners that are not out yet train for ``train_iterations`` of this section."""
+        limit = {"train_iterations": learner_cfg["train_iterations"]}
+        for state in (*self.running.values(), *self._queues["learner"]):
+            if state.role == "learner":
+                task = state.task
+                state.task = {**task, "learner_cfg": {**task["learner_cfg"], **limit}}
+
     def learner_of(self, buffer_id: str) -> TaskState:
         """Return the task that has a buffer for itself; raises LookupError."""
         queued = (state for queue in self._queues.values() for state in queue)

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from dingsdk.config import Count, NotNegative, Positive, Section
+
+
+class JournalSection(Section, frozen=True, kw_only=True):
+    """Section ``system.journal``: what is kept of a parallel run while it goes on.
+
+    Attributes:
+        enabled: Whether to keep a journal, from which ``train --resume`` goes on, and a coordinator
+            that is started again; ``auto``: where workers are processes.
+        fsync: Whether a sample is acknowledged once the disk has it in the journal, so that it
+            survives a power cut; without, it survives the end of the process.
+    """
+
+    enabled: bool | Literal["auto"] = "auto"
+    fsync: bool = False
 
 
 class CoordinatorSection(Section, frozen=True, kw_only=True):
