@@ -62,7 +62,7 @@ _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY
 # Without O_NONBLOCK the open of a FIFO would wait for a writer.
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _OVERWRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-_APPEND = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+_APPEND = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _BUFFERS_A_CALL = 512  # below IOV_MAX, 1024 on Linux
 
 
@@ -226,7 +226,8 @@ class Folder:
         """
         self._check_name(name)
         with _Use(self, "write", name) as folder:
-            descriptor = os.open(name, _APPEND, 0o600, dir_fd=folder)
+            flags = _APPEND if at else _APPEND | os.O_CREAT
+            descriptor = os.open(name, flags, 0o600, dir_fd=folder)
             try:
                 size = os.fstat(descriptor).st_size
                 if size != at:

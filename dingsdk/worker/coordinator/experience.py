@@ -11,7 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import ConflictError, ProtocolError, SamplesLostError
+from dingsdk.errors import (
+    BufferFullError,
+    ConflictError,
+    DingError,
+    ProtocolError,
+    SamplesLostError,
+)
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.sample_counts import SampleCounts
 
@@ -105,6 +111,13 @@ class PayloadLedger:
         self._payloads[number] = _Payload(data_id, rows, digest, rows, np.ones(rows, np.bool_))
         self.acked_rows += rows
         return number
+
+    def withdraw(self, number: int) -> None:
+        """Undo the last ``add``: the buffer did not take the rows."""
+        payload = self._payloads.pop(number)
+        del self._numbers[payload.data_id]
+        self.acked_rows -= payload.rows
+        self._next = number
 
     def knows(self, data_id: str) -> bool:
         """Whether a payload was entered before."""
@@ -366,7 +379,14 @@ class Experience:
         }
         if priority is not None:
             columns["priority"] = np.broadcast_to(np.asarray(priority, np.float64), (rows,))
-        self._push(SampleBatch(columns), envstep)
+        try:
+            self._push(SampleBatch(columns), envstep)
+        except BufferFullError:
+            # It was admitted, by a limiter that goes by the clock, and is acknowledged since then.
+            self._push_again(SampleBatch(columns))
+        except DingError:
+            self.ledger.withdraw(number)
+            raise
         return True
 
     def can_push(self, rows: int) -> bool:
@@ -540,6 +560,9 @@ class Experience:
     def _push(self, batch: SampleBatch, envstep: int) -> None:
         self.buffer.push(batch, envstep)
 
+    def _push_again(self, rows: Any) -> None:
+        self.buffer.load_state_dict({"data": rows})
+
     def _column(self, meta: Mapping[str, Any], name: str) -> NDArray[Any]:
         column = (meta.get("columns") or {}).get(name)
         if not isinstance(column, np.ndarray) or column.shape[:1] != (int(meta["rows"]),):
@@ -578,6 +601,9 @@ class EpisodeExperience(Experience):
 
     def _push(self, batch: SampleBatch, envstep: int) -> None:
         self.buffer.push([batch], envstep)
+
+    def _push_again(self, rows: Any) -> None:
+        super()._push_again([rows])
 
     def _draw(self, batch_size: int, train_iter: int) -> dict[str, Any] | None:
         """Sample episodes: their rows one after another, and the ``lengths`` of all."""

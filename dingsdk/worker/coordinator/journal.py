@@ -34,6 +34,7 @@ from dingsdk.errors import (
     DataMissingError,
     DataVersionError,
     RunDirLockedError,
+    RunFolderError,
     StorageFullError,
 )
 
@@ -367,7 +368,7 @@ class Journal:
             RunFolderError: it cannot be written.
         """
         record = encode_fact(fact)
-        self._disk.append(_name(self.number, "facts"), record, self._size, self._fsync)
+        self._append(self.number, record, self._size)
         self._size += len(record)
         self._bytes += len(record)
         self._facts += 1
@@ -403,7 +404,7 @@ class Journal:
         """
         record = encode_fact(Begun(self.epoch, self._size))
         number = self.number + 1
-        self._disk.append(_name(number, "facts"), record, 0, self._fsync)
+        self._append(number, record, 0)
         self.number, self._size = number, len(record)
         self.check_owner()
         return number
@@ -431,6 +432,13 @@ class Journal:
                 self._disk.unlink(_name(old, kind))
         self._due_bytes = max(self._least_bytes, info.size_bytes)
         self._bytes = self._facts = 0
+
+    def _append(self, number: int, record: bytes, at: int) -> None:
+        try:
+            self._disk.append(_name(number, "facts"), record, at, self._fsync)
+        except RunFolderError:
+            self.check_owner()  # the file may be gone because it is another one's
+            raise
 
     def _read_all(self) -> tuple[Recovered, int, int]:
         """Return what is there, the number of the newest file, and its size without a torn end."""

@@ -8,7 +8,13 @@ from typing import Any
 
 import msgspec
 
-from dingsdk.errors import CheckpointCorruptError, ConflictError, DingError, ProtocolError
+from dingsdk.errors import (
+    CheckpointCorruptError,
+    ConflictError,
+    DingError,
+    ProtocolError,
+    SchemaMismatchError,
+)
 from dingsdk.worker.coordinator.experience import Experience, PolicyLag
 from dingsdk.worker.coordinator.journal import (
     Closed,
@@ -124,6 +130,7 @@ class RunRecord:
         if recovered.state is not None:
             self.load_state_dict(recovered.state)
         scheduler, garbage = self._scheduler, list[str]()
+        trained: dict[str, Trained] = {}
         note, scheduler.note = scheduler.note, None
         for fact in recovered.facts:
             try:
@@ -132,7 +139,12 @@ class RunRecord:
                 raise CheckpointCorruptError(
                     f"the journal has a fact that does not fit those before it: {fact!r:.200}"
                 ) from error
+            if isinstance(fact, Trained):
+                trained[fact.task_id] = fact
         scheduler.note = note
+        for task_id, fact in trained.items():
+            info = {"learner_step": fact.train_iter, "lost_payloads": fact.lost}
+            scheduler.commander.update_learner_info(task_id, {**info, "learner_done": False})
         for state in scheduler.running.values():
             if not state.is_evaluation and state.env_steps:
                 report = {"cur_step": state.env_steps + state.lost_env_steps}
@@ -161,7 +173,7 @@ class RunRecord:
             experience = scheduler.experiences[fact.buffer_id]
             try:
                 experience.push(msgspec.structs.asdict(fact), fact.env_steps)
-            except (ConflictError, ProtocolError) as error:
+            except (ConflictError, ProtocolError, SchemaMismatchError) as error:
                 _log.debug("refused, as it was before: %s", error)
             return scheduler.take_garbage(experience)
         elif isinstance(fact, Leased | Trained | LeaseEnded):

@@ -241,11 +241,6 @@ def test_commander_is_told_of_more_and_of_less_room_for_collectors(site: Site) -
     assert site.commander.calls == [("space", 1), ("space", -1)]
 
 
-def test_state_of_a_coordinator_is_empty(site: Site) -> None:
-    site.coordinator.load_state_dict(site.coordinator.state_dict())
-    assert site.coordinator.state_dict() == {}
-
-
 def test_worker_of_an_unknown_role_is_named(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     site.coordinator._on_join(WorkerInfo("c0", "collector"))
     assert caplog.text == ""

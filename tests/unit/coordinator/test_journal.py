@@ -21,11 +21,11 @@ from dingsdk.testing.os_calls import failing_calls
 from dingsdk.worker.coordinator.journal import (
     Begun,
     Fact,
-    Given,
     Journal,
     Leased,
     Missing,
     Pushed,
+    Queued,
     Recovered,
     TaskRecord,
     Trained,
@@ -33,7 +33,7 @@ from dingsdk.worker.coordinator.journal import (
 )
 
 FACTS: list[Fact] = [
-    Given(TaskRecord("t", "learner", {"seed": 3, "stop": float("inf")}, 1, "ab12")),
+    Queued(TaskRecord("t", "learner", {"seed": 3, "stop": float("inf")}, 0, "ab12"), b"{}"),
     Pushed("b", "p0", 3, 7, 12, columns={"x": np.array([[1.0], [np.nan], [2.0]], np.float32)}),
     Leased("t", 32, 8, 7, 2),
     Trained("t", 9, [(0, "missing")], {"priority": np.array([0.5, 1.5])}),

@@ -1,0 +1,364 @@
+"""A coordinator that goes on from the journal of another one knows what that one knew."""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dingsdk.data import SampleBatch
+from dingsdk.data.container import encode_frame
+from dingsdk.data.files import Folder
+from dingsdk.errors import CheckpointCorruptError, RunDirLockedError
+from dingsdk.pipeline.context import RunContext
+from dingsdk.pipeline.parallel import worker_config
+from dingsdk.pipeline.train import compile_run
+from dingsdk.plugins import default_manager
+from dingsdk.testing.os_calls import failing_calls
+from dingsdk.worker import Coordinator
+from dingsdk.worker.comm import LEFT, WorkerInfo
+from dingsdk.worker.coordinator import TaskPhase, TaskState
+from dingsdk.worker.coordinator.coordinator import MANY_LOST
+from dingsdk.worker.coordinator.journal import Journal
+
+BUFFER = "policy.other.replay_buffer."
+KINDS: dict[str, tuple[str, ...]] = {
+    "naive": ("cartpole-dqn",),
+    "prioritized": (
+        "cartpole-dqn",
+        f"{BUFFER}type=advanced",
+        "policy.priority=true",
+        f"{BUFFER}max_use=3",
+        f"{BUFFER}max_staleness=40",
+    ),
+    "on-policy": ("cartpole-ppo", "policy.collect.n_sample=32"),
+}
+ROWS = 8
+
+
+class Life:
+    """One coordinator on a journal, not started; the test is its workers."""
+
+    def __init__(self, folder: Path, transport: Any, kind: str, snapshot_facts: int = 40) -> None:
+        example, *sets = KINDS[kind]
+        sets += ["policy.learn.batch_size=16", f"{BUFFER}replay_buffer_size=200"]
+        if kind != "on-policy":
+            sets.append("policy.collect.n_sample=32")
+        cfg = compile_run(example, "parallel", "in_memory", sets, 0)
+        cfg = worker_config(RunContext(cfg=cfg, run_dir=folder))
+        self.now = 100.0
+        journal = Journal(Folder(folder / "journal"), snapshot_facts=snapshot_facts)
+        self.coordinator = Coordinator(cfg, transport, journal=journal, clock=lambda: self.now)
+        self.scheduler = self.coordinator._state
+        assert self.coordinator._keeper is not None
+        self.keeper = self.coordinator._keeper
+        self.coordinator._recover(self.keeper)
+
+    def join(self, worker_id: str, role: str) -> None:
+        self.scheduler.join(WorkerInfo(worker_id, role, incarnation=1))
+
+    def give(self, role: str) -> TaskState:
+        """Let the commander hand out a task, and a worker get it."""
+        self.scheduler.produce(role)
+        state = self.scheduler.assign(role)
+        assert state is not None
+        if role == "learner":
+            self.coordinator.open_experience(state)
+        return state
+
+    def collect(self) -> TaskState:
+        """Have the first task, an evaluation, end, and return one that collects."""
+        evaluation = self.give("collector")
+        finished = {"train_iter": 0, "reward_mean": 9.0, "step_count": 40, "collector_done": True}
+        self.coordinator.deal_with_collector_finish_task(evaluation, finished)
+        self.scheduler.end(evaluation, TaskPhase.FINISHED, None)
+        return self.give("collector")
+
+    def push(self, state: TaskState, name: str, seed: int, iteration: int) -> bool:
+        rng = np.random.default_rng(seed)
+        self.coordinator.data_store.put(name, SampleBatch({"x": np.zeros(ROWS)}))
+        meta: dict[str, Any] = {"data_id": name, "rows": ROWS, "policy_iter": iteration}
+        experience = self.coordinator.experience_of(state)
+        assert experience is not None
+        columns = {each: rng.random(ROWS) for each in experience.columns}
+        if "replay_unique_id" in experience.buffer.state_dict().get("metadata", {}):
+            columns["priority"] = rng.random(ROWS)
+        return self.coordinator.deal_with_collector_send_data(state, {**meta, "columns": columns})
+
+    def train(self, state: TaskState, seed: int, iteration: int, lost: bool) -> int:
+        """Lease and train on what can be had; return how many rows."""
+        rng = np.random.default_rng(seed)
+        demand = {"batch_size": 16, "batches": 3, "cur_learner_iter": iteration}
+        leased = self.coordinator.deal_with_learner_get_data(state, demand)
+        if leased is None:
+            return 0
+        batches = leased["batches"]
+        info: dict[str, Any] = {"learner_step": iteration + len(batches), "priority_info": {}}
+        if "replay_unique_id" in batches[0]:
+            keys = ("replay_unique_id", "replay_buffer_idx")
+            known = {key: np.concatenate([each[key] for each in batches]) for key in keys}
+            size = len(known[keys[0]])
+            info["priority_info"] = {**known, "priority": rng.random(size)}
+        first = int(batches[0]["payload"][0])
+        info["lost_payloads"] = [[first, "missing"]] if lost else []
+        self.coordinator.deal_with_learner_send_info(state, {**info, "learner_done": False})
+        return sum(len(each["payload"]) for each in batches)
+
+    def look(self) -> dict[str, Any]:
+        """Return the state, without what is counted by clocks."""
+        state = self.coordinator.state_dict()
+        commander = state["scheduler"]["commander"]
+        assert state.pop("elapsed_s") >= 0
+        assert commander.pop("elapsed_s") >= 0
+        if commander["schedule"]["last"] is not None:
+            commander["schedule"] = commander["schedule"]["last"][:2]
+        lost = commander["learner_info"].get("lost_payloads", [])
+        commander["learner_info"]["lost_payloads"] = [list(each) for each in lost]
+        return state
+
+
+def same(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+    """Whether two states are equal, bit for bit."""
+    frames = [encode_frame("state", each)[0] for each in (left, right)]
+    return b"".join(map(bytes, frames[0])) == b"".join(map(bytes, frames[1]))
+
+
+@pytest.fixture
+def transport(tmp_path: Path) -> Iterator[Any]:
+    cfg = {"type": "in_memory", "concurrency": "threads"}
+    made = default_manager().create("transports", cfg, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_after_a_restart_is_the_one_before_it(
+    tmp_path: Path, transport: Any, kind: str
+) -> None:
+    rng = np.random.default_rng(5)
+    life = Life(tmp_path, transport, kind)
+    life.join("l0", "learner")
+    life.join("c0", "collector")
+    learner, collector = life.give("learner"), life.collect()
+    iteration = pushed = steps = 0
+    acknowledged: Counter[str] = Counter()
+    for step in range(150):
+        action = rng.integers(8)
+        if action < 4:
+            name = f"p{pushed if action else max(0, pushed - 3)}"  # sometimes one again
+            pushed += 1
+            acknowledged[name] += life.push(collector, name, step, iteration)
+        elif action < 6:
+            iteration += bool(life.train(learner, step, iteration, lost=step % 17 == 0))
+        elif action == 6:
+            steps += 5
+            life.coordinator.deal_with_collector_progress(collector, {"cur_step": steps})
+        else:
+            life.coordinator._keep_journal()
+        if step % 30 == 29:
+            life.coordinator.validate_state()
+            after = Life(tmp_path, transport, kind)
+            assert same(life.look(), after.look())
+            after.coordinator.validate_state()
+            life = after
+            learner, collector = (
+                life.scheduler.running[each.task_id] for each in (learner, collector)
+            )
+    assert life.coordinator.status().env_steps == steps > 0
+    assert life.coordinator.status().train_iter > 0
+    # Counted without the ledger: each name that was taken, once.
+    assert life.coordinator.status().samples.acknowledged == ROWS * len(+acknowledged)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_coordinator_draws_on_as_the_one_before_it_would_have(
+    tmp_path: Path, transport: Any, kind: str
+) -> None:
+    life = Life(tmp_path, transport, kind)
+    life.join("l0", "learner")
+    life.join("c0", "collector")
+    learner, collector = life.give("learner"), life.collect()
+    for number in range(12):
+        life.push(collector, f"p{number}", number, 0)
+    life.train(learner, 1, 0, lost=False)
+    for number in range(12, 20):
+        life.push(collector, f"p{number}", number, 0)
+    after = Life(tmp_path, transport, kind)
+    drawn = [
+        each.coordinator.experience_of(learner).lease(learner, 16, 3, 3)["batches"]  # type: ignore[union-attr, index]
+        for each in (life, after)
+    ]
+    assert same({"drawn": drawn[0]}, {"drawn": drawn[1]})
+
+
+def test_tasks_of_workers_that_do_not_come_back_are_given_to_others(
+    tmp_path: Path, transport: Any
+) -> None:
+    life = Life(tmp_path, transport, "naive")
+    life.join("l0", "learner")
+    life.join("c0", "collector")
+    learner, collector = life.give("learner"), life.collect()
+    life.push(collector, "p0", 1, 0)
+    life.coordinator.deal_with_collector_progress(collector, {"cur_step": 7})
+    after = Life(tmp_path, transport, "naive")
+    assert {each.task_id for each in after.scheduler.orphans} == {
+        learner.task_id,
+        collector.task_id,
+    }
+    after.coordinator._expire_orphans()
+    assert after.scheduler.running == {}
+    after.join("l1", "learner")
+    after.join("c1", "collector")
+    again = after.give("learner")
+    assert (again.task_id, again.attempt, again.task["resume"]) == (learner.task_id, 1, True)
+    collecting = after.give("collector")
+    assert collecting.task_id == collector.task_id
+    assert collecting.payload_prefix != collector.payload_prefix
+    assert collecting.lost_env_steps == 7
+    assert after.coordinator.status().env_steps == 7
+    assert after.coordinator.status().samples.live == ROWS
+    # And a third one knows all that.
+    assert same(after.look(), Life(tmp_path, transport, "naive").look())
+
+
+def test_tasks_that_ended_or_were_queued_are_known(tmp_path: Path, transport: Any) -> None:
+    life = Life(tmp_path, transport, "naive")
+    life.join("l0", "learner")
+    life.join("c0", "collector")
+    life.give("learner")
+    life.collect()
+    life.join("c1", "collector")
+    life.coordinator.note_evaluation({"mean": 9.0})
+    life.scheduler.produce("collector")  # it waits for a worker
+    after = Life(tmp_path, transport, "naive")
+    assert same(life.look(), after.look())
+    assert after.coordinator.evaluations == [{"mean": 9.0}]
+    assert [record.reward_mean for record in after.scheduler.commander.eval_history] == [9.0]  # type: ignore[attr-defined]
+    after.join("c1", "collector")
+    after.coordinator._expire_orphans()
+    assert not after.give("collector").is_evaluation
+
+
+def test_worker_that_left_is_not_blamed_by_the_next_coordinator(
+    tmp_path: Path, transport: Any
+) -> None:
+    life = Life(tmp_path, transport, "naive")
+    life.join("l0", "learner")
+    learner = life.give("learner")
+    for _ in range(10):
+        life = Life(tmp_path, transport, "naive")
+        life.coordinator._expire_orphans()
+        life.join("l0", "learner")
+        again = life.give("learner")
+        assert (again.task_id, again.attempt, again.losses) == (learner.task_id, 1, ())
+    assert LEFT
+
+
+def test_end_of_the_run_leaves_its_tasks_to_whoever_resumes_it(
+    tmp_path: Path, transport: Any
+) -> None:
+    life = Life(tmp_path, transport, "naive")
+    life.join("l0", "learner")
+    life.join("c0", "collector")
+    learner, collector = life.give("learner"), life.collect()
+    life.push(collector, "p0", 1, 0)
+    life.coordinator.system_shutdown_flag = True
+    finished = {"step_count": 12, "task_id": collector.task_id, "buffer_id": collector.buffer_id}
+    life.coordinator.deal_with_collector_finish_task(
+        collector, {**finished, "train_iter": 0, "reward_mean": 0.0}
+    )
+    life.scheduler.end(collector, TaskPhase.FINISHED, None)
+    life.coordinator.deal_with_learner_finish_task(
+        learner, {"buffer_id": learner.buffer_id}, has_trained_out=True
+    )
+    life.scheduler.end(learner, TaskPhase.FINISHED, None)
+    after = Life(tmp_path, transport, "naive")
+    assert {each.task_id for each in after.scheduler.orphans} == {
+        learner.task_id,
+        collector.task_id,
+    }
+    assert after.coordinator.status().samples.live == ROWS
+
+
+def test_payloads_that_are_gone_at_a_restart_are_given_up(tmp_path: Path, transport: Any) -> None:
+    life = Life(tmp_path, transport, "naive")
+    life.join("l0", "learner")
+    life.join("c0", "collector")
+    life.give("learner")
+    collector = life.collect()
+    names = [f"p{number}" for number in range(MANY_LOST)]
+    for number, name in enumerate(names):
+        life.push(collector, name, number, 0)
+    transport.data_store().delete(names[:-1])
+    after = Life(tmp_path, transport, "naive")
+    experience = after.coordinator.experience_of(collector)
+    assert experience is not None
+    assert experience.readable() == names[-1:]
+    transport.data_store().delete(names)
+    after = Life(tmp_path, transport, "naive")
+    samples = after.coordinator.status().samples
+    assert samples.live == 0
+    assert samples.evicted == {"missing": ROWS * MANY_LOST}
+
+
+def test_full_disk_holds_up_what_is_to_be_acknowledged(tmp_path: Path, transport: Any) -> None:
+    life = Life(tmp_path, transport, "naive")
+    life.join("l0", "learner")
+    life.join("c0", "collector")
+    learner, collector = life.give("learner"), life.collect()
+    for number in range(4):
+        life.push(collector, f"p{number}", number, 0)
+    with failing_calls(("writev", "write"), 1, errno.ENOSPC, persistent=True):
+        assert not life.push(collector, "p4", 4, 0)
+        assert "ENOSPC" in life.coordinator.held_up_by
+        assert life.train(learner, 1, 0, lost=False)  # true by then: the journal is behind
+        assert life.keeper.is_behind
+        assert not life.train(learner, 2, 3, lost=False)
+        life.coordinator._keep_journal()
+        assert not life.push(collector, "p4", 4, 0)
+    assert life.keeper.is_behind
+    life.coordinator._keep_journal()  # too soon after the last try
+    assert life.keeper.is_behind
+    life.now += 1.0
+    life.coordinator._keep_journal()
+    assert (life.keeper.is_behind, life.coordinator.held_up_by) == (False, "")
+    assert life.push(collector, "p4", 4, 0)
+    assert same(life.look(), Life(tmp_path, transport, "naive").look())
+
+
+def test_coordinator_that_lost_its_journal_acknowledges_nothing(
+    tmp_path: Path, transport: Any
+) -> None:
+    life = Life(tmp_path, transport, "naive")
+    life.join("l0", "learner")
+    life.join("c0", "collector")
+    life.give("learner")
+    collector = life.collect()
+    after = Life(tmp_path, transport, "naive")
+    with pytest.raises(RunDirLockedError):
+        life.push(collector, "p0", 0, 0)
+    assert life.coordinator.status().samples.acknowledged == 0
+    assert after.coordinator.status().samples.acknowledged == 0
+
+
+def test_state_of_another_run_is_refused(tmp_path: Path, transport: Any) -> None:
+    life = Life(tmp_path / "a", transport, "naive")
+    life.join("l0", "learner")
+    life.give("learner")
+    state = life.coordinator.state_dict()
+    with pytest.raises(CheckpointCorruptError):
+        Life(tmp_path / "b", transport, "naive").coordinator.load_state_dict(
+            {**state, "scheduler": {}}
+        )
+    other = Life(tmp_path / "c", transport, "naive").coordinator
+    other.load_state_dict(state)
+    assert same(state["experiences"], other.state_dict()["experiences"])
+    assert same(
+        {"tasks": state["scheduler"]["running"]},
+        {"tasks": other.state_dict()["scheduler"]["running"]},
+    )
