@@ -1,0 +1,278 @@
+"""Parallel runs of which every process was killed, and runs that ended, go on by ``resume``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dingsdk import resume, train
+from dingsdk.cli import main
+from dingsdk.config import load_config
+from dingsdk.data.files import Folder
+from dingsdk.errors import (
+    CheckpointCorruptError,
+    CheckpointMissingError,
+    ConfigError,
+    RunDirLockedError,
+    RunFolderError,
+)
+from dingsdk.pipeline.context import RunContext, RunResult
+from dingsdk.pipeline.parallel import worker_config
+from dingsdk.pipeline.train import compile_run
+from dingsdk.pipeline.worker import make_transport
+from dingsdk.worker import Coordinator
+from dingsdk.worker.coordinator.journal import Journal
+
+ITERATIONS = "policy.learn.learner.train_iterations"
+SETS = (
+    "env.stop_value=10000",
+    "policy.eval.evaluator.eval_freq=100",
+    "system.validate_state=true",
+    "system.coordinator.lease_s=5",
+)
+SCRIPT = '''
+import os, sys
+from dingsdk import train
+from dingsdk.worker import Coordinator
+
+acknowledge = Coordinator.deal_with_collector_send_data
+
+
+def counted(self, state, meta):
+    """Write down what a worker is told to be acknowledged, beside all parts of the run."""
+    is_taken = acknowledge(self, state, meta)
+    if is_taken:
+        with open(sys.argv[1] + "/acknowledged", "a") as file:
+            file.write(f"{meta['data_id']} {meta['rows']}\\n")
+    return is_taken
+
+
+Coordinator.deal_with_collector_send_data = counted
+if __name__ == "__main__":
+    train("cartpole-dqn", "parallel", "flask_fs", sys.argv[2:], 3, sys.argv[1])
+'''
+
+
+def acknowledged(folder: Path) -> int:
+    """Return the rows of all payloads that were acknowledged, each counted once."""
+    lines = (folder / "acknowledged").read_text().split("\n")
+    rows = dict(line.split() for line in lines if line.count(" ") == 1)
+    return sum(map(int, rows.values()))
+
+
+def wait_until(predicate: Callable[[], bool], timeout_s: float = 90.0) -> None:
+    deadline, pause = time.monotonic() + timeout_s, threading.Event()
+    while not predicate():
+        assert time.monotonic() < deadline
+        pause.wait(0.05)
+
+
+def status(run: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((run / "status.json").read_text())
+    except FileNotFoundError:
+        return {"train_iter": 0}
+    return found
+
+
+def kill_all(parent: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all that it started, at once."""
+    found = [psutil.Process(parent.pid), *psutil.Process(parent.pid).children(recursive=True)]
+    for each in found:
+        each.send_signal(signal.SIGSTOP)  # so that none notices that others are gone
+    for each in found:
+        each.kill()
+    parent.wait()
+    psutil.wait_procs(found[1:], timeout=20)
+
+
+def start(folder: Path, *sets: str) -> subprocess.Popen[bytes]:
+    script = folder / "run.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), str(folder), "exp_name=run", *SETS, *sets]
+    return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def recovered_rows(run: Path, copy: Path) -> int:
+    """Return how many rows a coordinator on a copy of the journal knows to be acknowledged."""
+    shutil.copytree(run, copy)
+    cfg = compile_run(load_config(copy / "config.yaml"), "parallel")
+    cfg = worker_config(RunContext(cfg=cfg, run_dir=copy))
+    transport = make_transport(cfg, copy)
+    with Folder(copy / "journal") as folder:
+        coordinator = Coordinator(cfg, transport, journal=Journal(folder))
+        coordinator.start()
+        coordinator.validate_state()
+        found = coordinator.status().samples
+        for experience in coordinator._state.experiences.values():
+            live = experience.readable()
+            assert all(coordinator.data_store.has(name, 0.0) for name in live)
+        coordinator.close()
+    transport.close()
+    assert "missing" not in found.evicted
+    return found.acknowledged
+
+
+def go_on(run: Path, iterations: int, **options: Any) -> RunResult:
+    return resume(run, sets=[f"{ITERATIONS}={iterations}"], **options)
+
+
+def test_run_whose_processes_were_all_killed_goes_on(tmp_path: Path) -> None:
+    process, run = (
+        start(tmp_path, f"{ITERATIONS}=1000000", "system.collector_num=1"),
+        tmp_path / "run",
+    )
+    try:
+        wait_until(lambda: status(run)["train_iter"] > 150)
+    finally:
+        kill_all(process)
+    before, rows = status(run), acknowledged(tmp_path)
+    assert not (run / "result.json").exists()
+    # The one payload more was written down in the journal, and its worker not told of it yet.
+    assert rows <= recovered_rows(run, tmp_path / "copy") <= rows + 1024
+    result = go_on(run, before["train_iter"] + 200)
+    assert result.reason == "limit"
+    assert result.train_iter == before["train_iter"] + 200
+    assert result.env_steps > before["env_steps"]
+    assert result.elapsed_s > before["elapsed_s"]
+    assert result.samples.acknowledged > rows >= before["samples"]["acknowledged"]
+    # All that the first coordinator acknowledged is there, or left for a counted reason.
+    result.samples.check()
+    assert len(result.evaluations) >= 2
+    steps = [each.env_steps for each in result.evaluations]
+    assert steps == sorted(steps)
+
+
+def train_to_limit(output: Path, transport: str) -> RunResult:
+    sets = [*SETS, f"{ITERATIONS}=60", "exp_name=run", "system.journal.enabled=true"]
+    return train("cartpole-dqn", "parallel", transport, sets, 3, output)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that ended at a limit; tests copy it."""
+    return train_to_limit(tmp_path_factory.mktemp("runs"), "in_memory").run_dir
+
+
+@pytest.fixture
+def run(ended: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(ended, tmp_path / "run"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize(
+    "transport", ["in_memory", pytest.param("flask_fs", marks=pytest.mark.slow)]
+)
+def test_run_that_reached_a_limit_goes_on_to_a_later_one(tmp_path: Path, transport: str) -> None:
+    before = train_to_limit(tmp_path, transport)
+    run = before.run_dir
+    result = go_on(run, 90)
+    assert (result.run_dir, result.mode, result.train_iter) == (run, "parallel", 90)
+    assert result.env_steps >= before.env_steps > 0
+    assert result.samples.acknowledged >= before.samples.acknowledged
+    assert result.samples.trained > before.samples.trained
+    assert result.evaluations[: len(before.evaluations)] == before.evaluations
+    assert len(result.evaluations) > len(before.evaluations)
+    assert load_config(run / "config.yaml")["policy"]["learn"]["learner"]["train_iterations"] == 90
+    # Where the samples went with the process, they count as gone.
+    missing = before.samples.live if transport == "in_memory" else 0
+    assert result.samples.evicted.get("missing", 0) == missing
+
+
+@pytest.mark.slow
+def test_run_that_reached_its_goal_leaves_nothing_to_go_on_from(tmp_path: Path) -> None:
+    sets = [*SETS, "env.stop_value=1", "exp_name=run", "policy.eval.evaluator.eval_freq=10"]
+    result = train("cartpole-dqn", "parallel", "flask_fs", sets, 3, tmp_path)
+    assert result.reached
+    assert not (result.run_dir / "journal").exists()
+    assert not (result.run_dir / "transport").exists()
+    with pytest.raises(CheckpointMissingError, match="reached its stop value"):
+        resume(result.run_dir)
+
+
+def test_run_without_a_journal_is_refused_by_name(tmp_path: Path) -> None:
+    sets = [f"{ITERATIONS}=20", "exp_name=run"]
+    run = train("cartpole-dqn", "parallel", "in_memory", sets, 3, tmp_path).run_dir
+    assert not (run / "journal").exists()
+    with pytest.raises(CheckpointMissingError, match=r"no system\.journal"):
+        resume(run)
+
+
+@pytest.mark.parametrize("change", ["policy.learn.batch_size=16", "system.collector_num=3"])
+def test_what_would_be_another_run_is_refused(run: Path, change: str) -> None:
+    before = contents(run)
+    with pytest.raises(ConfigError, match=f"{change.split('=')[0]} cannot change"):
+        resume(run, sets=[change])
+    assert contents(run) == before
+
+
+def test_damaged_journal_is_refused_in_one_line_and_nothing_changes(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = max((run / "journal").glob("*.facts"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    before = contents(run)
+    assert main(["train", "--resume", str(run)]) == 2
+    error = capsys.readouterr().err
+    assert f"{path} is damaged at byte" in error
+    assert error.count("\n") == 1
+    assert contents(run) == before
+    with pytest.raises(CheckpointCorruptError):
+        resume(run)
+
+
+def test_torn_record_at_the_end_is_dropped(run: Path) -> None:
+    path = max((run / "journal").glob("*.facts"))
+    path.write_bytes(path.read_bytes()[:-7])
+    assert go_on(run, 70).train_iter == 70
+
+
+def test_second_resume_at_once_is_refused(run: Path) -> None:
+    refused: list[str] = []
+
+    def again(_: Any) -> None:
+        with pytest.raises(RunFolderError) as caught:
+            resume(run)
+        refused.append(str(caught.value))
+
+    class Once:
+        def after_evaluate(self, mean_return: float) -> None:
+            if not refused:
+                again(mean_return)
+
+    result = go_on(run, 90, callbacks=[Once()])
+    assert result.train_iter == 90
+    assert "a run is under way" in refused[0]
+
+
+def test_second_coordinator_on_a_journal_is_refused_with_the_name_of_the_first(run: Path) -> None:
+    from contextlib import ExitStack
+
+    from dingsdk.pipeline.parallel import open_journal
+
+    cfg = compile_run(load_config(run / "config.yaml"), "parallel")
+    context = RunContext(cfg=cfg, run_dir=run)
+    with ExitStack() as first, ExitStack() as second:
+        journal = open_journal(context, cfg, first)
+        assert journal is not None
+        journal.open()
+        with pytest.raises(RunDirLockedError, match=f"process {os.getpid()} on "):
+            open_journal(context, cfg, second)
