@@ -33,6 +33,7 @@ DISK_BYTES = 8 << 20
 SETS = (
     "env.env_id=crashing:CrashingCartPole-v0",
     "env_manager.type=in_process",
+    "env_manager.max_retry=10",  # several tests may strike the same env before an episode ends
     "system.restarts=50",
     "system.transport.import_names=[crashing]",
     "system.transport.min_free_bytes=65536",

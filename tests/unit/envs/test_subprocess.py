@@ -387,8 +387,11 @@ def test_rollout_goes_on_with_the_steps_that_were_under_way(launch: Launch, gate
 def test_process_that_never_makes_its_envs_fails_the_launch(launch: Launch, gate: Path) -> None:
     made = importlib.import_module("child_envs")
     late = functools.partial(made.hang, gate)
-    for env_fn, text in ((late, "gave no answer in time"), (made.exit_at_once, "exit code 4")):
-        manager = create_env_manager({**SYNC, "reset_timeout": 3.0}, [env_fn])
+    for env_fn, timeout_s, text in (
+        (late, 3.0, "gave no answer in time"),
+        (made.exit_at_once, 60.0, "exit code 4"),  # a process takes seconds to start when busy
+    ):
+        manager = create_env_manager({**SYNC, "reset_timeout": timeout_s}, [env_fn])
         with pytest.raises(EnvError, match=f"the process of env 0 .*{text}"):
             manager.launch()
         assert manager.closed
