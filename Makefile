@@ -46,7 +46,14 @@ lint: $(STAMP)
 test: lint
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-test-all: lint
+# Apart from all else: DI-engine asks for versions that cannot be installed beside ours.
+DI_ENGINE := plugins/dingsdk-di-engine/requirements.txt
+.venv/di-engine: $(STAMP) $(DI_ENGINE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+		--target $@ -r $(DI_ENGINE)
+	@touch $@
+
+test-all: lint .venv/di-engine
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "" --hypothesis-profile=thorough $(ARGS)
 
 mutate: $(STAMP)

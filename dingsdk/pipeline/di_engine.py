@@ -98,7 +98,8 @@ def _convert_policy(policy: dict[str, Any]) -> dict[str, str]:
         policy["type"] = policy["type"].removesuffix("_command")
     kind = str(policy.get("type"))
     if kind in OTHER_POLICIES:
-        return {"policy.type": f"{kind!r} is none of its policies: {OTHER_POLICIES[kind]}"}
+        reason = f"{kind!r} is none of its policies: {OTHER_POLICIES[kind]}"
+        return {"policy.type": f"{reason}; the plugin dingsdk-rl-di-engine runs DI-engine's own"}
     if kind == "r2d2":
         _take(policy, "unroll_len")  # the sum of the two lengths, like the next
         _take(policy, "collect.unroll_len")

@@ -273,7 +273,7 @@ def test_all_that_cannot_carry_over_is_said_at_once() -> None:
     for text in (
         "main_config.policy.learn.multi_gpu (several learners",
         "create_config.model (known sections are",
-        "policy.type ('td3' is none of its policies: sac is nearest)",
+        "policy.type ('td3' is none of its policies: sac is nearest; the plugin",
         "policy.learn.value_norm (values",
     ):
         assert text in str(caught.value)

@@ -1,0 +1,1 @@
+"""Policies of DI-engine for dingsdk, as the policy ``di_engine``."""

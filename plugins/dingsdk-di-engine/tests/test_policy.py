@@ -1,0 +1,177 @@
+"""The bridge to DI-engine's policies: what it converts, and whole runs with the real thing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+import yaml
+from dingsdk_di_engine.policy import (
+    DIEnginePolicy,
+    as_tensor_rows,
+    with_plain_actions,
+    with_reward,
+)
+
+from dingsdk.data import SampleBatch
+from dingsdk.envs import Timestep
+from dingsdk.errors import ConfigError
+
+PACKAGES = Path(__file__).parents[3] / ".venv" / "di-engine"
+"""Where `make test-all` installs DI-engine, apart from all other packages."""
+
+
+def test_samples_become_lists_of_dicts_of_tensors() -> None:
+    rows = as_tensor_rows(SampleBatch({"obs": np.ones((2, 3), np.float32), "done": np.zeros(2)}))
+
+    assert [sorted(row) for row in rows] == [["done", "obs"]] * 2
+    assert rows[1]["obs"].tolist() == [1, 1, 1]
+    assert isinstance(rows[0]["done"], torch.Tensor)
+    assert as_tensor_rows([[{"x": 1}], [{"x": 2}]])[1][0]["x"] == torch.tensor(2)
+
+
+def test_discrete_actions_lose_their_dimension_and_others_keep_it() -> None:
+    outputs = {0: {"action": torch.tensor([2])}, 1: {"action": torch.tensor([0.5])}}
+
+    found = with_plain_actions(outputs)
+
+    assert (found[0]["action"].shape, found[1]["action"].shape) == ((), (1,))
+    assert found[0]["action"] == 2
+
+
+def test_rewards_are_tensors_of_one_number() -> None:
+    step = with_reward(Timestep(np.zeros(2), 1.5, False, {}))
+
+    assert (step.reward.shape, step.reward.dtype) == ((1,), torch.float32)
+    assert step.reward.item() == 1.5
+
+
+def test_shapes_come_from_the_spaces() -> None:
+    box = gym.spaces.Box(-1, 1, (4,))
+    image = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    shapes = DIEnginePolicy.model_from_spaces
+
+    assert shapes(box, gym.spaces.Discrete(2)) == {"obs_shape": 4, "action_shape": 2}
+    assert shapes(image, box) == {"obs_shape": [4, 84, 84], "action_shape": 4}
+    with pytest.raises(ConfigError, match="observation space Discrete"):
+        shapes(gym.spaces.Discrete(3), gym.spaces.Discrete(2))
+    with pytest.raises(ConfigError, match="action space MultiBinary"):
+        shapes(box, gym.spaces.MultiBinary(2))
+
+
+def test_without_di_engine_the_config_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"cannot be imported.*README") as caught:
+        DIEnginePolicy({"name": "dqn"})
+    assert caught.value.path == "policy.type"
+
+
+def run(tmp_path: Path, policy: dict[str, Any], *args: str, env: str = "CartPole-v1") -> Any:
+    """Train with DI-engine on the path; return the ended process."""
+    assert PACKAGES.is_dir(), "DI-engine is not installed: `make test-all` does it"
+    cfg = {
+        "exp_name": "bridge",
+        "env": {
+            "env_id": env,
+            "collector_env_num": 4,
+            "evaluator_env_num": 2,
+            "n_evaluator_episode": 4,
+            "stop_value": 195,
+        },
+        "env_manager": {"type": "base"},
+        "policy": {"type": "di_engine", **policy},
+    }
+    path = tmp_path / "bridge.yaml"
+    path.write_text(yaml.safe_dump(cfg))
+    command = [sys.executable, "-m", "dingsdk", "train", str(path), "--seed", "0", *args]
+    return subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(PACKAGES), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+
+
+def result_of(ended: Any, tmp_path: Path) -> dict[str, Any]:
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    (path,) = tmp_path.glob("runs/*/result.json")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+@pytest.mark.slow
+def test_ppo_of_di_engine_solves_cartpole(tmp_path: Path) -> None:
+    policy = {
+        "name": "ppo",
+        "on_policy": True,
+        "learn": {"batch_size": 64},
+        "collect": {"n_sample": 256},
+        "model": {"action_space": "discrete"},
+        "config": {"action_space": "discrete"},
+    }
+    ended = run(tmp_path, policy, "--set", "system.max_env_steps=40000")
+
+    assert result_of(ended, tmp_path)["reason"] == "stop_value"
+
+
+RAINBOW = {
+    "name": "rainbow",
+    "priority": True,
+    "nstep": 3,
+    "learn": {"batch_size": 32, "update_per_collect": 2},
+    "collect": {"n_sample": 80},
+    "model": {"encoder_hidden_size_list": [32, 32], "v_min": -10, "v_max": 10, "n_atom": 11},
+    "other": {"replay_buffer": {"type": "advanced"}},
+}
+TD3 = {
+    "name": "td3",
+    "learn": {"batch_size": 32, "update_per_collect": 2},
+    "collect": {"n_sample": 48},
+    "model": {"action_space": "regression", "twin_critic": True},
+    "config": {"collect": {"noise_sigma": 0.1}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+@pytest.mark.parametrize(
+    ("policy", "env"), [(RAINBOW, "CartPole-v1"), (TD3, "Pendulum-v1")], ids=["rainbow", "td3"]
+)
+def test_policy_of_di_engine_trains_in_both_modes(
+    tmp_path: Path, policy: dict[str, Any], env: str, mode: str
+) -> None:
+    ended = run(tmp_path, policy, "--set", "system.max_env_steps=1500", "--mode", mode, env=env)
+
+    result = result_of(ended, tmp_path)
+    assert result["env_steps"] >= 1500
+    assert result["train_iter"] > 10
+    assert list(tmp_path.glob("runs/*/ckpt/*.safetensors"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("policy", "text"),
+    [
+        ({"name": "rainbw"}, "did you mean 'rainbow'"),
+        ({"name": "ppo"}, "policy.on_policy is False"),
+        ({"name": "td3"}, "cannot be built"),
+    ],
+)
+def test_what_di_engine_cannot_build_is_one_line(
+    tmp_path: Path, policy: dict[str, Any], text: str
+) -> None:
+    ended = run(tmp_path, {**policy, "collect": {"n_sample": 8}})
+
+    assert ended.returncode == 2
+    assert not list(tmp_path.glob("runs/*"))
+    assert text in ended.stderr
+    assert "Traceback" not in ended.stderr
