@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.request import urlopen
 
 ROOT = Path(__file__).parents[1]
 PROJECTS = (ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml")))
@@ -63,14 +64,24 @@ def build(into: Path, projects: Sequence[Path] = PROJECTS) -> list[Path]:
     return sorted(into.glob("*.whl"))
 
 
-def resolve(version: str, torch_index: str) -> list[str]:
+def reachable(index: str) -> list[str]:
+    """Return pip's option for an index, or none if the index does not answer."""
+    try:
+        with urlopen(f"{index}/torch/", timeout=10):
+            return ["--extra-index-url", index]
+    except OSError as error:
+        print(f"without {index}: {error}")  # noqa: T201
+        return []
+
+
+def resolve(version: str, index: Sequence[str]) -> list[str]:
     """Return the names of the wheels that pip would install on a version of Python."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         run([
             sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--ignore-installed",
             "--only-binary=:all:", "--python-version", version, "--target", folder,
-            "--extra-index-url", torch_index, "-c", ROOT / "constraints.txt",
+            *index, "-c", ROOT / "constraints.txt",
             "--report", report, *map(str, _wheels()),
         ])  # fmt: skip
         found = json.loads(report.read_text(encoding="utf-8"))
@@ -90,27 +101,32 @@ def smoke(python: Path, folder: Path) -> None:
         run([python, "-m", "dingsdk", *arguments], cwd=folder, timeout_s=180)
 
 
-def smoke_here(wheels: Sequence[Path], folder: Path) -> None:
-    """Smoke test wheels, without network, in a new environment that sees the packages of this."""
-    run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"])
-    python = folder / "venv" / "bin" / "python"
-    (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
+def new_environment(folder: Path, wheels: Sequence[Path]) -> Path:
+    """Install wheels, without network, in a new environment that sees the packages of this one.
+
+    Returns:
+        The interpreter of the environment.
+    """
+    run([sys.executable, "-m", "venv", "--without-pip", folder])
+    python = folder / "bin" / "python"
+    (site,) = (folder / "lib").glob("python*/site-packages")
     here = next(path for path in sys.path if path.endswith("site-packages"))
+    # What is installed here as editable is not seen: its own .pth files are not read.
     (site / "packages-of-the-project.pth").write_text(f"{here}\n", encoding="utf-8")
     run([
         sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index",
         "--no-build-isolation", "--no-deps", "--ignore-installed", *wheels,
     ])  # fmt: skip
-    smoke(python, folder)
+    return python
 
 
-def smoke_with_dependencies(interpreter: str, torch_index: str, folder: Path) -> None:
+def smoke_with_dependencies(interpreter: str, index: Sequence[str], folder: Path) -> None:
     """Smoke test the wheels and what pip installs with them on another interpreter."""
     run([interpreter, "-m", "venv", folder / "venv"])
     python = folder / "venv" / "bin" / "python"
     run([
-        python, "-m", "pip", "install", "--quiet", "--extra-index-url", torch_index,
-        "-c", ROOT / "constraints.txt", *_wheels(),
+        python, "-m", "pip", "install", "--quiet", *index, "-c", ROOT / "constraints.txt",
+        *_wheels(),
     ])  # fmt: skip
     smoke(python, folder)
 
@@ -122,21 +138,21 @@ def interpreter_of(version: str) -> str | None:
     return shutil.which(f"python{version}") or (str(found[0]) if found else None)
 
 
-def check(version: str, torch_index: str) -> str:
+def check(version: str, index: Sequence[str]) -> str:
     """Return what was found out about a version of Python; CheckFailedError if it does not work."""
-    packages = resolve(version, torch_index)
+    packages = resolve(version, index)
     cuda = [name for name in packages if name.startswith(("nvidia-", "cuda-"))]
     resolved = f"{len(packages)} packages resolve to wheels"
     with tempfile.TemporaryDirectory() as folder:
         if version == "{}.{}".format(*sys.version_info):
-            smoke_here(_wheels(), Path(folder))
+            smoke(new_environment(Path(folder) / "venv", _wheels()), Path(folder))
             return f"{resolved}; smoke test passed"
         interpreter = interpreter_of(version)
         if interpreter is None:
             return f"{resolved}; NOT RUN: no interpreter found"
         if cuda:
-            return f"{resolved}; NOT RUN: {len(cuda)} are of CUDA, as {torch_index} has no torch"
-        smoke_with_dependencies(interpreter, torch_index, Path(folder))
+            return f"{resolved}; NOT RUN: {len(cuda)} are of CUDA, gigabytes"
+        smoke_with_dependencies(interpreter, index, Path(folder))
         return f"{resolved}; smoke test passed"
 
 
@@ -149,10 +165,11 @@ def main() -> int:
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
     build(ROOT / "dist")
     print("\n".join(path.name for path in sorted((ROOT / "dist").iterdir())))  # noqa: T201
+    index = reachable(options.torch_index)
     has_failed = False
     for version in options.pythons:
         try:
-            text = check(version, options.torch_index)
+            text = check(version, index)
         except CheckFailedError as error:
             text, has_failed = f"FAILED: {error}", True
         print(f"Python {version}: {text}", flush=True)  # noqa: T201

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tools.release_check import PROJECTS, ROOT, CheckFailedError, build, run, smoke_here
+from tools.release_check import PROJECTS, ROOT, CheckFailedError, build, new_environment, run, smoke
 
 WORKFLOWS = ROOT / ".github" / "workflows"
 
@@ -88,7 +88,7 @@ def test_wheels_train_in_a_new_environment_and_sdists_build_the_same_wheels(
 ) -> None:
     wheels = build(tmp_path / "dist")
     assert len(wheels) == len(PROJECTS)
-    smoke_here(wheels, tmp_path)
+    smoke(new_environment(tmp_path / "venv", wheels), tmp_path)
 
     sources = []
     for archive in sorted((tmp_path / "dist").glob("*.tar.gz")):
