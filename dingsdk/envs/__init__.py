@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from dingsdk.envs.bench import bench_env as bench_env
     from dingsdk.envs.check import EnvCheck as EnvCheck
     from dingsdk.envs.check import check_env as check_env
+    from dingsdk.envs.guard import GuardedEnv as GuardedEnv
     from dingsdk.envs.in_process import InProcessEnvManager as InProcessEnvManager
     from dingsdk.envs.make import EnvFn as EnvFn
     from dingsdk.envs.make import create_env_manager as create_env_manager
     from dingsdk.envs.make import get_vec_env_setting as get_vec_env_setting
     from dingsdk.envs.make import make_env_fns as make_env_fns
     from dingsdk.envs.make import seed_envs as seed_envs
+    from dingsdk.envs.spaces import ActionChecker as ActionChecker
+    from dingsdk.envs.spaces import ObservationSchema as ObservationSchema
     from dingsdk.envs.subprocess import AsyncSubprocessEnvManager as AsyncSubprocessEnvManager
     from dingsdk.envs.subprocess import SubprocessEnvManager as SubprocessEnvManager
     from dingsdk.envs.vector import VectorEnvManager as VectorEnvManager

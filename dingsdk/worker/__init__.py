@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dingsdk.worker.collector.parallel_base import (
         BaseParallelCollector as BaseParallelCollector,
     )
+    from dingsdk.worker.collector.rollout import EpisodeRecord as EpisodeRecord
     from dingsdk.worker.collector.rows import CachePool as CachePool
     from dingsdk.worker.collector.rows import TrajBuffer as TrajBuffer
     from dingsdk.worker.collector.rows import to_tensor_transitions as to_tensor_transitions
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     )
     from dingsdk.worker.commander.serial import BaseSerialCommander as BaseSerialCommander
     from dingsdk.worker.commander.solo import SoloCommander as SoloCommander
+    from dingsdk.worker.commander.tasks import collector_task as collector_task
+    from dingsdk.worker.commander.tasks import learner_task as learner_task
     from dingsdk.worker.coordinator import Coordinator as Coordinator
     from dingsdk.worker.coordinator import TaskState as TaskState
     from dingsdk.worker.evaluator.base import ISerialEvaluator as ISerialEvaluator
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
     from dingsdk.worker.evaluator.metric import IMetric as IMetric
     from dingsdk.worker.evaluator.metric import MetricSerialEvaluator as MetricSerialEvaluator
     from dingsdk.worker.evaluator.monitor import VectorEvalMonitor as VectorEvalMonitor
+    from dingsdk.worker.evaluator.schedule import EvalSchedule as EvalSchedule
     from dingsdk.worker.factory import create_buffer as create_buffer
     from dingsdk.worker.factory import create_comm_collector as create_comm_collector
     from dingsdk.worker.factory import create_comm_learner as create_comm_learner

@@ -49,7 +49,7 @@ def test_light_rooms_load_nothing_heavy(statement: str) -> None:
 
 
 PUBLIC = """
-Registry
+Registry EpisodeRecord EvalSchedule collector_task learner_task
 create_buffer create_comm_collector create_comm_learner create_learner create_parallel_collector
 create_parallel_commander create_serial_collector create_serial_evaluator
 get_buffer_cls get_parallel_collector_cls get_parallel_commander_cls get_serial_collector_cls

@@ -1,0 +1,136 @@
+"""What a plugin's author is told to import is public, and the kit needs what its extra names."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import runpy
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PUBLIC: tuple[str, ...] = runpy.run_path(str(ROOT / "docs" / "generate.py"))["MODULES"]
+PAGES = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/README.md")]
+FILES = [*ROOT.glob("dingsdk/templates/**/*.py"), *ROOT.glob("docs/examples/**/*.py")]
+BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```", re.M | re.S)
+
+
+def imports_of(source: str) -> Iterator[tuple[str, str]]:
+    """Yield the module and the name of each import of dingsdk; no name for a whole module."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, ""
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                yield node.module, alias.name
+
+
+def offences(source: str) -> list[str]:
+    found = []
+    for module, name in imports_of(source):
+        if module.partition(".")[0] != "dingsdk" or f"{module}.{name}" in PUBLIC:
+            continue
+        if module not in PUBLIC or (name and name not in importlib.import_module(module).__all__):
+            found.append(f"{module}: {name}")
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_of_a_page_imports_public_names_alone(page: Path) -> None:
+    for block in BLOCK.findall(page.read_text(encoding="utf-8")):
+        assert offences(block) == []
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_template_or_example_imports_public_names_alone(file: Path) -> None:
+    assert offences(file.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from dingsdk.worker.factory import create_buffer",
+        "import dingsdk.worker.factory",
+        "from dingsdk.policy import in_one_thread",
+        "from dingsdk.errors import nearest_name",
+        "from dingsdk import pipeline",
+    ],
+)
+def test_private_import_is_found(source: str) -> None:
+    assert offences(source)
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_every_public_name_exists(module: str) -> None:
+    found = importlib.import_module(module)
+
+    assert found.__all__
+    assert [name for name in found.__all__ if not hasattr(found, name)] == []
+    assert set(found.__all__) <= set(dir(found))
+
+
+def test_every_error_is_public() -> None:
+    from dingsdk import errors
+
+    classes = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    own = {name for name in classes if getattr(errors, name).__module__ == "dingsdk.errors"}
+    assert own == set(errors.__all__)
+
+
+def test_policy_exports_what_a_policy_is_made_of() -> None:
+    import dingsdk.policy
+
+    assert {
+        "BasePolicy",
+        "PolicySection",
+        "LearnSection",
+        "CollectSection",
+        "EpsilonSchedule",
+        "Stateful",
+        "LearnMode",
+        "CollectMode",
+        "EvalMode",
+        "CommandMode",
+    } <= set(dingsdk.policy.__all__)
+
+
+def test_kit_imports_what_its_extra_names() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [*project["dependencies"], *project["optional-dependencies"]["testing"]]
+    allowed = {re.split(r"[<>=\[]", each)[0].lower() for each in named}
+    owners = metadata.packages_distributions()
+    for file in (ROOT / "dingsdk" / "testing").rglob("*.py"):
+        for module, _ in imports_of(file.read_text(encoding="utf-8")):
+            package = module.partition(".")[0]
+            if package in sys.stdlib_module_names or package == "dingsdk":
+                continue
+            assert {name.lower() for name in owners[package]} & allowed, f"{file}: {package}"
+
+
+def test_extra_for_tests_is_part_of_the_one_for_development() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+
+    assert set(extras["testing"]) <= set(extras["dev"])
+
+
+def test_check_needs_no_test_framework() -> None:
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(('pytest', 'hypothesis')));"
+        "from dingsdk.cli import main; sys.exit(main(['check', 'samplers:uniform']))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
