@@ -33,9 +33,10 @@ from dingsdk.config import (
 )
 from dingsdk.pipeline.di_engine_keys import MOVED, NO_SECTION, NOT_USED, ONLY, OTHER_POLICIES
 from dingsdk.pipeline.sections import SECTION_BASES, EnvSection, RunSection, SystemSection
-from dingsdk.plugins import KINDS, default_manager, hookspecs
+from dingsdk.plugins import KINDS, TEMPLATES, default_manager, hookspecs
 from dingsdk.plugins.builtins import BUILTINS
 from dingsdk.plugins.switches import VARIABLES
+from dingsdk.plugins.templates import render
 from dingsdk.policy import BasePolicy
 from dingsdk.testing import (
     BUFFER_CAPABILITIES,
@@ -56,7 +57,7 @@ from dingsdk.testing import (
     Rule,
 )
 
-REFERENCE = Path(__file__).parent / "reference"
+DOCS = Path(__file__).parent
 MODULES = (
     "dingsdk",
     "dingsdk.config",
@@ -88,6 +89,68 @@ def pages() -> dict[str, str]:
         **_rule_pages(),
         **{f"api/{module}.md": api_page(module) for module in MODULES},
     }
+
+
+def how_to_pages() -> dict[str, str]:
+    """Return the page of each template of a plugin, by its path below ``docs/how-to``."""
+    return {f"plugins/{kind}.md": template_page(kind) for kind in TEMPLATES}
+
+
+def template_page(kind: str) -> str:
+    """Return how to write a plugin of a kind, with the files of its template."""
+    name = f"my-{kind}"
+    folder, module = f"dingsdk-rl-{name}", f"dingsdk_{name.replace('-', '_')}"
+    files = render(kind, name)
+    _, _, notes = files["README.md"].partition("## About\n\n")
+    template = TEMPLATES[kind]
+    commands = [
+        f"dingsdk new plugin {kind} {name}",
+        f"pip install ./{folder}",
+        f"pytest {folder}",
+        f"dingsdk check {folder}",
+        f"dingsdk train {folder}/example.yaml --mode {template.mode}",
+    ]
+    shown = {
+        "The plugin": ("python", f"{module}/__init__.py"),
+        "Its tests": ("python", "tests/test_rules.py"),
+        "A config that uses it": ("yaml", "example.yaml"),
+    }
+    more = _MORE.get(kind)
+    noun = kind.replace("-", " ")
+    parts = [
+        notes.strip(),
+        "The commands write a package that works, install it, run its tests, hold it to the rules "
+        "of its kind,\nand train with it. Then change it to what you need.",
+        "```console\n" + "\n".join(f"$ {command}" for command in commands) + "\n```",
+        *(
+            f"## {title}\n\n```{language} file={folder}/{path}\n{files[path]}```"
+            for title, (language, path) in shown.items()
+        ),
+        *([f"## More\n\n{more}"] if more else []),
+    ]
+    note = "<!-- Written by docs/generate.py; change the template instead. -->"
+    title = f"# Write {_article(noun)} {noun}"
+    return "\n\n".join([note, title, *parts]) + "\n"
+
+
+_RULES_OF = "[The rules](../../reference/{}-rules.md) say what every {} does."
+_PARTS = (
+    "[The rules of parts](../../reference/part-rules.md) say what every {} does. [Extend the "
+    "buffer](../extend-the-buffer.md) explains how the parts of a buffer work together."
+)
+_MORE = {
+    "transport": _RULES_OF.format("transport", "transport")
+    + " [Write a transport](../../tutorial/write-a-transport.md) builds one over sockets.",
+    "buffer": _RULES_OF.format("buffer", "replay buffer"),
+    **{kind: _PARTS.format(kind) for kind in ("storage", "sampler", "remover", "limiter")},
+    "collector": _RULES_OF.format("collector", "collector"),
+    "evaluator": _RULES_OF.format("evaluator", "evaluator"),
+    "policy": _RULES_OF.format("policy", "policy")
+    + " [Write a policy](../write-a-policy.md) explains each method.",
+    "env-manager": _RULES_OF.format("env", "env manager"),
+    "commander": _RULES_OF.format("commander", "commander"),
+    "observer": "[The hooks](../../reference/hooks.md) are what an observer can implement.",
+}
 
 
 def api_page(module: str) -> str:
@@ -519,10 +582,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     is_check = parser.parse_args().check
-    REFERENCE.mkdir(exist_ok=True)
     stale = []
-    for name, text in pages().items():
-        path = REFERENCE / name
+    made = {
+        **{f"reference/{name}": text for name, text in pages().items()},
+        **{f"how-to/{name}": text for name, text in how_to_pages().items()},
+    }
+    for name, text in made.items():
+        path = DOCS / name
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             continue
         stale.append(name)

@@ -150,6 +150,12 @@ class PluginManager:
                 if kind in (None, advert.kind) and key in (None, advert.key)
             ]
 
+    def forget_adverts(self) -> None:
+        """Look at what is installed again when next asked; something may have been added."""
+        importlib.invalidate_caches()
+        with self._lock:
+            self._adverts = None
+
     def why_not(self, advert: Advert) -> str | None:
         """Return why an advertised plugin is kept out, by a switch or its contract, or None."""
         return self.switches.why_not(advert.names) or advert.misfit
@@ -318,9 +324,7 @@ class PluginManager:
         """Load the plugin that provides a type; return the name it is registered by."""
         if not adverts and asked is None:
             # Perhaps it was installed after the first look, say from a notebook.
-            importlib.invalidate_caches()
-            with self._lock:
-                self._adverts = None
+            self.forget_adverts()
             adverts = self.adverts(kind, key)
         if not adverts:
             raise self._unknown(kind, asked or key, where)

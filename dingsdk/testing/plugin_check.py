@@ -126,6 +126,7 @@ def check_plugin(name: str) -> PluginReport:
         UnknownPluginError: there is no such type or distribution.
     """
     manager = default_manager()
+    manager.forget_adverts()
     parts = list(_find(name, manager))
     steps: list[Step] = []
     for part in parts:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES: dict[str, str] = runpy.run_path(str(DOCS / "generate.py"))["pages"]()
+GENERATED = runpy.run_path(str(DOCS / "generate.py"))
+PAGES: dict[str, str] = GENERATED["pages"]()
+HOW_TO: dict[str, str] = GENERATED["how_to_pages"]()
 
 
 @pytest.mark.parametrize("name", sorted(PAGES))
@@ -16,6 +18,13 @@ def test_reference_page_is_up_to_date(name: str) -> None:
     written = (DOCS / "reference" / name).read_text(encoding="utf-8")
 
     assert written == PAGES[name], "run `make docs`"
+
+
+@pytest.mark.parametrize("name", sorted(HOW_TO))
+def test_page_of_a_template_is_up_to_date(name: str) -> None:
+    written = (DOCS / "how-to" / name).read_text(encoding="utf-8")
+
+    assert written == HOW_TO[name], "run `make docs`"
 
 
 def test_reference_folder_holds_no_other_pages() -> None:

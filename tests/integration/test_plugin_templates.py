@@ -18,7 +18,7 @@ from dingsdk.cli import main
 from dingsdk.plugins import TEMPLATES, PluginManager, new_plugin, use_manager
 
 QUICK = ("policy", "sampler")
-"""Those that are tested in `make test` too."""
+"""The tests of the documentation do this for each kind; `make test` does it for these."""
 
 
 def run(command: Sequence[str], cwd: Path, path: str = "") -> str:
@@ -46,10 +46,7 @@ def advertise(package: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(k, marks=[] if k in QUICK else pytest.mark.slow) for k in TEMPLATES],
-)
+@pytest.mark.parametrize("kind", QUICK)
 def test_package_keeps_the_rules_and_trains(
     kind: str,
     tmp_path: Path,
