@@ -157,6 +157,7 @@ SHIPPED: Mapping[tuple[str, str], str] = {
     (NAMES, "FlaskFileSystemCollector"): "dingsdk-rl-flask-fs",
     (NAMES, "FlaskFileSystemLearner"): "dingsdk-rl-flask-fs",
     (NAMES, "LearnerSlave"): "dingsdk-rl-flask-fs",
+    ("policies", "di_engine"): "dingsdk-rl-di-engine",
 }
 """Kind and type key (or class name) of what the plugins of this repository advertise -> their
 distribution, for messages about what is not installed."""
