@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 60.0
 START = """
 import os, sys, threading

@@ -14,6 +14,8 @@ from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import parallel_pipeline
 from dingsdk.pipeline.train import compile_run
 
+pytestmark = pytest.mark.slow
+
 SMALL = (
     "system.max_env_steps=64",
     "env.collector_env_num=2",

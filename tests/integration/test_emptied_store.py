@@ -50,6 +50,7 @@ def live(cluster: JobCluster) -> set[str]:
         return cluster.coordinator._state.live_payloads
 
 
+@pytest.mark.slow
 def test_learner_goes_on_soon_after_many_payloads_are_gone(
     cluster: JobCluster, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -70,6 +70,7 @@ def umask_0() -> Iterator[None]:
     os.umask(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
 def test_files_of_a_run_are_private_whatever_the_umask(
     tmp_path: Path, umask_0: None, mode: str

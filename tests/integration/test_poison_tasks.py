@@ -20,6 +20,7 @@ def evaluation(cluster: ProcessCluster) -> TaskState | None:
     return next((task for task in tasks if task.is_evaluation), None)
 
 
+@pytest.mark.slow
 def test_evaluation_whose_processes_are_killed_is_given_up_and_training_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -28,6 +28,8 @@ from dingsdk.worker import Coordinator
 
 from .process_cluster import LEASE_S, PATIENCE_S, ProcessCluster, is_running
 
+pytestmark = pytest.mark.slow
+
 PLUGIN = Path(__file__).parent / "crash_plugin"
 DISK_BYTES = 8 << 20
 SETS = (

@@ -60,6 +60,7 @@ def test_killed_collector_is_started_anew_and_its_samples_stay(cluster: ProcessC
     cluster.coordinator.validate_state()
 
 
+@pytest.mark.slow
 def test_stopped_collector_loses_its_task_and_comes_back(cluster: ProcessCluster) -> None:
     pid, incarnation = cluster.pid("collector-1"), cluster.incarnation("collector-1")
     os.kill(pid, signal.SIGSTOP)
@@ -78,6 +79,7 @@ def test_stopped_collector_loses_its_task_and_comes_back(cluster: ProcessCluster
     cluster.coordinator.validate_state()
 
 
+@pytest.mark.slow
 def test_killed_learner_goes_on_from_its_checkpoint_and_no_policy_gets_older(
     cluster: ProcessCluster,
 ) -> None:
@@ -100,6 +102,7 @@ def test_killed_learner_goes_on_from_its_checkpoint_and_no_policy_gets_older(
     cluster.coordinator.validate_state()
 
 
+@pytest.mark.slow
 def test_process_that_does_not_come_back_is_replaced(cluster: ProcessCluster) -> None:
     pid, incarnation = cluster.pid("collector-1"), cluster.incarnation("collector-1")
     cluster.workers.lost_limit_s = 1.0
@@ -110,6 +113,7 @@ def test_process_that_does_not_come_back_is_replaced(cluster: ProcessCluster) ->
     assert not is_running(pid)
 
 
+@pytest.mark.slow
 def test_stopped_process_does_not_hold_up_the_end(cluster: ProcessCluster) -> None:
     pid = cluster.pid("collector-0")
     os.kill(pid, signal.SIGSTOP)
@@ -122,6 +126,7 @@ def test_stopped_process_does_not_hold_up_the_end(cluster: ProcessCluster) -> No
     assert not is_running(pid)
 
 
+@pytest.mark.slow
 def test_collector_over_its_memory_limit_is_started_again_between_tasks(tmp_path: Path) -> None:
     sets = ["system.worker_memory_limit=1", "env.collector_episode_num=1", "system.restarts=0"]
     with torch_threads(1):
@@ -201,6 +206,7 @@ def expect_gone(pids: list[int]) -> None:
         pause.wait(0.05)
 
 
+@pytest.mark.slow
 def test_run_leaves_its_folder_and_nothing_else(tmp_path: Path) -> None:
     process = start_run(tmp_path, "--set", "system.max_env_steps=600")
     pids: set[int] = set()
@@ -221,6 +227,7 @@ def test_run_leaves_its_folder_and_nothing_else(tmp_path: Path) -> None:
     expect_gone(list(pids))
 
 
+@pytest.mark.slow
 def test_ctrl_c_of_the_whole_group_ends_it_within_10_s_with_a_checkpoint(tmp_path: Path) -> None:
     process, children = start_training(tmp_path)
     sent_at = time.monotonic()
@@ -270,6 +277,7 @@ def test_second_ctrl_c_exits_at_once_and_so_do_the_workers(tmp_path: Path) -> No
     expect_gone(children)
 
 
+@pytest.mark.slow
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     process, children = start_training(tmp_path)
     process.kill()

@@ -72,6 +72,7 @@ def read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
     pytest.fail(f"it never printed {pattern!r}: {process.communicate()[1]}")
 
 
+@pytest.mark.slow
 def test_three_processes_train_together_and_end_together(site: Site) -> None:
     coordinator = site.start("coordinator", "--port", "0", "--set", "system.max_env_steps=600")
     address = read_until(coordinator, r"^coordinator: (http://127\.0\.0\.1:\d+)$")[1]
@@ -95,6 +96,7 @@ def test_three_processes_train_together_and_end_together(site: Site) -> None:
     assert not (site.data / "transport").exists()
 
 
+@pytest.mark.slow
 def test_workers_leave_and_others_take_over(site: Site) -> None:
     coordinator = site.start("coordinator")
     address = read_until(coordinator, r"^coordinator: (\S+)$")[1]
@@ -125,6 +127,7 @@ def test_workers_leave_and_others_take_over(site: Site) -> None:
     assert load_checkpoint(site.data / "ckpt").iteration > saved
 
 
+@pytest.mark.slow
 def test_worker_without_a_coordinator_gives_up_on_ctrl_c(site: Site) -> None:
     learner = site.start_worker("learner", "http://127.0.0.1:9")
     while not (site.data / "transport").exists():

@@ -158,6 +158,7 @@ def test_observers_hear_of_an_evaluation_once(tmp_path: Path, manager: PluginMan
     assert heard == [each.train_iter for each in result.evaluations]
 
 
+@pytest.mark.slow
 def test_long_evaluation_leaves_turns_to_others_and_is_cut_off_at_the_end(tmp_path: Path) -> None:
     result = run(
         tmp_path,
@@ -169,6 +170,7 @@ def test_long_evaluation_leaves_turns_to_others_and_is_cut_off_at_the_end(tmp_pa
     assert result.evaluations == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["forward", "forward_batch"])
 def test_calls_of_the_policy_leave_turns_to_others_without_an_env_step(
     tmp_path: Path, manager: PluginManager, form: str

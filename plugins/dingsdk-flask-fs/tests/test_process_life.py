@@ -7,6 +7,10 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 PRELUDE = """
 import os, pathlib, sys, threading
 from dingsdk.worker.comm import TaskAnswer, TaskMessage, WorkerInfo

@@ -96,6 +96,7 @@ def test_steps_pickle_nothing(launch: Launch, monkeypatch: pytest.MonkeyPatch, f
                 manager.step(dict.fromkeys(range(4), STEP))
 
 
+@pytest.mark.slow
 def test_finite_episodes_park_an_env(launch: Launch) -> None:
     with launch({**SYNC, "episode_num": 2, "envs_per_process": 2}) as manager:
         returns = []
@@ -127,6 +128,7 @@ def test_killed_process_costs_its_envs_their_episodes(launch: Launch) -> None:
         assert manager.failure_count == 2
 
 
+@pytest.mark.slow
 def test_process_that_is_lost_too_often_ends_the_run(launch: Launch) -> None:
     with launch({**SYNC, "max_retry": 1}, 1) as manager:
         assert manager.step_batch(np.array([EXIT])).abnormal.tolist() == [True]  # type: ignore[union-attr]
@@ -136,6 +138,7 @@ def test_process_that_is_lost_too_often_ends_the_run(launch: Launch) -> None:
     assert (caught.value.env_id, caught.value.failures) == (0, 2)
 
 
+@pytest.mark.slow
 def test_completed_episode_forgives_a_lost_process(launch: Launch) -> None:
     with launch({**SYNC, "max_retry": 1}, 1) as manager:
         for _ in range(2):
@@ -145,6 +148,7 @@ def test_completed_episode_forgives_a_lost_process(launch: Launch) -> None:
             assert columns.terminated[0]
 
 
+@pytest.mark.slow
 def test_late_process_is_replaced(launch: Launch) -> None:
     with launch({**SYNC, "step_timeout": 5.0}, 1) as manager:
         pid = pid_of(manager, 0)
@@ -155,6 +159,7 @@ def test_late_process_is_replaced(launch: Launch) -> None:
         assert manager.step({0: STEP})[0].reward == 1.0
 
 
+@pytest.mark.slow
 def test_error_in_a_child_keeps_its_traceback(launch: Launch) -> None:
     with launch({**SYNC, "max_retry": 0}) as manager:
         with pytest.raises(EnvError, match=r"env 1 failed 1 times.*raises in the child") as caught:
@@ -224,6 +229,7 @@ def test_reset_drops_a_step_that_is_under_way(launch: Launch, gate: Path) -> Non
         assert {env_id: each.reward for env_id, each in timesteps.items()} == {0: 1.0}
 
 
+@pytest.mark.slow
 def test_processes_and_memory_are_gone_after_close(launch: Launch) -> None:
     manager = launch({**SYNC, "envs_per_process": 1}, 2)
     pids = [pid_of(manager, env_id) for env_id in range(2)]
@@ -239,6 +245,7 @@ def test_processes_and_memory_are_gone_after_close(launch: Launch) -> None:
     manager.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cfg", [{"type": "in_process"}, {"type": "vector", "vectorization_mode": "sync"}, SYNC]
 )
@@ -319,6 +326,7 @@ def test_collector_and_evaluator_use_envs_that_come_back_one_by_one(
         evaluator.close()
 
 
+@pytest.mark.slow
 def test_envs_at_their_quota_leave_those_in_a_step_to_go_on(tmp_path: Path) -> None:
     policy = create_policy(
         {"type": "dqn", "model": {"obs_shape": 4, "action_shape": 2}}, enable_field=["eval"]
@@ -384,6 +392,7 @@ def test_rollout_goes_on_with_the_steps_that_were_under_way(launch: Launch, gate
         assert seen == [(start, HANG, 1.0)]
 
 
+@pytest.mark.slow
 def test_process_that_never_makes_its_envs_fails_the_launch(launch: Launch, gate: Path) -> None:
     made = importlib.import_module("child_envs")
     late = functools.partial(made.hang, gate)
