@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from dingsdk.config import Configurable, Count, Share, deep_merge_dicts, to_easydict
-from dingsdk.data.pytree import map_leaves
 from dingsdk.errors import ConfigError, nearest_name
 from dingsdk.policy import CollectMode, CommandMode, EvalMode, LearnMode, PolicySection
 
@@ -132,12 +131,13 @@ class DIEnginePolicy(Configurable):
         return CommandMode(lambda info: {}, lambda info: {}, lambda info: {})
 
 
-def as_tensor_rows(data: Sequence[Any]) -> list[Any]:
+def as_tensor_rows(data: Any) -> Any:
     """Return samples as DI-engine collates them: dicts, or lists of dicts, of tensors."""
-    return [
-        as_tensor_rows(row) if isinstance(row, list) else map_leaves(torch.as_tensor, dict(row))
-        for row in data
-    ]
+    if isinstance(data, Mapping):
+        return {key: as_tensor_rows(value) for key, value in data.items()}
+    if isinstance(data, Sequence):
+        return [as_tensor_rows(row) for row in data]
+    return torch.as_tensor(data)
 
 
 def with_plain_actions(outputs: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
