@@ -73,6 +73,8 @@ MODULES = (
     "dingsdk.worker.replay_buffer",
 )
 """Public modules: what they export is what a plugin may import."""
+FIRST_PARTY = {"transports": ("flask_fs", "in_memory")}
+"""Parts of the plugins in this repository, which have keys in every config."""
 NOTE = "<!-- Written by docs/generate.py; change the code's docstrings instead. -->"
 
 
@@ -294,10 +296,12 @@ def cli_page() -> str:
 
 
 def config_page() -> str:
-    """Return every config key with its type, default and meaning."""
+    """Return every config key with its range, default and meaning."""
     parts = [
         "One dict (YAML, JSON, or a Python module in DI-engine's shape). A section that names a "
-        "`type` has the keys of that type; the tables list the built-in ones. Unknown keys are "
+        "`type` has the keys of that type; the tables list those of dingsdk and of its "
+        "transports. A key that ends with `_s` or `timeout` is in seconds, one that ends with "
+        "`_bytes` in bytes. `null` is what the texts call None. Unknown keys are "
         "errors. `dingsdk config schema` prints the same as JSON Schema.",
         _section_table("Top level", RunSection),
         _section_table("`env`", EnvSection, "env."),
@@ -309,7 +313,7 @@ def config_page() -> str:
         if (path, kind) in seen:
             continue
         seen.add((path, kind))
-        for key in default_manager().builtin_types(kind):
+        for key in default_manager().builtin_types(kind) + list(FIRST_PARTY.get(kind, ())):
             cls = default_manager().get(kind, key)
             section = config_type(cls, SECTION_BASES.get(kind, PartSection))
             title = f"`{path}`, type `{key}`\n\n{_first(cls)}"
@@ -541,14 +545,18 @@ def _takes(field: Field) -> str:
 
 def _schema_in_words(schema: Mapping[str, Any]) -> str:
     if "anyOf" in schema:
-        return " or ".join(map(_schema_in_words, schema["anyOf"]))
+        words = [_schema_in_words(each) for each in schema["anyOf"]]
+        # Every whole number is a number.
+        return " or ".join(
+            word for word in words if word != "a whole number" or "a number" not in words
+        )
     if "enum" in schema:
         return ", ".join(f"`{choice}`" for choice in schema["enum"])
     words = _TYPE_WORDS.get(schema.get("type", ""), "anything")
     if words == "a list" and schema.get("items"):
         words = f"a list, each {_schema_in_words(schema['items'])}"
     bounds = [
-        f"{sign} {schema[key]:g}"
+        f"{sign} {schema[key]:,}" if schema[key] >= 1000 else f"{sign} {schema[key]:g}"
         for key, sign in _BOUNDS.items()
         if key in schema and schema[key] != LARGEST_INT
     ]

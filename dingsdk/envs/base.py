@@ -130,9 +130,10 @@ class EnvManager(Configurable, ABC):
         Attributes:
             episode_num: Episodes per env before it is DONE.
             auto_reset: Whether an env starts its next episode by itself.
-            max_retry: Failures in a row that are forgiven.
+            max_retry: Failures of an env in a row, without a finished episode, that do not end the
+                run.
             retry_type: ``renew`` builds a failed env anew, ``reset`` only resets it.
-            retry_waiting_time: Seconds to wait before that.
+            retry_waiting_time: Seconds to wait before a failed env is built or reset again.
         """
 
         episode_num: Annotated[float, Meta(ge=1)] = math.inf

@@ -18,7 +18,7 @@ class EnvSection(Section, frozen=True, kw_only=True):
 
     Attributes:
         env_id: A gymnasium id, as in ``env: {env_id: CartPole-v1}``.
-        kwargs: Passed to ``gymnasium.make``.
+        kwargs: Keyword arguments for ``gymnasium.make``.
         wrappers: Wrappers by type key, innermost first.
         collector_env_num: Envs that a collector steps together.
         evaluator_env_num: Envs that an evaluator steps together.
@@ -29,7 +29,7 @@ class EnvSection(Section, frozen=True, kw_only=True):
             for as many as ``n_evaluator_episode`` needs.
         observation_space: What a player observes; None: read from the env. A run writes it down,
             for those who use its policy without the env.
-        action_space: What actions a player takes, likewise.
+        action_space: What actions a player takes; None: read from the env, likewise.
         eval_opponents: Envs of several players: who plays the others in evaluations, ``random`` or
             ``module:function``. Parallel mode goes through them, the weakest first; serial mode
             takes the last.

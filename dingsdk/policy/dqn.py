@@ -49,7 +49,7 @@ class DQNLearnSection(LearnSection, frozen=True, kw_only=True):
 
     Attributes:
         learning_rate: Step size of Adam.
-        loss: Of the TD error.
+        loss: Loss of the TD error: Huber, or its square.
         huber_delta: TD error at which the Huber loss turns linear.
         double: Whether the trained network chooses the action whose target value counts.
         grad_clip_norm: Largest norm of a gradient; None for no limit.

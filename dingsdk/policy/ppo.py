@@ -29,7 +29,7 @@ class PPOModelSection(ActionModelSection, frozen=True, kw_only=True):
 
     Attributes:
         recurrent: Recurrent layer after the hidden layers; None for none.
-        recurrent_size: Its number of units.
+        recurrent_size: Units of the recurrent layer.
     """
 
     recurrent: Literal["gru", "lstm"] | None = None
@@ -47,8 +47,8 @@ class PPOLearnSection(LearnSection, frozen=True, kw_only=True):
         learning_rate: Step size of Adam.
         clip_ratio: Largest change of an action's probability ratio that is rewarded.
         value_clip: Whether the value loss rewards no larger change of a value than ``clip_ratio``.
-        value_weight: Weight of the value loss.
-        entropy_weight: Weight of the entropy bonus.
+        value_weight: Weight of the value loss in the total loss.
+        entropy_weight: Weight of the entropy bonus in the total loss.
         grad_clip_norm: Largest norm of a gradient; None for no limit.
         target_kl: A minibatch whose ``approx_kl`` is larger is the last one of its collect; None
             for no limit.
@@ -75,7 +75,8 @@ class PPOSection(PolicySection, frozen=True, kw_only=True):
     """Section ``policy`` of PPO.
 
     Attributes:
-        gae_lambda: Weight of the next step's advantage.
+        gae_lambda: Lambda of generalized advantage estimation: the weight of the next step's
+            advantage.
     """
 
     type: str = "ppo"

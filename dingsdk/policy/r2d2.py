@@ -45,7 +45,8 @@ class R2D2LearnSection(DQNLearnSection, frozen=True, kw_only=True):
     Attributes:
         batch_size: Sequences of one train iteration.
         sequence_length: Steps of a sequence that are trained on.
-        burn_in: Steps before them that bring the recurrent state up to date.
+        burn_in: Steps before each sequence that bring the recurrent state up to date; they are
+            not trained on.
         value_rescale: Whether action values are learned on a scale of square roots.
         priority_max_share: Share of the largest TD error in the priority of a sequence; the rest
             is of the mean.

@@ -56,8 +56,8 @@ class SACLearnSection(LearnSection, frozen=True, kw_only=True):
         target_theta: Share of the critics' weights that their targets take over in each iteration.
         alpha: Temperature, the weight of the entropy; the first one with ``auto_alpha``.
         auto_alpha: Whether the temperature is trained to keep the entropy at ``target_entropy``.
-        target_entropy: In nats, of actions scaled to [-1, 1]; None for minus the number of
-            action dimensions.
+        target_entropy: Entropy to keep in nats, of actions scaled to [-1, 1]; None for minus the
+            number of action dimensions.
     """
 
     batch_size: Count = 256

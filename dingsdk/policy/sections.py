@@ -143,9 +143,9 @@ class EpsilonSchedule(Section, frozen=True, kw_only=True):
         type: ``linear`` goes from ``start`` to ``end`` in ``decay`` env steps and stays there;
             ``exp`` approaches ``end`` with the time constant ``decay``; ``constant`` is ``start``
             throughout.
-        start: Epsilon at first.
-        end: Epsilon in the end.
-        decay: Env steps, see ``type``.
+        start: Epsilon before the first step.
+        end: Epsilon that it falls to.
+        decay: Env steps that the fall takes, or its time constant, see ``type``.
     """
 
     type: Literal["constant", "exp", "linear"] = "exp"

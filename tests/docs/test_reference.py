@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 
@@ -39,3 +40,27 @@ def test_every_hook_kind_and_error_is_described() -> None:
         if line.startswith("| `"):
             assert line.split("|")[-2].strip(), line
     assert "None" not in PAGES["hooks.md"].replace("non-None", "").split("\n\n")
+
+
+KEY_ROW = re.compile(r"^\| `([\w.]+)` \| (.+?) \| (required|`.*?`) \| ?(.*?) ?\|$")
+
+
+def test_every_config_key_has_a_type_a_default_and_a_meaning() -> None:
+    rows = [line for line in PAGES["config.md"].splitlines() if line.startswith("| `")]
+    assert len(rows) > 400
+    for line in rows:
+        found = KEY_ROW.match(line)
+        assert found, line
+        _, takes, _, meaning = found.groups()
+        assert takes.strip(), line
+        assert meaning.endswith("."), line
+
+
+def test_seconds_and_bytes_are_named_where_a_key_is_in_them() -> None:
+    for line in PAGES["config.md"].splitlines():
+        if found := KEY_ROW.match(line):
+            key, _, _, meaning = found.groups()
+            if key.endswith(("_s", "_timeout", "_seconds")):
+                assert "econds" in meaning, line
+            if key.endswith("_bytes"):
+                assert "bytes" in meaning, line

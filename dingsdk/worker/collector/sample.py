@@ -38,7 +38,7 @@ class SampleSerialCollector(ISerialCollector):
         """Section ``policy.collect.collector``.
 
         Attributes:
-            seed: Of random actions; None for one from the operating system.
+            seed: Seed of random actions; None takes one from the operating system.
         """
 
         type: str = "sample"

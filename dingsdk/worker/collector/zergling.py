@@ -54,8 +54,8 @@ class ZerglingParallelCollector(BaseParallelCollector):
         """Section ``policy.collect.parallel_collector``.
 
         Attributes:
-            compressor: Kept for configs of the reference; the transport compresses.
-            update_policy_second: Seconds between two looks for a newer policy.
+            compressor: Accepted from older configs, without effect: the transport compresses.
+            update_policy_second: Seconds between two checks for a newer policy.
             policy_timeout_s: Seconds to wait for the first policy.
         """
 

@@ -97,7 +97,7 @@ class BaseCommLearner(CommWorker):
 
         Attributes:
             send_policy_freq: Train iterations from one published policy to the next.
-            batches_per_demand: Batches that are asked for at once.
+            batches_per_demand: Batches that the learner asks for at once.
         """
 
         type: str = "base"

@@ -79,8 +79,9 @@ class BaseParallelCommander(Configurable, ABC):
         """Section ``policy.other.commander``.
 
         Attributes:
-            collector_task_space: Collector tasks out at a time; None: one a collector.
-            learner_task_space: Learner tasks out at a time.
+            collector_task_space: Collector tasks that run at the same time; None: one for each
+                collector.
+            learner_task_space: Learner tasks that run at the same time.
             eval_interval: Another name of ``policy.eval.evaluator.eval_interval_s``.
             max_policy_lag: Versions that a sample of an on-policy policy may be behind the newest
                 when it is trained on. With 0 collectors stop while the learner trains.

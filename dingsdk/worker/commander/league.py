@@ -134,9 +134,9 @@ class OneVsOneLeague(Configurable):
                 historical ones, once there are any.
             decay: Weight that each game leaves to the earlier ones of the same two players.
             min_win_rate_games: Below so many games two players count as equally strong.
-            path_policy: What the checkpoints of all players begin with.
-            load_path: Folder ``league`` of an earlier run, whose past players and results it begins
-                with; None for none.
+            path_policy: Prefix of the names of all players' checkpoints.
+            load_path: Folder ``league`` of an earlier run, whose past players and results the run
+                begins with; None to begin without any.
         """
 
         type: str = "one_vs_one"

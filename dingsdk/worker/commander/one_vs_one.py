@@ -177,7 +177,7 @@ class OneVsOneSerialCommander(BaseSerialCommander):
 
         Attributes:
             games_per_opponent: Games that end before another opponent is drawn.
-            seed: Of the draws; None for one of the run's seed tree.
+            seed: Seed of the draws; None takes one of the run's seed tree.
         """
 
         type: str = "one_vs_one"

@@ -34,7 +34,7 @@ class CoordinatorSection(Section, frozen=True, kw_only=True):
         learn_timeout_s: Seconds for a learner to train on the batches leased at once.
         lease_s: Seconds of silence after which a worker is lost.
         straggler_factor: Times as slow as the others of its kind: worth a warning.
-        straggler_window_s: Seconds over which that is averaged.
+        straggler_window_s: Seconds over which the pace of workers is averaged.
         max_attempts: Workers that may be lost over one task within ten minutes, without progress
             in between.
         storage_timeout_s: Seconds without room to store anything, before the run ends.

@@ -54,7 +54,7 @@ class InteractionSerialEvaluator(ISerialEvaluator):
             n_episode: Episodes of one evaluation.
             stop_value: Mean return that ends the run.
             render: When episodes are rendered.
-            figure_path: Folder for the figures of envs that draw some; None for none.
+            figure_path: Folder for the figures that envs draw; None for no figures.
         """
 
         type: str = "interaction"

@@ -65,7 +65,7 @@ class DataLoaderSection(Section, frozen=True, kw_only=True):
 
     Attributes:
         num_workers: Must be 0: payloads arrive as columns, which need no worker processes.
-        chunk_size: Accepted from older configs; means nothing without workers.
+        chunk_size: Accepted from older configs, without effect.
     """
 
     num_workers: Literal[0] = 0

@@ -33,7 +33,7 @@ class RateLimitSection(Section, frozen=True, kw_only=True):
 
     Attributes:
         max: The most rows pushed per row sampled; infinite for no bound.
-        min: The fewest.
+        min: The fewest rows pushed per row sampled.
     """
 
     max: NotNegative = math.inf
@@ -59,7 +59,7 @@ class SampledDataSection(Section, frozen=True, kw_only=True):
 
     Attributes:
         average_range: Samples that an average over their rows is of.
-        print_freq: Samples between two logs of it.
+        print_freq: Samples between two logs of the statistics of sampled rows.
     """
 
     average_range: Count = 5
@@ -123,7 +123,7 @@ class AdvancedReplayBuffer(Table):
             max_staleness: Age at which a row leaves: the iteration given to ``sample`` minus its
                 ``collect_iter`` (or ``policy_iter``).
             alpha: Priority exponent, for samplers that are not given their own.
-            beta: Exponent of the importance weights, at first.
+            beta: Exponent of the importance weights at the start, see ``anneal_step``.
             anneal_step: Samples in which beta moves to 1; 0 leaves it.
             sampler: What draws rows, by their priority or its rank.
             thruput_controller: Bounds of pushes per sample, and of rows needed to sample.

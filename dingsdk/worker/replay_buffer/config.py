@@ -28,9 +28,9 @@ class BufferSection(PartSection, frozen=True, kw_only=True):
         deepcopy: Whether object storage copies rows in depth.
         enable_track_used_data: Whether the files that rows name by ``data_id`` are deleted
             when the rows have left.
-        data_root: Folder of these files.
+        data_root: Folder of the files that ``enable_track_used_data`` deletes.
         periodic_thruput_seconds: Seconds between two logs of the throughput.
-        seed: Of random choices; None takes one from the operating system.
+        seed: Seed of random choices; None takes one from the operating system.
         storage: What keeps the rows; with ``auto`` the first push decides.
         sampler: What draws rows.
         remover: What decides which rows leave a full buffer.

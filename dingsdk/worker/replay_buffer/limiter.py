@@ -226,7 +226,7 @@ class PushSampleRateLimiter(Limiter):
 
         Attributes:
             max: The most rows pushed per row sampled, >= ``min`` and > 0; infinite for no bound.
-            min: The fewest, finite.
+            min: The fewest rows pushed per row sampled, finite.
             window_seconds: Seconds in which a count decays to 1 %.
             sample_min_limit_ratio: Rows that a sample needs in the buffer, by its size.
         """

@@ -52,22 +52,23 @@ class FlaskFSTransport(Transport):
         """Section ``system.transport``.
 
         Attributes:
-            host: Address that the master listens on.
-            port: Port that it listens on; 0: any free one.
+            host: Address that the coordinator listens on.
+            port: TCP port that it listens on; 0 for any free one.
             data_dir: Folder that all workers share; ``<run folder>/transport`` when empty.
-            keep_data: Whether to leave what is in it at the end of the run.
-            allowed_hosts: Further names that workers dial the master by.
-            threads: Requests served at once; three in four may wait for tasks.
-            max_connections: Connections open at once.
-            max_payload_bytes: Size of one payload.
-            max_policy_bytes: Size of one policy.
-            min_free_bytes: Of the shared folder's disk; below it nothing is written.
+            keep_data: Whether the files in ``data_dir`` stay after the run.
+            allowed_hosts: Further host names that workers may use for the coordinator.
+            threads: Requests served at once; up to three quarters of them may wait for tasks.
+            max_connections: Connections that may be open at once.
+            max_payload_bytes: Largest payload that is written or read, in bytes.
+            max_policy_bytes: Largest policy that is written or read, in bytes.
+            min_free_bytes: Free bytes on the disk of ``data_dir`` below which collectors wait.
             keep_policy_versions: Versions of a policy that stay on disk.
-            durability: ``power``: payloads and policies survive a power cut.
-            digest: Of payloads; sha256 cannot be made to fit another content.
-            max_message_bytes: Size of one message.
-            request_timeout_s: Seconds for one request.
-            lost_after_s: Seconds of silence after which a worker gives its master up.
+            durability: With ``process`` payloads and policies survive the end of a process, with
+                ``power`` also a power cut, at a third of the speed.
+            digest: Digest of payloads: xxh3 finds damage, sha256 also finds forgeries.
+            max_message_bytes: Largest message, in bytes.
+            request_timeout_s: Seconds for a request to arrive, and for an immediate answer.
+            lost_after_s: Seconds of silence after which a worker gives up its coordinator.
         """
 
         type: str = TYPE_KEY
