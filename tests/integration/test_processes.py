@@ -20,6 +20,7 @@ from dingsdk.errors import WorkerCrashedError
 from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.process_group import ProcessWorkers
+from dingsdk.pipeline.resume import has_journal
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import make_transport
 from dingsdk.policy.threads import torch_threads
@@ -222,6 +223,7 @@ def test_run_leaves_its_folder_and_nothing_else(tmp_path: Path) -> None:
     assert load_checkpoint(run_dir / "ckpt").iteration >= 0
     assert {path.name for path in run_dir.iterdir()} == {
         "ckpt", "config.yaml", "curve.png", "log", "result.json", "status.json",
+        "journal", "progress.jsonl", "transport",
     }  # fmt: skip
     assert len(pids) >= 2
     expect_gone(list(pids))
@@ -242,7 +244,8 @@ def test_ctrl_c_of_the_whole_group_ends_it_within_10_s_with_a_checkpoint(tmp_pat
     assert "Interrupted after" in out
     expect_gone(children)
     assert load_checkpoint(tmp_path / "runs" / "cartpole-dqn" / "ckpt").iteration > 0
-    assert not (tmp_path / "runs" / "cartpole-dqn" / "transport").exists()
+    assert has_journal(tmp_path / "runs" / "cartpole-dqn")
+    assert f"train --resume {Path('runs', 'cartpole-dqn')}" in out
 
 
 def test_ctrl_c_while_workers_start_ends_at_once(tmp_path: Path) -> None:
