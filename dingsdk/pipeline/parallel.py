@@ -99,6 +99,8 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             on_evaluated=lambda *result: _record(context, tb_logger, coordinator, *result),
             tb_logger=tb_logger,
             journal=journal,
+            # Who started the workers by hand has not ended them with the coordinator.
+            rejoin_s=0.0 if context.on_address is None else cfg.system.coordinator.lease_s,
         )
         context.status = lambda: _status(context, coordinator)
         workers = _make_workers(context, cfg, transport, coordinator.master)

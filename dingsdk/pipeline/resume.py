@@ -18,7 +18,7 @@ import platform
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -64,6 +64,11 @@ CHANGEABLE = (
 )
 """Keys that may differ when a run is resumed: they say when it ends, not what it does."""
 
+_PLACE = (
+    "system.transport.host",
+    "system.transport.port",
+    "policy.eval.evaluator.stop_value",
+)
 _KIND = "run-state"
 _BUFFER = "buffer"
 _MAX_BYTES = 64 << 30
@@ -156,6 +161,41 @@ def find_run(run: Path) -> Save | JournaledRun:
     with Folder(run / JOURNAL_FOLDER, create=False) as folder:
         Journal(folder).read()
     return JournaledRun(run, load_config(run / CONFIG_NAME))
+
+
+def find_unfinished(run: Path, cfg: Any) -> JournaledRun | None:
+    """Return the run whose folder this is, None where it is none that can go on.
+
+    Raises:
+        ConfigError: its config differs in more than what may change, and the place of the master.
+        CheckpointError: as ``find_run``.
+    """
+    if not has_journal(run):
+        return None
+    found = find_run(run)
+    assert isinstance(found, JournaledRun)
+    before, now = _flat(found.config), _flat(to_plain(cfg))
+    changed = sorted(
+        path
+        for path in before.keys() | now.keys()
+        if before.get(path) != now.get(path) and path not in (*CHANGEABLE, *_PLACE)
+    )
+    if changed:
+        raise ConfigError(
+            f"{run} holds a run with {changed[0]}: {before.get(changed[0])!r}, not "
+            f"{now.get(changed[0])!r}; give the same config to go on with it, or another folder",
+            path=changed[0],
+        )
+    return found
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        return {path: list(value) if isinstance(value, tuple) else value}
+    found: dict[str, Any] = {}
+    for key, child in value.items():
+        found |= _flat(child, f"{path}.{key}" if path else str(key))
+    return found
 
 
 def find_save(run: Path) -> Save:

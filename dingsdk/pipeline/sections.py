@@ -8,7 +8,17 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from dingsdk.config import Count, Held, NotNegative, Part, Section, Whole, fields_of, preset
+from dingsdk.config import (
+    Count,
+    Held,
+    NotNegative,
+    Part,
+    Positive,
+    Section,
+    Whole,
+    fields_of,
+    preset,
+)
 from dingsdk.policy.sections import PolicySection
 from dingsdk.worker.coordinator.section import CoordinatorSection, JournalSection
 
@@ -72,6 +82,8 @@ class SystemSection(Section, frozen=True, kw_only=True):
         learner: Options of the comm learners.
         coordinator: Options of the coordinator (parallel mode).
         journal: What is kept of the run, so that it can be resumed (parallel mode).
+        rejoin_s: Seconds that a worker looks for a coordinator that is gone, before it ends
+            (parallel mode, transports that run workers as processes).
         restarts: How often each worker process may be restarted within ten minutes, without a
             minute of work in between, before its death ends the run (parallel mode, transports
             that run workers as processes).
@@ -99,6 +111,7 @@ class SystemSection(Section, frozen=True, kw_only=True):
     learner: Annotated[dict[str, Any], Part("comm_learners")] = preset("base")
     coordinator: CoordinatorSection = CoordinatorSection()
     journal: JournalSection = JournalSection()
+    rejoin_s: Positive = 60.0
     restarts: Whole = 3
     worker_memory_limit: Count | None = None
     torch_threads: Held = 1

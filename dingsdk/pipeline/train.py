@@ -172,20 +172,26 @@ def run_coordinator(
 
     Args:
         cfg: The compiled config.
-        run_dir: Folder of the run, a new one, that all workers share.
+        run_dir: Folder of the run that all workers share: a new one, or that of the same run,
+            whose coordinator was killed or stopped; the run goes on then.
         on_address: Called with the address that workers dial, and what else they need.
         progress: As for ``train``.
         announce: As for ``train``.
 
     Raises:
-        ConfigError: the transport reaches no workers outside this process.
+        ConfigError: the transport reaches no workers outside this process, or the folder's run
+            has another config.
+        CheckpointError: the folder's journal cannot be used.
         RunFolderError: the folder holds a run already, or cannot be written to.
         DingError: a part failed during the run.
     """
+    from dingsdk.pipeline.resume import find_unfinished
     from dingsdk.pipeline.worker import check_reach
 
     check_reach(cfg)
-    context = RunContext(cfg=cfg, run_dir=claim_run_folder(run_dir), on_address=on_address)
+    resumed = find_unfinished(run_dir, cfg)
+    folder = claim_run_folder(run_dir) if resumed is None else run_dir
+    context = RunContext(cfg=cfg, run_dir=folder, on_address=on_address, resumed=resumed)
     return run_pipeline(context, "parallel", progress, announce)
 
 

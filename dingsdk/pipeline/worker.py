@@ -137,6 +137,7 @@ def run_worker(
         stack.callback(transport.close)
         made_role = create_role(role, cfg)
         worker = made_role.create_worker(transport, worker_id)
+        worker.rejoin_s = cfg.system.rejoin_s
         stack.callback(worker.close)
         # Beside this thread, because it waits for the coordinator and a stop must end that.
         joining = transport.scheduler.spawn(lambda: worker.start(address), f"{worker_id}-joining")

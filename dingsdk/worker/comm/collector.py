@@ -58,6 +58,10 @@ class BaseCommCollector(CommWorker):
         self._collector: Any = None
         self._env_pool = EnvPool()
         self._reports: deque[Mapping[str, Any]] = deque()
+        self._sent_reports: list[Mapping[str, Any]] = []
+        """Those of the last answer; the next question says that it has come."""
+        self._delivered: Mapping[str, Any] = {}
+        """What was last reported of the steps that an on-policy learner admitted."""
         self._stored: dict[str, FrameInfo] = {}
         """Size and digest of the payloads that are stored and not announced yet."""
         self._columns: dict[str, dict[str, NDArray[Any]]] = {}
@@ -78,6 +82,7 @@ class BaseCommCollector(CommWorker):
             "resource": lambda task: self.deal_with_resource(),
             "collector_start_task": lambda task: self.deal_with_collector_start(task["task_info"]),
             "collector_data_task": self._process_data_task,
+            "collector_go_on_task": lambda task: self.deal_with_collector_go_on(task["task_id"]),
             "collector_close_task": lambda task: self.deal_with_collector_close(),
         }
 
@@ -90,6 +95,8 @@ class BaseCommCollector(CommWorker):
         """Build the task's collector and run it; raises as ``building``."""
         with self.building(task_info):
             self._reports.clear()
+            self._sent_reports.clear()
+            self._delivered = {}
             self._stored.clear()
             self._columns.clear()
             self._policy_versions.clear()
@@ -99,6 +106,18 @@ class BaseCommCollector(CommWorker):
             self._collector = made = self._create_collector(task_info)
         self.start_job(made.start, made.close, f"{self.collector_uid}-collector")
         return {"message": "collector task has started"}
+
+    def deal_with_collector_go_on(self, task_id: str) -> Mapping[str, Any]:
+        """Go on for another coordinator; report again what the one before may not have heard.
+
+        Raises:
+            TaskFail: the collector is another task's.
+        """
+        self.go_on_with_job(task_id)
+        with self.condition:
+            self._reports.extendleft(reversed(self._sent_reports))
+            self._sent_reports = []
+        return {**self._delivered, **self.task_ids()}
 
     def _process_data_task(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
         self._is_run_held_up = bool(task.get("is_held_up"))
@@ -116,7 +135,7 @@ class BaseCommCollector(CommWorker):
         """
         with self.condition:
             self.task_wait(lambda: len(self._reports) > 0, ANSWER_WITHIN_S)
-            reports = list(self._reports)
+            reports = self._sent_reports = list(self._reports)
             self._reports.clear()
             self.condition.notify_all()
         if not reports:
@@ -228,6 +247,8 @@ class BaseCommCollector(CommWorker):
             )
         if "data_id" in metadata:
             metadata = {**metadata, "data_id": self._payload_id(str(metadata["data_id"]))}
+        if "delivered_steps" in metadata:
+            self._delivered = {key: metadata[key] for key in ("delivered_steps", "policy_iter")}
         info = self._stored.pop(str(metadata.get("data_id")), None)
         columns = self._columns.pop(str(metadata.get("data_id")), None)
         if columns:

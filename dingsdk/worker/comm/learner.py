@@ -116,6 +116,10 @@ class BaseCommLearner(CommWorker):
         self._rows: RowStore | None = None
         self._leased: deque[dict[str, Any]] = deque()
         self._demand: dict[str, Any] | None = None
+        self._sent_demand: dict[str, Any] | None = None
+        """The last one, until batches come for it."""
+        self._owes_info = False
+        """Whether batches were leased whose info the coordinator may not have."""
         self._info: dict[str, Any] | None = None
         self._priorities: list[Mapping[str, Any]] = []
         self._lost_payloads: dict[int, str] = {}
@@ -140,6 +144,7 @@ class BaseCommLearner(CommWorker):
             "learner_start_task": lambda task: self.deal_with_learner_start(task["task_info"]),
             "learner_get_data_task": lambda task: self.deal_with_get_data(),
             "learner_learn_task": lambda task: self.deal_with_learner_learn(task["data"]),
+            "learner_go_on_task": lambda task: self.deal_with_learner_go_on(task["task_id"]),
             "learner_close_task": lambda task: self.deal_with_learner_close(),
         }
 
@@ -150,7 +155,8 @@ class BaseCommLearner(CommWorker):
             self._sent_iter = -1
             self._leased.clear()
             self._priorities.clear()
-            self._demand = self._info = None
+            self._demand = self._sent_demand = self._info = None
+            self._owes_info = False
             self._learner = self._create_learner(task_info)
         buffer_cfg = task_info["replay_buffer_cfg"]
         self._rows = RowStore(
@@ -178,11 +184,34 @@ class BaseCommLearner(CommWorker):
                 worker_id=self.info.worker_id,
             ) from error
 
+    def deal_with_learner_go_on(self, task_id: str) -> Mapping[str, Any]:
+        """Go on for another coordinator, at the end of the batches that the one before leased.
+
+        Returns:
+            ``info`` of these batches, None without any, and ``known``: int64[n], numbers of the
+            payloads that this learner was told of.
+
+        Raises:
+            TaskFail: the learner is another task's.
+        """
+        self.go_on_with_job(task_id)
+        assert self._rows is not None  # made when the task started
+        with self.condition:
+            if self._owes_info:
+                self.task_wait(lambda: self._info is not None, LEARN_TIMEOUT_S)
+            info = self._info if self._owes_info else None
+            if self._demand is None:
+                self._demand = self._sent_demand
+        self.raise_job_error()
+        return {"info": info, "known": self._rows.known(), **self.task_ids()}
+
     def deal_with_get_data(self) -> Mapping[str, Any]:
         """Return the learner's demand, or ``{'pending': True}`` while it has none."""
+        self._owes_info = False
         with self.condition:
             found = self.task_wait(lambda: self._demand is not None, ANSWER_WITHIN_S)
             demand, self._demand = self._demand, None
+            self._sent_demand = demand or self._sent_demand
         if not found or demand is None:
             self.raise_job_error()
             return {
@@ -206,7 +235,8 @@ class BaseCommLearner(CommWorker):
             self._rows.keep({int(each): rows for each, rows in data["kept"]})
         self._learner.collector_envstep = int(data.get("env_steps", 0))
         with self.condition:
-            self._info = None
+            self._info = self._sent_demand = None
+            self._owes_info = True
             self._leased.extend(data["batches"])
             self.condition.notify_all()
             self.task_wait(lambda: self._info is not None, LEARN_TIMEOUT_S)

@@ -77,6 +77,10 @@ class RowStore:
         for name, number in payloads.items():
             self._names[number] = (name, (digests or {}).get(name))
 
+    def known(self) -> NDArray[np.int64]:
+        """Return the numbers of payloads that were announced and not dropped."""
+        return np.fromiter(self._names, np.int64)
+
     def drop(self, numbers: NDArray[np.int64]) -> None:
         """Free payloads; unknown numbers are ignored."""
         gone = {int(number) for number in numbers}

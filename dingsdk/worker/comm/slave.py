@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from dingsdk.errors import ClosedError, DingError, ProtocolError, TaskFail, WorkerLostError
@@ -59,6 +60,8 @@ class Slave:
         self.info = info
         self.transport = transport
         self.scheduler = transport.scheduler
+        self.rejoin_s = JOIN_TIMEOUT_S
+        """How long to look for a master that is gone."""
         self.failure: DingError | None = None
         """Why it serves no more, where neither side closed."""
         self._callbacks = dict(callback_fn or {})
@@ -122,6 +125,10 @@ class Slave:
         """Whether the work goes on, so that the lease is to be renewed."""
         return True
 
+    def _kept_task(self) -> Mapping[str, Any] | None:
+        """Return what says which task this worker goes on with, after the master was lost."""
+        return None
+
     def _stop_work(self) -> bool:
         """End the work after the master gave this worker up; return whether it may join again."""
         return True
@@ -161,7 +168,10 @@ class Slave:
             end.answer(TaskAnswer(answer.task_id, False, {}, str(error), _formatted(error)))
 
     def _join_again(self, lost: WorkerLostError) -> bool:
-        why = "" if self._stop_work() else "has work that does not end"
+        task = None
+        if lost.facts.get("restarted") or lost.facts.get("silent"):
+            task = self._kept_task()
+        why = "" if task is not None or self._stop_work() else "has work that does not end"
         if not why and lost.facts.get("replaced"):
             # It would take the id back, and lose it again, with a task each time.
             why = "has lost its id to another worker"
@@ -169,13 +179,17 @@ class Slave:
             _log.error("%s %s; it stays away", self.info.worker_id, why)
             self.failure = lost
             return False
+        info = self.info
+        if task is not None:
+            info = replace(info, resource={**info.resource, "task": task})
         try:
-            self._joined().join(self.info, JOIN_TIMEOUT_S)
+            self._joined().join(info, self.rejoin_s)
         except ClosedError:
             return False
         except DingError as error:
             self.failure = error
             return False
+        self._renewed_at = self._clock()
         return True
 
     def _run(self, task: TaskMessage) -> TaskAnswer:

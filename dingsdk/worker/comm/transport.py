@@ -134,7 +134,9 @@ class SlaveEnd(ABC):
 
     Where the end knows that another worker has joined under the id, its ``WorkerLostError`` has the
     fact ``replaced``: who is told so stays away, or the two would take the id from each other for
-    ever.
+    ever. Where another master of the same run has taken over, it has the fact ``restarted``, and
+    where the master has only not answered, ``silent``: who is told so joins again with the work
+    that it has, which the master may let it go on with.
     """
 
     lease_s: float | None = None

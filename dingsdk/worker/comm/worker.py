@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -12,14 +13,16 @@ import msgspec
 import torch
 
 from dingsdk.config import Configurable, PartSection, Positive
-from dingsdk.errors import ClosedError, TaskFail, WorkerLostError
+from dingsdk.errors import ClosedError, TaskFail
 from dingsdk.worker.comm.allowed_imports import check_imports
 from dingsdk.worker.comm.scheduler import Job
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, POLL_S, Slave, TaskFunctions
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
 
+_log = logging.getLogger(__name__)
+
 FENCE = 0.8
-"""Share of the lease without a renewal after which the job stops by itself."""
+"""Share of the lease without a renewal after which the job waits."""
 ANSWER_WITHIN_S = 2.0
 """How long a task that waits for something to report waits before it answers "nothing yet"."""
 
@@ -31,7 +34,8 @@ class CommWorker(Configurable, Slave, ABC):
     is not its fault), while it is built and while there is none. A job that hangs elsewhere
     stops the renewal after ``progress_timeout_s``, and the master gives the worker up. A job
     that goes on after most of a lease without renewal (the host slept, the master cannot be
-    reached) stops by itself, before the master gives its task to another worker.
+    reached) stops by itself, before the master gives its task to another worker. It goes on where
+    the master, or one that was started in its place, still knows it as this worker's.
 
     Args:
         cfg: The worker's section; ``progress_timeout_s`` is the longest step of the job that
@@ -80,6 +84,9 @@ class CommWorker(Configurable, Slave, ABC):
         self._stop: Callable[[], None] = lambda: None
         self._has_ended = False
         self._job_error: BaseException | None = None
+        self._has_kept_job = False
+        """Whether the job was begun for a master that is gone, and the next one has not asked for
+        it yet."""
         self._waiting = 0
         self._moved_at = self._clock()
         self._job_started_at = -float("inf")
@@ -122,6 +129,8 @@ class CommWorker(Configurable, Slave, ABC):
             TaskFail: a job is running already.
             UntrustedImportError: the task names modules that this worker's config does not.
         """
+        if self._has_kept_job:
+            self.stop_job()  # its task is another worker's by now
         if self._job is not None:
             raise TaskFail({"message": "busy"}, f"{self.info.worker_id} runs {self._job.name}")
         check_imports(task_info, self._cfg.allowed_modules)
@@ -141,6 +150,16 @@ class CommWorker(Configurable, Slave, ABC):
                 is_built = True
                 self.condition.notify_all()
             job.join(CLOSE_TIMEOUT_S)
+
+    def go_on_with_job(self, task_id: str) -> None:
+        """Take a job up again that was begun for an earlier master.
+
+        Raises:
+            TaskFail: it is of another task, or there is none.
+        """
+        if self._job is None or self._task_info.get("task_id") != task_id:
+            raise TaskFail({"message": "no such task"}, f"{self.info.worker_id} has no {task_id}")
+        self._has_kept_job = False
 
     def task_ids(self) -> dict[str, Any]:
         """Return ``task_id`` and ``buffer_id`` of the task, as every answer has them."""
@@ -173,6 +192,7 @@ class CommWorker(Configurable, Slave, ABC):
         if not job.join(timeout_s):
             return False
         self._job = None
+        self._has_kept_job = False
         return True
 
     def raise_job_error(self) -> None:
@@ -183,22 +203,27 @@ class CommWorker(Configurable, Slave, ABC):
     def advance(self) -> None:
         """Note that the job moved on; called once per round of its loop.
 
-        Raises:
-            WorkerLostError: its lease was not renewed for too long; another may have its task.
+        Where its lease was not renewed for too long it waits: the master is gone, and the task is
+        its own still if it comes back, or another worker has it, and this job is to stop.
         """
-        self._progress += 1
-        self._moved_at = now = self._clock()
-        lease_s = self._joined().lease_s
+        self._note_round()
         # A cooperative job that took so long kept the master from noticing as well.
-        if lease_s is None or self.scheduler.is_cooperative or self.is_stopping:
+        if self.scheduler.is_cooperative or self.is_stopping or not self._is_overdue():
             return
-        silent_s = now - max(self._renewed_at, self._job_started_at)
-        if silent_s > FENCE * lease_s:
-            raise WorkerLostError(
-                f"{self.info.worker_id} could not renew its lease of {lease_s} s for "
-                f"{silent_s:.1f} s; it leaves its task to others",
-                worker_id=self.info.worker_id,
-            )
+        text = "%s could not renew its lease of %s s in time; it waits for the coordinator"
+        _log.warning(text, self.info.worker_id, self._joined().lease_s)
+        with self.condition:
+            self.job_wait(lambda: not self._is_overdue())
+
+    def _note_round(self) -> None:
+        self._progress += 1
+        self._moved_at = self._clock()
+
+    def _is_overdue(self) -> bool:
+        lease_s = self._joined().lease_s
+        if lease_s is None:
+            return False
+        return self._clock() - max(self._renewed_at, self._job_started_at) > FENCE * lease_s
 
     def yield_turn(self) -> None:
         """Note progress and let others run."""
@@ -221,7 +246,7 @@ class CommWorker(Configurable, Slave, ABC):
                 self._call_unlocked(meanwhile)
         finally:
             self._waiting -= 1
-            self.advance()
+            self._note_round()
         return not self.is_stopping
 
     def pause(self, seconds: float) -> None:
@@ -256,6 +281,12 @@ class CommWorker(Configurable, Slave, ABC):
     def _is_alive(self, now: float) -> bool:
         is_idle = self._job is None or self.job_ended or self._waiting > 0
         return is_idle or now - self._moved_at < self._cfg.progress_timeout_s
+
+    def _kept_task(self) -> Mapping[str, Any] | None:
+        if self._job is None or self.job_ended or self.is_stopping:
+            return None
+        self._has_kept_job = True
+        return {key: self._task_info.get(key) for key in ("task_id", "payload_prefix")}
 
     def _stop_work(self) -> bool:
         return self.stop_job()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -553,6 +553,12 @@ class Coordinator(Configurable, TaskControl):
         if experience is not None:
             self._give_up_missing(experience, state, info)
 
+    def deal_with_learner_known(self, state: TaskState, known: Collection[int]) -> None:
+        with self.condition:
+            experience = self.experience_of(state)
+            if experience is not None:
+                experience.rejoin(state, map(int, known))
+
     def deal_with_learner_judge_finish(self, state: TaskState, info: Mapping[str, Any]) -> bool:
         with self.condition:
             return bool(self._state.commander.judge_learner_finish(state.task_id, info))
@@ -587,11 +593,25 @@ class Coordinator(Configurable, TaskControl):
     def _on_join(self, info: WorkerInfo) -> None:
         with self.condition:
             self._state.join(info)
+            state = None if self.is_ending else self._adopted(info)
         _log.info("worker %s joined", info.worker_id)
+        if state is not None:
+            _log.info("it goes on with task %s", state.task_id)
+            self._spawn(
+                functools.partial(self._run, state, goes_on=True), f"{state.task_id}-driver"
+            )
         if info.role not in self.roles:
             text = "worker %s joined as %r, for which this run has no tasks; its roles: %s"
             _log.warning(text, info.worker_id, info.role, ", ".join(self.roles))
         self.notify()
+
+    def _adopted(self, info: WorkerInfo) -> TaskState | None:
+        """Return the task that a worker has from an earlier coordinator, now its own again."""
+        task = info.resource.get("task")
+        role = self.roles.get(info.role)
+        if role is None or not role.rejoins or not isinstance(task, Mapping):
+            return None
+        return self._state.adopt(str(task.get("task_id")), str(task.get("payload_prefix")), info)
 
     def _on_renew(self, worker_id: str) -> None:
         with self.condition:
@@ -652,9 +672,10 @@ class Coordinator(Configurable, TaskControl):
             self.condition.notify_all()
         self._start(state)
 
-    def _start(self, state: TaskState | None) -> None:
+    def _start(self, state: TaskState | None, goes_on: bool = False) -> None:
         if state is not None:
-            self._spawn(functools.partial(self._run, state), f"{state.task_id}-driver")
+            run = functools.partial(self._run, state, goes_on)
+            self._spawn(run, f"{state.task_id}-driver")
 
     def _sweep_orphans(self) -> None:
         """Delete unannounced payloads of dead workers, twice in each ``orphan_grace_s``."""
@@ -686,7 +707,7 @@ class Coordinator(Configurable, TaskControl):
             experience.give_up_missing(gone)
         _log.warning("%d more payloads are gone; their samples are given up", len(gone))
 
-    def _run(self, state: TaskState) -> None:
+    def _run(self, state: TaskState, goes_on: bool = False) -> None:
         """Drive a task; however it ends, take note of it."""
         worker = state.worker
         assert worker is not None  # assigned
@@ -696,7 +717,11 @@ class Coordinator(Configurable, TaskControl):
         phase = TaskPhase.FINISHED
         error: DingError | None = None
         try:
-            self.roles[state.role].drive(self, state, task)
+            role = self.roles[state.role]
+            if goes_on:
+                role.go_on(self, state)
+            else:
+                role.drive(self, state, task)
         except WorkerLostError as lost:
             phase, error = TaskPhase.LOST, lost
         except TaskTimeoutError as late:

@@ -451,6 +451,13 @@ class Experience:
         if info.get("priority_info"):
             self.buffer.update(info["priority_info"])
 
+    def rejoin(self, state: TaskState, known: Iterable[int]) -> None:
+        """Note the payload numbers that a learner was told of by an earlier coordinator."""
+        told, live = set(known), set(self.ledger.numbers.values())
+        state.announced, state.dropped = told & live, sorted(told - live)
+        found = {number: self.ledger.kept_rows(number) for number in state.announced}
+        state.kept = {number: rows for number, rows in found.items() if rows is not None}
+
     def is_leased_to(self, state: TaskState) -> bool:
         """Whether a learner's task has batches."""
         return state.task_id in self._leases

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol, cast
 
@@ -106,6 +106,9 @@ class TaskControl(Protocol):
     def deal_with_learner_send_info(self, state: TaskState, info: Mapping[str, Any]) -> None:
         """End the lease of the batches that were trained on; take priorities and progress."""
 
+    def deal_with_learner_known(self, state: TaskState, known: Collection[int]) -> None:
+        """Note the numbers of the payloads that a learner was told of by an earlier coordinator."""
+
     def deal_with_learner_judge_finish(self, state: TaskState, info: Mapping[str, Any]) -> bool:
         """Return whether the learner task is to end."""
 
@@ -133,6 +136,7 @@ class Role(Configurable, ABC):
         name: Type key of the role; workers state it when they join.
         ends_run: Whether the run ends when a task of the role is given up.
         resumes: Whether another worker goes on where a lost one was; else it begins anew.
+        rejoins: Whether ``go_on`` drives a task that was begun for an earlier coordinator.
     """
 
     class Config(PartSection, frozen=True, kw_only=True):
@@ -147,6 +151,7 @@ class Role(Configurable, ABC):
     name: ClassVar[str]
     ends_run: ClassVar[bool] = False
     resumes: ClassVar[bool] = False
+    rejoins: ClassVar[bool] = False
 
     def __init__(self, cfg: Mapping[str, Any], run_cfg: Mapping[str, Any]) -> None:
         self.cfg = self.read(cfg)
@@ -181,6 +186,13 @@ class Role(Configurable, ABC):
             task: What the worker gets: the task, its ``<role>_id`` and ``resource_info``.
         """
 
+    def go_on(self, control: TaskControl, state: TaskState) -> None:
+        """Drive a task whose worker has come back to a coordinator that was started again.
+
+        Called as ``drive``, for roles with ``rejoins``; the worker has kept what it had.
+        """
+        raise NotImplementedError
+
     def can_run(self, state: TaskState, experiences: Mapping[str, Experience]) -> bool:
         """Return whether a task can be assigned now, or again; the condition is held.
 
@@ -204,6 +216,7 @@ class LearnerRole(Role):
     name: ClassVar[str] = "learner"
     ends_run: ClassVar[bool] = True
     resumes: ClassVar[bool] = True
+    rejoins: ClassVar[bool] = True
 
     @property
     def worker_num(self) -> int:
@@ -235,11 +248,30 @@ class LearnerRole(Role):
         finally:
             control.end_batch_leases(state)
 
+    def go_on(self, control: TaskControl, state: TaskState) -> None:
+        """Take what the learner did of its last lease, then as ``drive``."""
+        try:
+            kept = {"name": "learner_go_on_task", "task_id": state.task_id}
+            answer = control.ask(state, kept, "learn_timeout_s")
+            control.deal_with_task_started(state)
+            control.deal_with_learner_known(state, answer["known"])
+            is_done = False
+            if answer["info"] is None:
+                control.end_batch_leases(state)
+            else:
+                control.deal_with_learner_send_info(state, answer["info"])
+                is_done = control.deal_with_learner_judge_finish(state, answer["info"])
+            self._train(control, state, is_done)
+        finally:
+            control.end_batch_leases(state)
+
     def _drive(self, control: TaskControl, state: TaskState, task: Mapping[str, Any]) -> None:
         start = {"name": "learner_start_task", "task_info": task}
         control.ask(state, start, "start_timeout_s")
         control.deal_with_task_started(state)
-        is_done = False
+        self._train(control, state, is_done=False)
+
+    def _train(self, control: TaskControl, state: TaskState, is_done: bool) -> None:
         while not is_done and not control.is_ending:
             demand = control.ask(state, {"name": "learner_get_data_task"})
             control.deal_with_storage(state, str(demand.get("held_up_by", "")))
@@ -262,6 +294,7 @@ class CollectorRole(Role):
     """Collect for a coordinator until the run ends. Ctrl-C leaves the run."""
 
     name: ClassVar[str] = "collector"
+    rejoins: ClassVar[bool] = True
 
     @property
     def worker_num(self) -> int:
@@ -292,14 +325,21 @@ class CollectorRole(Role):
 
     def drive(self, control: TaskControl, state: TaskState, task: Mapping[str, Any]) -> None:
         """Start a collector, take its reports until it is done, close it."""
-        try:
+        with _ending_grants(control, state):
             self._drive(control, state, task)
-        finally:
+
+    def go_on(self, control: TaskControl, state: TaskState) -> None:
+        """As ``drive``, for a collector that collects already."""
+        with _ending_grants(control, state):
+            kept = {"name": "collector_go_on_task", "task_id": state.task_id}
+            answer = control.ask(state, kept)
+            control.deal_with_task_started(state)
             with control.condition:
                 experience = control.experience_of(state)
-                if experience is not None:
-                    experience.end_task(state)
-                    control.condition.notify_all()
+                if experience is not None and not state.is_evaluation:
+                    experience.admit(state)
+                    experience.take_report(state, answer)
+            self._collect(control, state)
 
     def _drive(self, control: TaskControl, state: TaskState, task: Mapping[str, Any]) -> None:
         with control.condition:
@@ -309,6 +349,9 @@ class CollectorRole(Role):
         start = {"name": "collector_start_task", "task_info": task}
         control.ask(state, start, "start_timeout_s")
         control.deal_with_task_started(state)
+        self._collect(control, state)
+
+    def _collect(self, control: TaskControl, state: TaskState) -> None:
         control.deal_with_collecting()
         is_done, answers_left = False, LAST_ANSWERS
         while answers_left and not control.must_end(state):
@@ -328,6 +371,19 @@ class CollectorRole(Role):
         state.phase = TaskPhase.CLOSING
         finished = control.ask(state, {"name": "collector_close_task"})
         control.deal_with_collector_finish_task(state, finished)
+
+
+@contextmanager
+def _ending_grants(control: TaskControl, state: TaskState) -> Iterator[None]:
+    """Take back what a collector may do once it has ended, or is lost."""
+    try:
+        yield
+    finally:
+        with control.condition:
+            experience = control.experience_of(state)
+            if experience is not None:
+                experience.end_task(state)
+                control.condition.notify_all()
 
 
 def create_roles(cfg: Mapping[str, Any]) -> dict[str, Role]:

@@ -498,7 +498,9 @@ class SchedulerState:
     def adopt(self, task_id: str, payload_prefix: str, worker: WorkerInfo) -> TaskState | None:
         """Give a worker that comes back the task it has; None where it is not its any more."""
         state = self.running.get(task_id)
-        if state is None or state.worker is not None or state.payload_prefix != payload_prefix:
+        if state is None or state.worker is not None or state.role != worker.role:
+            return None
+        if state.payload_prefix != payload_prefix:
             return None
         self.pool.take_one(worker)
         state.worker = worker

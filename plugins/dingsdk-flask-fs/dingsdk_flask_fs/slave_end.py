@@ -390,6 +390,7 @@ class HttpSlaveEnd(SlaveEnd):
             lost = WorkerLostError(
                 f"no sign of the master at {self._where} for {silent_s:.1f} s: {error}",
                 worker_id=self._worker_id,
+                silent=True,
             )
             self._note(lost, self._inc)
             raise lost from error
@@ -428,7 +429,9 @@ def _content(answer: Answer, request: Request, max_bytes: int) -> dict[str, Any]
     message = str(content.get("message", ""))[:1000]
     if answer.status == 409:
         stale = convert(content, Stale)
-        facts = {"run": stale.run, "epoch": stale.epoch, "replaced": stale.replaced}
+        is_later = stale.run == request.run and stale.epoch > request.epoch > 0
+        facts: dict[str, Any] = {"run": stale.run, "epoch": stale.epoch}
+        facts |= {"replaced": stale.replaced, "restarted": is_later}
         raise StaleEpochError(message, worker_id=request.worker, **facts)
     if answer.status == 410:
         raise ClosedError(message, what="master")
