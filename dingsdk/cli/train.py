@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
+import threading
+from contextlib import ExitStack
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -20,10 +24,14 @@ from dingsdk.cli.completion import (
     sets_option,
     transport_option,
 )
+from dingsdk.plugins import default_manager
 
 if TYPE_CHECKING:
     from dingsdk.pipeline.context import RunContext, RunResult
     from dingsdk.pipeline.train import ProgressFactory
+
+PAGE_END_S = 15.0
+"""How long the live page may take to end."""
 
 
 @click.command(short_help="Train a policy and leave a run folder.")
@@ -52,6 +60,12 @@ if TYPE_CHECKING:
     show_default=True,
     help="Folder below which the run folder is made.",
 )
+@click.option(
+    "--watch",
+    "is_watched",
+    is_flag=True,
+    help="Show the run on a live page too, which stays until Ctrl-C; needs the plugin watch.",
+)
 @quiet_option
 def train(
     config: str | None,
@@ -61,6 +75,7 @@ def train(
     sets: tuple[str, ...],
     seed: int | None,
     output: Path,
+    is_watched: bool,
     quiet: bool,
 ) -> int:
     """Train the policy of CONFIG: a .yaml, .json or .py file, or the name of a shipped example.
@@ -78,22 +93,75 @@ def train(
         _refuse_others(click.get_current_context())
         mode = "parallel" if has_journal(resume) else "serial"
     progress = None if quiet else console_progress(mode)
-    if resume is not None:
-        result = go_on(resume, sets=sets, progress=progress)
-    elif config is None:
-        raise click.UsageError("Missing argument 'CONFIG', or --resume RUN.")
-    else:
-        result = run(
-            config,
-            mode=mode,
-            transport=transport,
-            sets=sets,
-            seed=seed,
-            output=output,
-            progress=progress,
-        )
-    click.echo(summary(result))
+    with ExitStack() as stack:
+        page = stack.enter_context(LivePage()) if is_watched else None
+        callbacks = [] if page is None else [page.run_started]
+        if resume is not None:
+            result = go_on(resume, sets=sets, progress=progress, callbacks=callbacks)
+        elif config is None:
+            raise click.UsageError("Missing argument 'CONFIG', or --resume RUN.")
+        else:
+            result = run(
+                config,
+                mode=mode,
+                transport=transport,
+                sets=sets,
+                seed=seed,
+                output=output,
+                progress=progress,
+                callbacks=callbacks,
+            )
+        click.echo(summary(result))
+        if page is not None and result.signal is None:
+            page.wait()
     return EXIT_CODES[result.signal] if result.signal is not None else 0
+
+
+class LivePage:
+    """``dingsdk watch`` of a run, as a process of its own that ends with this one.
+
+    Raises:
+        UnknownPluginError: the plugin that provides the command is not installed.
+    """
+
+    def __init__(self) -> None:
+        default_manager().get("commands", "watch")
+        self._process: subprocess.Popen[str] | None = None
+
+    def run_started(self, run_dir: Path) -> None:
+        """Start it for a run."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "dingsdk", "watch", "--until-closed", str(run_dir)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            # The first Ctrl-C stops the training; the page stays.
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None  # a pipe
+        # Through this process, whose live table makes room for what it prints itself.
+        threading.Thread(target=self._print, args=(self._process.stdout,), daemon=True).start()
+
+    def _print(self, output: IO[str]) -> None:
+        with output:
+            for line in output:
+                click.echo(line.rstrip())
+
+    def wait(self) -> None:
+        """Wait for Ctrl-C, or for the end of the page."""
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(KeyboardInterrupt):
+                click.echo("  live page   stays until Ctrl-C")
+                self._process.wait()
+
+    def __enter__(self) -> LivePage:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None  # a pipe
+            self._process.stdin.close()
+            self._process.wait(PAGE_END_S)
 
 
 def _refuse_others(context: click.Context) -> None:

@@ -417,7 +417,8 @@ def _status(context: RunContext, coordinator: Coordinator) -> RunStatus:
     tasks = coordinator.running_tasks()
     for each in tasks:
         if each.kind == "collector":
-            context.note_exploration(each.task.get("collect_setting") or {})
+            section = each.task.get("collector_cfg") or {}
+            context.note_exploration(section.get("collect_setting") or {})
     return RunStatus(
         env_steps=now.env_steps,
         train_iter=now.train_iter,

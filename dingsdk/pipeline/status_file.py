@@ -1,8 +1,8 @@
 """Files in the run folder that say how a run is doing, for programs beside it.
 
-``status.json`` is written every ``INTERVAL_S`` and once at the end; readers see the old content or
-the new. ``progress.jsonl`` gets a line of it for curves: every ``INTERVAL_S`` at first, later at
-intervals of a ``1 / LINES``-th of the run's time.
+``status.json`` is written every ``INTERVAL_S``, more often in the first seconds, and once at the
+end; readers see the old content or the new. ``progress.jsonl`` gets a line of it for curves, later
+only after a ``1 / LINES``-th of the run's time.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from dingsdk.pipeline.run_folder import PROGRESS_NAME, STATUS_NAME, finite
 from dingsdk.plugins import ask
 
 INTERVAL_S = 2.0
+FIRST_INTERVAL_S = 0.25
 LINES = 500
 STATUS_FORMAT = 1
 CURVES = (
@@ -111,8 +112,9 @@ class StatusFile:
 
     def _add_line(self, record: Mapping[str, Any]) -> None:
         elapsed_s = record["elapsed_s"]
-        is_due = elapsed_s - self._line_at_s >= max(0.9 * INTERVAL_S, elapsed_s / LINES)
-        if not is_due and self.reason is None:
+        is_due = elapsed_s - self._line_at_s >= max(FIRST_INTERVAL_S / 2, elapsed_s / LINES)
+        is_last = self.reason is not None and elapsed_s > self._line_at_s
+        if not is_due and not is_last:
             return
         path = self._context.run_dir / PROGRESS_NAME
         line = json.dumps({name: record[name] for name in CURVES}) + "\n"
@@ -124,9 +126,14 @@ class StatusFile:
         self._line_at_s = elapsed_s
 
     def _run(self) -> None:
-        while not self._done.wait(INTERVAL_S):
+        # The first seconds are those that somebody looks at: a twentieth of the time so far.
+        while not self._done.wait(self._interval_s()):
             if self._context.has_begun:
                 self.write()
+
+    def _interval_s(self) -> float:
+        elapsed_s = self._context.recorder.elapsed_s
+        return min(INTERVAL_S, max(FIRST_INTERVAL_S, elapsed_s / 20))
 
 
 def _plain(columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -158,6 +158,7 @@ SHIPPED: Mapping[tuple[str, str], str] = {
     (NAMES, "FlaskFileSystemLearner"): "dingsdk-rl-flask-fs",
     (NAMES, "LearnerSlave"): "dingsdk-rl-flask-fs",
     ("policies", "di_engine"): "dingsdk-rl-di-engine",
+    ("commands", "watch"): "dingsdk-rl-watch",
 }
 """Kind and type key (or class name) of what the plugins of this repository advertise -> their
 distribution, for messages about what is not installed."""

@@ -114,16 +114,18 @@ def lines_of(run_dir: Path) -> list[dict[str, Any]]:
 def test_curves_get_a_line_an_interval_and_fewer_as_the_run_gets_longer(tmp_path: Path) -> None:
     context = context_of(tmp_path)
     written = StatusFile(context, "serial")
-    seconds = [0.0, 0.5, 2.0, 4.0, 5000.0, 5002.0, 5009.9, 5010.1]
+    seconds = [0.0, 0.1, 0.5, 2.0, 4.0, 5000.0, 5002.0, 5009.9, 5010.1]
     for elapsed_s in seconds:
         context.status = lambda now=elapsed_s: RunStatus(elapsed_s=now, env_steps=int(now))
         written.write()
     written.reason = "limit"
+    context.status = lambda: RunStatus(elapsed_s=5012.0, env_steps=5012)
+    written.write()
     written.write()
 
     found = [line["elapsed_s"] for line in lines_of(tmp_path)]
-    assert found == [0.0, 2.0, 4.0, 5000.0, 5010.1, 5010.1]
-    assert read_status(tmp_path)["env_steps"] == 5010
+    assert found == [0.0, 0.5, 2.0, 4.0, 5000.0, 5010.1, 5012.0]
+    assert read_status(tmp_path)["env_steps"] == 5012
 
 
 def test_status_and_curves_hold_rates_time_left_and_what_plugins_show(tmp_path: Path) -> None:

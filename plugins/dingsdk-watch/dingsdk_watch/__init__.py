@@ -1,0 +1,1 @@
+"""A live page for runs: a read-only server of its own, which reads the files of run folders."""

@@ -1,0 +1,100 @@
+"""Who may see the page: requests are let through here, or refused with a status and a reason."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Iterable
+
+from werkzeug.wrappers import Request
+
+from dingsdk.errors import InsecureBindError
+
+TOKEN_PARAMETER = "token"
+SAFE_SITES = ("same-origin", "none")
+_LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
+
+
+class Refusal(Exception):  # noqa: N818 - an answer, not an error
+    """A request that is answered with ``status`` and ``text``."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+
+
+class Guard:
+    """Checks each request before anything else looks at it.
+
+    Args:
+        token: What lets somebody in: once in the address of the page, or as a bearer token.
+        session: Value of the cookie that takes the token's place.
+        hosts: What ``Host`` may be: ``name:port``, and ``name`` alone on port 80.
+        port: Where the server listens.
+    """
+
+    def __init__(self, token: str, session: str, hosts: Iterable[str], port: int) -> None:
+        self._token = token
+        self._session = session
+        self.hosts = frozenset(f"{host}:{port}" for host in hosts)
+        if port == 80:
+            self.hosts |= frozenset(hosts)
+        # Cookies know no ports: two servers on one host each have their own.
+        self.cookie = f"dingsdk_watch_{port}"
+
+    def check(self, request: Request) -> bool:
+        """Let a request through, or refuse it.
+
+        Returns:
+            Whether it has the token in its address, so that it is to get the cookie.
+
+        Raises:
+            Refusal: 403 for a foreign host, origin or site, 401 without token or cookie.
+        """
+        if request.host.lower() not in self.hosts or len(request.headers.getlist("Host")) != 1:
+            raise Refusal(403, "this server does not answer to that Host; see --allow-host")
+        origin = request.headers.get("Origin")
+        if origin is not None and origin.lower() != f"http://{request.host.lower()}":
+            raise Refusal(403, "requests of other origins are refused")
+        if request.headers.get("Sec-Fetch-Site", "none") not in SAFE_SITES:
+            raise Refusal(403, "requests that other sites cause are refused")
+        if _is_same(request.cookies.get(self.cookie, ""), self._session):
+            return False
+        if _is_same(request.headers.get("Authorization", ""), f"Bearer {self._token}"):
+            return False
+        if request.path == "/" and _is_same(request.args.get(TOKEN_PARAMETER, ""), self._token):
+            return True
+        raise Refusal(
+            401,
+            "open the address that `dingsdk watch` printed, or send its token as a bearer token",
+        )
+
+
+def _is_same(given: str, expected: str) -> bool:
+    return hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode())
+
+
+def allowed_hosts(host: str, names: Iterable[str]) -> list[str]:
+    """Return the names under which a server that listens on ``host`` may be asked.
+
+    Raises:
+        InsecureBindError: it listens beyond this machine, and no name is given.
+    """
+    named = [name.lower() for name in names]
+    try:
+        address = ipaddress.ip_address(host)
+        is_loopback = address.is_loopback
+        shown = f"[{address}]" if address.version == 6 else str(address)
+    except ValueError:
+        is_loopback, shown = host.lower() == "localhost", host.lower()
+    if is_loopback:
+        return [*_LOOPBACK_NAMES, shown, *named]
+    if not named:
+        raise InsecureBindError(
+            f"--host {host} is reached from other machines, over HTTP that others on the way can "
+            "read; if that is meant, name the hosts that browsers use by --allow-host",
+            path="--host",
+            found=host,
+        )
+    return named

@@ -1,0 +1,187 @@
+"""What the files of a run folder say about a run. Nothing is written, no link is followed."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dingsdk.data import Folder
+from dingsdk.errors import DataCorruptError, DataMissingError, RunFolderError
+
+STATUS, PROGRESS, RESULT, CONFIG = "status.json", "progress.jsonl", "result.json", "config.yaml"
+FORMAT = 1
+"""The formats of status and result that this version reads."""
+MAX_BYTES = 64 << 20
+SILENT_S = 30.0
+"""Age of a status beyond which its run was probably killed."""
+POINTS = 400
+"""Most points of a curve that the page gets."""
+TAIL_BYTES = 16 << 10
+
+
+class Run:
+    """The folder of one run. Safe for use from several threads.
+
+    Args:
+        path: The folder; the run may be under way, over, or not begun yet.
+        clock: Seconds since 1970.
+
+    Raises:
+        RunFolderError: there is no such folder, or it holds no run.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self.path = path.absolute()
+        self.name = self.path.name
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._rows: list[dict[str, Any]] = []
+        self._offset = 0
+        with self._open() as folder:
+            if not {STATUS, RESULT, CONFIG} & set(folder.names()):
+                raise RunFolderError(
+                    f"{path} is no run folder: it holds neither {CONFIG} nor {STATUS}",
+                    path=str(path),
+                )
+
+    def _open(self) -> Folder:
+        return Folder(self.path, create=False)
+
+    def status(self) -> dict[str, Any]:
+        """Return how the run is doing.
+
+        Returns:
+            ``name``; ``state``: ``not begun``, ``under way``, ``over`` or ``silent`` (killed or
+            suspended); ``reason`` it ended; ``age_s`` of the status; ``status``, what the run wrote
+            (empty before it began); ``evaluations``; ``error``, why a file cannot be read.
+        """
+        status, error = self._read(STATUS)
+        result, result_error = self._read(RESULT)
+        reason = status.get("reason") or result.get("reason")
+        age_s = max(0.0, self._clock() - status["written_at"]) if status else None
+        # A run that is resumed has the result of its first part.
+        if status and status.get("reason") is None:
+            state, reason = "under way" if age_s is None or age_s <= SILENT_S else "silent", None
+        else:
+            state = "over" if reason else "not begun"
+        return {
+            "name": self.name,
+            "state": state,
+            "reason": reason,
+            "age_s": age_s,
+            "status": status or _from_result(result),
+            "evaluations": status.get("evaluations") or result.get("evaluations") or [],
+            "error": error or result_error,
+        }
+
+    def curves(self, points: int = POINTS) -> dict[str, list[Any]]:
+        """Return what the run wrote now and then, by name; at most ``points`` values each, evenly.
+
+        Nested values are named ``exploration/eps``, ``policy_lag/mean`` and ``columns/<name>``;
+        a value that is missing is None.
+        """
+        with self._lock:
+            self._take_lines()
+            rows = _thinned(self._rows, points)
+        flat = [dict(_flat(row)) for row in rows]
+        names = dict.fromkeys(name for row in flat for name in row)
+        return {name: [row.get(name) for row in flat] for name in names}
+
+    def logs(self) -> list[str]:
+        """Return the text logs, relative to the folder ``log``, the one written last first."""
+        root = self.path / "log"
+        found: list[tuple[float, str]] = []
+        for folder, below, names in os.walk(root):
+            below[:] = [name for name in below if not name.endswith("tb_logger")]
+            for name in names:
+                path = Path(folder, name)
+                facts = path.lstat() if name.endswith((".txt", ".log")) else None
+                if facts is not None and stat.S_ISREG(facts.st_mode):
+                    found.append((facts.st_mtime, path.relative_to(root).as_posix()))
+        return [name for _, name in sorted(found, reverse=True)]
+
+    def tail(self, name: str) -> str | None:
+        """Return the end of a log, from the start of a line; None where ``logs`` lacks it."""
+        if name not in self.logs():
+            return None
+        descriptor = os.open(self.path / "log" / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            size = os.fstat(descriptor).st_size
+            file.seek(max(0, size - TAIL_BYTES))
+            content = file.read(TAIL_BYTES)
+        if size > TAIL_BYTES:
+            content = content.partition(b"\n")[2]
+        return content.decode("utf-8", "replace")
+
+    def _read(self, name: str) -> tuple[dict[str, Any], str]:
+        """Return the content of a JSON file, and why it cannot be read."""
+        try:
+            with self._open() as folder:
+                found = json.loads(folder.read(name, MAX_BYTES))
+        except DataMissingError:
+            return {}, ""
+        except (DataCorruptError, RunFolderError, ValueError) as error:
+            return {}, f"{name}: {error}"
+        version = found.get("format") if isinstance(found, dict) else None
+        if version != FORMAT:
+            return {}, f"{name} is of format {version!r}; this version reads {FORMAT}"
+        return dict(found), ""
+
+    def _take_lines(self) -> None:
+        try:
+            with self._open() as folder:
+                content = folder.read(PROGRESS, MAX_BYTES)
+        except (DataMissingError, DataCorruptError, RunFolderError):
+            return
+        if len(content) < self._offset:  # another run has taken the folder
+            self._rows, self._offset = [], 0
+        end = content.rfind(b"\n") + 1
+        for line in bytes(content[self._offset : end]).splitlines():
+            try:
+                row = json.loads(line)
+                elapsed_s = float(row["elapsed_s"])
+            except (ValueError, TypeError, KeyError):
+                continue
+            # A run that was resumed from a save does again what came after it.
+            while self._rows and self._rows[-1]["elapsed_s"] > elapsed_s:
+                self._rows.pop()
+            self._rows.append(row)
+        self._offset = max(self._offset, end)
+
+
+def _thinned(rows: Sequence[dict[str, Any]], points: int) -> list[dict[str, Any]]:
+    if len(rows) <= points:
+        return list(rows)
+    last = len(rows) - 1
+    return [rows[round(index * last / (points - 1))] for index in range(points)]
+
+
+def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
+    """Yield the numbers of a row by name."""
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            for inner, number in value.items():
+                if isinstance(number, int | float):
+                    yield f"{name}/{inner}", number
+        elif value is None or isinstance(value, int | float):
+            yield name, value
+
+
+def _from_result(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a result tells of the status of a run that wrote none."""
+    names = (
+        "env_steps",
+        "train_iter",
+        "elapsed_s",
+        "last_return",
+        "best_return",
+        "mode",
+        "samples",
+    )
+    return {name: result[name] for name in names if name in result}

@@ -1,0 +1,116 @@
+"""The server of the page: waitress, on a socket that is bound before anything is printed."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from waitress.server import create_server  # type: ignore[import-untyped]
+
+from dingsdk.errors import PortInUseError
+from dingsdk_watch.app import create_app
+from dingsdk_watch.guard import TOKEN_PARAMETER, Guard, allowed_hosts
+from dingsdk_watch.runs import Run
+
+THREADS = 4
+CONNECTIONS = 64
+HEADER_BYTES = 16 << 10
+
+
+class Server:
+    """Serves the page of some runs; use as a context manager, or close it.
+
+    Args:
+        runs: What it shows.
+        host: Address to listen on.
+        port: 0 chooses a free one.
+        token: What lets somebody in; None draws one.
+        allow_hosts: Further names by which it may be asked.
+
+    Attributes:
+        port: Where it listens.
+        url: The address of the page, with the token.
+
+    Raises:
+        PortInUseError: the port is taken, or the address is not of this machine.
+        InsecureBindError: as ``allowed_hosts``.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str | None = None,
+        allow_hosts: Sequence[str] = (),
+    ) -> None:
+        hosts = allowed_hosts(host, allow_hosts)
+        self.token = token or secrets.token_urlsafe(24)
+        apps: list[Any] = []  # made once the port is known
+        self._map: dict[int, Any] = {}
+        # Bound before waitress starts threads, so that a failure leaves none behind.
+        listener = _bind(host, port)
+        self.port = int(listener.getsockname()[1])
+        self._server: Any = create_server(
+            lambda environ, start: apps[0](environ, start),
+            map=self._map,
+            sockets=[listener],
+            threads=THREADS,
+            connection_limit=CONNECTIONS,
+            max_request_body_size=1,
+            max_request_header_size=HEADER_BYTES,
+            channel_timeout=30,
+            ident="dingsdk-watch",
+            asyncore_use_poll=True,
+            log_socket_errors=False,
+        )
+        session = secrets.token_urlsafe(24)
+        guard = Guard(self.token, session, hosts, self.port)
+        apps.append(create_app(runs, guard, session))
+        shown = allow_hosts[0] if allow_hosts else hosts[0]
+        self.url = f"http://{shown}:{self.port}/?{TOKEN_PARAMETER}={self.token}"
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch-server", daemon=True)
+
+    def start(self) -> None:
+        """Serve in a thread until ``close``."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End; idempotent."""
+        if self._is_closed.is_set():
+            return
+        self._is_closed.set()
+        if self._thread.is_alive():
+            self._server.pull_trigger()
+            self._thread.join(timeout=5)
+        self._server.task_dispatcher.shutdown(timeout=5)
+        self._server.close()
+        for channel in list(self._map.values()):
+            channel.close()
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        loop = self._server.asyncore.loop
+        while not self._is_closed.is_set():
+            loop(timeout=1.0, map=self._map, use_poll=True, count=1)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise PortInUseError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port",
+            address=f"{host}:{port}",
+        ) from error

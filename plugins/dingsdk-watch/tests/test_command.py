@@ -1,0 +1,204 @@
+"""``dingsdk watch`` and ``dingsdk train --watch`` as processes."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from dingsdk_watch.command import watch
+
+from dingsdk.cli import main
+from dingsdk.plugins import PluginManager, Switches, use_manager
+
+PATIENCE_S = 60.0
+Start = Callable[..., "subprocess.Popen[str]"]
+SETS = [
+    "--set=env.collector_env_num=2",
+    "--set=env.evaluator_env_num=1",
+    "--set=env.n_evaluator_episode=1",
+    "--set=env.stop_value=1000",
+    "--set=system.max_env_steps=300",
+]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str | Path, **options: Any) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dingsdk", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
+            **options,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(PATIENCE_S)
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def address_of(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Return port and token of the page, once its line is printed."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        found = re.search(r"live page  http://127\.0\.0\.1:(\d+)/\?token=([\w-]+)$", line)
+        if found:
+            return int(found[1]), found[2]
+    raise AssertionError("no address was printed")
+
+
+def ask(port: int, token: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", "/status.json", headers={"Authorization": f"Bearer {token}"})
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def wait_until_refused(port: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        try:
+            ask(port, "x")
+        except ConnectionRefusedError:
+            return
+    raise AssertionError("the page is still there")
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
+def test_watch_serves_until_it_is_told_to_end(start: Start, run_folder: Path, number: int) -> None:
+    process = start("watch", run_folder)
+    port, token = address_of(process)
+    assert (ask(port, token), ask(port, "wrong")) == (200, 401)
+
+    process.send_signal(number)
+
+    assert process.wait(PATIENCE_S) == 0
+
+
+def test_watch_that_another_program_started_ends_with_it(start: Start, run_folder: Path) -> None:
+    process = start("watch", "--until-closed", run_folder, stdin=subprocess.PIPE)
+    port, token = address_of(process)
+    assert ask(port, token) == 200
+    assert process.stdin is not None
+
+    process.stdin.close()
+
+    assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.slow
+def test_token_file_gives_the_token(start: Start, run_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a-token-of-many-letters\n")
+
+    process = start("watch", run_folder, "--token-file", tmp_path / "token")
+
+    assert address_of(process)[1] == "a-token-of-many-letters"
+
+
+@pytest.mark.parametrize("content", [None, "short", "with space and letters", "é" * 20, ""])
+def test_file_without_a_token_is_refused(
+    run_folder: Path, tmp_path: Path, content: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_text(content)
+
+    assert main(["watch", str(run_folder), "--token-file", str(path)]) == 2
+    assert str(path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["{tmp}/nowhere"], "nowhere"),
+        (["{tmp}"], "no run folder"),
+        (["{run}", "--host", "0.0.0.0"], "--allow-host"),
+        (["{run}", "--host", "203.0.113.1"], "--allow-host"),
+        (["{run}", "--host", "203.0.113.1", "--allow-host", "x"], "cannot listen"),
+        (["{run}", "--port", "70000"], "70000"),
+        ([], "RUN"),
+    ],
+)
+def test_mistakes_are_one_error_and_exit_2(
+    run_folder: Path,
+    tmp_path: Path,
+    arguments: list[str],
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = [each.format(tmp=tmp_path, run=run_folder) for each in arguments]
+
+    assert main(["watch", *given]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_help_names_no_hidden_option() -> None:
+    shown = CliRunner().invoke(watch, ["--help"]).output
+
+    assert "--allow-host" in shown
+    assert "until-closed" not in shown
+
+
+@pytest.mark.slow
+def test_page_of_a_training_run_stays_after_it_until_ctrl_c(start: Start, tmp_path: Path) -> None:
+    process = start("train", "cartpole-dqn", "--watch", "-q", "-o", tmp_path, *SETS)
+    port, token = address_of(process)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "stays until Ctrl-C" in line:
+            break
+    assert (tmp_path / "cartpole-dqn" / "result.json").is_file()
+    assert ask(port, token) == 200
+    assert process.poll() is None
+
+    process.send_signal(signal.SIGINT)
+
+    assert process.wait(PATIENCE_S) == 0
+    wait_until_refused(port)
+
+
+@pytest.mark.slow
+def test_page_ends_with_a_training_run_that_is_killed(start: Start, tmp_path: Path) -> None:
+    sets = [*SETS[:-1], "--set=system.max_env_steps=100000000"]
+    process = start("train", "cartpole-dqn", "--watch", "-q", "-o", tmp_path, *sets)
+    port, token = address_of(process)
+    assert ask(port, token) == 200
+
+    process.kill()
+
+    process.wait(PATIENCE_S)
+    wait_until_refused(port)
+
+
+def test_watching_without_the_plugin_says_how_to_get_it_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with use_manager(PluginManager(Switches(), discover=list)):
+        code = main(["train", "cartpole-dqn", "--watch", "-o", str(tmp_path / "runs")])
+
+    assert code == 2
+    assert "pip install" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,167 @@
+"""What is read from the files of a run folder."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from pathlib import Path
+
+import pytest
+from dingsdk_watch.runs import MAX_BYTES, SILENT_S, TAIL_BYTES, Run
+
+from dingsdk.errors import RunFolderError
+
+from .run_folders import STATUS, write_run
+
+
+def test_run_under_way_tells_its_status(run_folder: Path) -> None:
+    found = Run(run_folder).status()
+
+    assert (found["name"], found["state"], found["reason"]) == ("cartpole", "under way", None)
+    assert found["status"]["env_steps"] == 1200
+    assert found["evaluations"] == STATUS["evaluations"]
+    assert found["error"] == ""
+
+
+def test_run_that_is_over_tells_why(tmp_path: Path) -> None:
+    found = Run(write_run(tmp_path / "run", reason="limit", written_at=0.0)).status()
+
+    assert (found["state"], found["reason"]) == ("over", "limit")
+
+
+def test_run_that_wrote_nothing_for_long_is_silent(run_folder: Path) -> None:
+    written_at = json.loads((run_folder / "status.json").read_text())["written_at"]
+
+    def state(age_s: float) -> tuple[str, float]:
+        found = Run(run_folder, clock=lambda: written_at + age_s).status()
+        return found["state"], found["age_s"]
+
+    assert state(SILENT_S) == ("under way", pytest.approx(SILENT_S))
+    assert state(SILENT_S + 1)[0] == "silent"
+    assert state(-5.0) == ("under way", 0.0)
+
+
+def test_run_that_is_resumed_is_under_way_though_a_result_is_there(run_folder: Path) -> None:
+    (run_folder / "result.json").write_text(json.dumps({"format": 1, "reason": "limit"}))
+
+    assert Run(run_folder).status()["state"] == "under way"
+
+
+def test_run_without_a_status_shows_its_result(run_folder: Path) -> None:
+    (run_folder / "status.json").unlink()
+    assert Run(run_folder).status()["state"] == "not begun"
+    result = {"format": 1, "reason": "error", "env_steps": 7, "evaluations": [{"mean": 1.0}]}
+    (run_folder / "result.json").write_text(json.dumps(result))
+
+    found = Run(run_folder).status()
+
+    assert (found["state"], found["reason"]) == ("over", "error")
+    assert found["status"] == {"env_steps": 7}
+    assert found["evaluations"] == [{"mean": 1.0}]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 2}', "\xff"])
+def test_file_that_cannot_be_read_is_named_and_the_rest_is_shown(
+    run_folder: Path, content: str
+) -> None:
+    (run_folder / "status.json").write_text(content, encoding="latin-1")
+    run = Run(run_folder)
+
+    assert "status.json" in run.status()["error"]
+    assert run.curves()["env_steps"] == [0, 100, 200]
+
+
+def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"no run folder: it holds neither config\.yaml"):
+        Run(tmp_path)
+    with pytest.raises(RunFolderError):
+        Run(tmp_path / "nowhere")
+
+
+def test_curves_have_a_list_a_name_with_nested_values_flat(run_folder: Path) -> None:
+    with (run_folder / "progress.jsonl").open("a") as file:
+        row = {"elapsed_s": 9.0, "env_steps": 900, "loss": None, "columns": {"gpu": 2, "note": "x"}}
+        file.write(json.dumps(row) + "\nnot json\n[]\n{}\n" + '{"elapsed_s": 10.0, "env_')
+
+    assert Run(run_folder).curves() == {
+        "elapsed_s": [0.0, 1.0, 2.0, 9.0],
+        "env_steps": [0, 100, 200, 900],
+        "loss": [1.0, 0.5, 1 / 3, None],
+        "exploration/eps": [0.5, 0.5, 0.5, None],
+        "columns/gpu": [None, None, None, 2],
+    }
+
+
+def test_lines_that_are_added_are_read_once_they_are_whole(run_folder: Path) -> None:
+    run, path = Run(run_folder), run_folder / "progress.jsonl"
+    assert run.curves()["env_steps"] == [0, 100, 200]
+    with path.open("a") as file:
+        file.write('{"elapsed_s": 3.0, ')
+        file.flush()
+        assert run.curves()["env_steps"] == [0, 100, 200]
+        file.write('"env_steps": 300}\n')
+    assert run.curves()["env_steps"] == [0, 100, 200, 300]
+
+
+def test_resumed_run_replaces_what_it_does_again(run_folder: Path) -> None:
+    run = Run(run_folder)
+    run.curves()
+    with (run_folder / "progress.jsonl").open("a") as file:
+        file.write('{"elapsed_s": 0.5, "env_steps": 40}\n{"elapsed_s": 1.5, "env_steps": 140}\n')
+
+    assert run.curves()["env_steps"] == [0, 40, 140]
+
+
+def test_folder_that_another_run_took_begins_anew(run_folder: Path) -> None:
+    run = Run(run_folder)
+    run.curves()
+    (run_folder / "progress.jsonl").write_text('{"elapsed_s": 0.1, "env_steps": 5}\n')
+
+    assert run.curves()["env_steps"] == [5]
+
+
+def test_long_curves_are_thinned_evenly_with_both_ends(tmp_path: Path) -> None:
+    run = Run(write_run(tmp_path / "run", lines=1000))
+
+    found = run.curves(points=10)["elapsed_s"]
+
+    assert (len(found), found[0], found[-1]) == (10, 0.0, 999.0)
+    assert all(105 <= after - before <= 117 for before, after in itertools.pairwise(found))
+    assert len(run.curves(points=1000)["elapsed_s"]) == 1000
+
+
+def test_logs_are_listed_newest_first_and_tailed_from_a_whole_line(run_folder: Path) -> None:
+    other = run_folder / "log" / "serial"
+    (other / "serial_tb_logger").mkdir(parents=True)
+    (other / "serial_tb_logger" / "not_this.txt").write_text("x")
+    (other / "old.txt").write_text("line\n" * 10_000)
+    os.utime(other / "old.txt", (1, 1))
+    run = Run(run_folder)
+
+    assert run.logs() == ["learner/learner_logger.txt", "serial/old.txt"]
+    assert run.tail("learner/learner_logger.txt") == "first line\nlast line\n"
+    tail = run.tail("serial/old.txt")
+    assert tail is not None
+    assert tail.startswith("line\n")
+    assert TAIL_BYTES - 10 < len(tail) <= TAIL_BYTES
+
+
+def test_nothing_outside_the_run_folder_is_read(run_folder: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text('{"format": 1, "secret": 1}')
+    (run_folder / "log" / "link.txt").symlink_to(secret)
+    (run_folder / "result.json").symlink_to(secret)
+    run = Run(run_folder)
+
+    assert run.logs() == ["learner/learner_logger.txt"]
+    for name in ("link.txt", "../../secret.txt", "../config.yaml", str(secret), "absent.txt"):
+        assert run.tail(name) is None
+    assert "result.json" in run.status()["error"]
+
+
+def test_file_beyond_all_size_is_not_read(run_folder: Path) -> None:
+    with (run_folder / "status.json").open("r+b") as file:
+        file.truncate(MAX_BYTES + 1)
+
+    assert "status.json" in Run(run_folder).status()["error"]

@@ -1,0 +1,290 @@
+"""Who is let in, what the addresses give, and what every answer carries."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dingsdk_watch.guard import allowed_hosts
+from dingsdk_watch.server import Server
+from prometheus_client.parser import text_string_to_metric_families
+
+from dingsdk.errors import InsecureBindError, PortInUseError
+
+from .run_folders import ask, write_run
+
+Serve = Callable[..., Server]
+PATHS = ("/", "/page.js", "/page.css", "/status.json", "/curves.json", "/log.json", "/metrics")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_each_address_answers_with_the_token_and_not_without(
+    serve: Serve, run_folder: Path, path: str
+) -> None:
+    server = serve(run_folder)
+
+    assert ask(server, path).status == 200
+    for wrong in ("", "Bearer ", "Bearer x", f"Basic {server.token}", server.token):
+        refused = ask(server, path, Authorization=wrong)
+        assert (refused.status, server.token in refused.text) == (401, False)
+
+
+def test_token_in_the_address_gives_a_strict_cookie_once_and_leaves_the_address(
+    serve: Serve, run_folder: Path
+) -> None:
+    server = serve(run_folder)
+
+    first = ask(server, f"/?token={server.token}", Authorization="")
+
+    assert (first.status, first.headers["Location"]) == (303, "/")
+    cookie = first.headers["Set-Cookie"]
+    assert re.search(r"; HttpOnly\b", cookie)
+    assert re.search(r"; SameSite=Strict\b", cookie)
+    assert server.token not in cookie
+    pair = cookie.partition(";")[0]
+    assert ask(server, "/", Authorization="", Cookie=pair).status == 200
+    assert ask(server, "/status.json", Authorization="", Cookie=pair).status == 200
+    assert ask(server, "/", Authorization="", Cookie=f"{pair}x").status == 401
+    name = pair.partition("=")[0]
+    assert ask(server, "/", Authorization="", Cookie=f"{name}={server.token}").status == 401
+
+
+def test_token_in_the_address_opens_the_page_alone(serve: Serve, run_folder: Path) -> None:
+    server = serve(run_folder)
+
+    assert ask(server, f"/metrics?token={server.token}", Authorization="").status == 401
+    assert ask(server, "/?token=wrong", Authorization="").status == 401
+    assert ask(server, "/?token=%ff", Authorization="").status == 401
+
+
+def test_cookie_of_one_server_does_not_open_another(serve: Serve, run_folder: Path) -> None:
+    one, other = serve(run_folder), serve(run_folder)
+    cookie = ask(one, f"/?token={one.token}", Authorization="").headers["Set-Cookie"]
+    pair = cookie.partition(";")[0]
+
+    assert str(one.port) in pair.partition("=")[0]
+    assert ask(other, "/", Authorization="", Cookie=pair).status == 401
+    renamed = pair.replace(str(one.port), str(other.port), 1)
+    assert ask(other, "/", Authorization="", Cookie=renamed).status == 401
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1"]
+)
+def test_foreign_host_is_refused(serve: Serve, run_folder: Path, host: str) -> None:
+    server = serve(run_folder)
+
+    assert ask(server, "/metrics", Host=host.format(port=server.port)).status == 403
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST", "[::1]", "box.lan"])
+def test_own_hosts_are_answered(serve: Serve, run_folder: Path, host: str) -> None:
+    server = serve(run_folder, allow_hosts=["Box.lan"])
+
+    assert ask(server, "/metrics", Host=f"{host}:{server.port}").status == 200
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://evil.example",
+        "https://127.0.0.1:{port}",
+        "http://127.0.0.1:1",
+        "null",
+        "http://localhost:{port}",
+    ],
+)
+def test_foreign_origin_is_refused(serve: Serve, run_folder: Path, origin: str) -> None:
+    server = serve(run_folder)
+    refused = ask(server, "/status.json", Origin=origin.format(port=server.port))
+
+    assert refused.status == 403
+    assert not [name for name in refused.headers if name.startswith("Access-Control")]
+    assert ask(server, "/status.json", Origin=f"http://127.0.0.1:{server.port}").status == 200
+
+
+@pytest.mark.parametrize(
+    ("site", "status"),
+    [("same-origin", 200), ("none", 200), ("same-site", 403), ("cross-site", 403), ("x", 403)],
+)
+def test_requests_that_other_sites_cause_are_refused(
+    serve: Serve, run_folder: Path, site: str, status: int
+) -> None:
+    server = serve(run_folder)
+
+    assert ask(server, "/status.json", Sec_Fetch_Site=site).status == status
+    with_token = ask(server, f"/?token={server.token}", Authorization="", Sec_Fetch_Site=site)
+    assert ("Set-Cookie" in with_token.headers) == (status == 200)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
+def test_nothing_but_reading_is_served(serve: Serve, run_folder: Path, method: str) -> None:
+    assert ask(serve(run_folder), "/status.json", method).status == 405
+
+
+@pytest.mark.parametrize(
+    "path", ["/../config.yaml", "/static/page.js", "/config.yaml", "/page.html"]
+)
+def test_other_addresses_are_not_found(serve: Serve, run_folder: Path, path: str) -> None:
+    assert ask(serve(run_folder), path).status == 404
+
+
+@pytest.mark.parametrize(("path", "status"), [(path, 200) for path in PATHS] + [("/x", 404)])
+def test_every_answer_forbids_what_is_not_from_here(
+    serve: Serve, run_folder: Path, path: str, status: int
+) -> None:
+    answer = ask(serve(run_folder), path)
+
+    assert answer.status == status
+    policy = dict(
+        part.strip().split(" ", 1) for part in answer.headers["Content-Security-Policy"].split(";")
+    )
+    assert policy == {
+        "default-src": "'none'",
+        "script-src": "'self'",
+        "style-src": "'self'",
+        "connect-src": "'self'",
+        "img-src": "data:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+    }
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert answer.headers["Referrer-Policy"] == "no-referrer"
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_refusals_carry_the_same_headers(serve: Serve, run_folder: Path) -> None:
+    refused = ask(serve(run_folder), "/", Authorization="")
+
+    assert (refused.status, refused.headers["X-Frame-Options"]) == (401, "DENY")
+    assert refused.headers["Content-Type"].startswith("text/plain")
+
+
+def test_page_has_no_script_inline_or_from_elsewhere(serve: Serve, run_folder: Path) -> None:
+    server = serve(run_folder)
+    page, script, style = (ask(server, path).text for path in ("/", "/page.js", "/page.css"))
+
+    assert re.findall(r"<script[^>]*>([^<]*)</script>", page) == [""]
+    assert not re.search(r"\son\w+=|<style|\sstyle=|javascript:", page)
+    assert set(re.findall(r'(?:src|href)="([^"]*)"', page)) == {"data:,", "/page.css", "/page.js"}
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", script)
+    assert "//" not in re.sub(r"^\s*//.*$|http://www\.w3\.org/2000/svg", "", script, flags=re.M)
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_status_and_curves_of_several_runs_are_in_the_order_given(
+    serve: Serve, run_folder: Path, tmp_path: Path
+) -> None:
+    server = serve(run_folder, write_run(tmp_path / "other", lines=5, reason="limit"))
+
+    runs = ask(server, "/status.json").json["runs"]
+    curves = ask(server, "/curves.json").json["runs"]
+
+    assert [(each["name"], each["state"]) for each in runs] == [
+        ("cartpole", "under way"),
+        ("other", "over"),
+    ]
+    assert [len(each["env_steps"]) for each in curves] == [3, 5]
+
+
+def test_log_gives_the_newest_or_the_one_that_is_named(
+    serve: Serve, run_folder: Path, tmp_path: Path
+) -> None:
+    other = write_run(tmp_path / "other")
+    (other / "log" / "learner" / "learner_logger.txt").write_text("of the other\n")
+    server = serve(run_folder, other)
+
+    assert ask(server, "/log.json").json["text"] == "first line\nlast line\n"
+    named = ask(server, "/log.json?run=1&name=learner/learner_logger.txt").json
+    assert (named["text"], named["logs"]) == ("of the other\n", ["learner/learner_logger.txt"])
+    for path in ("?run=2", "?run=-1", "?name=../config.yaml", "?name=/etc/passwd"):
+        assert ask(server, f"/log.json{path}").status == 404
+
+
+def test_metrics_can_be_read_by_prometheus(serve: Serve, run_folder: Path, tmp_path: Path) -> None:
+    over = write_run(tmp_path / "over", reason="limit", loss=None, tasks=[], connected=[])
+    answer = ask(serve(run_folder, over), "/metrics")
+
+    found = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+    assert answer.headers["Content-Type"].startswith("text/plain; version=")
+    assert found["dingsdk_up", "cartpole"] == 1
+    assert found["dingsdk_up", "over"] == 0
+    assert found["dingsdk_env_steps_total", "cartpole"] == 1200
+    assert found["dingsdk_loss", "cartpole"] == 0.25
+    assert ("dingsdk_loss", "over") not in found
+    assert found["dingsdk_samples_total", "cartpole", "trained"] == 4800
+    assert found["dingsdk_evicted_samples_total", "cartpole", "overwritten"] == 500
+    assert found["dingsdk_worker_lease_s", "c0", "cartpole", "collector"] == 9.5
+    assert found["dingsdk_worker_per_s", "c0", "cartpole", "collector"] == 41.5
+    assert found["dingsdk_exploration", "cartpole", "eps"] == 0.1
+    assert found["dingsdk_policy_lag", "cartpole", "largest"] == 3
+    assert found["dingsdk_column", "cartpole", "gpu"] == 0.5
+    assert ("dingsdk_column", "cartpole", "phase") not in found
+
+
+def test_run_folder_that_goes_away_is_told_and_the_server_stays(
+    serve: Serve, run_folder: Path
+) -> None:
+    server = serve(run_folder)
+    run_folder.rename(run_folder.with_name("gone"))
+
+    (run,) = ask(server, "/status.json").json["runs"]
+
+    assert run["error"]
+    assert ask(server, "/metrics").status == 200
+
+
+def test_reading_changes_nothing_in_the_run_folder(serve: Serve, run_folder: Path) -> None:
+    def state() -> dict[str, Any]:
+        return {str(p): (p.stat().st_mtime_ns, p.stat().st_size) for p in run_folder.rglob("*")}
+
+    server, before = serve(run_folder), state()
+    for path in PATHS:
+        ask(server, path)
+
+    assert state() == before
+
+
+def test_port_in_use_is_named(serve: Serve, run_folder: Path) -> None:
+    port = serve(run_folder).port
+
+    with pytest.raises(PortInUseError, match=str(port)):
+        serve(run_folder, port=port)
+
+
+def test_listening_beyond_this_machine_needs_a_name() -> None:
+    with pytest.raises(InsecureBindError, match="--allow-host"):
+        allowed_hosts("0.0.0.0", [])
+    with pytest.raises(InsecureBindError):
+        allowed_hosts("box.lan", [])
+    assert allowed_hosts("0.0.0.0", ["Box.lan"]) == ["box.lan"]
+    assert "127.0.0.1" not in allowed_hosts("::", ["box.lan"])
+    assert "[::1]" in allowed_hosts("::1", [])
+
+
+def test_closing_twice_and_answers_after_it(run_folder: Path, serve: Serve) -> None:
+    server = serve(run_folder)
+    server.close()
+    server.close()
+
+    with pytest.raises(ConnectionRefusedError):
+        ask(server, "/metrics")
+
+
+def test_page_that_asks_for_more_than_a_request_has_is_refused(
+    serve: Serve, run_folder: Path
+) -> None:
+    server = serve(run_folder)
+
+    assert ask(server, "/metrics", X_Long="x" * 40_000).status == 431
+    assert json.loads(ask(server, "/status.json").text)["format"] == 1
