@@ -11,6 +11,7 @@ import importlib
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -95,7 +96,9 @@ class Reader:
 
     def run(self, command: list[str]) -> None:
         program, *arguments = command
-        if program == "dingsdk":
+        if program == "dingsdk" and (arguments[0] == "watch" or "--watch" in arguments):
+            self.run_until_ctrl_c(arguments)
+        elif program == "dingsdk":
             extra = BUDGET if arguments[0] == "train" else []
             assert main([*arguments, *extra]) == 0, command
         elif program == "make":
@@ -107,6 +110,22 @@ class Reader:
             self.install(arguments[1:])
         else:
             pytest.fail(f"the test does not know how to run {command}")
+
+    def run_until_ctrl_c(self, arguments: list[str]) -> None:
+        """Run a command that stays, and end it once it says so, or where its page is."""
+        is_training = arguments[0] == "train"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dingsdk", *arguments, *(BUDGET if is_training else [])],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+        assert process.stdout is not None
+        with process.stdout:
+            sign = "stays until Ctrl-C" if is_training else "live page"
+            assert any(sign in line for line in process.stdout), arguments
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0, arguments
 
     def run_tests(self, arguments: list[str]) -> None:
         options = ["-q", "-W", "error", "-c", os.devnull, "-p", "no:cacheprovider"]
