@@ -12,8 +12,6 @@ from pathlib import Path
 import click
 
 from dingsdk.errors import ConfigError
-from dingsdk_watch.runs import Run
-from dingsdk_watch.server import Server
 
 
 @click.command("watch", short_help="Show runs on a live page, from the files in their folders.")
@@ -50,12 +48,16 @@ def watch(
 
     It reads their files and changes nothing. Ctrl-C ends it.
     """
+    # Not earlier: the list of commands imports this module.
+    from dingsdk_watch.runs import Run
+    from dingsdk_watch.server import Server
+
     token = None if token_file is None else _token(token_file)
     with Server([Run(each) for each in runs], host, port, token, allow_host) as server:
-        click.echo(f"live page  {server.url}")
         ended = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: ended.set())
+        click.echo(f"live page  {server.url}")
         if until_closed:
             threading.Thread(target=_wait_for_end_of_input, args=(ended,), daemon=True).start()
         ended.wait()
