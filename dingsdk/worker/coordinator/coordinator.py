@@ -262,7 +262,7 @@ class Coordinator(Configurable, TaskControl):
         """Raise SamplesLostError unless every acknowledged sample is accounted for."""
         with self.condition:
             for experience in self._state.experiences.values():
-                experience.check()
+                experience.check(self._state.running)
             self._state.samples().check()
 
     def info(self, text: str) -> None:
@@ -641,7 +641,7 @@ class Coordinator(Configurable, TaskControl):
             stalled_s, self._looked_at = now - self._looked_at, now
             if stalled_s > self.cfg.lease_s / RENEWALS:
                 # This process was stopped, or another job held it up: renewals wait to be heard.
-                self._state.pool.postpone(stalled_s)
+                self._state.postpone(stalled_s)
             silent = self._state.pool.silent()
             failure = self._state.outage.failure()
             changed = self._state.pace.look()

@@ -537,8 +537,16 @@ class Experience:
         for lease in (each for found in self._leases.values() for each in found):
             self.ledger.pin(lease.pinned)
 
-    def check(self) -> None:
-        """Raise SamplesLostError where acknowledged samples went missing unaccounted."""
+    def check(self, running: Collection[str] | None = None) -> None:
+        """Raise SamplesLostError where acknowledged samples went missing unaccounted.
+
+        Args:
+            running: Ids of the tasks that may have leases; None: any.
+        """
+        if running is not None and not self._leases.keys() <= set(running):
+            raise SamplesLostError(
+                f"tasks {sorted(self._leases)} have leases, and {sorted(running)} run"
+            )
         leases = (lease.pinned for leases in self._leases.values() for lease in leases)
         self.ledger.check(self.count_rows(), Counter(each for pinned in leases for each in pinned))
 

@@ -148,6 +148,10 @@ class StorageOutage:
         """Note that something was stored: the run does not stand still."""
         self._still_since = self._clock()
 
+    def postpone(self, seconds: float) -> None:
+        """Leave a time out of account in which nothing could be received."""
+        self._still_since += seconds
+
     def failure(self) -> StorageFullError | None:
         """Return the error that ends the run, once it has stood still for too long."""
         still_s = self._clock() - self._still_since
@@ -175,6 +179,10 @@ class QuietWatch:
         self._progress: object = None
         self._since = clock()
         self._has_said = False
+
+    def postpone(self, seconds: float) -> None:
+        """Leave a time out of account in which nothing could be received."""
+        self._since += seconds
 
     def is_news(self, progress: object) -> bool:
         """Return True once for every time that ``progress`` stays the same for the limit."""
@@ -382,6 +390,11 @@ class SchedulerState:
         has_progressed = state.progress > state.mark and now - state.began_at >= self._cfg.lease_s
         before = () if has_progressed else state.losses
         return (*(at for at in before if now - at < LOSS_WINDOW_S), now)
+
+    def postpone(self, seconds: float) -> None:
+        """Extend leases and limits by a time in which this process was stopped."""
+        for each in (self.pool, self.outage, self.quiet):
+            each.postpone(seconds)
 
     def notify_fail(self, state: TaskState) -> None:
         """Report that a task ended without a result."""

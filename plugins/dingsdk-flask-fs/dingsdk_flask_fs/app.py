@@ -76,6 +76,12 @@ def _refused(refusal: Refusal) -> flask.Response:
     return response
 
 
+def answer_of(error: DingError) -> tuple[int, bytes]:
+    """Return status and body of the answer to a request that failed."""
+    response = _failed(error)
+    return response.status_code, response.get_data()
+
+
 def _failed(error: DingError) -> flask.Response:
     status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
     if status == 500:

@@ -137,7 +137,8 @@ class HttpSlaveEnd(SlaveEnd):
                 secret = self._find_secret()  # again, as a new master may have a new one
                 if secret is not None:
                     self._signer = Signer(secret)
-                    joined = convert(self._ask_once(self._reports, request, body, deadline), Joined)
+                    limit = min(deadline, self._clock() + self._request_timeout_s)
+                    joined = convert(self._ask_once(self._reports, request, body, limit), Joined)
                     break
             except StaleEpochError as error:
                 if error.facts.get("run"):

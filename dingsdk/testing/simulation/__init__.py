@@ -1,0 +1,24 @@
+"""Simulated runs: real coordinator, workers and ledger in virtual time, under one seed."""
+
+from __future__ import annotations
+
+from dingsdk.testing.simulation.disk import SimulatedDisk, SimulatedTransport
+from dingsdk.testing.simulation.faults import SimulatedFault
+from dingsdk.testing.simulation.oracle import SampleOracle
+from dingsdk.testing.simulation.simulation import Setting, Simulation, SimulationError, shrink
+from dingsdk.testing.simulation.world import NoAnswerError, SimulatedLink, SimulatedProcess, World
+
+__all__ = [
+    "NoAnswerError",
+    "SampleOracle",
+    "Setting",
+    "SimulatedDisk",
+    "SimulatedFault",
+    "SimulatedLink",
+    "SimulatedProcess",
+    "SimulatedTransport",
+    "Simulation",
+    "SimulationError",
+    "World",
+    "shrink",
+]

@@ -1,0 +1,173 @@
+"""What the processes of a simulation share, and the base of their transports."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dingsdk.data import FrameInfo, SampleBatch
+from dingsdk.errors import ConflictError, DataCorruptError, DataMissingError, StorageFullError
+from dingsdk.testing.simulation.world import SimulatedProcess, World
+from dingsdk.worker.comm import PolicyStore, Scheduler, StepDataStore, Transport
+
+POLL_S = 0.1
+
+
+class SimulatedDisk:
+    """Files that all processes see.
+
+    Attributes:
+        payloads: By data id: content, digest, and when it was written.
+        policies: By policy id: version and state.
+        files: Other files by name.
+        is_full: Whether nothing can be written.
+        write_s: How long a write takes.
+        late_s: How long after it was written a payload is seen by other processes, at most.
+        damaged: Payloads that cannot be read.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.payloads: dict[str, tuple[SampleBatch, str, float, str]] = {}
+        self.policies: dict[str, tuple[int, dict[str, Any]]] = {}
+        self.files: dict[str, bytes] = {}
+        self.is_full = False
+        self.write_s = 0.002
+        self.late_s = 0.0
+        self.damaged: set[str] = set()
+        self.on_deleted: Callable[[str], None] = lambda data_id: None
+
+
+class SimulatedDataStore(StepDataStore):
+    """Payloads on the simulated disk, as one process sees them."""
+
+    def __init__(self, process: SimulatedProcess, disk: SimulatedDisk) -> None:
+        self._process = process
+        self._disk = disk
+        self._never = process.scheduler.condition()
+        self._ownerless: dict[str, float] = {}
+
+    def put(self, data_id: str, batch: SampleBatch) -> FrameInfo:
+        disk = self._disk
+        self._process.sleep(disk.write_s)
+        if disk.is_full:
+            raise StorageFullError("no space left", path=data_id, reason="ENOSPC")
+        info = FrameInfo(len(batch), f"test:{hash(tuple(batch.columns['sample'].tolist()))}")
+        found = disk.payloads.get(data_id)
+        if found is not None and found[1] != info.digest:
+            raise ConflictError(f"payload {data_id!r} exists", data_id=data_id)
+        name, now = self._process.name, disk.world.now
+        disk.payloads.setdefault(data_id, (batch.freeze(), info.digest, now, name))
+        self._process.sleep(disk.write_s)  # it may die after the write, before it says so
+        return info
+
+    def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
+        if not self.has(data_id, timeout_s):
+            raise DataMissingError(f"no payload {data_id!r}", data_id=data_id)
+        if data_id in self._disk.damaged:
+            raise DataCorruptError(f"payload {data_id!r} is damaged", where=data_id)
+        return self._disk.payloads[data_id][0]
+
+    def get_verified(self, data_id: str, digest: str, timeout_s: float = 2.0) -> SampleBatch:
+        batch = self.get(data_id, timeout_s)
+        if self._disk.payloads[data_id][1] != digest:
+            raise DataCorruptError(f"payload {data_id!r} is another one", where=data_id)
+        return batch
+
+    def has(self, data_id: str, timeout_s: float = 2.0) -> bool:
+        if self._is_seen(data_id) or timeout_s <= 0:
+            return self._is_seen(data_id)
+        clock = self._process.scheduler.clock
+        deadline = clock() + timeout_s
+        while not self._is_seen(data_id) and clock() < deadline:
+            self._process.sleep(POLL_S)
+        return self._is_seen(data_id)
+
+    def delete(self, data_ids: Iterable[str]) -> None:
+        for data_id in data_ids:
+            if self._disk.payloads.pop(data_id, None) is not None:
+                self._disk.on_deleted(data_id)
+
+    def sweep_orphans(self, is_live: Any, grace_s: float) -> int:
+        now = self._disk.world.now
+        payloads = self._disk.payloads
+        ripe = [
+            name
+            for name, (_, _, written_at, _) in payloads.items()
+            if now - written_at >= grace_s and not is_live(name)
+        ]
+        self.delete(ripe)
+        return len(ripe)
+
+    def __len__(self) -> int:
+        return len(self._disk.payloads)
+
+    def _is_seen(self, data_id: str) -> bool:
+        found = self._disk.payloads.get(data_id)
+        if found is None:
+            return False
+        batch, _, written_at, writer = found
+        is_own = writer == self._process.name
+        # Each process sees it at a time of its own.
+        key = f"{batch.columns['sample'][0]} {self._process.name}"
+        late = zlib.crc32(key.encode()) / 2**32
+        return is_own or self._disk.world.now >= written_at + self._disk.late_s * late
+
+
+class SimulatedPolicyStore(PolicyStore):
+    """Policies on the simulated disk."""
+
+    def __init__(self, process: SimulatedProcess, disk: SimulatedDisk) -> None:
+        self._process = process
+        self._disk = disk
+
+    def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
+        disk = self._disk
+        self._process.sleep(disk.write_s)
+        if disk.is_full:
+            raise StorageFullError("no space left", path=policy_id, reason="ENOSPC")
+        if policy_id not in disk.policies or disk.policies[policy_id][0] < version:
+            disk.policies[policy_id] = version, dict(state)
+
+    def newest(
+        self, policy_id: str, newer_than: int | None = None
+    ) -> tuple[int, dict[str, Any]] | None:
+        found = self._disk.policies.get(policy_id)
+        if found is None or (newer_than is not None and found[0] <= newer_than):
+            return None
+        return found
+
+    def discard(self, policy_id: str) -> None:
+        self._disk.policies.pop(policy_id, None)
+
+
+class SimulatedTransport(Transport):
+    """A transport as one process of a simulation has it; a subclass gives the two ends.
+
+    The ends wait through ``process.scheduler`` alone, and talk through ``process.listen`` and
+    ``SimulatedLink``. Where the transport is written so, they are its own.
+
+    Args:
+        process: The process.
+        disk: What all processes share.
+    """
+
+    def __init__(self, process: SimulatedProcess, disk: SimulatedDisk) -> None:
+        super().__init__({}, Path("simulated"))
+        self.process = process
+        self.disk = disk
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.process.scheduler
+
+    def data_store(self) -> StepDataStore:
+        return SimulatedDataStore(self.process, self.disk)
+
+    def policy_store(self) -> PolicyStore:
+        return SimulatedPolicyStore(self.process, self.disk)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        pass

@@ -1,0 +1,78 @@
+"""What goes wrong in a simulation, and when."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal[
+    "kill", "stop", "hang", "slow", "jump", "cut", "late", "lost", "doubled", "repeat", "disk_full",
+    "disk_slow", "disk_late", "lose_payload", "damage_payload", "swap_payload", "raise", "poison",
+]  # fmt: skip
+OF_WORKERS: tuple[Kind, ...] = (
+    "kill", "stop", "hang", "slow", "jump", "cut", "late", "lost", "doubled", "repeat",
+)  # fmt: skip
+OF_DISK: tuple[Kind, ...] = (
+    "disk_full", "disk_slow", "disk_late", "lose_payload", "damage_payload", "swap_payload",
+)  # fmt: skip
+OF_COORDINATOR: tuple[Kind, ...] = ("stop", "jump")
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedFault:
+    """One thing that goes wrong.
+
+    Attributes:
+        kind: What: a process is killed, stopped (SIGSTOP), hangs or is slow; its clock jumps
+            forward; its connection is cut, or its messages are late, lost or doubled; it announces
+            payloads repeatedly; the disk is full, slow, or shows files late; a payload is deleted,
+            damaged or replaced. Two end the run: ``raise``, as the env of a worker raises, and
+            ``poison``, as every process of a worker dies of its task.
+        at: When, seconds since the beginning.
+        target: Name of the process; empty for the disk.
+        for_s: How long. A process that was killed is started again after it.
+        amount: How much: a share of the messages, seconds of delay or of a jump, a factor.
+    """
+
+    kind: Kind
+    at: float
+    target: str = ""
+    for_s: float = 0.0
+    amount: float = 0.0
+
+
+def random_faults(chance: random.Random, workers: list[str], until: float) -> list[SimulatedFault]:
+    """Return up to eight faults in ``[0, until)``, in the order of their beginning."""
+    if chance.random() < 0.04:
+        kind: Kind = chance.choice(["raise", "poison"])
+        return [SimulatedFault(kind, round(chance.uniform(0, until), 3), chance.choice(workers))]
+    found = []
+    if chance.random() < 0.1:
+        # A process that is replaced at once, its last words still on their way.
+        target, at = chance.choice(workers), round(chance.uniform(3, until), 3)
+        found.append(SimulatedFault("late", at - 2, target, 8.0, 3.0))
+        found.append(SimulatedFault("kill", at, target, 0.1))
+    for _ in range(chance.randint(0, 8)):
+        place = chance.random()
+        if place < 0.6:
+            target, kinds = chance.choice(workers), OF_WORKERS
+        elif place < 0.85:
+            target, kinds = "", OF_DISK
+        else:
+            target, kinds = "coordinator", OF_COORDINATOR
+        kind = chance.choice(kinds)
+        amounts = {
+            "slow": chance.uniform(2, 6),
+            "jump": chance.choice([3.0, 60.0, 3600.0]),
+            "late": chance.uniform(0.1, 3),
+            "lost": chance.uniform(0.05, 0.5),
+            "doubled": chance.uniform(0.1, 0.9),
+            "repeat": chance.randint(1, 4),
+            "disk_slow": chance.uniform(0.1, 1.5),
+            "disk_late": chance.choice([0.3, 1.5]),
+        }
+        for_s = chance.choice([0.1, 1.0, 4.0, 8.0, 15.0, 25.0, 45.0])
+        at, amount = chance.uniform(0, until), float(amounts.get(kind, 0.0))
+        found.append(SimulatedFault(kind, round(at, 3), target, for_s, round(amount, 3)))
+    return sorted(found, key=lambda fault: fault.at)

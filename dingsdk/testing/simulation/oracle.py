@@ -1,0 +1,102 @@
+"""Counts samples without any part of dingsdk: by numbers that stand in the samples."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from dingsdk.errors import SamplesLostError
+
+
+class SampleOracle:
+    """What became of each sample, as those at the ends see it.
+
+    Collectors number their samples and put the number into each. They tell what they announced, and
+    what they learn to be acknowledged; learners tell what they train on. Whoever watches the replay
+    buffer tells which rows came and left. Nothing is asked of the ledger.
+
+    Attributes:
+        announced: Samples of each payload that a collector announced, by data id.
+        acknowledged: Data ids of payloads of which a collector knows that they are acknowledged.
+        uses: With how many batches each sample was trained on, by its number.
+        live: Rows in the buffer, by data id; of all payloads that ever came.
+        live_count: How many these are.
+        evicted: How many rows left the buffer, by reason.
+        given_up: Payloads that a learner could not read.
+        given_up_rows: How many of their rows left the buffer after that.
+        leased: Payloads that a learner trains on, by its task.
+    """
+
+    def __init__(self) -> None:
+        self.announced: dict[str, list[int]] = {}
+        self.acknowledged: set[str] = set()
+        self.uses: Counter[int] = Counter()
+        self.live: dict[str, set[int]] = {}
+        self.live_count = 0
+        self.evicted: Counter[str] = Counter()
+        self.given_up: set[str] = set()
+        self.given_up_rows = 0
+        self.leased: dict[str, set[str]] = {}
+        self._known: set[int] = set()
+        self._next = 0
+
+    def new_samples(self, count: int) -> list[int]:
+        """Return numbers for samples, each used once."""
+        self._next += count
+        return list(range(self._next - count, self._next))
+
+    def announce(self, data_id: str, samples: list[int]) -> None:
+        """Note the samples of a payload, before it is announced."""
+        self.announced[data_id] = samples
+        self._known.update(samples)
+
+    def entered(self, data_id: str, rows: int) -> None:
+        """Note that the rows of a payload are in the buffer; raise if they were before."""
+        if data_id in self.live:
+            raise SamplesLostError(f"payload {data_id!r} came into the buffer twice")
+        if rows != len(self.announced[data_id]):
+            raise SamplesLostError(f"payload {data_id!r} came with {rows} rows")
+        self.live[data_id] = set(range(rows))
+        self.live_count += rows
+
+    def left(self, data_id: str, row: int, reason: str) -> None:
+        """Note that a row left the buffer; raise if it was not there."""
+        if row not in self.live[data_id]:
+            raise SamplesLostError(f"row {row} of payload {data_id!r} left the buffer twice")
+        self.live[data_id].remove(row)
+        self.live_count -= 1
+        self.evicted[reason] += 1
+        self.given_up_rows += data_id in self.given_up
+
+    def acknowledge(self, data_ids: Iterable[str]) -> None:
+        """Note that a collector knows payloads to be acknowledged; raise for one that is not."""
+        for data_id in data_ids:
+            self.acknowledged.add(data_id)
+            if data_id not in self.live:
+                raise SamplesLostError(
+                    f"payload {data_id!r} was acknowledged, and never came into the buffer",
+                    payload=data_id,
+                )
+
+    def deleted(self, data_id: str) -> None:
+        """Note that a payload was deleted; raise if a row of it is in the buffer."""
+        if self.live.get(data_id):
+            raise SamplesLostError(
+                f"payload {data_id!r} was deleted, and rows {sorted(self.live[data_id])} of it are "
+                "in the buffer",
+                payload=data_id,
+            )
+        if any(data_id in each for each in self.leased.values()):
+            raise SamplesLostError(f"payload {data_id!r} was deleted while a learner trains on it")
+
+    def trained(self, samples: Iterable[int], max_use: int | None = None) -> None:
+        """Note that a learner trains on a batch; raise for a sample that is used up, or a stranger.
+
+        A sample counts once, as a batch may hold it several times.
+        """
+        for sample in set(samples):
+            self.uses[sample] += 1
+            if max_use is not None and self.uses[sample] > max_use:
+                raise SamplesLostError(f"sample {sample} is trained on {self.uses[sample]} times")
+            if sample not in self._known:
+                raise SamplesLostError(f"a learner trains on {sample}, which nobody announced")

@@ -1,0 +1,690 @@
+"""A whole parallel run in virtual time, under one seed, with everything going wrong."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dingsdk.config import deep_merge_dicts, to_easydict
+from dingsdk.data import SampleBatch
+from dingsdk.errors import (
+    ClosedError,
+    DingError,
+    PoisonTaskError,
+    TaskFailedError,
+    WorkerLostError,
+)
+from dingsdk.testing.simulation.disk import SimulatedDisk, SimulatedTransport
+from dingsdk.testing.simulation.faults import SimulatedFault, random_faults
+from dingsdk.testing.simulation.oracle import SampleOracle
+from dingsdk.testing.simulation.workers import WORKERS
+from dingsdk.testing.simulation.world import (
+    LinkFaults,
+    ProcessKilled,
+    SimulatedJob,
+    SimulatedProcess,
+    World,
+)
+from dingsdk.worker.comm import CommWorker, SlaveEnd, WorkerInfo
+from dingsdk.worker.coordinator import Coordinator
+
+CHECK_S = 1.0
+LEASE_S = 6.0
+PROGRESS_TIMEOUT_S = 8.0
+START_TIMEOUT_S = 15.0
+TICK_S = 0.25
+ROWS, TASK_ROWS = 4, 80
+LOST_WITHIN_S = 3 * LEASE_S + PROGRESS_TIMEOUT_S
+"""After a fault, how long its process may still be given up, and how soon it has to be."""
+SETTLED_S = 45.0
+"""Time after the last fault, in which all has to go well again."""
+LATE_S = 4.0
+"""How late a message may be, and what follows from it."""
+CLOSE_S = 10.0
+LATEST_S = 0.4
+"""A file that shows so late is still read."""
+QUIET_S = 45.0
+"""How long nothing may happen before the coordinator has to have said why."""
+
+TransportMaker = Callable[[SimulatedProcess, SimulatedDisk], SimulatedTransport]
+
+
+class SimulationError(DingError, AssertionError):
+    """A run that was simulated broke a promise. Facts: ``seed``, ``at``, ``faults``, ``why``."""
+
+
+class SimulatedEnvError(RuntimeError):
+    """What the env of a simulated worker raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a simulated run is like.
+
+    Attributes:
+        collectors: How many there are; and one learner.
+        capacity: Rows of the replay buffer.
+        max_use: How often a sample is trained on at most; None for any number.
+        batch_size: Of a training, rows.
+        is_limited: Whether the buffer keeps collectors from running away from the learner.
+        max_attempts: ``system.coordinator.max_attempts``.
+    """
+
+    collectors: int = 4
+    capacity: int = 64
+    max_use: int | None = None
+    batch_size: int = 8
+    is_limited: bool = False
+    max_attempts: int = 50
+
+
+@functools.cache
+def _compiled() -> Mapping[str, Any]:
+    from dingsdk.pipeline.train import compile_run
+
+    sets = (
+        "policy.other.commander.type=naive",
+        "system.learner.batches_per_demand=1",
+        "system.learner.send_policy_freq=5",
+        f"system.learner.progress_timeout_s={PROGRESS_TIMEOUT_S}",
+        f"system.collector.progress_timeout_s={PROGRESS_TIMEOUT_S}",
+        f"system.coordinator.lease_s={LEASE_S}",
+        f"system.coordinator.start_timeout_s={START_TIMEOUT_S}",
+        "system.coordinator.answer_timeout_s=20",
+        "system.coordinator.learn_timeout_s=40",
+        "system.coordinator.orphan_grace_s=20",
+    )
+    cfg: Mapping[str, Any] = compile_run("cartpole-dqn", "parallel", "in_memory", sets, 0)
+    return cfg
+
+
+def _config(setting: Setting) -> Any:
+    buffer: dict[str, Any] = {"replay_buffer_size": setting.capacity, "seed": 1}
+    if setting.max_use is not None:
+        buffer |= {"type": "advanced", "max_use": setting.max_use}
+        buffer["sampler"] = {"type": "proportional"}
+    if setting.is_limited:
+        rate = setting.batch_size / (ROWS * setting.collectors)
+        buffer["limiter"] = {
+            "type": "samples_per_insert",
+            "samples_per_insert": rate,
+            "min_size": setting.batch_size,
+            "error_buffer": rate * ROWS * 2 * setting.collectors,
+        }
+    changes = {
+        "policy": {
+            "learn": {"batch_size": setting.batch_size},
+            "other": {"replay_buffer": buffer},
+        },
+        "system": {
+            "collector_num": setting.collectors,
+            "coordinator": {"max_attempts": setting.max_attempts},
+        },
+    }
+    return to_easydict(deep_merge_dicts(_compiled(), changes))
+
+
+def _roles(setting: Setting) -> dict[str, str]:
+    ids = [f"collector-{n}" for n in range(setting.collectors)]
+    return {**dict.fromkeys(ids, "collector"), "learner-0": "learner"}
+
+
+def plan(seed: int, until: float) -> tuple[Setting, list[SimulatedFault]]:
+    """Return the setting of a seed, and what goes wrong before a time."""
+    chance = random.Random(f"plan {seed}")
+    setting = Setting(max_use=chance.choice([None, None, 1, 3]), is_limited=chance.random() < 0.3)
+    faults = random_faults(chance, [*_roles(setting), "learner-0"], until)
+    special = chance.random()
+    if special < 0.08:
+        # A learner that is lost every 20 s, and works in between.
+        times = range(14, int(until) + 20, 20)
+        faults = [SimulatedFault("kill", float(at), "learner-0", 1.0) for at in times]
+        setting = replace(setting, max_attempts=3)
+    elif special < 0.13:
+        # Collectors that wait for a learner that is not there.
+        at = round(chance.uniform(5, until), 3)
+        faults = [SimulatedFault("kill", at, "learner-0", 1.5 * QUIET_S)]
+        setting = replace(setting, is_limited=True)
+    if any(fault.kind == "poison" for fault in faults):
+        setting = replace(setting, max_attempts=3)
+    return setting, faults
+
+
+class Simulation:
+    """A coordinator, a learner and collectors in virtual time, each in a process of its own.
+
+    Coordinator, workers, replay buffer and ledger are those of real runs. The work itself only
+    takes time: a collector stores a payload a second, the learner trains on a batch a second.
+    Everything that happens follows from the seed.
+
+    Args:
+        seed: Chooses the setting, the faults, delays, and who runs first.
+        transport: Makes the transport of each process.
+        faults: What goes wrong; None for what the seed says.
+        setting: None for what the seed says.
+        duration_s: Virtual seconds in which faults begin.
+
+    Example:
+        ``Simulation(7, transport=SimulatedFlaskFS).run()`` raises ``SimulationError`` if a promise
+        is broken.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        transport: TransportMaker,
+        faults: Sequence[SimulatedFault] | None = None,
+        setting: Setting | None = None,
+        duration_s: float = 60.0,
+    ) -> None:
+        chosen, planned = plan(seed, duration_s)
+        self.seed = seed
+        self.setting = chosen if setting is None else setting
+        self.faults = planned if faults is None else list(faults)
+        self._roles = _roles(self.setting)
+        self._transport = transport
+        self._duration_s = duration_s
+        self.world = World(seed)
+        self.disk = SimulatedDisk(self.world)
+        self.oracle = SampleOracle()
+        self.disk.on_deleted = self._deleted
+        self.checkpoints: dict[str, int] = {}
+        self.payload_rows, self.task_rows = ROWS, TASK_ROWS
+        self.processes: dict[str, SimulatedProcess] = {}
+        self.coordinator: Coordinator
+        self._workers: dict[str, CommWorker] = {}
+        self._why = ""
+        self._slow: dict[str, float] = {}
+        self._hangs_until: dict[str, float] = {}
+        self._repeats: dict[str, int] = {}
+        self._harmed: set[str] = set()
+        self._is_ever_late = self._has_jumped = False
+        self._poisoned = self._raising = ""
+        self._ends_by: type[DingError] | None = None
+        """Error that a fault makes the run end with."""
+        self._has_to_end_at = math.inf
+        self._joins: Counter[str] = Counter()
+        """How often each worker asked to join, less how often it was announced."""
+        self._moved: tuple[object, float] = (None, 0.0)
+        self._faulty_until: dict[str, float] = {}
+        self._may_be_lost_until: dict[str, float] = {}
+        self._unreachable_since: dict[str, float] = {}
+        self._policies_read: dict[tuple[str, str], int] = {}
+        self._close_began: float | None = None
+
+    def run(self) -> None:
+        """Simulate the run to its end.
+
+        Raises:
+            SimulationError: a promise was broken.
+        """
+        self._start_coordinator()
+        for name in self._roles:
+            self._start_worker(name)
+        for fault in self.faults:
+            self.world.at(fault.at, functools.partial(self._begin, fault))
+        ends = [fault.at + fault.for_s for fault in self.faults]
+        self._run_until(max([self._duration_s, *ends]) + SETTLED_S)
+        if self._ends_by is None:
+            before = self._progress()
+            self._run_until(self.world.now + SETTLED_S / 3)
+            self._check_progress(before, self._progress())
+        self._close()
+
+    def _run_until(self, until: float) -> None:
+        while self.world.now < until and not self._has_ended:
+            self.world.run(min(until, self.world.now + CHECK_S))
+            try:
+                self._check()
+            except AssertionError as error:
+                self.fail(str(error), error)
+            self._raise()
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._ends_by is not None and isinstance(self.coordinator.failure, self._ends_by)
+
+    def fail(self, why: str, cause: BaseException | None = None) -> None:
+        """Note that a promise was broken; the run ends by it at the next check."""
+        if not self._why:
+            self._why, self._cause, self._failed_at = why, cause, self.world.now
+
+    _cause: BaseException | None = None
+    _failed_at = 0.0
+
+    @contextmanager
+    def judging(self) -> Iterator[None]:
+        """Note what the oracle raises, and let the job go on."""
+        try:
+            yield
+        except AssertionError as error:
+            self.fail(str(error), error)
+
+    def _raise(self) -> None:
+        if self._why:
+            faults = "".join(f"\n  {fault}" for fault in self.faults) or " none"
+            raise SimulationError(
+                f"seed {self.seed}, {self._failed_at:.3f} s: {self._why}; {self.setting}; faults:"
+                f"{faults}",
+                seed=self.seed,
+                at=self._failed_at,
+                faults=tuple(self.faults),
+                why=self._why,
+            ) from self._cause
+
+    # What the workers of a simulation ask and tell.
+    def work(self, worker: CommWorker, seconds: float) -> None:
+        """Let a worker's job compute."""
+        name = worker.info.worker_id
+        process, world = self.processes[name], self.world
+        process.sleep(seconds * world.random.uniform(0.8, 1.2) * self._slow.get(name, 1.0))
+        self.build(worker)
+        if name == self._raising:
+            self._has_to_end_at = min(self._has_to_end_at, world.now + LOST_WITHIN_S)
+            raise SimulatedEnvError("on purpose")
+
+    def build(self, worker: CommWorker) -> None:
+        """Let a worker build what its task needs, or hang."""
+        name, world = worker.info.worker_id, self.world
+        process = self.processes[name]
+        while self._hangs_until.get(name, 0.0) > world.now:
+            # Silent from when this counts as no progress; building may take its time.
+            since = world.now + max(PROGRESS_TIMEOUT_S, START_TIMEOUT_S)
+            self._unreachable_since.setdefault(name, since)
+            process.sleep(self._hangs_until[name] - world.now)
+            self._unreachable_since.pop(name, None)
+        if name == self._poisoned:
+            world.at(world.now, process.kill)
+            world.at(world.now + 1.0, lambda: self._start_worker(name))
+            process.sleep(0.5)
+
+    def announcements(self, worker: CommWorker) -> int:
+        """Return how often a collector announces a payload."""
+        return 1 + self._repeats.get(worker.info.worker_id, 0)
+
+    def announced(self, data_id: str, samples: list[int]) -> None:
+        """Note the samples of a payload that is about to be announced."""
+        self.oracle.announce(data_id, samples)
+
+    def acknowledged(self, data_ids: Sequence[str]) -> None:
+        """Note what a collector takes for acknowledged.
+
+        One that was gone, or not to be seen in time, is left out by the coordinator.
+        """
+        may_vanish = self._harmed | (set(data_ids) if self._is_ever_late else set())
+        with self.judging():
+            self.oracle.acknowledge(
+                each for each in data_ids if each in self.oracle.live or each not in may_vanish
+            )
+
+    def trained(self, batch: SampleBatch) -> None:
+        """Note what a learner trains on."""
+        with self.judging():
+            self.oracle.trained(batch.columns["sample"].tolist(), self.setting.max_use)
+
+    def _deleted(self, data_id: str) -> None:
+        with self.judging():
+            self.oracle.deleted(data_id)
+
+    def policy_read(self, worker_id: str, path: str, found: Mapping[str, Any]) -> None:
+        """Check that a policy is whole, and none older than the last."""
+        version = int(found["iter"])
+        if version < self._policies_read.get((worker_id, path), -1):
+            self.fail(f"{worker_id} read version {version} of its policy after a newer one")
+        self._policies_read[worker_id, path] = version
+
+    # Processes.
+    def _new_process(self, name: str) -> SimulatedProcess:
+        process = SimulatedProcess(self.world, name, self._job_raised)
+        self.processes[name] = process
+        self.world.network.faults[name] = self.world.network.faults.get(name, LinkFaults())
+        return process
+
+    def _start_coordinator(self) -> None:
+        process = self._new_process("coordinator")
+        transport = self._transport(process, self.disk)
+        self.coordinator = _WatchedCoordinator(self, _config(self.setting), transport)
+        process.scheduler.spawn(self._open, "start")
+
+    def _open(self) -> None:
+        self.coordinator.start()
+
+    def _start_worker(self, name: str) -> None:
+        if name in self.processes and not self.processes[name].is_dead:
+            return
+        process = self._new_process(name)
+        role = self._roles[name]
+        worker_cls: Any = WORKERS[role]
+        cfg = self.coordinator._cfg["system"][role]
+        transport = self._transport(process, self.disk)
+        make_end = transport.slave_end
+
+        def slave_end(address: str) -> SlaveEnd:
+            end = make_end(address)
+            join = end.join
+
+            def counted(info: WorkerInfo, timeout_s: float) -> None:
+                self._joins[name] += 1
+                join(info, timeout_s)
+
+            end.join = counted  # type: ignore[method-assign]
+            return end
+
+        transport.slave_end = slave_end  # type: ignore[method-assign]
+        worker = worker_cls(cfg, transport, name, self)
+        self._workers[name] = worker
+        process.scheduler.spawn(lambda: worker.start("coordinator"), f"{name}-start")
+
+    def _job_raised(self, job: SimulatedJob, error: BaseException) -> None:
+        expected = ProcessKilled, ClosedError, WorkerLostError, SimulatedEnvError
+        name = job.process.name
+        if isinstance(error, WorkerLostError) and self._may_be_lost(name):
+            # Its work has ended; that is found out when its task is asked for the next time.
+            self._may_be_lost_until[name] = math.inf
+        if not isinstance(error, expected):
+            self.fail(f"job {job.name} raised {type(error).__name__}: {error}", error)
+
+    # Faults.
+    def _begin(self, fault: SimulatedFault) -> None:
+        world, name = self.world, fault.target
+        end = world.now + fault.for_s
+        process = self.processes.get(name)
+        link = world.network.faults[name] if process is not None else LinkFaults()
+        may_lose = True
+        match fault.kind:
+            case "kill" if process is not None and not process.is_dead:
+                process.kill()
+                world.at(end, lambda: self._start_worker(name))
+                self._unreachable_since.setdefault(name, world.now)
+            case "stop" if process is not None:
+                process.resumes_at = max(end, process.resumes_at)
+                self._unreachable_since.setdefault(name, world.now)
+            case "hang":
+                self._hangs_until[name] = end
+            case "slow":
+                self._slow[name] = fault.amount
+                world.at(end, lambda: self._slow.pop(name, None))
+                may_lose = False
+            case "jump" if process is not None:
+                process.clock_offset_s += fault.amount
+                self._has_jumped |= name == "coordinator"
+                may_lose = name != "coordinator"
+            case "cut":
+                link.is_cut = True
+                self._unreachable_since.setdefault(name, world.now)
+                world.at(end, lambda: setattr(link, "is_cut", False))
+            case "late":
+                link.late_s = fault.amount
+                world.at(end, lambda: setattr(link, "late_s", 0.0))
+                may_lose = fault.amount > 1.0
+            case "lost":
+                link.lost_share = fault.amount
+                world.at(end, lambda: setattr(link, "lost_share", 0.0))
+            case "doubled":
+                link.doubled_share = fault.amount
+                world.at(end, lambda: setattr(link, "doubled_share", 0.0))
+                may_lose = False
+            case "repeat":
+                self._repeats[name] = int(fault.amount)
+                world.at(end, lambda: self._repeats.pop(name, None))
+                may_lose = False
+            case "raise":
+                self._raising, self._ends_by = name, TaskFailedError
+            case "poison" if process is not None:
+                self._poisoned, self._ends_by, end = name, PoisonTaskError, math.inf
+                self._has_to_end_at = world.now + 8 * LOST_WITHIN_S
+                world.at(world.now, lambda: None if process.is_dead else process.kill())
+                world.at(world.now + 1.0, lambda: self._start_worker(name))
+            case _:
+                may_lose = False
+                self._begin_of_disk(fault, end)
+        if end < math.inf:
+            world.at(end, lambda: self._unreachable_since.pop(name, None))
+        if may_lose:
+            for each in self._roles if name == "coordinator" else [name]:
+                until = self._may_be_lost_until.get(each, 0.0)
+                self._may_be_lost_until[each] = max(until, end + LOST_WITHIN_S)
+                self._faulty_until[each] = max(end, self._faulty_until.get(each, 0.0))
+
+    def _begin_of_disk(self, fault: SimulatedFault, end: float) -> None:
+        disk, world = self.disk, self.world
+        names = sorted(disk.payloads, key=lambda each: disk.payloads[each][2])
+        match fault.kind:
+            case "disk_full":
+                disk.is_full = True
+                world.at(end, lambda: setattr(disk, "is_full", False))
+            case "disk_slow":
+                before, disk.write_s = disk.write_s, fault.amount
+                world.at(end, lambda: setattr(disk, "write_s", before))
+            case "disk_late":
+                disk.late_s = fault.amount
+                self._is_ever_late |= fault.amount > LATEST_S
+                world.at(end, lambda: setattr(disk, "late_s", 0.0))
+            case "lose_payload" | "damage_payload" | "swap_payload" if names:
+                chosen = world.random.choice(names)
+                self._harmed.add(chosen)
+                batch, _, at, writer = disk.payloads[chosen]
+                if fault.kind == "lose_payload":
+                    del disk.payloads[chosen]
+                elif fault.kind == "damage_payload":
+                    disk.damaged.add(chosen)
+                else:
+                    other = SampleBatch({"sample": batch.columns["sample"] + (1 << 40)})
+                    disk.payloads[chosen] = other, "test:another", at, writer
+
+    # Checks.
+    def lost(self, info: WorkerInfo, reason: str) -> None:
+        """Check that a worker that is given up gave reason to it."""
+        if self._close_began is None and not self._may_be_lost(info.worker_id):
+            self.fail(f"{info.worker_id} was given up for nothing: {reason}")
+        if self._may_be_lost_until.get(info.worker_id) == math.inf:
+            self._may_be_lost_until[info.worker_id] = self.world.now + LOST_WITHIN_S
+
+    def joined(self, worker_id: str) -> None:
+        """Note that a worker is announced; from then on there is no reason to give it up."""
+        self._joins[worker_id] -= 1
+        if self.world.now >= self._faulty_until.get(worker_id, 0.0):
+            until = self._may_be_lost_until.get(worker_id, 0.0)
+            self._may_be_lost_until[worker_id] = min(until, self.world.now + LATE_S)
+
+    def _may_be_lost(self, worker_id: str) -> bool:
+        return self.world.now <= self._may_be_lost_until.get(worker_id, -1.0)
+
+    def _check(self) -> None:
+        coordinator = self.coordinator
+        if self._has_ended:
+            return
+        if self.world.now > self._has_to_end_at:
+            self.fail(f"the run did not end by {self._ends_by} in time")
+        if coordinator.failure is not None and self._close_began is None:
+            self.fail(f"the run failed: {coordinator.failure}", coordinator.failure)
+        coordinator.validate_state()
+        status = coordinator.status()
+        live, evicted = self.oracle.live_count, self.oracle.evicted
+        counted = status.samples.live, sum(status.evicted.values())
+        if counted != (live, evicted.total()):
+            self.fail(f"the coordinator counts {status.samples}, the oracle {live} and {evicted}")
+        given_up = status.evicted.get("missing", 0) + status.evicted.get("corrupt", 0)
+        if given_up != self.oracle.given_up_rows:
+            self.fail(f"{given_up} rows given up, and {self.oracle.given_up_rows} were lost")
+        if not self._harmed and not self._is_ever_late and given_up:
+            self.fail(f"samples were given up, and none was harmed: {status.evicted}")
+        if self._joins.total() and min(self._joins.values()) < 0:
+            self.fail(f"workers were announced more often than they joined: {self._joins}")
+        self._check_leases()
+        self._check_quiet()
+        self._restart_workers()
+
+    def _check_quiet(self) -> None:
+        """Check that a run in which nothing happens has said so."""
+        now, status = self.world.now, self.coordinator.status()
+        progress = status.env_steps, status.train_iter
+        if progress != self._moved[0] or status.held_up_by or self._is_disturbed("coordinator"):
+            self._moved = progress, now
+            self.quiet_said_at = -1.0
+        elif now - self._moved[1] > QUIET_S and self.quiet_said_at < self._moved[1]:
+            self.fail(f"nothing happens since {self._moved[1]:.0f} s, and nobody says so")
+
+    quiet_said_at = -1.0
+
+    def _is_disturbed(self, name: str) -> bool:
+        return name in self._unreachable_since
+
+    def _restart_workers(self) -> None:
+        """Start the processes of workers again that have ended, as a run does."""
+        for name, worker in self._workers.items():
+            process = self.processes[name]
+            if worker.is_over and not process.is_dead and process.resumes_at <= self.world.now:
+                process.kill()
+                self._start_worker(name)
+
+    def _check_leases(self) -> None:
+        now = self.world.now
+        for name in self.coordinator.master.workers:
+            since = self._unreachable_since.get(name, now)
+            is_judge_awake = "coordinator" not in self._unreachable_since
+            if now - since > LOST_WITHIN_S and is_judge_awake:
+                raise AssertionError(f"{name} cannot be reached since {since:.1f} s, and is joined")
+
+    def _progress(self) -> dict[str, int]:
+        """How far the run is: iterations, and payloads that each collector knows of as taken."""
+        found = {"train_iter": self.coordinator.status().train_iter}
+        for name in self.coordinator.master.workers:
+            found[name] = 0
+        acknowledged = self.oracle.acknowledged
+        return {**found, "acknowledged": len(acknowledged)}
+
+    def _check_progress(self, before: Mapping[str, int], after: Mapping[str, int]) -> None:
+        missing = self._roles.keys() - after.keys()
+        if missing:
+            self.fail(f"{sorted(missing)} did not come back")
+        tasks = {each.worker.worker_id for each in self.coordinator.running_tasks() if each.worker}
+        idle = self._roles.keys() - tasks
+        if len(idle) > 1:  # one may be between two tasks
+            self.fail(f"{sorted(idle)} have no task")
+        for name in ("train_iter", "acknowledged"):
+            if after[name] <= before[name]:
+                self.fail(f"{name} stands still at {after[name]}")
+        self._raise()
+
+    def _close(self) -> None:
+        self._close_began = self.world.now
+        coordinator, stuck = self.coordinator, ["the close itself"]
+
+        def close() -> None:
+            stuck[:] = coordinator.close(CLOSE_S)
+
+        self.processes["coordinator"].scheduler.spawn(close, "close")
+        self.world.run(self.world.now + 2 * CLOSE_S)
+        if stuck:
+            self.fail(f"did not end within {CLOSE_S} s of the close: {stuck}")
+        for name, worker in self._workers.items():
+            self.processes[name].scheduler.spawn(functools.partial(_close, worker), "close")
+        self.world.run(self.world.now + CLOSE_S)
+        for process in self.processes.values():
+            left = [job.name for job in process.jobs if not job.done]
+            if left:
+                self.fail(f"still at work after the close: {left}")
+        self._raise()
+
+
+class _WatchedCoordinator(Coordinator):
+    """Tells the simulation of lost workers, and the oracle of rows that leave."""
+
+    def __init__(self, simulation: Simulation, cfg: Any, transport: SimulatedTransport) -> None:
+        self._simulation = simulation
+        super().__init__(cfg, transport, tick_s=TICK_S)
+        why_quiet = self._state.why_quiet
+
+        def said() -> str:
+            text = why_quiet()
+            if text:
+                simulation.quiet_said_at = simulation.world.now
+            return text
+
+        self._state.why_quiet = said  # type: ignore[method-assign]
+
+    def _on_join(self, info: WorkerInfo) -> None:
+        self._simulation.joined(info.worker_id)
+        super()._on_join(info)
+
+    def _on_lost(self, info: WorkerInfo, reason: str) -> None:
+        self._simulation.lost(info, reason)
+        super()._on_lost(info, reason)
+
+    def _new_experience(self, state: Any) -> Any:
+        experience: Any = super()._new_experience(state)
+        simulation, oracle = self._simulation, self._simulation.oracle
+        names: dict[int, str] = {}
+        push, buffer_push = experience.push, experience.buffer.push
+
+        def push_payload(meta: Mapping[str, Any], envstep: int) -> bool:
+            self._pushed = str(meta["data_id"])
+            return bool(push(meta, envstep))
+
+        def push_rows(rows: SampleBatch, envstep: int) -> None:
+            names[int(rows.columns["payload"][0])] = self._pushed
+            with simulation.judging():
+                oracle.entered(self._pushed, len(rows))
+            buffer_push(rows, envstep)
+
+        def leave(rows: Any, reason: str) -> None:
+            columns = rows.columns
+            with simulation.judging():
+                for number, row in zip(
+                    columns["payload"].tolist(), columns["row"].tolist(), strict=True
+                ):
+                    oracle.left(names[number], row, reason)
+
+        lease, settle = experience.lease, experience.settle
+
+        def lease_payloads(state: Any, *args: Any) -> Any:
+            found = lease(state, *args)
+            if found is not None:
+                numbers = {n for each in found["batches"] for n in each["payload"].reshape(-1)}
+                held = oracle.leased.setdefault(state.task_id, set())
+                held |= {names[int(number)] for number in numbers}
+            return found
+
+        def settle_payloads(state: Any, info: Any = None) -> None:
+            oracle.leased.pop(state.task_id, None)
+            for number, _ in () if info is None else info["lost_payloads"]:
+                oracle.given_up.add(names[int(number)])
+            settle(state, info)
+
+        experience.lease, experience.settle = lease_payloads, settle_payloads
+        experience.push = push_payload
+        experience.buffer.push = push_rows
+        experience.buffer.add_remove_listener(leave)
+        return experience
+
+
+def _close(worker: CommWorker) -> None:
+    worker.close()
+
+
+def shrink(error: SimulationError, make: Callable[..., Simulation]) -> list[SimulatedFault]:
+    """Return the fewest faults with which a simulation still fails, found by leaving out each.
+
+    Args:
+        error: How it failed.
+        make: Called with ``faults``; returns the same simulation with these.
+    """
+    faults = list(error.facts["faults"])
+    index = 0
+    while index < len(faults):
+        fewer = faults[:index] + faults[index + 1 :]
+        try:
+            make(faults=fewer).run()
+        except SimulationError:
+            faults = fewer
+        else:
+            index += 1
+    return [replace(fault) for fault in faults]

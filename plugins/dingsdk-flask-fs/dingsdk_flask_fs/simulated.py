@@ -1,0 +1,119 @@
+"""The transport's protocol in a simulation: its two ends, over simulated connections.
+
+HTTP, signatures and files are left out; ``dingsdk.testing.simulation`` has stores of its own.
+"""
+
+from __future__ import annotations
+
+from dingsdk.errors import DingError
+from dingsdk.testing.simulation import (
+    NoAnswerError,
+    SimulatedDisk,
+    SimulatedLink,
+    SimulatedProcess,
+    SimulatedTransport,
+)
+from dingsdk.worker.comm import MasterEnd, MasterListener, SlaveEnd, TaskMessage
+from dingsdk_flask_fs.app import answer_of
+from dingsdk_flask_fs.auth import Signer
+from dingsdk_flask_fs.connection import Answer, LinkError
+from dingsdk_flask_fs.messages import decode_request
+from dingsdk_flask_fs.request_handler import RequestHandler
+from dingsdk_flask_fs.secret import Secret
+from dingsdk_flask_fs.slave_end import HttpSlaveEnd
+
+MAX_BYTES = 4 << 20
+_RUN, _EPOCH = "0" * 32, "epoch"
+_SECRET = Secret(b"of the simulation", source="simulation", is_explicit=True)
+
+
+class SimulatedFlaskFS(SimulatedTransport):
+    """One process's part of a simulated run.
+
+    Args:
+        process: The process.
+        disk: What all processes share.
+    """
+
+    def __init__(self, process: SimulatedProcess, disk: SimulatedDisk) -> None:
+        super().__init__(process, disk)
+        self._lost_after_s = 5.0
+
+    def master_end(self) -> MasterEnd:
+        return _MasterEnd(self.process, self.disk)
+
+    def slave_end(self, address: str) -> SlaveEnd:
+        return HttpSlaveEnd(
+            address,
+            lambda: _Link(self.process, address),
+            self.process.scheduler,
+            lambda: _SECRET,
+            max_bytes=MAX_BYTES,
+            lost_after_s=self._lost_after_s,
+            jitter=self.process.world.random,
+        )
+
+
+class _Link:
+    """Stands where a ``Connection`` does."""
+
+    def __init__(self, process: SimulatedProcess, address: str) -> None:
+        self._clock = process.scheduler.clock
+        self._link = SimulatedLink(process, address)
+
+    def post(self, target: str, body: bytes, signer: Signer, deadline: float) -> Answer:
+        try:
+            status, content = self._link.request((target, body), deadline - self._clock())
+        except NoAnswerError as error:
+            raise LinkError(str(error)) from error
+        return Answer(status, content)
+
+    def close(self) -> None:
+        self._link.close()
+
+
+class _MasterEnd(MasterEnd):
+    """Stands where a ``HttpMasterEnd`` does."""
+
+    def __init__(self, process: SimulatedProcess, disk: SimulatedDisk) -> None:
+        self._process = process
+        self._disk = disk
+        self._handler: RequestHandler | None = None
+
+    def open(self, listener: MasterListener) -> str:
+        epoch = int(self._disk.files.get(_EPOCH, b"0")) + 1
+        self._disk.files[_EPOCH] = str(epoch).encode()
+        handler = self._handler = RequestHandler(
+            listener,
+            _RUN,
+            epoch,
+            max_bytes=MAX_BYTES,
+            max_polls=96,
+            lease_s=self.lease_s,
+            scheduler=self._process.scheduler,
+        )
+
+        def serve(message: tuple[str, bytes]) -> tuple[int, bytes]:
+            target, body = message
+            try:
+                kind = target.rpartition("/")[2]
+                return 200, handler.handle(decode_request(body, kind, MAX_BYTES))
+            except DingError as error:
+                return answer_of(error)
+
+        self._process.listen("coordinator", serve)
+        return "coordinator"
+
+    def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
+        self._opened().send(worker_id, incarnation, task)
+
+    def drop(self, worker_id: str, incarnation: int, reason: str) -> None:
+        self._opened().drop(worker_id, incarnation)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        if self._handler is not None:
+            self._handler.close()
+
+    def _opened(self) -> RequestHandler:
+        assert self._handler is not None  # opened by the coordinator's start
+        return self._handler

@@ -1,0 +1,111 @@
+"""Simulated runs keep every promise, do the same again under the same seed, and find defects."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from dingsdk_flask_fs.simulated import SimulatedFlaskFS
+
+from dingsdk.testing.simulation import (
+    Setting,
+    SimulatedFault,
+    Simulation,
+    SimulationError,
+    shrink,
+)
+
+from ..mutants.simulation_mutants import MUTANTS
+
+SEEDS = 10_000
+EASY = {
+    "a payload counts as often as it is announced",
+    "a payload without room is acknowledged",
+    "answers are forgotten before they are confirmed",
+}
+"""Found within a second or so."""
+
+
+def simulation(seed: int, **given: Any) -> Simulation:
+    return Simulation(seed, transport=SimulatedFlaskFS, **given)
+
+
+def outcome(seed: int) -> tuple[Any, ...]:
+    made = simulation(seed, duration_s=20.0)
+    made.run()
+    oracle = made.oracle
+    return made.world.events, oracle.evicted, sorted(oracle.uses.items()), len(oracle.announced)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_simulated_run_keeps_its_promises(seed: int) -> None:
+    made = simulation(seed, duration_s=20.0)
+    made.run()
+    samples = made.coordinator.status().samples
+    assert samples.acknowledged > 400
+    assert samples.trained > 200
+    assert made.oracle.live_count == 0  # the buffer is closed
+    assert made.oracle.evicted.total() == samples.acknowledged
+
+
+@pytest.mark.slow
+def test_simulated_runs_keep_their_promises() -> None:
+    for seed in range(2, 300):
+        simulation(seed).run()
+
+
+def test_same_seed_does_the_same_again() -> None:
+    assert outcome(5) == outcome(5)
+    assert outcome(5) != outcome(6)
+
+
+@pytest.mark.slow
+def test_same_seed_does_the_same_in_another_process() -> None:
+    code = "from tests.integration.test_simulation import outcome; print(outcome(5)[0])"
+    for hash_seed in ("1", "2"):
+        found = subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": "."},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert int(found.stdout) == outcome(5)[0]
+
+
+def test_failure_names_its_seed_and_the_fewest_faults_that_bring_it_about() -> None:
+    faults = [
+        SimulatedFault("slow", 2.0, "collector-0", 5.0, 3.0),
+        SimulatedFault("repeat", 5.0, "collector-1", 5.0, 1.0),
+        SimulatedFault("late", 8.0, "learner-0", 2.0, 0.2),
+    ]
+
+    def make(**given: Any) -> Simulation:
+        return simulation(11, setting=Setting(), duration_s=15.0, **given)
+
+    twice = next(each for each in MUTANTS if each.name.startswith("a payload counts as often"))
+    with twice.applied():
+        with pytest.raises(SimulationError) as caught:
+            make(faults=faults).run()
+        assert caught.value.facts["seed"] == 11
+        assert "seed 11" in str(caught.value)
+        assert shrink(caught.value, make) == faults[1:2]
+    make(faults=faults).run()
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        pytest.param(each, id=each.name, marks=() if each.name in EASY else pytest.mark.slow)
+        for each in MUTANTS
+    ],
+)
+def test_defect_is_found(mutant: Any) -> None:
+    def look_for_it() -> None:
+        for seed in range(SEEDS):
+            simulation(seed).run()
+
+    with mutant.applied(), pytest.raises(SimulationError):
+        look_for_it()

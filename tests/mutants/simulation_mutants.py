@@ -1,0 +1,255 @@
+"""One defect for each promise of delivery, leases, time and disk; a simulation has to find it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+_COMM, _COORDINATOR = "dingsdk.worker.comm", "dingsdk.worker.coordinator"
+_FLASK = "dingsdk_flask_fs"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A line of a function, and what stands there instead.
+
+    Attributes:
+        name: What goes wrong.
+        where: ``module:Class.function``.
+        line: A part of its source that occurs once.
+        instead: What replaces it.
+    """
+
+    name: str
+    where: str
+    line: str
+    instead: str
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Have the defect inside."""
+        module_name, _, path = self.where.partition(":")
+        module = importlib.import_module(module_name)
+        owner: Any = module
+        *classes, name = path.split(".")
+        for each in classes:
+            owner = getattr(owner, each)
+        before = owner.__dict__[name]
+        function = before.fget if isinstance(before, property) else before
+        source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
+        assert source.count(self.line) == 1, f"{self.name}: {self.line!r} in {self.where}"
+        # The module's own names, so that what is patched there is seen here too.
+        found: dict[str, Any] = {}
+        exec(
+            compile(
+                "from __future__ import annotations\n" + source.replace(self.line, self.instead),
+                f"<{self.name}>",
+                "exec",
+            ),
+            vars(module),
+            found,
+        )
+        setattr(owner, name, found[name])
+        try:
+            yield
+        finally:
+            setattr(owner, name, before)
+
+
+MUTANTS = [
+    # Workers and leases.
+    Mutant(
+        "a silent worker keeps its lease",
+        f"{_COORDINATOR}.scheduler_state:WorkerPool.silent",
+        "<= now",
+        "<= now - 60",
+    ),
+    Mutant(
+        "a task whose worker was lost is forgotten",
+        f"{_COORDINATOR}.scheduler_state:SchedulerState.end",
+        "self._queues[state.role].append(",
+        "str(",
+    ),
+    Mutant(
+        "messages of an old incarnation are taken",
+        f"{_FLASK}.request_handler:RequestHandler._current",
+        "and mailbox.inc == inc",
+        "",
+    ),
+    Mutant(
+        "a task that raises ends the loop of its worker",
+        f"{_COMM}.slave:Slave._run",
+        "(Exception, SystemExit)",
+        "(KeyError, SystemExit)",
+    ),
+    Mutant(
+        "a task that kills its workers is tried for ever",
+        f"{_COORDINATOR}.scheduler_state:SchedulerState._losses",
+        "(*(at for at in before if now - at < LOSS_WINDOW_S), now)",
+        "(now,)",
+    ),
+    Mutant(
+        "losses count for ever against a task",
+        f"{_COORDINATOR}.scheduler_state:SchedulerState._losses",
+        "() if has_progressed else state.losses",
+        "state.losses",
+    ),
+    Mutant(
+        "leases of a lost learner stay",
+        f"{_COORDINATOR}.coordinator:Coordinator.end_batch_leases",
+        "experience.settle(state)",
+        "pass",
+    ),
+    Mutant(
+        "a worker whose work hangs renews its lease",
+        f"{_COMM}.worker:CommWorker._is_alive",
+        "now - self._moved_at < self._cfg.progress_timeout_s",
+        "True",
+    ),
+    Mutant(
+        "a worker that hangs while it builds is never given up",
+        f"{_COORDINATOR}.coordinator:Coordinator._run",
+        "self.master.lose(worker.worker_id, str(late), worker.incarnation)",
+        "pass",
+    ),
+    Mutant(
+        "progress is not noted",
+        f"{_COMM}.worker:CommWorker.advance",
+        "self._moved_at = now = self._clock()",
+        "now = self._clock()",
+    ),
+    Mutant(
+        "nothing happens, and nobody says so",
+        f"{_COORDINATOR}.scheduler_state:QuietWatch.is_news",
+        "return True",
+        "return False",
+    ),
+    # Time.
+    Mutant(
+        "workers are blamed for the time in which the coordinator stood still",
+        f"{_COORDINATOR}.coordinator:Coordinator._dispatch_once",
+        "self._state.postpone(stalled_s)",
+        "pass",
+    ),
+    Mutant(
+        "a stopped coordinator ends a run whose disk is full",
+        f"{_COORDINATOR}.scheduler_state:StorageOutage.postpone",
+        "+= seconds",
+        "+= 0 * seconds",
+    ),
+    Mutant(
+        "a worker that slept goes on with its task",
+        f"{_COMM}.worker:CommWorker.advance",
+        "silent_s > FENCE * lease_s",
+        "False",
+    ),
+    # Delivery.
+    Mutant(
+        "a payload counts as often as it is announced",
+        f"{_COORDINATOR}.experience:PayloadLedger.add",
+        "if known is not None:",
+        "if False:",
+    ),
+    Mutant(
+        "a payload is trained on without a look at its digest",
+        f"{_COMM}.learner:BaseCommLearner._load_payload",
+        "if digest is None:",
+        "if True:",
+    ),
+    Mutant(
+        "a task is served as often as it is delivered",
+        f"{_FLASK}.slave_end:HttpSlaveEnd._turn",
+        "if task.n > self._last_task:",
+        "if True:",
+    ),
+    Mutant(
+        "tasks are forgotten when they are sent",
+        f"{_FLASK}.request_handler:Mailbox.fetch",
+        "return [task for _, task in first_that_fit(self._tasks, self._max_bytes, want)]",
+        "return [self._tasks.popleft()[1] for _ in first_that_fit(self._tasks, 1 << 30, want)]",
+    ),
+    Mutant(
+        "answers are forgotten before they are confirmed",
+        f"{_FLASK}.slave_end:HttpSlaveEnd._confirm",
+        "<= reply.answered",
+        "<= reply.answered + 1",
+    ),
+    Mutant(
+        "an answer counts as often as it is delivered",
+        f"{_FLASK}.request_handler:Mailbox.take",
+        "if number > self.answered and not self.is_closed:",
+        "if not self.is_closed:",
+    ),
+    Mutant(
+        "a join that is repeated is another one",
+        f"{_FLASK}.request_handler:RequestHandler._join",
+        "inc = self._joins.get(name)",
+        "inc = None",
+    ),
+    Mutant(
+        "an answer of an old incarnation's request is taken",
+        f"{_FLASK}.slave_end:HttpSlaveEnd._turn",
+        "if self._inc != inc:",
+        "if False:",
+    ),
+    Mutant(
+        "a join waits for one answer until its deadline",
+        f"{_FLASK}.slave_end:HttpSlaveEnd.join",
+        "min(deadline, self._clock() + self._request_timeout_s)",
+        "deadline",
+    ),
+    Mutant(
+        "a payload without room is acknowledged",
+        f"{_COORDINATOR}.coordinator:Coordinator.deal_with_collector_send_data",
+        "return False",
+        "return True",
+    ),
+    Mutant(
+        "a close waits for room in the buffer",
+        f"{_COORDINATOR}.roles:_acknowledge",
+        "while not control.is_ending:",
+        "while True:",
+    ),
+    # Files.
+    Mutant(
+        "samples of payloads that are gone stay",
+        f"{_COORDINATOR}.experience:Experience._give_up",
+        "self._lost.setdefault(number, reason)",
+        "pass",
+    ),
+    Mutant(
+        "a payload that shows late is given up",
+        f"{_COMM}.learner:BaseCommLearner.deal_with_learner_learn",
+        "self._clock() + LOAD_TIMEOUT_S",
+        "self._clock()",
+    ),
+    Mutant(
+        "a payload that was not stored is announced",
+        f"{_COMM}.collector:BaseCommCollector.send_stepdata",
+        "continue",
+        "return",
+    ),
+    Mutant(
+        "a payload is deleted while a learner trains on it",
+        f"{_COORDINATOR}.experience:_Payload.is_garbage",
+        "self.left == 0 and self.pins == 0",
+        "self.left == 0",
+    ),
+    Mutant(
+        "payloads of running tasks are swept",
+        f"{_COORDINATOR}.scheduler_state:SchedulerState.find_live",
+        'or data_id.partition("-")[0] in owners',
+        "",
+    ),
+    Mutant(
+        "evicted rows are not counted",
+        f"{_COORDINATOR}.experience:PayloadLedger.evict",
+        "self.evicted_rows[reason] += len(numbers)",
+        "self.evicted_rows[reason] += len(found) if (found := set(numbers.tolist())) else 0",
+    ),
+]
