@@ -23,7 +23,6 @@ SEEDS = 10_000
 EASY = {
     "a payload counts as often as it is announced",
     "a payload without room is acknowledged",
-    "answers are forgotten before they are confirmed",
 }
 """Found within a second or so."""
 

@@ -76,12 +76,6 @@ MUTANTS = [
         "str(",
     ),
     Mutant(
-        "messages of an old incarnation are taken",
-        f"{_FLASK}.request_handler:RequestHandler._current",
-        "and mailbox.inc == inc",
-        "",
-    ),
-    Mutant(
         "a task that raises ends the loop of its worker",
         f"{_COMM}.slave:Slave._run",
         "(Exception, SystemExit)",
@@ -123,30 +117,12 @@ MUTANTS = [
         "self._moved_at = now = self._clock()",
         "now = self._clock()",
     ),
-    Mutant(
-        "nothing happens, and nobody says so",
-        f"{_COORDINATOR}.scheduler_state:QuietWatch.is_news",
-        "return True",
-        "return False",
-    ),
     # Time.
     Mutant(
         "workers are blamed for the time in which the coordinator stood still",
         f"{_COORDINATOR}.coordinator:Coordinator._dispatch_once",
         "self._state.postpone(stalled_s)",
         "pass",
-    ),
-    Mutant(
-        "a stopped coordinator ends a run whose disk is full",
-        f"{_COORDINATOR}.scheduler_state:StorageOutage.postpone",
-        "+= seconds",
-        "+= 0 * seconds",
-    ),
-    Mutant(
-        "a worker that slept goes on with its task",
-        f"{_COMM}.worker:CommWorker.advance",
-        "silent_s > FENCE * lease_s",
-        "False",
     ),
     # Delivery.
     Mutant(
@@ -162,12 +138,6 @@ MUTANTS = [
         "if True:",
     ),
     Mutant(
-        "a task is served as often as it is delivered",
-        f"{_FLASK}.slave_end:HttpSlaveEnd._turn",
-        "if task.n > self._last_task:",
-        "if True:",
-    ),
-    Mutant(
         "tasks are forgotten when they are sent",
         f"{_FLASK}.request_handler:Mailbox.fetch",
         "return [task for _, task in first_that_fit(self._tasks, self._max_bytes, want)]",
@@ -180,76 +150,10 @@ MUTANTS = [
         "<= reply.answered + 1",
     ),
     Mutant(
-        "an answer counts as often as it is delivered",
-        f"{_FLASK}.request_handler:Mailbox.take",
-        "if number > self.answered and not self.is_closed:",
-        "if not self.is_closed:",
-    ),
-    Mutant(
-        "a join that is repeated is another one",
-        f"{_FLASK}.request_handler:RequestHandler._join",
-        "inc = self._joins.get(name)",
-        "inc = None",
-    ),
-    Mutant(
-        "an answer of an old incarnation's request is taken",
-        f"{_FLASK}.slave_end:HttpSlaveEnd._turn",
-        "if self._inc != inc:",
-        "if False:",
-    ),
-    Mutant(
-        "a join waits for one answer until its deadline",
-        f"{_FLASK}.slave_end:HttpSlaveEnd.join",
-        "min(deadline, self._clock() + self._request_timeout_s)",
-        "deadline",
-    ),
-    Mutant(
         "a payload without room is acknowledged",
         f"{_COORDINATOR}.coordinator:Coordinator.deal_with_collector_send_data",
         "return False",
         "return True",
     ),
-    Mutant(
-        "a close waits for room in the buffer",
-        f"{_COORDINATOR}.roles:_acknowledge",
-        "while not control.is_ending:",
-        "while True:",
-    ),
     # Files.
-    Mutant(
-        "samples of payloads that are gone stay",
-        f"{_COORDINATOR}.experience:Experience._give_up",
-        "self._lost.setdefault(number, reason)",
-        "pass",
-    ),
-    Mutant(
-        "a payload that shows late is given up",
-        f"{_COMM}.learner:BaseCommLearner.deal_with_learner_learn",
-        "self._clock() + LOAD_TIMEOUT_S",
-        "self._clock()",
-    ),
-    Mutant(
-        "a payload that was not stored is announced",
-        f"{_COMM}.collector:BaseCommCollector.send_stepdata",
-        "continue",
-        "return",
-    ),
-    Mutant(
-        "a payload is deleted while a learner trains on it",
-        f"{_COORDINATOR}.experience:_Payload.is_garbage",
-        "self.left == 0 and self.pins == 0",
-        "self.left == 0",
-    ),
-    Mutant(
-        "payloads of running tasks are swept",
-        f"{_COORDINATOR}.scheduler_state:SchedulerState.find_live",
-        'or data_id.partition("-")[0] in owners',
-        "",
-    ),
-    Mutant(
-        "evicted rows are not counted",
-        f"{_COORDINATOR}.experience:PayloadLedger.evict",
-        "self.evicted_rows[reason] += len(numbers)",
-        "self.evicted_rows[reason] += len(found) if (found := set(numbers.tolist())) else 0",
-    ),
 ]
