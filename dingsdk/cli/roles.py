@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -21,6 +21,9 @@ from dingsdk.cli.completion import (
     transport_option,
 )
 from dingsdk.plugins import default_manager
+
+if TYPE_CHECKING:
+    from dingsdk.worker.learner.remote_ranks import RankPlace
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -144,6 +147,7 @@ def _work(
 
     cfg = compile_run(config, "parallel", transport, sets)
     check_reach(cfg)
+    place = _rank_place(cfg) if role == "learner" else None
     name = worker_id or re.sub(
         r"[^A-Za-z0-9_-]", "-", f"{role}-{socket.gethostname()[:40]}-{os.getpid()}"
     )
@@ -161,9 +165,20 @@ def _work(
             data.absolute(),
             stop,
             lambda: click.echo(f"{name} joined {address}"),
+            place,
         )
     if should_restart:
         click.echo(f"{name} left, over its memory limit; start it again", err=True)
         return OUT_OF_MEMORY
     click.echo(f"{name} left" if signals.received else f"{name}: the run is over")
     return EXIT_CODES[signals.received] if signals.received else 0
+
+
+def _rank_place(cfg: Any) -> RankPlace | None:
+    """Return the place of a learner among several that were started by torchrun, or by hand."""
+    from dingsdk.worker.learner.remote_ranks import RankPlace
+
+    place = RankPlace.of(os.environ)
+    if place is not None:
+        place.check(cfg.system.learner_num)
+    return place

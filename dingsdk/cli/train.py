@@ -87,6 +87,11 @@ def train(
     from dingsdk.pipeline.train import resume as go_on
     from dingsdk.pipeline.train import train as run
 
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise click.UsageError(
+            "torchrun starts one run several times here. `dingsdk train` starts all learners of "
+            "system.learner_num by itself; on several hosts start `dingsdk learner` by torchrun."
+        )
     if resume is not None:
         from dingsdk.pipeline.resume import has_journal
 

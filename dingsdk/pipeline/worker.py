@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from dingsdk.policy.threads import torch_threads
 from dingsdk.worker.comm.transport import Place, Transport
 from dingsdk.worker.comm.worker import CommWorker
 from dingsdk.worker.coordinator.roles import create_role, create_roles
+from dingsdk.worker.learner.aggregator import serve_remote
+from dingsdk.worker.learner.remote_ranks import RankPlace, RemoteRanks
 
 _log = logging.getLogger(__name__)
 
@@ -104,6 +106,7 @@ def run_worker(
     run_dir: Path,
     stop: threading.Event,
     on_joined: Callable[[], None] | None = None,
+    place: RankPlace | None = None,
 ) -> bool:
     """Serve a coordinator as one worker until ``stop`` or until the coordinator ends the run.
 
@@ -120,6 +123,8 @@ def run_worker(
             workers of a run share it.
         stop: Set to make it leave.
         on_joined: Called once the coordinator knows it.
+        place: Of a learner that somebody has started with others; all but the first of them do
+            not join the coordinator, and train with the first.
 
     Returns:
         Whether it left because of its memory, and should be started again.
@@ -133,11 +138,16 @@ def run_worker(
     with private_files(), ExitStack() as stack:
         stack.callback(manager.unconfigure)
         stack.enter_context(torch_threads(cfg.system.torch_threads))
+        if place is not None and place.rank > 0:
+            serve_remote(place, cfg.policy, stop)
+            return False
         transport = make_transport(cfg, run_dir)
         stack.callback(transport.close)
         made_role = create_role(role, cfg)
-        worker = made_role.create_worker(transport, worker_id)
+        worker: Any = made_role.create_worker(transport, worker_id)
         worker.rejoin_s = cfg.system.rejoin_s
+        if place is not None:
+            worker.remote_ranks = stack.enter_context(closing(RemoteRanks(place)))
         stack.callback(worker.close)
         # Beside this thread, because it waits for the coordinator and a stop must end that.
         joining = transport.scheduler.spawn(lambda: worker.start(address), f"{worker_id}-joining")

@@ -32,6 +32,7 @@ from dingsdk.worker.factory import create_learner
 from dingsdk.worker.learner.aggregator import RANK_S, LearnerAggregator
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 from dingsdk.worker.learner.hooks import LearnerHook
+from dingsdk.worker.learner.remote_ranks import RemoteRanks
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +92,8 @@ class BaseCommLearner(CommWorker):
     role = "learner"
     learner_num = 1
     """Processes that train together, as ``system.learner_num`` says; this is the first of them."""
+    remote_ranks: RemoteRanks | None = None
+    """The other ones, where somebody else has started them."""
 
     class Config(CommWorker.Config, frozen=True, kw_only=True):
         """Section ``system.learner``.
@@ -280,7 +283,9 @@ class BaseCommLearner(CommWorker):
         learner.policy = create_policy(policy_cfg, enable_field=["learn"], seed=seed).learn_mode
         if self.learner_num > 1:
             rank_s = self._joined().lease_s or RANK_S
-            self._ranks = LearnerAggregator(learner.policy, policy_cfg, self.learner_num, rank_s)
+            self._ranks = LearnerAggregator(
+                learner.policy, policy_cfg, self.learner_num, rank_s, self.remote_ranks
+            )
             learner.policy = self._ranks.learn_mode
         for hook in self.hooks4call:
             learner.register_hook(hook)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import logging
 import multiprocessing
 import os
 import signal
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -20,12 +21,20 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from dingsdk.config.plain import to_plain
 from dingsdk.data import SampleBatch, decode_frame, encode_frame
 from dingsdk.envs.guard import ctrl_c_blocked
 from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.plugins import Snapshot, default_manager
 from dingsdk.policy import LearnMode, create_policy
 from dingsdk.policy.threads import policy_threads, torch_threads
+from dingsdk.worker.learner.remote_ranks import (
+    OVER,
+    RankPlace,
+    RemoteRanks,
+    dial,
+    torch_distributed,
+)
 
 START_S = 120.0
 """How long the ranks may take to start."""
@@ -36,7 +45,14 @@ NOTICE_S = 2.0
 CLOSE_S = 5.0
 _KIND = "rank-message"
 _MAX_BYTES = 4 << 30
-_FORWARD, _DONE, _FAILED = "forward", "done", "failed"
+_FORWARD, _BEGIN, _END = "forward", "begin", "end"
+_DONE, _FAILED, _LOST = "done", "failed", "lost"
+_LOOPBACK = "127.0.0.1"
+_NOT_LEARNED = {"collect", "eval", "other"}
+"""Parts of section ``policy`` that other workers use."""
+_NOTICE_STOP_S = 0.5
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +69,10 @@ class _RankSpec:
 class LearnerAggregator:
     """Looks like one policy that learns, and trains it on several processes.
 
-    The caller's process is rank 0; it starts the others. Each rank has the policy's weights and
-    takes an equal, consecutive part of every batch. Their gradients are averaged before each
-    step, over ``torch.distributed`` (gloo, on the loopback interface), so that all ranks keep
-    the weights that one learner would have with the whole batch. Rank 0 alone saves, publishes
-    and logs.
+    The caller's process is rank 0; it starts the others, unless they are ``remote``. Each rank
+    has the policy's weights and takes an equal, consecutive part of every batch. Their gradients
+    are averaged before each step, over ``torch.distributed``, so that all ranks keep the weights
+    that one learner would have with the whole batch. Rank 0 alone saves, publishes and logs.
 
     Use as a context manager, or close it. Not safe for use from several threads.
 
@@ -66,6 +81,7 @@ class LearnerAggregator:
         policy_cfg: The config's ``policy`` section, to create the policies of the other ranks.
         world_size: Number of ranks, >= 1.
         rank_s: Seconds that a rank may wait for the others within an update.
+        remote: Ranks that others have started; they stay when this object is closed.
 
     Attributes:
         learn_mode: What the learner is given in place of the policy's own. Its ``forward`` takes
@@ -83,9 +99,12 @@ class LearnerAggregator:
         policy_cfg: Mapping[str, Any],
         world_size: int,
         rank_s: float = RANK_S,
+        remote: RemoteRanks | None = None,
     ) -> None:
         self._policy = learn_mode
         self._rank_s = rank_s
+        self._remote = remote
+        self._is_broken = False
         self._ranks: list[_Rank] = []
         self.learn_mode = learn_mode._replace(
             forward=self._train,
@@ -94,18 +113,29 @@ class LearnerAggregator:
             load_state_dict=lambda state: self._call("load_state_dict", state),
         )
         with tempfile.TemporaryDirectory(prefix="dingsdk-ranks-") as folder:
-            store = Path(folder) / "store"
-            threads, snapshot = policy_threads(), default_manager().snapshot()
             try:
-                for rank in range(1, world_size):
-                    spec = _RankSpec(rank, world_size, store, policy_cfg, threads, rank_s, snapshot)
-                    self._ranks.append(_Rank(spec))
+                if remote is None:
+                    path = Path(folder) / "store"
+                    store, address = _file_store(path, world_size), _LOOPBACK
+                    threads, snapshot = policy_threads(), default_manager().snapshot()
+                    for rank in range(1, world_size):
+                        spec = _RankSpec(
+                            rank, world_size, path, policy_cfg, threads, rank_s, snapshot
+                        )
+                        self._ranks.append(_ChildRank(spec))
+                else:
+                    store, address = remote.new_group(), remote.place.own_address()
+                    self._ranks += [_Rank(rank, link) for rank, link in remote.links().items()]
+                    begin = [remote.groups, rank_s, to_plain(policy_cfg)]
+                    for each in self._ranks:
+                        each.send(_BEGIN, begin)
                 deadline = time.monotonic() + START_S
                 for each in self._ranks:
                     each.answer(deadline)
-                join_ranks(learn_mode, store, 0, world_size, rank_s)
+                join_ranks(learn_mode, store, 0, world_size, rank_s, address)
                 self._call("load_state_dict", learn_mode.state_dict())
             except BaseException:
+                self._is_broken = True
                 self.close()
                 raise
 
@@ -116,7 +146,9 @@ class LearnerAggregator:
         self.close()
 
     def close(self) -> None:
-        """End the other ranks; idempotent. May be called from any thread."""
+        """End the other ranks, or what the remote ones do; idempotent, from any thread."""
+        if self._remote is not None and self._is_broken:
+            self._remote.hang_up()
         deadline = time.monotonic() + CLOSE_S
         for rank in self._ranks:
             rank.end()
@@ -128,12 +160,14 @@ class LearnerAggregator:
         parts = split_batch(batch, len(self._ranks) + 1)
         for rank, part in zip(self._ranks, parts[1:], strict=True):
             rank.send(_FORWARD, part)
+        self._is_broken = True  # until all have done the same
         try:
             found = [self._policy.forward(parts[0], **kwargs)]
         except ConnectionError as error:
             raise self._find_lost(error) from error
         deadline = time.monotonic() + self._rank_s
         found += [rank.answer(deadline) for rank in self._ranks]
+        self._is_broken = False
         merged: dict[str, Any] | list[dict[str, Any]] = merge_logs(found)
         return merged
 
@@ -149,7 +183,7 @@ class LearnerAggregator:
                     rank.answer(deadline)
                 except WorkerCrashedError as error:
                     errors[rank] = error
-                    if error.facts["traceback"] or error.exit_code:
+                    if error.facts["traceback"] or error.exit_code or rank.has_hung_up:
                         return error
                 if rank not in errors or errors[rank].exit_code == 0:
                     waiting.remove(rank)
@@ -158,27 +192,24 @@ class LearnerAggregator:
     def _call(self, name: str, *args: Any) -> Any:
         """Do something on all ranks; first here, where it is refused if it cannot be done."""
         done = getattr(self._policy, name)(*args)
+        self._is_broken = True
         for rank in self._ranks:
             rank.send(name, list(args))
         deadline = time.monotonic() + self._rank_s
         for rank in self._ranks:
             rank.answer(deadline)
+        self._is_broken = False
         return done
 
 
 class _Rank:
-    """Another rank's process, and the pipe to it."""
+    """The link to another rank."""
 
-    def __init__(self, spec: _RankSpec) -> None:
-        self.number = spec.rank
-        context = multiprocessing.get_context("spawn")
-        self._link, theirs = context.Pipe()
-        self._process = context.Process(
-            target=rank_main, args=(spec, theirs), name=f"learner-rank-{spec.rank}", daemon=True
-        )
-        with ctrl_c_blocked():
-            self._process.start()
-        theirs.close()
+    def __init__(self, number: int, link: Connection) -> None:
+        self.number = number
+        self._link = link
+        self.has_hung_up = False
+        """Whether it went without a word, as one whose process was killed."""
 
     def send(self, name: str, value: Any) -> None:
         """Tell it what to do; a rank that has ended is noticed when it has to answer."""
@@ -187,25 +218,56 @@ class _Rank:
 
     def answer(self, deadline: float) -> Any:
         """Return what it answers; raises WorkerCrashedError where it does not."""
-        wait([self._link, self._process.sentinel], max(0.0, deadline - time.monotonic()))
-        why, trace = "did not answer in time", ""
+        self._wait(deadline)
+        why, trace, code = "did not answer in time", "", None
         try:
             if self._link.poll():
                 name, value = _receive(self._link)
                 if name == _DONE:
                     return value
-                why, trace = value
+                if name == _FAILED:
+                    why, trace = value
+                else:
+                    why, code = "has lost another rank", 0
         except (EOFError, OSError):
-            self._process.join(CLOSE_S)
-        code = self._process.exitcode
-        if code is not None and not trace:
-            why = f"ended with exit code {code}"
+            why, self.has_hung_up = "is gone", True
+        if not trace and (ended := self._exit_code()) is not None:
+            why, code = f"ended with exit code {ended}", ended
         raise WorkerCrashedError(
             f"rank {self.number} of the learner {why}",
             worker_id=f"rank-{self.number}",
             exit_code=code,
             traceback=trace,
         )
+
+    def end(self) -> None:
+        """Let it leave the group."""
+        with contextlib.suppress(OSError):
+            _send(self._link, _END, None)
+
+    def join(self, deadline: float) -> None:
+        """Wait for its process, where it is ours."""
+
+    def _wait(self, deadline: float) -> None:
+        wait([self._link], max(0.0, deadline - time.monotonic()))
+
+    def _exit_code(self) -> int | None:
+        return None
+
+
+class _ChildRank(_Rank):
+    """A rank in a process of ours."""
+
+    def __init__(self, spec: _RankSpec) -> None:
+        context = multiprocessing.get_context("spawn")
+        link, theirs = context.Pipe()
+        super().__init__(spec.rank, link)
+        self._process = context.Process(
+            target=rank_main, args=(spec, theirs), name=f"learner-rank-{spec.rank}", daemon=True
+        )
+        with ctrl_c_blocked():
+            self._process.start()
+        theirs.close()
 
     def end(self) -> None:
         with contextlib.suppress(OSError):
@@ -217,6 +279,15 @@ class _Rank:
             self._process.kill()
             self._process.join()
         self._process.close()
+
+    def _wait(self, deadline: float) -> None:
+        wait([self._link, self._process.sentinel], max(0.0, deadline - time.monotonic()))
+
+    def _exit_code(self) -> int | None:
+        if self.has_hung_up:
+            self._process.join(CLOSE_S)
+            self.has_hung_up = False  # its exit code says more
+        return self._process.exitcode
 
 
 def rank_main(spec: _RankSpec, link: Connection) -> None:
@@ -242,32 +313,114 @@ def _serve(spec: _RankSpec, link: Connection) -> NoReturn:
     default_manager().restore(spec.snapshot)
     policy = create_policy(spec.policy_cfg, enable_field=["learn"]).learn_mode
     _send(link, _DONE, None)
-    join_ranks(policy, spec.store, spec.rank, spec.world_size, spec.rank_s)
+    store = _file_store(spec.store, spec.world_size)
+    join_ranks(policy, store, spec.rank, spec.world_size, spec.rank_s, _LOOPBACK)
     while True:
+        _do_as_told(policy, link, *_receive(link))
+
+
+def _do_as_told(policy: LearnMode, link: Connection, name: str, value: Any) -> None:
+    found = policy.forward(value) if name == _FORWARD else getattr(policy, name)(*value)
+    _send(link, _DONE, found)
+
+
+def serve_remote(place: RankPlace, policy_cfg: Mapping[str, Any], stop: threading.Event) -> None:
+    """Train as a rank that rank 0 has not started, until the run is over or ``stop`` is set.
+
+    Where another rank is lost, this one waits for rank 0 to form a new group.
+
+    Args:
+        place: Of this process.
+        policy_cfg: Section ``policy`` of this rank's own config.
+        stop: Set to make it leave between two messages.
+
+    Raises:
+        ConfigError: rank 0 has another ``policy`` section.
+        WorkerCrashedError: rank 0 is gone, or never came.
+    """
+    while (link := dial(place, stop)) is not None:
+        try:
+            with contextlib.closing(link):
+                _serve_group(place, policy_cfg, stop, link)
+            return
+        except (EOFError, ConnectionError, OSError) as error:
+            _log.warning("rank %d waits for a new group: %s", place.rank, error or "rank 0 hung up")
+
+
+def _serve_group(
+    place: RankPlace, policy_cfg: Mapping[str, Any], stop: threading.Event, link: Connection
+) -> None:
+    policy: LearnMode | None = None
+    while not stop.is_set():
+        if not link.poll(_NOTICE_STOP_S):
+            continue
         name, value = _receive(link)
-        found = policy.forward(value) if name == _FORWARD else getattr(policy, name)(*value)
-        _send(link, _DONE, found)
+        if name == OVER:
+            return
+        try:
+            if name == _BEGIN:
+                policy = _begin(place, policy_cfg, link, *value)
+            elif name == _END:
+                policy = None
+            elif policy is not None:
+                _do_as_told(policy, link, name, value)
+        except ConnectionError:
+            _send(link, _LOST, None)
+            raise
+        except Exception as error:
+            text = f"failed: {type(error).__name__}: {error}"
+            _send(link, _FAILED, [text, "".join(traceback.format_exception(error))])
+            raise
+
+
+def _begin(
+    place: RankPlace,
+    policy_cfg: Mapping[str, Any],
+    link: Connection,
+    group: int,
+    rank_s: float,
+    policy_of_rank_0: Mapping[str, Any],
+) -> LearnMode:
+    own = to_plain(policy_cfg)
+    for key in sorted((own.keys() | policy_of_rank_0.keys()) - _NOT_LEARNED):
+        if own.get(key) != policy_of_rank_0.get(key):
+            raise ConfigError(
+                f"policy.{key} of rank {place.rank} is {own.get(key)}, that of rank 0 is "
+                f"{policy_of_rank_0.get(key)}; start all learners with the same config",
+                path=f"policy.{key}",
+            )
+    policy = create_policy(own, enable_field=["learn"]).learn_mode
+    store = place.group_store(group)
+    _send(link, _DONE, None)
+    join_ranks(policy, store, place.rank, place.world_size, rank_s, place.own_address())
+    return policy
 
 
 def join_ranks(
-    policy: LearnMode, store: Path, rank: int, world_size: int, timeout_s: float
+    policy: LearnMode, store: Any, rank: int, world_size: int, timeout_s: float, address: str
 ) -> None:
     """Connect a policy with those of the other ranks, who must do the same.
+
+    Args:
+        policy: Its learn mode.
+        store: A store of ``torch.distributed`` that all ranks have.
+        rank: Number of this one.
+        world_size: Number of ranks.
+        timeout_s: How long one may wait for the others.
+        address: To listen on.
 
     Raises:
         ConfigError: the policy has no optimizer that averages its gradients.
     """
     if world_size == 1:
         return
-    # Its constructor keeps clear of the default group of the process, which is the user's; torch
-    # declares no types for it.
-    dist: Any = importlib.import_module("torch.distributed")
+    # Its constructor keeps clear of the default group of the process, which is the user's.
+    dist = torch_distributed()
     options = dist.ProcessGroupGloo._Options()
     options._timeout = timedelta(seconds=timeout_s)
     # By default it would listen on the address that the host's name stands for.
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    file = dist.FileStore(str(store), world_size)
-    group = dist.ProcessGroupGloo(file, rank, world_size, options)
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    group = dist.ProcessGroupGloo(store, rank, world_size, options)
 
     def average(tensor: torch.Tensor) -> None:
         try:
@@ -282,6 +435,10 @@ def join_ranks(
         raise ConfigError(
             f"this policy cannot train on {world_size} ranks: {error}", path="system.learner_num"
         ) from error
+
+
+def _file_store(path: Path, world_size: int) -> Any:
+    return torch_distributed().FileStore(str(path), world_size)
 
 
 def split_batch(batch: SampleBatch, count: int) -> list[SampleBatch]:
@@ -324,6 +481,8 @@ def _send(link: Connection, name: str, value: Any) -> None:
 
 def _receive(link: Connection) -> tuple[str, Any]:
     name = link.recv_bytes().decode()
+    if name == OVER:
+        return name, None
     frame = bytearray(link.recv_bytes())
     kind = f"{_KIND}-{name}"
     value = decode_frame(kind, frame, _MAX_BYTES, verify=False, max_manifest_bytes=_MAX_BYTES)

@@ -1,0 +1,270 @@
+"""Learner processes that the user or ``torchrun`` starts, here or on other hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import logging
+import os
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from typing import Any
+
+from dingsdk.errors import ConfigError, WorkerCrashedError
+
+JOIN_S = 120.0
+"""How long ranks may take to find each other."""
+RETRY_S = 0.5
+_HANDSHAKE_S = 5.0
+_KEEPALIVE_S = 5
+_FRONT = "front"
+OVER = "over"
+"""What rank 0 says last."""
+
+_log = logging.getLogger(__name__)
+
+
+def torch_distributed() -> Any:
+    """Return the module, which declares no types for what is used of it, and imports slowly."""
+    return importlib.import_module("torch.distributed")
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """The place of this process among the ranks of a learner, as torchrun tells it.
+
+    Attributes:
+        rank: Number of this process, 0 for the one that joins the run.
+        world_size: Number of ranks, >= 2.
+        host: A name or address of rank 0's host.
+        port: Of the store that the ranks find each other in.
+        has_agent: Whether torchrun keeps that store; else rank 0 does.
+        attempt: How often torchrun has started the ranks again.
+    """
+
+    rank: int
+    world_size: int
+    host: str
+    port: int
+    has_agent: bool = False
+    attempt: str = "0"
+
+    @classmethod
+    def of(cls, env: Mapping[str, str]) -> RankPlace | None:
+        """Read ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``; None for one rank.
+
+        Raises:
+            ConfigError: some of them are missing or no numbers.
+        """
+        if env.get("WORLD_SIZE", "1") == "1":
+            return None
+        try:
+            place = cls(
+                rank=int(env["RANK"]),
+                world_size=int(env["WORLD_SIZE"]),
+                host=env["MASTER_ADDR"],
+                port=int(env["MASTER_PORT"]),
+                has_agent=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+                attempt=env.get("TORCHELASTIC_RESTART_COUNT", "0"),
+            )
+        except (KeyError, ValueError) as error:
+            raise ConfigError(
+                f"WORLD_SIZE is {env['WORLD_SIZE']}, so this is one of several learners, but its "
+                f"environment has no usable {error}; start it with torchrun, or set RANK, "
+                "WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+                path="system.learner_num",
+            ) from error
+        if not 0 <= place.rank < place.world_size:
+            raise ConfigError(
+                f"RANK is {place.rank}, with WORLD_SIZE {place.world_size} it is 0 to "
+                f"{place.world_size - 1}",
+                path="system.learner_num",
+                found=place.rank,
+            )
+        return place
+
+    def check(self, learner_num: int) -> None:
+        """Raise ConfigError unless the config says as many learners."""
+        if learner_num != self.world_size:
+            raise ConfigError(
+                f"system.learner_num is {learner_num}, but WORLD_SIZE is {self.world_size}: the "
+                "coordinator and all learners need the same number",
+                path="system.learner_num",
+                expected=self.world_size,
+                found=learner_num,
+            )
+
+    def own_address(self) -> str:
+        """Return the address of this host that others on the way to rank 0 see."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((self.host, self.port))  # sends nothing
+            return str(probe.getsockname()[0])
+
+    def store(self, timeout_s: float) -> Any:
+        """Return the store of all ranks.
+
+        Raises:
+            RuntimeError: it cannot be reached in time (``torch.distributed``'s own error).
+        """
+        is_master = self.rank == 0 and not self.has_agent
+        timeout = timedelta(seconds=max(1.0, timeout_s))
+        options: dict[str, Any] = {"wait_for_workers": False}
+        if is_master:
+            # By default it would listen on all addresses.
+            listening = socket.create_server((self.own_address(), self.port))
+            options["master_listen_fd"] = listening.detach()
+        made = torch_distributed().TCPStore(
+            self.host, self.port, None, is_master, timeout, **options
+        )
+        return torch_distributed().PrefixStore(f"dingsdk-{self.attempt}", made)
+
+    def group_store(self, group: int) -> Any:
+        """Return the store of a group of ranks; errors as ``store``."""
+        return torch_distributed().PrefixStore(str(group), self.store(JOIN_S))
+
+
+class RemoteRanks:
+    """What rank 0 has of the other ranks: links, which they dial; close it.
+
+    Args:
+        place: That of rank 0.
+    """
+
+    def __init__(self, place: RankPlace) -> None:
+        self.place = place
+        self.store = place.store(JOIN_S)
+        self.groups = 0
+        """Groups that were formed; each has a name of its own in the store."""
+        self._links: dict[int, Connection] = {}
+        self._changed = threading.Condition()
+        self._key = secrets.token_bytes(32)
+        self._server = socket.create_server((place.own_address(), 0))
+        host, port = self._server.getsockname()[:2]
+        front = {"host": host, "port": port, "key": self._key.hex()}
+        self.store.set(_FRONT, json.dumps(front))
+        self._thread = threading.Thread(target=self._accept, name="learner-ranks", daemon=True)
+        self._thread.start()
+
+    def new_group(self) -> Any:
+        """Return the store of one more group."""
+        self.groups += 1
+        return torch_distributed().PrefixStore(str(self.groups), self.store)
+
+    def links(self) -> dict[int, Connection]:
+        """Return the links to all other ranks, waiting for those that are missing.
+
+        Raises:
+            WorkerCrashedError: some do not come.
+        """
+        wanted = set(range(1, self.place.world_size))
+        with self._changed:
+            self._changed.wait_for(lambda: wanted <= self._links.keys(), JOIN_S)
+            if missing := sorted(wanted - self._links.keys()):
+                raise WorkerCrashedError(
+                    f"rank {', '.join(map(str, missing))} of the learner did not come within "
+                    f"{JOIN_S:.0f} s",
+                    worker_id=f"rank-{missing[0]}",
+                    exit_code=None,
+                    traceback="",
+                )
+            return dict(self._links)
+
+    def hang_up(self) -> None:
+        """Close all links: whoever is there dials again."""
+        with self._changed:
+            while self._links:
+                self._links.popitem()[1].close()
+
+    def close(self) -> None:
+        """End the other ranks; idempotent."""
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self._thread.join(_HANDSHAKE_S + 1)
+        with self._changed:
+            for link in self._links.values():
+                with contextlib.suppress(OSError):
+                    link.send_bytes(OVER.encode())
+        self.hang_up()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, _ = self._server.accept()
+            except OSError:
+                return  # closed
+            link = _link(peer)
+            try:
+                deliver_challenge(link, self._key)
+                answer_challenge(link, self._key)
+                rank = int(link.recv_bytes(16))
+                _set_patience(link, 0)
+            except (OSError, EOFError, ValueError, AuthenticationError) as error:
+                _log.warning("a connection to the ranks of the learner was refused: %s", error)
+                link.close()
+                continue
+            with self._changed:
+                if not 0 < rank < self.place.world_size:
+                    link.close()
+                    continue
+                if (old := self._links.pop(rank, None)) is not None:
+                    old.close()
+                self._links[rank] = link
+                self._changed.notify_all()
+
+
+def dial(place: RankPlace, stop: threading.Event) -> Connection | None:
+    """Connect another rank with rank 0; None where ``stop`` was set meanwhile.
+
+    Raises:
+        WorkerCrashedError: rank 0 does not answer in time.
+    """
+    deadline = time.monotonic() + JOIN_S
+    while not stop.is_set():
+        try:
+            front = json.loads(place.store(_HANDSHAKE_S).get(_FRONT))
+            key = bytes.fromhex(front["key"])
+            link = _link(socket.create_connection((front["host"], front["port"]), _HANDSHAKE_S))
+            answer_challenge(link, key)
+            deliver_challenge(link, key)
+            link.send_bytes(str(place.rank).encode())
+            _set_patience(link, 0)
+            return link
+        except (OSError, EOFError, RuntimeError, AuthenticationError) as error:
+            if time.monotonic() > deadline:
+                raise WorkerCrashedError(
+                    f"rank 0 of the learner, at {place.host}:{place.port}, did not answer within "
+                    f"{JOIN_S:.0f} s: {error}",
+                    worker_id="rank-0",
+                    exit_code=None,
+                    traceback="",
+                ) from error
+            stop.wait(RETRY_S)
+    return None
+
+
+def _link(peer: socket.socket) -> Connection:
+    """Return a connection that notices a host that is gone, and waits a few seconds at first."""
+    peer.setblocking(True)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT):
+        peer.setsockopt(socket.IPPROTO_TCP, option, _KEEPALIVE_S)
+    link = Connection(peer.detach())
+    _set_patience(link, int(_HANDSHAKE_S))
+    return link
+
+
+def _set_patience(link: Connection, seconds: int) -> None:
+    """Let reads fail after so many seconds; 0 for never."""
+    with socket.socket(fileno=os.dup(link.fileno())) as view:
+        view.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
