@@ -101,6 +101,20 @@ def test_nan_weights_and_nan_observations_are_told_apart(make_policy):
         policy.eval_mode.forward({3: OBS[0]})
 
 
+@pytest.mark.parametrize("value", [np.inf, -np.inf])
+def test_one_infinite_action_value_is_refused(make_policy, value):
+    policy = make_policy()
+    policy.learn_mode.state_dict()["model"]["head.bias"][0] = value
+    with pytest.raises(NonFiniteError, match="env 3, 5 is not finite; the observations are"):
+        policy.eval_mode.forward_batch(OBS[:2], [3, 5])
+
+
+def test_large_action_values_whose_sum_overflows_are_taken(make_policy):
+    policy = make_policy()
+    policy.learn_mode.state_dict()["model"]["head.bias"].fill_(3e38)
+    assert len(policy.eval_mode.forward_batch(OBS, IDS)["action"]) == len(OBS)
+
+
 def test_observations_of_the_wrong_size_are_refused(make_policy):
     with pytest.raises(SchemaMismatchError, match="obs_shape"):
         make_policy().eval_mode.forward_batch(np.zeros((2, 9), np.float32), [0, 1])

@@ -327,6 +327,17 @@ def test_loading_the_critics_alone_starts_targets_and_optimizers_from_them() -> 
     assert fresh._temperature_optimizer.updates == 0
 
 
+@pytest.mark.parametrize("explore", [False, True])
+def test_actions_of_weights_that_diverged_are_refused(explore: bool) -> None:
+    policy = make()
+    for weights in policy.learn_mode.state_dict()["model"].values():
+        if weights.is_floating_point() and weights.ndim == 2:
+            weights.fill_(float("nan"))
+
+    with pytest.raises(NonFiniteError, match="weights diverged"):
+        policy.act(np.zeros((2, 3), np.float32), explore=explore)
+
+
 def test_update_that_is_not_finite_is_refused_before_anything_changes() -> None:
     policy = make()
     before = copy.deepcopy(policy.learn_mode.state_dict())
