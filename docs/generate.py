@@ -513,6 +513,8 @@ def _section_table(title: str, section: type[Section], prefix: str = "") -> str:
         if name.split(".")[-1] in ("type", "import_names") and prefix:
             continue  # every part has these
         shown = "required" if field.required else f"`{_value(field.default)}`"
+        if field.section is not None and not field.required:
+            shown = "see below"
         rows.append(f"| `{prefix}{name}` | {_takes(field)} | {shown} | {meaning} |")
     return f"## {title}\n\n" + "\n".join(rows)
 

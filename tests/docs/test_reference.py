@@ -42,7 +42,7 @@ def test_every_hook_kind_and_error_is_described() -> None:
     assert "None" not in PAGES["hooks.md"].replace("non-None", "").split("\n\n")
 
 
-KEY_ROW = re.compile(r"^\| `([\w.]+)` \| (.+?) \| (required|`.*?`) \| ?(.*?) ?\|$")
+KEY_ROW = re.compile(r"^\| `([\w.]+)` \| (.+?) \| (required|see below|`.*?`) \| ?(.*?) ?\|$")
 
 
 def test_every_config_key_has_a_type_a_default_and_a_meaning() -> None:
