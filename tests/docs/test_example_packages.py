@@ -42,6 +42,16 @@ def test_every_example_package_is_used() -> None:
     assert sorted(USES) == sorted(path.parent.name for path in EXAMPLES.glob("*/pyproject.toml"))
 
 
+def test_directory_lists_every_distribution_of_the_repository() -> None:
+    page = (ROOT / "docs" / "how-to" / "find-a-plugin.md").read_text(encoding="utf-8")
+    projects = [*ROOT.glob("plugins/*/pyproject.toml"), *EXAMPLES.glob("*/pyproject.toml")]
+    assert len(projects) > 4
+    for project in projects:
+        name = re.search(r'^name = "(.+)"', project.read_text(encoding="utf-8"), re.MULTILINE)
+        assert name is not None
+        assert f"| `{name[1]}` |" in page
+
+
 def test_tutorial_of_the_buffer_shows_every_file() -> None:
     folder = EXAMPLES / "dingsdk-example-buffer"
     files = {
