@@ -1,0 +1,364 @@
+"""The page in a real Chromium: it needs Debian's ``chromium`` and ``chromium-driver``."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dingsdk_watch.runs import Run
+from dingsdk_watch.server import Server
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+from .run_folders import write_run
+
+pytestmark = pytest.mark.slow
+PATIENCE_S = 60.0
+Serve = Callable[..., Server]
+HOSTILE = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script>"
+
+
+def program(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        pytest.fail(f"{name} is not installed: apt-get install chromium chromium-driver")
+    return found
+
+
+class Browser:
+    """A browser of its own with an empty profile."""
+
+    def __init__(self, profile: Path) -> None:
+        options = webdriver.ChromeOptions()
+        options.binary_location = program("chromium")
+        flags = ["--headless=new", "--disable-dev-shm-usage", f"--user-data-dir={profile}"]
+        for flag in [*flags, *(["--no-sandbox"] if os.getuid() == 0 else [])]:
+            options.add_argument(flag)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        service = webdriver.ChromeService(program("chromedriver"))
+        self.driver = webdriver.Chrome(options=options, service=service)
+        self.driver.set_page_load_timeout(PATIENCE_S)
+
+    def close(self) -> None:
+        self.driver.quit()
+
+    def set_size(self, width: int, height: int) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+    def open(self, url: str) -> None:
+        self.driver.get(url)
+
+    def wait(self, condition: Callable[[], Any]) -> Any:
+        return WebDriverWait(self.driver, PATIENCE_S).until(lambda _: condition())
+
+    def wait_for(self, connection: str) -> None:
+        self.wait(lambda: connection in self.text("#connection"))
+
+    def text(self, selector: str) -> str:
+        return self.run("return document.querySelector(arguments[0]).textContent", selector)
+
+    def tile(self, name: str) -> str:
+        """Return what the tile of that name shows."""
+        source = (
+            "const at = [...document.querySelectorAll('#tiles dt')]"
+            ".find((each) => each.textContent === arguments[0]);"
+            "return at ? at.nextElementSibling.textContent : ''"
+        )
+        return self.run(source, name)
+
+    def rows(self, table: str) -> list[list[str]]:
+        source = (
+            "return [...document.querySelectorAll(`#${arguments[0]} tbody tr`)]"
+            ".map((row) => [...row.cells].map((cell) => cell.textContent))"
+        )
+        found: list[list[str]] = self.run(source, table)
+        return found
+
+    def run(self, source: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(source, *arguments)
+
+    def complaints(self) -> list[str]:
+        """Return what the console has logged since the last call."""
+        return [str(entry["message"]) for entry in self.driver.get_log("browser")]
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    made = Browser(tmp_path / "profile")
+    yield made
+    made.close()
+
+
+def test_page_opens_with_the_address_that_is_printed_and_shows_the_run(
+    browser: Browser, serve: Serve, run_folder: Path
+) -> None:
+    server = serve(run_folder)
+    browser.open(server.url)
+    browser.wait_for("live")
+
+    assert browser.driver.current_url == f"http://127.0.0.1:{server.port}/"
+    assert browser.driver.title == "cartpole: under way"
+    assert browser.tile("return") == "50.5 (best 60)"
+    assert browser.tile("env steps") == "1,200"
+    assert browser.tile("policy lag") == "1.5 (most 3)"
+    assert browser.tile("left to the limit") == "38 s"
+    assert browser.tile("phase") == "warm"
+    assert browser.rows("workers") == [
+        ["c0", "collector", "10 s", "collector t7", "64", "41.5/s, straggler", "room"],
+        ["l0", "learner", "8 s", "idle", "-", "-", "-"],
+    ]
+    assert ["evicted: overwritten", "500"] in browser.rows("samples")
+    browser.wait(lambda: browser.text("#log") == "first line\nlast line\n")
+    captions = browser.run(
+        "return [...document.querySelectorAll('#charts figcaption')].map((e) => e.textContent)"
+    )
+    assert captions == ["mean return of evaluations", "loss", "exploration/eps"]
+    assert browser.complaints() == []
+    (cookie,) = browser.driver.get_cookies()
+    assert (cookie["httpOnly"], cookie["sameSite"], cookie["value"] in server.url) == (
+        True,
+        "Strict",
+        False,
+    )
+
+
+def test_curves_are_drawn_through_their_points(
+    browser: Browser, serve: Serve, run_folder: Path
+) -> None:
+    browser.open(serve(run_folder).url)
+    browser.wait_for("live")
+
+    def points() -> list[list[float]]:
+        line = browser.driver.find_element(By.CSS_SELECTOR, "#charts figure:first-child .curve")
+        pairs = str(line.get_attribute("points")).split()
+        return [[float(number) for number in pair.split(",")] for pair in pairs]
+
+    # Two evaluations, 10.0 after 100 env steps and 50.5 after 900, the goal of 100 above.
+    (x0, y0), (x1, y1) = points()
+    assert x1 > x0
+    assert y1 < y0
+    Select(browser.driver.find_element(By.ID, "axis")).select_by_visible_text("time")
+    (t0, _), (t1, _) = points()
+    # Both axes begin at 0 and end at the last evaluation: 1/9 of the way either way.
+    assert (t0, t1) == pytest.approx((x0, x1), abs=0.2)
+
+
+def test_page_follows_a_run_while_it_trains_and_stays_after_its_end(
+    browser: Browser, serve: Serve, tmp_path: Path
+) -> None:
+    sets = ["env.stop_value=1000", "system.max_env_steps=100000000", "env.evaluator_env_num=1"]
+    command = [sys.executable, "-m", "dingsdk", "train", "cartpole-dqn", "-q", "-o", str(tmp_path)]
+    for each in sets:
+        command += ["--set", each]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    training = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+    try:
+        folder = tmp_path / "cartpole-dqn"
+        browser.wait(lambda: (folder / "status.json").is_file())
+        browser.open(serve(folder).url)
+        browser.wait_for("live")
+
+        def steps() -> int:
+            shown = browser.tile("env steps").replace(",", "")
+            return int(shown) if shown.isdecimal() else 0
+
+        first = steps()
+        browser.wait(lambda: steps() > first)
+        second = steps()
+        browser.wait(lambda: steps() > second)
+        browser.wait(lambda: browser.tile("env steps/s") not in ("-", "0"))
+    finally:
+        training.terminate()
+        training.wait(PATIENCE_S)
+    browser.wait_for("over")
+
+    assert browser.tile("run") == "over: interrupted"
+    assert steps() > first
+    browser.driver.refresh()
+    browser.wait_for("over")
+    assert browser.run("return document.querySelectorAll('#charts svg').length") >= 4
+    assert browser.complaints() == []
+
+
+def test_page_without_token_shows_nothing_of_the_run(
+    browser: Browser, serve: Serve, run_folder: Path
+) -> None:
+    server = serve(run_folder)
+    for path in ("/", "/?token=wrong", "/status.json"):
+        browser.open(f"http://127.0.0.1:{server.port}{path}")
+        body = browser.text("body")
+        assert "dingsdk watch" in body
+        assert "cartpole" not in body
+        assert not browser.driver.get_cookies()
+
+
+def test_page_is_readable_on_a_telephone(
+    browser: Browser, serve: Serve, run_folder: Path, tmp_path: Path
+) -> None:
+    long = write_run(tmp_path / ("a_long_name_of_a_run_" * 4), columns={"x" * 60: "y" * 60})
+    (long / "log" / "learner" / "learner_logger.txt").write_text("z" * 400)
+    browser.set_size(390, 844)
+    browser.open(serve(run_folder, long).url)
+    browser.wait_for("live")
+    browser.driver.find_elements(By.CSS_SELECTOR, "nav button")[1].click()
+    browser.wait(lambda: "zzz" in browser.text("#log"))
+
+    assert browser.run("return document.documentElement.scrollWidth") <= 390
+    wide = browser.run(
+        "return [...document.querySelectorAll('main *')]"
+        ".filter((each) => !each.closest('.scroll, pre, svg'))"
+        ".filter((each) => each.getBoundingClientRect().right > 390.5)"
+        ".map((each) => each.outerHTML)"
+    )
+    assert wide == []
+    sizes = browser.run(
+        "return [...document.querySelectorAll('dd, dt, td, th, button, select, p, pre')]"
+        ".map((each) => parseFloat(getComputedStyle(each).fontSize))"
+    )
+    assert min(sizes) >= 12
+    chart = browser.run(
+        "return document.querySelector('#charts svg').getBoundingClientRect().width"
+    )
+    assert 300 < chart <= 390
+
+
+def test_names_and_logs_of_runs_are_text(browser: Browser, serve: Serve, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", columns={HOSTILE: HOSTILE}, held_up_by=HOSTILE)
+    (folder / "log" / "learner" / "learner_logger.txt").write_text(HOSTILE)
+    browser.open(serve(folder).url)
+    browser.wait(lambda: HOSTILE in browser.text("#log"))
+
+    assert browser.tile(HOSTILE) == HOSTILE
+    assert HOSTILE in browser.text("#notice")
+    assert browser.run("return document.querySelectorAll('main img, main script').length") == 0
+    assert browser.driver.title == "run: under way"
+
+
+class _Elsewhere(http.server.BaseHTTPRequestHandler):
+    """Another site: ``/evil.js``, and pages that reach for the address in ``target``."""
+
+    target = ""
+
+    def do_GET(self) -> None:
+        kind, body = "text/html", f'<a id="link" href="{self.target}">open</a>'
+        if self.path == "/evil.js":
+            kind, body = "text/javascript", "document.title = 'hacked'"
+        elif self.path == "/frame":
+            body = f'<iframe id="frame" src="{self.target}"></iframe>'
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[Callable[[str], str]]:
+    handler = type("Handler", (_Elsewhere,), {})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+
+    def start(target: str) -> str:
+        handler.target = target
+        # By another name, which makes it another site, cookies included.
+        return f"http://localhost:{server.server_port}"
+
+    yield start
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_no_script_runs_that_is_inline_or_from_elsewhere(
+    browser: Browser, serve: Serve, run_folder: Path, elsewhere: Callable[[str], str]
+) -> None:
+    browser.open(serve(run_folder).url)
+    browser.wait_for("live")
+    own = browser.run("return performance.getEntriesByType('resource').map((each) => each.name)")
+    origin = browser.run("return location.origin")
+    assert own
+    assert [name for name in own if not name.startswith((f"{origin}/", "data:"))] == []
+
+    browser.run(
+        "window.refused = [];"
+        "addEventListener('securitypolicyviolation', (e) => refused.push(e.effectiveDirective));"
+        "const add = (source, text) => { const s = document.createElement('script');"
+        "  if (source) s.src = source; else s.textContent = text; document.body.append(s); };"
+        "add(arguments[0]); add('', \"document.title = 'hacked'\");"
+        "const image = new Image(); image.src = arguments[0];"
+        "fetch(arguments[0]).catch(() => 0);",
+        f"{elsewhere('')}/evil.js",
+    )
+
+    browser.wait(lambda: len(browser.run("return refused")) == 4)
+    assert sorted(browser.run("return refused")) == [
+        "connect-src",
+        "img-src",
+        "script-src-elem",
+        "script-src-elem",
+    ]
+    assert browser.driver.title == "cartpole: under way"
+
+
+def test_other_sites_can_neither_open_nor_frame_the_page(
+    browser: Browser, serve: Serve, run_folder: Path, elsewhere: Callable[[str], str]
+) -> None:
+    server = serve(run_folder)
+    browser.open(server.url)  # this browser has the cookie
+    browser.wait_for("live")
+    site = elsewhere(f"http://127.0.0.1:{server.port}/")
+
+    browser.open(site)
+    browser.driver.find_element(By.ID, "link").click()
+    browser.wait(lambda: "requests that other sites cause" in browser.text("body"))
+    browser.open(f"{site}/frame")
+    browser.driver.switch_to.frame("frame")
+    assert "cartpole" not in browser.run("return document.documentElement.textContent")
+    browser.driver.switch_to.default_content()
+    with_token = elsewhere(server.url)
+    browser.open(with_token)
+    browser.driver.find_element(By.ID, "link").click()
+    browser.wait(lambda: "requests that other sites cause" in browser.text("body"))
+
+
+def test_several_runs_are_compared_and_one_is_chosen(
+    browser: Browser, serve: Serve, run_folder: Path, tmp_path: Path
+) -> None:
+    other = write_run(tmp_path / "other", reason="limit", env_steps=77, last_return=3.0)
+    (other / "log" / "learner" / "learner_logger.txt").write_text("of the other\n")
+    browser.open(serve(run_folder, other).url)
+    browser.wait_for("live")
+
+    rows = browser.rows("compare-table")
+    assert [row[:2] for row in rows] == [["cartpole", "under way"], ["other", "over: limit"]]
+    colours = "return [...document.querySelectorAll('#charts figure:first-child .curve')].map("
+    assert browser.run(f"{colours}(each) => each.getAttribute('class'))") == [
+        "curve c0",
+        "curve c1",
+    ]
+    browser.driver.find_elements(By.CSS_SELECTOR, "nav button")[1].click()
+    browser.wait(lambda: browser.text("#log") == "of the other\n")
+    assert browser.tile("env steps") == "77"
+    assert browser.driver.title == "other: over: limit"
+
+
+def test_page_says_that_its_server_is_gone(browser: Browser, run_folder: Path) -> None:
+    with Server([Run(run_folder)]) as server:
+        browser.open(server.url)
+        browser.wait_for("live")
+
+    browser.wait_for("no answer from the server")
+    assert browser.tile("env steps") == "1,200"
