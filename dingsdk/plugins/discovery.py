@@ -120,7 +120,8 @@ def _adverts(distribution: metadata.Distribution) -> Iterator[Advert]:
         raise ValueError("the metadata has no name")
     # Of two copies on sys.path the first one counts, as it does for importing.
     first = metadata.distribution(name)
-    name = first.metadata["Name"]
+    facts = first.metadata
+    name, version = facts["Name"], facts["Version"]
     contracts = {
         point.name: point.value for point in first.entry_points if point.group == _CONTRACTS_GROUP
     }
@@ -128,7 +129,7 @@ def _adverts(distribution: metadata.Distribution) -> Iterator[Advert]:
         kind = _GROUPS.get(point.group)
         if kind is not None:
             contract = contracts.get(kind, "v1")
-            yield Advert(kind, point.name, point.value, name, first.version, contract)
+            yield Advert(kind, point.name, point.value, name, version, contract)
         elif point.group == _CONTRACTS_GROUP and point.name not in KINDS:
             nearest = nearest_name(point.name, KINDS)
             advice = f"; did you mean {nearest}?" if nearest else ""

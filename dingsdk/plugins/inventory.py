@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class PluginInfo:
 def list_plugins(manager: PluginManager) -> list[PluginInfo]:
     """Return one row per type and provider, by kind in the order of KINDS, then by type."""
     rows: list[PluginInfo] = []
+    version = functools.cache(version_of)  # it reads a file
     for kind in (*KINDS, OBSERVERS):
         adverts = manager.adverts(kind)
         usable = Counter(a.key for a in adverts if manager.why_not(a) is None)
@@ -63,7 +65,7 @@ def list_plugins(manager: PluginManager) -> list[PluginInfo]:
                 entry = registry.entry(key)
                 plain = key.removesuffix(f"@{entry.owner}") if entry else key
                 if entry is not None and (plain, entry.owner) not in advertised:
-                    found.append(_registered(kind, key, entry))
+                    found.append(_registered(kind, key, entry, version(entry.owner)))
         rows += sorted(found, key=lambda row: (row.type_key, row.provider))
     return rows
 
@@ -89,10 +91,9 @@ def _state(manager: PluginManager, advert: Advert, usable: Counter[str]) -> tupl
     return "available", ""
 
 
-def _registered(kind: str, key: str, entry: Entry) -> PluginInfo:
+def _registered(kind: str, key: str, entry: Entry, version: str | None) -> PluginInfo:
     module = (entry.place or "").partition(":")[0] or getattr(entry.target, "__module__", "")
     is_loaded = entry.target is not None or module in sys.modules
-    version = version_of(entry.owner)
     return PluginInfo(
         kind,
         key,

@@ -18,6 +18,7 @@ COMMANDS = {
     "envs": ["--seconds", "0.2", "--repeats", "1"],
     "learners": ["--batch-size", "8", "--hidden", "8", "--rounds", "1"],
     "library": ["--env-steps", "1000", "--repeats", "1"],
+    "plugins": ["--installed", "3", "--repeats", "1"],
     "policy_lag": ["--seconds", "6", "--repeats", "1"],
     "startup": ["--repeats", "1"],
     "time_to_solve": ["--seeds", "1", "--set", "env.stop_value=1", "--transports", "in_memory"],

@@ -1,0 +1,56 @@
+"""Tables on the console and in pipes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import sys
+
+import pytest
+
+from dingsdk.cli.tables import show_table
+
+ROWS = [("ok", "a longer name", "a b c"), ("failed", "b", "words that\nfill a line " * 4)]
+
+
+def test_columns_are_aligned_and_rows_are_single_lines_in_a_pipe(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show_table(ROWS, ("state", "name", "why"))
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "state   name           why"
+    assert lines[1] == "ok      a longer name  a b c"
+    assert lines[2].startswith("failed  b              words that fill a line words")
+    assert len(lines) == 3
+
+
+def test_no_rows_are_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    show_table([])
+    show_table([], ("a", "b"))
+
+    assert capsys.readouterr().out == "a  b\n"
+
+
+@pytest.mark.parametrize(("columns", "is_wrapped"), [("60", True), ("30", False)])
+def test_last_column_is_wrapped_on_a_terminal_that_has_room(
+    columns: str, is_wrapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    master, slave = pty.openpty()
+    with open(slave, "w", encoding="utf-8") as terminal:  # noqa: PTH123 - a descriptor
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "stdout", terminal)
+            show_table(ROWS)
+    text = b""
+    with contextlib.suppress(OSError):  # at the end, as nobody writes any more
+        while part := os.read(master, 10_000):
+            text += part
+    os.close(master)
+    lines = text.decode().splitlines()
+
+    assert (len(lines) > 2) == is_wrapped
+    if is_wrapped:
+        assert max(map(len, lines)) <= 60
+        assert all(line.startswith(" " * 23) for line in lines[2:])
