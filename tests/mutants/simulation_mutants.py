@@ -71,7 +71,7 @@ MUTANTS = [
     ),
     Mutant(
         "a task whose worker was lost is forgotten",
-        f"{_COORDINATOR}.scheduler_state:SchedulerState.end",
+        f"{_COORDINATOR}.scheduler_state:SchedulerState._end",
         "self._queues[state.role].append(",
         "str(",
     ),
@@ -113,9 +113,15 @@ MUTANTS = [
     ),
     Mutant(
         "progress is not noted",
-        f"{_COMM}.worker:CommWorker.advance",
-        "self._moved_at = now = self._clock()",
-        "now = self._clock()",
+        f"{_COMM}.worker:CommWorker._note_round",
+        "self._moved_at = self._clock()",
+        "pass",
+    ),
+    Mutant(
+        "nothing happens, and nobody says so",
+        f"{_COORDINATOR}.scheduler_state:QuietWatch.is_news",
+        "return True",
+        "return False",
     ),
     # Time.
     Mutant(
@@ -123,6 +129,18 @@ MUTANTS = [
         f"{_COORDINATOR}.coordinator:Coordinator._dispatch_once",
         "self._state.postpone(stalled_s)",
         "pass",
+    ),
+    Mutant(
+        "a stopped coordinator ends a run whose disk is full",
+        f"{_COORDINATOR}.scheduler_state:StorageOutage.postpone",
+        "+= seconds",
+        "+= 0 * seconds",
+    ),
+    Mutant(
+        "a worker that slept goes on with its task",
+        f"{_COMM}.worker:CommWorker._is_overdue",
+        "> FENCE * lease_s",
+        "> 60 * lease_s",
     ),
     # Delivery.
     Mutant(
@@ -150,10 +168,35 @@ MUTANTS = [
         "<= reply.answered + 1",
     ),
     Mutant(
+        "an answer counts as often as it is delivered",
+        f"{_FLASK}.request_handler:Mailbox.take",
+        "if number > self.answered and not self.is_closed:",
+        "if not self.is_closed:",
+    ),
+    Mutant(
+        "a join waits for one answer until its deadline",
+        f"{_FLASK}.slave_end:HttpSlaveEnd.join",
+        "min(deadline, self._clock() + self._request_timeout_s)",
+        "deadline",
+    ),
+    Mutant(
         "a payload without room is acknowledged",
         f"{_COORDINATOR}.coordinator:Coordinator.deal_with_collector_send_data",
         "return False",
         "return True",
     ),
     # Files.
+    # The journal.
+    Mutant(
+        "a sample is acknowledged that is not in the journal",
+        f"{_COORDINATOR}.keeper:Keeper.acknowledge",
+        "self._journal.append(fact)",
+        "str(fact)",
+    ),
+    Mutant(
+        "a coordinator that was replaced goes on",
+        f"{_COORDINATOR}.coordinator:Coordinator._check_owner",
+        "self._keeper.check_owner()",
+        "pass",
+    ),
 ]

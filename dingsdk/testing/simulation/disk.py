@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dingsdk.data import FrameInfo, SampleBatch
-from dingsdk.errors import ConflictError, DataCorruptError, DataMissingError, StorageFullError
-from dingsdk.testing.simulation.world import SimulatedProcess, World
+from dingsdk.data.files import Buffer
+from dingsdk.errors import (
+    ConflictError,
+    DataCorruptError,
+    DataMissingError,
+    RunFolderError,
+    StorageFullError,
+)
+from dingsdk.testing.simulation.world import ProcessKilled, SimulatedProcess, World
 from dingsdk.worker.comm import PolicyStore, Scheduler, StepDataStore, Transport
 
 POLL_S = 0.1
@@ -37,7 +44,73 @@ class SimulatedDisk:
         self.write_s = 0.002
         self.late_s = 0.0
         self.damaged: set[str] = set()
+        self.tears_next = False
+        """Whether the next record is written in part, and its writer dies of it."""
+        self.on_torn: Callable[[], object] = lambda: None
         self.on_deleted: Callable[[str], None] = lambda data_id: None
+
+
+class SimulatedFolder:
+    """A folder of the simulated disk, as one process sees it; what a journal needs.
+
+    Args:
+        process: The process.
+        disk: The disk.
+        name: Of the folder.
+    """
+
+    def __init__(self, process: SimulatedProcess, disk: SimulatedDisk, name: str) -> None:
+        self._process = process
+        self._disk = disk
+        self.path = Path(name)
+
+    def names(self) -> list[str]:
+        """Return the names of its files."""
+        return [Path(each).name for each in self._disk.files if Path(each).parent == self.path]
+
+    def read(self, name: str, max_bytes: int) -> bytearray:
+        """Return a file; raises DataMissingError."""
+        content = self._disk.files.get(str(self.path / name))
+        if content is None:
+            raise DataMissingError(f"no file {name}", data_id=name)
+        return bytearray(content)
+
+    def append(self, name: str, content: Buffer, at: int, durable: bool = False) -> None:
+        """Write all of it at the end of a file, or nothing; a process may die in between."""
+        disk, path = self._disk, str(self.path / name)
+        self._check(path)
+        before = disk.files.get(path, b"")
+        if len(before) != at:
+            raise RunFolderError(f"{path} has {len(before)} bytes in place of {at}", path=path)
+        self._write(path, before, bytes(content))
+
+    def write_atomic(self, name: str, buffers: Sequence[Buffer], durable: bool = False) -> None:
+        """Replace a file, or change nothing."""
+        path, content = str(self.path / name), b"".join(bytes(each) for each in buffers)
+        self._check(path)
+        self._disk.files[path] = content
+
+    def unlink(self, name: str) -> bool:
+        """Remove a file."""
+        self._check(name)
+        return self._disk.files.pop(str(self.path / name), None) is not None
+
+    def _check(self, path: str) -> None:
+        if self._process.is_dead:
+            raise ProcessKilled
+        if self._disk.is_full:
+            raise StorageFullError(f"no space left for {path}", path=path, reason="ENOSPC")
+
+    def _write(self, path: str, before: bytes, content: bytes) -> None:
+        disk = self._disk
+        if not disk.tears_next:
+            disk.files[path] = before + content
+            return
+        disk.tears_next = False
+        disk.files[path] = before + content[: disk.world.random.randint(0, len(content))]
+        self._process.is_dead = True
+        disk.on_torn()
+        raise ProcessKilled
 
 
 class SimulatedDataStore(StepDataStore):

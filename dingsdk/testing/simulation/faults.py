@@ -9,6 +9,7 @@ from typing import Literal
 Kind = Literal[
     "kill", "stop", "hang", "slow", "jump", "cut", "late", "lost", "doubled", "repeat", "disk_full",
     "disk_slow", "disk_late", "lose_payload", "damage_payload", "swap_payload", "raise", "poison",
+    "tear", "usurp",
 ]  # fmt: skip
 OF_WORKERS: tuple[Kind, ...] = (
     "kill", "stop", "hang", "slow", "jump", "cut", "late", "lost", "doubled", "repeat",
@@ -16,7 +17,7 @@ OF_WORKERS: tuple[Kind, ...] = (
 OF_DISK: tuple[Kind, ...] = (
     "disk_full", "disk_slow", "disk_late", "lose_payload", "damage_payload", "swap_payload",
 )  # fmt: skip
-OF_COORDINATOR: tuple[Kind, ...] = ("stop", "jump")
+OF_COORDINATOR: tuple[Kind, ...] = ("stop", "jump", "kill", "tear", "usurp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +25,13 @@ class SimulatedFault:
     """One thing that goes wrong.
 
     Attributes:
-        kind: What: a process is killed, stopped (SIGSTOP), hangs or is slow; its clock jumps
-            forward; its connection is cut, or its messages are late, lost or doubled; it announces
-            payloads repeatedly; the disk is full, slow, or shows files late; a payload is deleted,
-            damaged or replaced. Two end the run: ``raise``, as the env of a worker raises, and
-            ``poison``, as every process of a worker dies of its task.
+        kind: What: a process is killed, or dies in the middle of the next record that it writes
+            (``tear``), is stopped (SIGSTOP), also while another coordinator is started in its
+            place (``usurp``), hangs or is slow; its clock jumps forward; its
+            connection is cut, or its messages are late, lost or doubled; it announces payloads
+            repeatedly; the disk is full, slow, or shows files late; a payload is deleted, damaged
+            or replaced. Two end the run: ``raise``, as the env of a worker raises, and ``poison``,
+            as every process of a worker dies of its task.
         at: When, seconds since the beginning.
         target: Name of the process; empty for the disk.
         for_s: How long. A process that was killed is started again after it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from dingsdk.errors import SamplesLostError
 
@@ -88,6 +88,28 @@ class SampleOracle:
             )
         if any(data_id in each for each in self.leased.values()):
             raise SamplesLostError(f"payload {data_id!r} was deleted while a learner trains on it")
+
+    def recovered(self, live: dict[str, set[int]], acked: int, evicted: Mapping[str, int]) -> None:
+        """Note what a coordinator that was started again knows; raise where samples are missing.
+
+        Args:
+            live: Rows in its buffer, by data id.
+            acked: How many samples it knows to be acknowledged.
+            evicted: How many of them left its buffer, by reason.
+        """
+        least = sum(len(self.announced[each]) for each in self.acknowledged if each in self.live)
+        self.live_count = sum(len(rows) for rows in live.values())
+        for data_id, rows in live.items():
+            if not rows <= set(range(len(self.announced[data_id]))):
+                raise SamplesLostError(f"payload {data_id!r} has rows {sorted(rows)} now")
+        self.live = {**{name: set[int]() for name in self.live}, **live}
+        self.evicted = Counter(evicted)
+        self.given_up_rows = evicted.get("missing", 0) + evicted.get("corrupt", 0)
+        if acked < least or acked != self.live_count + self.evicted.total():
+            raise SamplesLostError(
+                f"{least} samples were acknowledged at least; after its restart the coordinator "
+                f"knows of {acked}, {self.live_count} in its buffer and {dict(evicted)} evicted"
+            )
 
     def trained(self, samples: Iterable[int], max_use: int | None = None) -> None:
         """Note that a learner trains on a batch; raise for a sample that is used up, or a stranger.

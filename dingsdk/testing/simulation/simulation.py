@@ -11,19 +11,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from dingsdk.config import deep_merge_dicts, to_easydict
 from dingsdk.data import SampleBatch
 from dingsdk.errors import (
     ClosedError,
     DingError,
     PoisonTaskError,
+    RunDirLockedError,
     TaskFailedError,
     WorkerLostError,
 )
-from dingsdk.testing.simulation.disk import SimulatedDisk, SimulatedTransport
+from dingsdk.testing.simulation.disk import SimulatedDisk, SimulatedFolder, SimulatedTransport
 from dingsdk.testing.simulation.faults import SimulatedFault, random_faults
 from dingsdk.testing.simulation.oracle import SampleOracle
-from dingsdk.testing.simulation.workers import WORKERS
+from dingsdk.testing.simulation.workers import STEP_S, WORKERS
 from dingsdk.testing.simulation.world import (
     LinkFaults,
     ProcessKilled,
@@ -33,6 +36,7 @@ from dingsdk.testing.simulation.world import (
 )
 from dingsdk.worker.comm import CommWorker, SlaveEnd, WorkerInfo
 from dingsdk.worker.coordinator import Coordinator
+from dingsdk.worker.coordinator.journal import Journal
 
 CHECK_S = 1.0
 LEASE_S = 6.0
@@ -47,6 +51,8 @@ SETTLED_S = 45.0
 LATE_S = 4.0
 """How late a message may be, and what follows from it."""
 CLOSE_S = 10.0
+REJOIN_S = 60.0
+SNAPSHOT_FACTS = 100
 LATEST_S = 0.4
 """A file that shows so late is still read."""
 QUIET_S = 45.0
@@ -74,6 +80,7 @@ class Setting:
         batch_size: Of a training, rows.
         is_limited: Whether the buffer keeps collectors from running away from the learner.
         max_attempts: ``system.coordinator.max_attempts``.
+        has_journal: Whether the coordinator keeps a journal, and may be started again.
     """
 
     collectors: int = 4
@@ -82,6 +89,7 @@ class Setting:
     batch_size: int = 8
     is_limited: bool = False
     max_attempts: int = 50
+    has_journal: bool = False
 
 
 @functools.cache
@@ -138,8 +146,15 @@ def _roles(setting: Setting) -> dict[str, str]:
 def plan(seed: int, until: float) -> tuple[Setting, list[SimulatedFault]]:
     """Return the setting of a seed, and what goes wrong before a time."""
     chance = random.Random(f"plan {seed}")
-    setting = Setting(max_use=chance.choice([None, None, 1, 3]), is_limited=chance.random() < 0.3)
+    setting = Setting(
+        max_use=chance.choice([None, None, 1, 3]),
+        is_limited=chance.random() < 0.3,
+        has_journal=chance.random() < 0.6,
+    )
     faults = random_faults(chance, [*_roles(setting), "learner-0"], until)
+    if not setting.has_journal:
+        is_fatal = {(kind, "coordinator") for kind in ("kill", "tear", "usurp")}
+        faults = [each for each in faults if (each.kind, each.target) not in is_fatal]
     special = chance.random()
     if special < 0.08:
         # A learner that is lost every 20 s, and works in between.
@@ -350,11 +365,36 @@ class Simulation:
     def _start_coordinator(self) -> None:
         process = self._new_process("coordinator")
         transport = self._transport(process, self.disk)
-        self.coordinator = _WatchedCoordinator(self, _config(self.setting), transport)
-        process.scheduler.spawn(self._open, "start")
+        journal = None
+        if self.setting.has_journal:
+            folder = SimulatedFolder(process, self.disk, "journal")
+            self._epochs += 1
+            owner = f"coordinator {self._epochs}"
+            journal = Journal(folder, owner=owner, snapshot_facts=SNAPSHOT_FACTS)
+        self._is_up = False
+        made = _WatchedCoordinator(self, _config(self.setting), transport, journal)
+        self.coordinator = made
+        process.scheduler.spawn(functools.partial(self._open, made), "start")
 
-    def _open(self) -> None:
-        self.coordinator.start()
+    _epochs = 0
+    _is_up = False
+
+    def _open(self, coordinator: _WatchedCoordinator) -> None:
+        coordinator.start()
+        with self.judging():
+            coordinator.tell_oracle()
+        self._is_up = True
+
+    def check_lease(self, worker: CommWorker) -> None:
+        """Check that a worker stores nothing after its lease is over."""
+        since = max(worker._renewed_at, worker._job_started_at)
+        silent_s = worker._clock() - since
+        if silent_s > LEASE_S + STEP_S and not worker.is_stopping:
+            self.fail(f"{worker.info.worker_id} works on {silent_s:.1f} s after its last renewal")
+
+    def _restart_coordinator(self) -> None:
+        if self.processes["coordinator"].is_dead:
+            self._start_coordinator()
 
     def _start_worker(self, name: str) -> None:
         if name in self.processes and not self.processes[name].is_dead:
@@ -379,12 +419,16 @@ class Simulation:
 
         transport.slave_end = slave_end  # type: ignore[method-assign]
         worker = worker_cls(cfg, transport, name, self)
+        worker.rejoin_s = REJOIN_S
         self._workers[name] = worker
         process.scheduler.spawn(lambda: worker.start("coordinator"), f"{name}-start")
 
     def _job_raised(self, job: SimulatedJob, error: BaseException) -> None:
+        expected: tuple[type[BaseException], ...]
         expected = ProcessKilled, ClosedError, WorkerLostError, SimulatedEnvError
         name = job.process.name
+        if job.process is not self.processes[name]:
+            expected = *expected, RunDirLockedError
         if isinstance(error, WorkerLostError) and self._may_be_lost(name):
             # Its work has ended; that is found out when its task is asked for the next time.
             self._may_be_lost_until[name] = math.inf
@@ -400,12 +444,22 @@ class Simulation:
         may_lose = True
         match fault.kind:
             case "kill" if process is not None and not process.is_dead:
-                process.kill()
-                world.at(end, lambda: self._start_worker(name))
-                self._unreachable_since.setdefault(name, world.now)
+                self._kill(process, end)
+            case "tear" if process is not None:
+                disk = self.disk
+                disk.tears_next = True
+                disk.on_torn = lambda: world.at(
+                    world.now, lambda: self._kill(process, world.now + fault.for_s)
+                )
+                end += LATE_S  # records are written all the time
             case "stop" if process is not None:
                 process.resumes_at = max(end, process.resumes_at)
                 self._unreachable_since.setdefault(name, world.now)
+            case "usurp" if process is not None and not process.is_dead and self._is_up:
+                process.resumes_at = max(end, process.resumes_at)
+                old = self.coordinator
+                world.at(process.resumes_at + LOST_WITHIN_S, lambda: self._retire(old, process))
+                self._start_coordinator()
             case "hang":
                 self._hangs_until[name] = end
             case "slow":
@@ -453,6 +507,23 @@ class Simulation:
                 self._may_be_lost_until[each] = max(until, end + LOST_WITHIN_S)
                 self._faulty_until[each] = max(end, self._faulty_until.get(each, 0.0))
 
+    def _retire(self, old: Coordinator, process: SimulatedProcess) -> None:
+        """Check that a coordinator that was replaced has noticed, and end its process."""
+        if not process.is_dead and not isinstance(old.failure, RunDirLockedError):
+            self.fail(f"a coordinator that was replaced goes on: {old.failure}")
+        process.kill()
+
+    def _kill(self, process: SimulatedProcess, until: float) -> None:
+        """Kill a process, and start it again at a time."""
+        name = process.name
+        process.kill()
+        if name == "coordinator":
+            self._is_up = False
+            self.world.at(until, self._restart_coordinator)
+        else:
+            self.world.at(until, lambda: self._start_worker(name))
+        self._unreachable_since.setdefault(name, self.world.now)
+
     def _begin_of_disk(self, fault: SimulatedFault, end: float) -> None:
         disk, world = self.disk, self.world
         names = sorted(disk.payloads, key=lambda each: disk.payloads[each][2])
@@ -484,6 +555,8 @@ class Simulation:
         """Check that a worker that is given up gave reason to it."""
         if self._close_began is None and not self._may_be_lost(info.worker_id):
             self.fail(f"{info.worker_id} was given up for nothing: {reason}")
+        if "replaced" not in reason:
+            self._joins[info.worker_id] += 1  # a join that was given up on the way is made anew
         if self._may_be_lost_until.get(info.worker_id) == math.inf:
             self._may_be_lost_until[info.worker_id] = self.world.now + LOST_WITHIN_S
 
@@ -499,7 +572,7 @@ class Simulation:
 
     def _check(self) -> None:
         coordinator = self.coordinator
-        if self._has_ended:
+        if self._has_ended or not self._is_up:
             return
         if self.world.now > self._has_to_end_at:
             self.fail(f"the run did not end by {self._ends_by} in time")
@@ -525,7 +598,8 @@ class Simulation:
     def _check_quiet(self) -> None:
         """Check that a run in which nothing happens has said so."""
         now, status = self.world.now, self.coordinator.status()
-        progress = status.env_steps, status.train_iter
+        tasks = sorted(each.task_id for each in self.coordinator.running_tasks())
+        progress = status.env_steps, status.train_iter, tasks
         if progress != self._moved[0] or status.held_up_by or self._is_disturbed("coordinator"):
             self._moved = progress, now
             self.quiet_said_at = -1.0
@@ -562,7 +636,7 @@ class Simulation:
         return {**found, "acknowledged": len(acknowledged)}
 
     def _check_progress(self, before: Mapping[str, int], after: Mapping[str, int]) -> None:
-        missing = self._roles.keys() - after.keys()
+        missing = self._roles.keys() - (before.keys() & after.keys())
         if missing:
             self.fail(f"{sorted(missing)} did not come back")
         tasks = {each.worker.worker_id for each in self.coordinator.running_tasks() if each.worker}
@@ -598,9 +672,17 @@ class Simulation:
 class _WatchedCoordinator(Coordinator):
     """Tells the simulation of lost workers, and the oracle of rows that leave."""
 
-    def __init__(self, simulation: Simulation, cfg: Any, transport: SimulatedTransport) -> None:
+    def __init__(
+        self,
+        simulation: Simulation,
+        cfg: Any,
+        transport: SimulatedTransport,
+        journal: Journal | None,
+    ) -> None:
         self._simulation = simulation
-        super().__init__(cfg, transport, tick_s=TICK_S)
+        self._is_told = False
+        self._names: dict[int, str] = {}
+        super().__init__(cfg, transport, tick_s=TICK_S, journal=journal, rejoin_s=LEASE_S)
         why_quiet = self._state.why_quiet
 
         def said() -> str:
@@ -611,18 +693,33 @@ class _WatchedCoordinator(Coordinator):
 
         self._state.why_quiet = said  # type: ignore[method-assign]
 
+    def tell_oracle(self) -> None:
+        """Tell the oracle what this coordinator knows at its start."""
+        live: dict[str, set[int]] = {}
+        for experience in self._state.experiences.values():
+            self._names |= {n: name for name, n in experience.ledger.numbers.items()}
+            for number, payload in experience.ledger._payloads.items():
+                live[self._names[number]] = set(np.flatnonzero(payload.live).tolist())
+        samples = self.status().samples
+        self._is_told = True
+        self._simulation.oracle.recovered(live, samples.acknowledged, samples.evicted)
+
+    @property
+    def _is_current(self) -> bool:
+        return self._is_told and self._simulation.coordinator is self
+
     def _on_join(self, info: WorkerInfo) -> None:
         self._simulation.joined(info.worker_id)
         super()._on_join(info)
 
     def _on_lost(self, info: WorkerInfo, reason: str) -> None:
-        self._simulation.lost(info, reason)
+        if self._is_current:
+            self._simulation.lost(info, reason)
         super()._on_lost(info, reason)
 
     def _new_experience(self, state: Any) -> Any:
         experience: Any = super()._new_experience(state)
-        simulation, oracle = self._simulation, self._simulation.oracle
-        names: dict[int, str] = {}
+        simulation, oracle, names = self._simulation, self._simulation.oracle, self._names
         push, buffer_push = experience.push, experience.buffer.push
 
         def push_payload(meta: Mapping[str, Any], envstep: int) -> bool:
@@ -631,12 +728,17 @@ class _WatchedCoordinator(Coordinator):
 
         def push_rows(rows: SampleBatch, envstep: int) -> None:
             names[int(rows.columns["payload"][0])] = self._pushed
-            with simulation.judging():
-                oracle.entered(self._pushed, len(rows))
+            if self._is_current:
+                with simulation.judging():
+                    oracle.entered(self._pushed, len(rows))
+            elif self._is_told:
+                simulation.fail(f"a coordinator that was replaced acknowledges {self._pushed}")
             buffer_push(rows, envstep)
 
         def leave(rows: Any, reason: str) -> None:
             columns = rows.columns
+            if not self._is_current:
+                return
             with simulation.judging():
                 for number, row in zip(
                     columns["payload"].tolist(), columns["row"].tolist(), strict=True
@@ -647,16 +749,17 @@ class _WatchedCoordinator(Coordinator):
 
         def lease_payloads(state: Any, *args: Any) -> Any:
             found = lease(state, *args)
-            if found is not None:
+            if found is not None and self._is_current:
                 numbers = {n for each in found["batches"] for n in each["payload"].reshape(-1)}
                 held = oracle.leased.setdefault(state.task_id, set())
                 held |= {names[int(number)] for number in numbers}
             return found
 
         def settle_payloads(state: Any, info: Any = None) -> None:
-            oracle.leased.pop(state.task_id, None)
-            for number, _ in () if info is None else info["lost_payloads"]:
-                oracle.given_up.add(names[int(number)])
+            if self._is_current:
+                oracle.leased.pop(state.task_id, None)
+                for number, _ in () if info is None else info["lost_payloads"]:
+                    oracle.given_up.add(names[int(number)])
             settle(state, info)
 
         experience.lease, experience.settle = lease_payloads, settle_payloads

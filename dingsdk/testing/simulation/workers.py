@@ -47,6 +47,11 @@ class SimulatedCollector(BaseCommCollector):
         self._unconfirmed = [str(each["data_id"]) for each in reports if "data_id" in each]
         return answer
 
+    def deal_with_collector_go_on(self, task_id: str) -> Mapping[str, Any]:
+        # What the last answer reported, it reports again.
+        self._unconfirmed = []
+        return super().deal_with_collector_go_on(task_id)
+
 
 class _Collecting:
     """Stands where a parallel collector does."""
@@ -70,6 +75,7 @@ class _Collecting:
             samples = simulation.oracle.new_samples(rows)
             name = f"p{episodes}"
             episodes += 1
+            simulation.check_lease(worker)
             worker.send_stepdata(name, SampleBatch({"sample": np.array(samples, np.int64)}))
             self._steps += rows
             simulation.announced(worker._payload_id(name), samples)

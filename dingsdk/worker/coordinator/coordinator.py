@@ -154,7 +154,7 @@ class Coordinator(Configurable, TaskControl):
         self._orphans_until = -float("inf")
         self._jobs: list[Job] = []
         self._loss: float | None = None
-        self._looked_at = self._swept_at = clock()
+        self._looked_at = self._swept_at = self._owned_at = clock()
         self._has_news = False
         self._is_started = False
         self._is_closed = False
@@ -655,6 +655,7 @@ class Coordinator(Configurable, TaskControl):
             _report_pace(worker_id, pace)
         for info in silent:
             self.master.lose(info.worker_id, f"silent for {self.cfg.lease_s} s", info.incarnation)
+        self._check_owner()
         self._sweep_orphans()
         self._keep_journal()
         self._expire_orphans()
@@ -676,6 +677,16 @@ class Coordinator(Configurable, TaskControl):
         if state is not None:
             run = functools.partial(self._run, state, goes_on)
             self._spawn(run, f"{state.task_id}-driver")
+
+    def _check_owner(self) -> None:
+        """Notice within a lease that another coordinator goes on with the run.
+
+        One that was stopped meanwhile would delete the payloads of that one as orphans.
+        """
+        if self._keeper is None or self.clock() - self._owned_at < self.cfg.lease_s / RENEWALS:
+            return
+        self._owned_at = self.clock()
+        self._keeper.check_owner()
 
     def _sweep_orphans(self) -> None:
         """Delete unannounced payloads of dead workers, twice in each ``orphan_grace_s``."""

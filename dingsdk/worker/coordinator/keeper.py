@@ -47,6 +47,10 @@ class Keeper:
         """Take the journal over; errors as ``Journal.open``."""
         return self._journal.open()
 
+    def check_owner(self) -> None:
+        """Raise RunDirLockedError if another coordinator has taken the journal."""
+        self._journal.check_owner()
+
     def acknowledge(self, fact: Fact) -> bool:
         """Write a fact that is to become true; False where it must not, as there is no room.
 

@@ -44,6 +44,9 @@ def test_run_ends_when_nothing_was_stored_for_the_limit() -> None:
     clock.now += 9.0
     outage.note("c0", "disk full")
     assert outage.failure() is None
+    clock.now += 100.0
+    outage.postpone(100.0)  # the process was stopped
+    assert outage.failure() is None
     clock.now += 2.0
     failure = outage.failure()
     assert failure is not None
