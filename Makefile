@@ -3,9 +3,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+# What `make train` and `make test` need; `make test-all` installs the others too.
+TRANSPORTS := plugins/dingsdk-in-memory plugins/dingsdk-flask-fs
 # What earlier checkouts installed themselves as; it would stay beside the new names.
 FORMER := dingsdk dingsdk-in-memory dingsdk-flask-fs
 STAMP := .venv/installed
+STAMP_ALL := .venv/installed-all
 ARGS ?=
 JOBS ?= 2
 SEED ?= 0
@@ -28,9 +31,14 @@ help:
 	@echo "make clean   remove the virtual environment and all caches; runs/ stays"
 
 # One resolve for everything, so that no two packages can pull in different versions.
-$(STAMP): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUGINS))
+$(STAMP): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(TRANSPORTS))
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip uninstall -qq --yes $(FORMER)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e '.[dev]' $(foreach plugin,$(TRANSPORTS),-e ./$(plugin))
+	@touch $@
+
+$(STAMP_ALL): $(STAMP) $(addsuffix /pyproject.toml,$(PLUGINS))
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		-e '.[dev,docs]' $(foreach plugin,$(PLUGINS),-e ./$(plugin))
 	@touch $@
@@ -44,39 +52,39 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests $(TRANSPORTS) $(ARGS)
 
 # Apart from all else: DI-engine asks for versions that cannot be installed beside ours.
 DI_ENGINE := plugins/dingsdk-di-engine/requirements.txt
-.venv/di-engine: $(STAMP) $(DI_ENGINE)
+.venv/di-engine: $(STAMP_ALL) $(DI_ENGINE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
 		--target $@ -r $(DI_ENGINE)
 	@touch $@
 
-test-all: lint .venv/di-engine
+test-all: $(STAMP_ALL) lint .venv/di-engine
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "" --hypothesis-profile=thorough $(ARGS)
 
-mutate: $(STAMP)
+mutate: $(STAMP_ALL)
 	$(BIN)/python -m tools.mutation --seed $(SEED) --count $(COUNT) --jobs $(JOBS) \
 		--areas $(AREA) --tests $(TESTS) $(if $(SLOW),--slow)
 
-bench: $(STAMP)
+bench: $(STAMP_ALL)
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py
 
 # Strict: a link, an anchor or a reference that leads nowhere fails.
-site: docs
+site: $(STAMP_ALL) docs
 	$(BIN)/zensical build --clean --strict
 
-dist: $(STAMP)
+dist: $(STAMP_ALL)
 	rm -rf dist
 	for project in . $(PLUGINS); do \
 		(cd $$project && $(CURDIR)/$(BIN)/python -m hatchling build -d $(CURDIR)/dist) || exit 1; \
 	done
 
-release-check: $(STAMP)
+release-check: $(STAMP_ALL)
 	$(BIN)/python -m tools.release_check
 
 clean:
