@@ -33,7 +33,15 @@ from dingsdk.config import (
 )
 from dingsdk.pipeline.di_engine_keys import MOVED, NO_SECTION, NOT_USED, ONLY, OTHER_POLICIES
 from dingsdk.pipeline.sections import SECTION_BASES, EnvSection, RunSection, SystemSection
-from dingsdk.plugins import KINDS, TEMPLATES, default_manager, hookspecs
+from dingsdk.plugins import (
+    KINDS,
+    TEMPLATES,
+    PluginManager,
+    Switches,
+    default_manager,
+    hookspecs,
+    use_manager,
+)
 from dingsdk.plugins.builtins import BUILTINS
 from dingsdk.plugins.switches import VARIABLES
 from dingsdk.plugins.templates import render
@@ -254,7 +262,12 @@ def _marks(policies: Mapping[str, Any], columns: Mapping[str, Callable[[Any], bo
 
 
 def cli_page() -> str:
-    """Return the help text of every built-in command."""
+    """Return the help text of every built-in command, whatever plugins are installed."""
+    with use_manager(PluginManager(Switches(autoload=False))):
+        return _cli_page()
+
+
+def _cli_page() -> str:
     blocks = [("dingsdk", _help(root, "dingsdk"))]
     for kind, key, _ in BUILTINS:
         if kind in ("commands", "roles"):
@@ -283,11 +296,12 @@ def cli_page() -> str:
         + ["| `DINGSDK_DEBUG` | 1: as `--debug`. |"]
         + ["| `DINGSDK_SECRET_FILE`, `DINGSDK_SECRET` | The secret of `flask_fs`. |"]
     )
+    watch = "The plugin `watch` adds a command: see [watch a run](../how-to/watch-a-run.md)."
     names = (
         "A plugin is named by its distribution or by its module. A name that is neither an "
         "installed plugin nor a module is an error, and so is a misspelled variable."
     )
-    intro = f"`python -m dingsdk` is the same program as `dingsdk`. {codes}"
+    intro = f"`python -m dingsdk` is the same program as `dingsdk`. {codes} {watch}"
     return _page(
         "Command line",
         f"{intro}\n\n{body}\n\n## Environment variables\n\n{variables}\n\n{names}"

@@ -28,6 +28,9 @@ def test_every_row_has_a_name_a_verdict_and_a_place_or_reason() -> None:
 
 def test_every_public_worker_name_has_a_row() -> None:
     named = {name for row in ROWS for name in re.findall(r"`([\w.]+)`", row[0])}
+    new = re.search(r"^New in `dingsdk.worker`: (.*?)\n\n", PAGE.read_text(), re.M | re.S)
+    assert new is not None
+    named.update(re.findall(r"`(\w+)`", new[1]))
 
     assert set(dingsdk.worker.__all__) - named == set()
 
