@@ -403,18 +403,23 @@ def listing(names: Iterable[object]) -> str:
     return ", ".join(sorted(map(str, names))) or "none"
 
 
-def raised_at(error: BaseException) -> str:
+def raised_at(error: BaseException, module: str = "") -> str:
     """Return ``" (<file>, line <n>)"`` where the error left the user's code, or ``""``.
 
-    For messages about an import that failed: the frames of the import machinery, of pluggy and of
-    dingsdk itself say nothing.
+    For messages about an import or a hook that failed: the frames of the import machinery, of
+    pluggy and of dingsdk itself say nothing. Of a ``module`` the innermost frame in its package is
+    named, where there is one, and not what that called.
     """
     if isinstance(error, SyntaxError):
         return ""  # its own text says it
-    own = str(Path(__file__).parent)
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        file = frame.filename
+    own, package = str(Path(__file__).parent), module.partition(".")[0]
+    found = ""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        file = frame.f_code.co_filename
         is_machinery = "importlib" in file or Path(file).parent.name == "pluggy"
-        if not is_machinery and not file.startswith(("<", own)):
-            return f" ({frame.filename}, line {frame.lineno})"
-    return ""
+        if is_machinery or file.startswith(("<", own)):
+            continue
+        found = found or f" ({file}, line {line})"
+        if not package or str(frame.f_globals.get("__name__", "")).partition(".")[0] == package:
+            return f" ({file}, line {line})"
+    return found

@@ -479,7 +479,7 @@ class PluginManager:
                 raise
             raise PluginLoadError(
                 f"plugin {owner} cannot be loaded: {type(error).__name__}: {error}"
-                f"{raised_at(error)}",
+                f"{raised_at(error, module_name)}",
                 plugin=owner,
                 reason="broken",
             ) from error

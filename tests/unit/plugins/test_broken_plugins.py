@@ -49,6 +49,28 @@ def test_message_names_the_line_that_raised_or_that_cannot_be_read(install: Inst
     assert str(odd.value).count("line") == 1
 
 
+def test_message_names_the_line_of_the_plugin_and_not_of_what_it_called(install: Install) -> None:
+    called = "import json\njson.loads('{')\n"
+    hook = """
+        from dingsdk import hookimpl
+        import json
+        @hookimpl
+        def dingsdk_register_buffers(registry):
+            json.loads("{")
+    """
+    install("acme-bad", {"dingsdk.buffers": {"bad": "acme_bad"}}, acme_bad=called)
+    install("acme-odd", {"dingsdk.buffers": {"odd": "acme_odd"}}, acme_odd=hook)
+    manager = PluginManager()
+
+    with pytest.raises(PluginLoadError) as bad:
+        manager.get("buffers", "bad")
+    with pytest.raises(PluginLoadError) as odd:
+        manager.get("buffers", "odd")
+
+    assert str(bad.value).endswith("acme_bad.py, line 2)")
+    assert str(odd.value).endswith("acme_odd.py, line 6)")
+
+
 def test_plugin_that_exits_on_import_does_not_end_the_program(install: Install) -> None:
     install("acme-bad", {"dingsdk.buffers": {"bad": "acme_bad"}}, acme_bad="raise SystemExit(3)")
 

@@ -25,7 +25,7 @@ class PluginNameArgs(Section, frozen=True, kw_only=True):
 
 
 class PluginNameHook(LearnerHook):
-    """Writes the moving average of a value to tensorboard, as ``{learner}_iter/{name}_smooth``."""
+    """Adds the moving average of a value to the curves, as ``{learner}_iter/{name}_smooth``."""
 
     Args = PluginNameArgs
 
@@ -34,14 +34,12 @@ class PluginNameHook(LearnerHook):
         self.average: float | None = None
 
     def __call__(self, engine: BaseLearner) -> None:
-        value = engine.log_buffer["scalar"].get(self.args.variable)
+        value = engine.log_vars.get(self.args.variable)
         if value is None:  # not every iteration logs every value
             return
         before = float(value) if self.average is None else self.average
         self.average = self.args.weight * before + (1 - self.args.weight) * float(value)
-        if engine.tb_logger is not None:
-            name = f"{engine.instance_name}_iter/{self.args.variable}_smooth"
-            engine.tb_logger.add_scalar(name, self.average, engine.last_iter.val)
+        engine.add_log_vars({f"{self.args.variable}_smooth": self.average})
 
 
 @hookimpl

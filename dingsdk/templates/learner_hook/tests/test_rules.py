@@ -29,7 +29,7 @@ def test_hook_follows_the_loss_of_a_learner(tmp_path: Path) -> None:
 
     class Record(PluginNameHook):
         def __call__(self, engine: BaseLearner) -> None:
-            losses.append(float(engine.log_buffer["scalar"]["total_loss"]))
+            losses.append(float(engine.log_vars["total_loss"]))
 
     learner.register_hook(Record("record", 5, position="after_iter"))
     for _ in range(3):
