@@ -149,7 +149,7 @@ class Run:
             except (ValueError, TypeError, KeyError):
                 continue
             # A run that was resumed from a save does again what came after it.
-            while self._rows and self._rows[-1]["elapsed_s"] > elapsed_s:
+            while self._rows and self._rows[-1]["elapsed_s"] >= elapsed_s:
                 self._rows.pop()
             self._rows.append(row)
         self._offset = max(self._offset, end)

@@ -118,7 +118,7 @@ def test_token_file_gives_the_token(start: Start, run_folder: Path, tmp_path: Pa
     assert address_of(process)[1] == "a-token-of-many-letters"
 
 
-@pytest.mark.parametrize("content", [None, "short", "with space and letters", "é" * 20, ""])
+@pytest.mark.parametrize("content", [None, "short", "letters-enough and more", "é" * 20, ""])
 def test_file_without_a_token_is_refused(
     run_folder: Path, tmp_path: Path, content: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:

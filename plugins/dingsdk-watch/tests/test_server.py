@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dingsdk_watch.guard import allowed_hosts
+from dingsdk_watch.guard import Guard, allowed_hosts
 from dingsdk_watch.server import Server
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -288,3 +289,19 @@ def test_page_that_asks_for_more_than_a_request_has_is_refused(
 
     assert ask(server, "/metrics", X_Long="x" * 40_000).status == 431
     assert json.loads(ask(server, "/status.json").text)["format"] == 1
+
+
+def test_request_with_two_hosts_is_refused(serve: Serve, run_folder: Path) -> None:
+    server = serve(run_folder)
+    own = f"Host: 127.0.0.1:{server.port}\r\n"
+    token = f"Authorization: Bearer {server.token}\r\n"
+    for hosts, status in ((own, b"200"), (own + "Host: evil.example\r\n", b"403")):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            text = f"GET /metrics HTTP/1.1\r\n{hosts}{token}Connection: close\r\n\r\n"
+            connection.sendall(text.encode())
+            assert connection.recv(64).split()[1] == status
+
+
+def test_port_may_be_left_out_where_it_is_that_of_http() -> None:
+    assert "127.0.0.1" in Guard("token", "session", ["127.0.0.1"], 80).hosts
+    assert Guard("token", "session", ["127.0.0.1"], 8080).hosts == {"127.0.0.1:8080"}
