@@ -140,9 +140,8 @@ def dingsdk_should_stop(run_dir: Path, status: Mapping[str, Any]) -> str | None:
 def dingsdk_progress_columns(run_dir: Path) -> Mapping[str, float | int | str | None] | None:
     """Return values to show with the progress of a run, by name.
 
-    Shown are they by the live table, in its plain lines, on the live page and in
-    ``progress.jsonl``. Fires about twice a second in a thread of the process that started the run:
-    return what you have, never wait.
+    The live table and its plain lines, the live page and ``progress.jsonl`` show them. Fires about
+    twice a second in threads of the process that started the run: return what you have, never wait.
     """
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import pkgutil
 from collections.abc import Iterator
@@ -12,7 +12,11 @@ import pytest
 
 import dingsdk
 
-PACKAGES = ["dingsdk", "dingsdk_flask_fs", "dingsdk_in_memory"]
+PACKAGES = [
+    name
+    for name in ("dingsdk", "dingsdk_flask_fs", "dingsdk_in_memory", "dingsdk_watch")
+    if importlib.util.find_spec(name) is not None
+]
 NAMED_BY_BEHAVIOUR = ("test_", "pytest_", "dingsdk_")
 """Tests, and implementations of hooks, which are described where the hook is."""
 MEMBERS = (FunctionType, classmethod, staticmethod, property)

@@ -262,6 +262,8 @@ class TestThroughput:
         assert seeing.seen[2]["samples_per_s"] == 6 / 4
         trained = seeing.seen[1]["train_time"] + seeing.seen[2]["train_time"]
         assert seeing.seen[2]["train_share"] == pytest.approx(trained / 4)
+        trained = seeing.seen[3]["train_time"] + seeing.seen[4]["train_time"]
+        assert seeing.seen[4]["train_share"] == pytest.approx(trained)
 
 
 class TestFiles:

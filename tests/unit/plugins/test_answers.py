@@ -179,3 +179,17 @@ def test_argument_that_a_hook_does_not_have_is_named_with_the_nearest() -> None:
         PluginManager().register_plugin(Misspelt(), "acme")
 
     assert (caught.value.reason, caught.value.nearest) == ("unknown argument", "iteration")
+
+
+def test_argument_with_a_default_is_the_plugins_own() -> None:
+    class Counting:
+        @hookimpl
+        def dingsdk_after_iter(self, iteration: int, step: int = 2) -> None:
+            seen.append(iteration * step)
+
+    seen: list[int] = []
+    manager = manager_of(Counting())
+
+    manager.observers.after_iter(learner=None, iteration=3, log_vars={})
+
+    assert seen == [6]
