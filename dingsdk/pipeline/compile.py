@@ -144,6 +144,7 @@ def compile_config(
     _check_on_policy(compiled["policy"], found, mode)
     _check_device(compiled["policy"])
     _check_learners(compiled, found, mode)
+    _check_recording(compiled, found, mode)
     if mode == "parallel":
         _check_memory_limit(compiled["system"], found["system.transport"])
     names = _add_columns(compiled["policy"], found)
@@ -525,6 +526,29 @@ def _check_learners(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: st
             "batch of all learners together, and each takes an equal part",
             path="policy.learn.batch_size",
         )
+
+
+def _check_recording(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
+    """Check that the run's schedule can be recorded, if that is asked for.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    path, transport = "system.record_schedule", cfg["system"]["transport"]
+    if not cfg["system"]["record_schedule"]:
+        return
+    why = ""
+    if mode == "serial":
+        why = "a serial run is the same for the same seed, and has no schedule"
+    elif not classes["system.transport"].takes_turns(transport):
+        why = (
+            f"with the transport {transport['type']!r} jobs run side by side; use in_memory with "
+            "concurrency greenlets"
+        )
+    elif cfg["env_manager"]["type"] == "async_subprocess":
+        why = "async_subprocess steps whatever env comes back first; use another env manager"
+    if why:
+        raise ConfigError(f"{path} is true, but {why}", path=path)
 
 
 def _try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> None:

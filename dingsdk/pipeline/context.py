@@ -275,6 +275,7 @@ class RunContext:
         on_address: None where the run starts its own workers. Otherwise they come by
             themselves, and it is told the coordinator's address and what else they need.
         resumed: What the run goes on from; None for a new run.
+        replays: The schedule that a run of parallel mode repeats; None for a run of its own.
         status: Returns a snapshot for the progress, in whose thread it runs; set by the pipeline.
         stopped_by: Why a plugin wants the run to end.
         exploration: What the collect policy was last called with.
@@ -289,6 +290,7 @@ class RunContext:
     learner_hooks: Sequence[LearnerHook] = ()
     on_address: Callable[[str, str], None] | None = None
     resumed: Save | JournaledRun | None = None
+    replays: Path | None = None
     status: Callable[[], RunStatus] = RunStatus
     stopped_by: str | None = None
     exploration: Mapping[str, float] = field(default_factory=dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -56,6 +57,7 @@ from dingsdk.worker.run_logger import TensorboardLogger, build_tb_logger, write_
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.1
+SCHEDULE_NAME = "schedule.bin"
 PACES_S = 5.0
 """Interval at which the paces of workers are written to tensorboard."""
 CLOSE_S = (10.0, 8.0, 5.0)
@@ -87,6 +89,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         ended_by: list[Reason] = []
         stack.callback(lambda: _end_journal(context, journal, ended_by))
         transport = make_transport(cfg, context.run_dir)
+        replayed = _schedule(context, transport)
         stack.callback(lambda: _remove_data(context, transport, journal, ended_by))
         stack.callback(lambda: transport.close(time_to_close(2)))
         tb_logger = build_tb_logger(context.run_dir / "log", "coordinator")
@@ -116,6 +119,10 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         if context.on_address is not None:
             context.on_address(address, transport.joining_note())
         workers.start(address)
+        if replayed is not None:
+            # What ends a run of its own may come at another moment here.
+            while not (replayed.wait(POLL_S) or context.stop.is_set()):
+                workers.poll()
         reason = _watch(context, coordinator, workers, tb_logger)
         fill = coordinator.status().buffer_count
 
@@ -175,6 +182,15 @@ def open_journal(context: RunContext, cfg: Any, stack: ExitStack) -> Journal | N
             path=str(path),
         ) from error
     return Journal(stack.enter_context(Folder(path)), fsync=section.fsync)
+
+
+def _schedule(context: RunContext, transport: Transport) -> threading.Event | None:
+    """Record or replay the turns of a run, where that is asked for; an event for its end."""
+    if context.replays is not None:
+        return transport.scheduler.replay(context.replays)
+    if context.cfg.system.record_schedule:
+        transport.scheduler.record(context.run_dir / SCHEDULE_NAME)
+    return None
 
 
 def _end_journal(context: RunContext, journal: Journal | None, ended_by: Sequence[Reason]) -> None:

@@ -102,6 +102,8 @@ class SystemSection(Section, frozen=True, kw_only=True):
         validate_state: Whether to check, every 5 s and at the end, that each acknowledged sample
             is in the replay buffer or was evicted for a counted reason. A run where that is not
             so ends by ``SamplesLostError``.
+        record_schedule: Whether to write down what was delivered when, so that ``dingsdk replay``
+            can train the same weights again (parallel mode, transport in_memory).
     """
 
     transport: Annotated[dict[str, Any], Part("transports")] = preset("in_memory")
@@ -119,6 +121,7 @@ class SystemSection(Section, frozen=True, kw_only=True):
     max_env_steps: Count | None = None
     save_every: NotNegative | Literal["auto"] | None = "auto"
     validate_state: bool = False
+    record_schedule: bool = False
 
 
 SECTION_BASES: Mapping[str, type[Section]] = {"policies": PolicySection}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
@@ -14,7 +15,8 @@ from typing import Any
 from easydict import EasyDict
 
 from dingsdk.config import save_config, to_easydict
-from dingsdk.data.seeding import derive_seed
+from dingsdk.data import Folder
+from dingsdk.data.seeding import derive_seed, seeds_recorded
 from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ConfigError, DingError, WorkerCrashedError
@@ -40,6 +42,9 @@ from dingsdk.worker.run_logger import build_tb_logger
 from dingsdk.worker.sample_counts import SampleCounts
 
 _log = logging.getLogger(__name__)
+
+SEEDS_NAME = "seeds.json"
+"""File of the run folder that names the parts of a serial run and their seeds."""
 _EVICTIONS = ("overwritten", "cleared", "stale", "used_up")
 """Fields of ``BufferStats``."""
 _VALIDATE_S = 5.0
@@ -90,7 +95,10 @@ def serial_pipeline(context: RunContext) -> RunResult:
     with ExitStack() as stack:
         stack.enter_context(torch_threads(context.cfg.system.torch_threads))
         with _breakable(context):
-            workers = _build(context, stack)
+            with seeds_recorded(int(context.cfg.seed)) as seeds:
+                workers = _build(context, stack)
+            with Folder(context.run_dir) as folder:
+                folder.write_atomic(SEEDS_NAME, [json.dumps(seeds, indent=1).encode()])
             saver = RunSaver(context, workers)
         context.status = lambda: _status(context, workers)
         workers.learner.call_hook("before_run")

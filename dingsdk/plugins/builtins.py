@@ -94,6 +94,7 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("commands", "examples", "dingsdk.cli.examples:examples"),
     ("commands", "new", "dingsdk.cli.new:group"),
     ("commands", "plugins", "dingsdk.cli.plugins:plugins"),
+    ("commands", "replay", "dingsdk.cli.replay:replay"),
     ("commands", "status", "dingsdk.cli.status:status"),
 )
 """Rows of (kind, type key, ``module:attribute``), imported when a config names the type."""

@@ -35,7 +35,8 @@ class BaseParallelCollector(Configurable, ABC):
     Attached from outside before ``start()``: ``send_metadata(meta)`` and
     ``send_stepdata(data_id, batch)``, which may block, ``get_policy_update_info(path)``,
     which may not, ``await_admission(env_steps)``, which an on-policy collector calls when it has
-    taken all steps that it may, and ``yield_turn()``, called once per round.
+    taken all steps that it may, ``yield_turn()``, called once per round, and ``clock()``, which
+    tells the seconds between two updates of the policy.
 
     ``start`` runs in one thread; ``close`` and ``get_finish_info`` may be called from any.
     Other than in DI-engine, ``close`` only sets a flag and there are no helper threads, a
@@ -79,6 +80,7 @@ class BaseParallelCollector(Configurable, ABC):
         self.get_policy_update_info: Callable[[str], dict[str, Any] | None] = _not_attached
         self.await_admission: Callable[[int], tuple[int, int] | None] = _not_attached
         self.yield_turn: Callable[[], None] = _no_turn
+        self.clock: Callable[[], float] = time.monotonic
         self._setup_timer()
         self._setup_logger()
 

@@ -246,9 +246,9 @@ class ZerglingParallelCollector(BaseParallelCollector):
     def _iter_after_hook(self) -> None:
         if self._eval_flag or self._is_on_policy:
             return
-        if time.monotonic() - self._last_update < self._section.update_policy_second:
+        if self.clock() - self._last_update < self._section.update_policy_second:
             return
-        self._last_update = time.monotonic()
+        self._last_update = self.clock()
         updated = zip(self._paths, self._are_updated, strict=True)
         for path in dict.fromkeys(path for path, is_updated in updated if is_updated):
             update = self.get_policy_update_info(path)
@@ -267,14 +267,14 @@ class ZerglingParallelCollector(BaseParallelCollector):
 
     def _update_one(self, path: str) -> None:
         timeout_s = self._section.policy_timeout_s
-        deadline = time.monotonic() + timeout_s
+        deadline = self.clock() + timeout_s
         while not self._is_closed:
             update = self.get_policy_update_info(path)
             if update is not None:
                 self._load(path, update)
                 return
             now = time.monotonic()
-            if now > deadline:
+            if self.clock() > deadline:
                 raise TaskTimeoutError(
                     f"no policy was published under {path!r} within {timeout_s} s; "
                     "does its learner run?",
@@ -292,7 +292,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
                 mode.load_state_dict({"model": update["model"]})
         if path == self._paths[0]:
             self._policy_iter = int(update["iter"])
-        self._last_update = time.monotonic()
+        self._last_update = self.clock()
 
     def _send_payload(self, writer: Writer) -> None:
         pieces = writer.flush_each() if self._sends_episodes else [writer.flush()]

@@ -179,6 +179,7 @@ class BaseCommCollector(CommWorker):
         collector.get_policy_update_info = self.get_policy_update_info
         collector.await_admission = self.await_admission
         collector.yield_turn = self.yield_turn
+        collector.clock = self.scheduler.clock
         return collector
 
     def get_policy_update_info(self, path: str) -> dict[str, Any] | None:

@@ -11,8 +11,11 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
+
+from dingsdk.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +69,14 @@ class Scheduler(ABC):
         """Return the seconds by which waits end; they never go back."""
         return time.monotonic()
 
+    def record(self, path: Path) -> None:
+        """Write which job ran when to a file; ConfigError where jobs do not take turns."""
+        raise _no_turns(self)
+
+    def replay(self, path: Path) -> threading.Event:
+        """Let jobs run as in such a file; the event is set at its end. Errors as ``record``."""
+        raise _no_turns(self)
+
     @abstractmethod
     def spawn(self, function: Callable[[], None], name: str) -> Job:
         """Run ``function`` beside the caller. What it raises is kept in ``Job.error``."""
@@ -85,6 +96,14 @@ class Scheduler(ABC):
     @abstractmethod
     def close(self, timeout_s: float = 5.0) -> list[str]:
         """Wait for all jobs; return the names of those that did not end in time."""
+
+
+def _no_turns(scheduler: Scheduler) -> ConfigError:
+    return ConfigError(
+        f"system.record_schedule: the jobs of {type(scheduler).__name__} do not take turns; use "
+        "the transport in_memory, with concurrency greenlets",
+        path="system.record_schedule",
+    )
 
 
 class ThreadJob(Job):

@@ -298,6 +298,11 @@ class Transport(Configurable, ABC):
     """Where the workers of a run can be, the default first: threads of the master's process, or
     processes, on any host."""
 
+    @classmethod
+    def takes_turns(cls, section: Mapping[str, Any]) -> bool:
+        """Whether all jobs of a run take turns, so that their schedule can be recorded."""
+        return False
+
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
         self.cfg = self.read(cfg, "system.transport")
         self.run_dir = run_dir

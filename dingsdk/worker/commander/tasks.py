@@ -68,12 +68,15 @@ def learner_task(
     """Return a learner task in plain data of its own; arguments as ``collector_task``."""
     learner_cfg = to_plain(cfg["policy"]["learn"]["learner"])
     learner_cfg["exp_name"] = str(cfg["exp_name"])
+    buffer_cfg = to_plain(cfg["policy"]["other"]["replay_buffer"])
+    if buffer_cfg.get("seed", 0) is None:
+        buffer_cfg["seed"] = derive_seed(int(cfg["seed"]), "buffer")
     return {
         "task_id": task_id,
         "policy_id": policy_id,
         "buffer_id": buffer_id,
         "learner_cfg": learner_cfg,
-        "replay_buffer_cfg": to_plain(cfg["policy"]["other"]["replay_buffer"]),
+        "replay_buffer_cfg": buffer_cfg,
         "policy": to_plain(cfg["policy"]),
         "seed": derive_seed(int(cfg["seed"]), "learner", number),
     }

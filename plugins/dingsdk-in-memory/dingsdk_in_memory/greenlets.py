@@ -8,23 +8,30 @@ thread hand over in under a microsecond, exactly where a job waits or yields.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from greenlet import getcurrent, greenlet
 
 from dingsdk.errors import ClosedError
 from dingsdk.worker.comm import Condition, Job, Scheduler
+from dingsdk_in_memory.schedule import ScheduleWriter, read_schedule
 
 _log = logging.getLogger(__name__)
 
+_OF_THE_RUN = re.compile("[0-9a-f]{12}")
+"""Part of a job's name that is drawn anew in each run."""
 IDLE_S = 0.05
 """Longest sleep while all jobs wait; other threads that notify end it earlier."""
+REPLAY_WAIT_S = 5.0
+"""How long a replay waits for a job that another thread starts."""
 
 
 class GreenletCondition:
@@ -48,9 +55,10 @@ class GreenletCondition:
         """Wait until ``predicate`` is true; return False after ``timeout_s``."""
         if not self._scheduler.is_here:
             return self._condition.wait_for(predicate, timeout_s)
-        deadline = time.monotonic() + timeout_s
+        clock = self._scheduler.clock
+        deadline = clock() + timeout_s
         while not predicate():
-            if time.monotonic() >= deadline:
+            if clock() >= deadline:
                 return False
             seen = self.version
             self._condition.release()
@@ -76,6 +84,7 @@ class GreenletJob(Job):
         self._ended = ended
         self._done = False
         self.greenlet: greenlet | None = None
+        self.number = -1
         self.condition: GreenletCondition | None = None
         self.seen = 0
         self.deadline = 0.0
@@ -117,6 +126,40 @@ class GreenletScheduler(Scheduler):
         self._switched_at = 0.0
         self._is_aborted = False
         self._ended = GreenletCondition(self)
+        self._began_at = time.monotonic()
+        self._writer: ScheduleWriter | None = None
+        self._events: deque[tuple[str, int, int]] = deque()
+        self._replayed: threading.Event | None = None
+        self._numbers = 0
+        self._turn_s: float | None = None
+        """What the clock says in this turn, where it is recorded or replayed."""
+
+    def record(self, path: Path) -> None:
+        """Write the order of all turns, and the time of each, to a file; before the first job.
+
+        A job sees the time stand still within its turn, so that the file says all that it sees.
+        """
+        self._writer, self._turn_s = ScheduleWriter(path), 0.0
+
+    def replay(self, path: Path) -> threading.Event:
+        """Give jobs the turns and times of a file; before the first job.
+
+        Returns:
+            Is set when they have had them all, or one cannot go on as it did.
+
+        Raises:
+            CheckpointCorruptError: the file is damaged.
+        """
+        self._events.extend(read_schedule(path))
+        self._replayed, self._turn_s = threading.Event(), 0.0
+        return self._replayed
+
+    def clock(self) -> float:
+        if self._turn_s is None:
+            return time.monotonic()
+        # Before the first turn everything is as it will be at the replay.
+        is_fixed = self.is_here or self._thread is None
+        return self._turn_s if is_fixed else time.monotonic() - self._began_at
 
     def spawn(self, function: Callable[[], None], name: str) -> Job:
         job = GreenletJob(function, name, self._ended)
@@ -184,24 +227,66 @@ class GreenletScheduler(Scheduler):
     def _loop(self) -> None:
         self._thread_id = threading.get_ident()
         self._hub = getcurrent()
+        if self._replayed is not None:
+            self._run_replayed()
+            self._replayed.set()
         while True:
             while self._new:
-                job = self._new.popleft()
-                job.greenlet = greenlet(job.run)
-                self._jobs.append(job)
+                self._adopt(self._new.popleft())
             if self._is_aborted:
                 break
             if not self._run_ready():
                 self._sleep()
         for job in tuple(self._jobs):
             self._switch(job, ClosedError(f"{job.name} was still waiting at the close"))
+        if self._writer is not None:
+            self._writer.close()
+
+    def _adopt(self, job: GreenletJob) -> None:
+        job.greenlet, job.number = greenlet(job.run), self._numbers
+        self._numbers += 1
+        self._jobs.append(job)
+        if self._writer is not None:
+            self._writer.add_job(_stable(job.name))
+
+    def _run_replayed(self) -> None:
+        """Give the turns of the schedule, as long as its jobs are there to take them."""
+        jobs: list[GreenletJob] = []
+        while self._events and not self._is_aborted:
+            name, number, ms = self._events[0]
+            if name:
+                found = self._wait_for_new(name)
+                if found is None:
+                    _log.info("the replay ends before the job %s, which nobody starts", name)
+                    return
+                self._adopt(found)
+                jobs.append(found)
+            else:
+                job = jobs[number]
+                if job.greenlet is None or job.greenlet.dead:
+                    _log.info("the replay ends at %s, which has ended", job.name)
+                    return
+                self._turn_s = ms / 1000
+                self._switch(job)
+            self._events.popleft()
+
+    def _wait_for_new(self, name: str) -> GreenletJob | None:
+        deadline = time.monotonic() + REPLAY_WAIT_S
+        while time.monotonic() < deadline and not self._is_aborted:
+            with self._lock:
+                for job in self._new:
+                    if _stable(job.name) == name:
+                        self._new.remove(job)
+                        return job
+            self._wake.wait(IDLE_S)
+            self._wake.clear()
+        return None
 
     def _run_ready(self) -> bool:
         """Run each job that can go on until it waits; return whether any could."""
         moved = False
-        now = time.monotonic()
         for job in tuple(self._jobs):
-            condition = job.condition
+            condition, now = job.condition, self._look_at_clock()
             if condition is None or condition.version != job.seen or now >= job.deadline:
                 self._switch(job)
                 moved = True
@@ -209,6 +294,8 @@ class GreenletScheduler(Scheduler):
 
     def _switch(self, job: GreenletJob, error: ClosedError | None = None) -> None:
         assert job.greenlet is not None  # adopted before it runs
+        if self._writer is not None and error is None:
+            self._writer.add_turn(job.number, round((self._turn_s or 0.0) * 1000))
         self._current, self._switched_at = job, time.monotonic()
         try:
             if error is None:
@@ -220,8 +307,20 @@ class GreenletScheduler(Scheduler):
         if job.greenlet.dead:
             self._jobs.remove(job)
 
+    def _look_at_clock(self) -> float:
+        """Return what the clock says from here on."""
+        if self._turn_s is None:
+            return time.monotonic()
+        # In milliseconds; a replayed run goes on where its schedule ended.
+        self._turn_s = max(self._turn_s, int((time.monotonic() - self._began_at) * 1000) / 1000)
+        return self._turn_s
+
     def _sleep(self) -> None:
         until = min((job.deadline for job in self._jobs), default=float("inf"))
         if not self._new:
-            self._wake.wait(max(0.0, min(IDLE_S, until - time.monotonic())))
+            self._wake.wait(max(0.0, min(IDLE_S, until - self._look_at_clock())))
         self._wake.clear()
+
+
+def _stable(name: str) -> str:
+    return _OF_THE_RUN.sub("", name)

@@ -1,0 +1,128 @@
+"""Training the weights of a recorded run again, and comparing them bit for bit."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dingsdk.data.pytree import flatten
+from dingsdk.errors import CheckpointMissingError
+from dingsdk.pipeline.context import RunContext
+from dingsdk.pipeline.given import callbacks_registered
+from dingsdk.pipeline.parallel import SCHEDULE_NAME
+from dingsdk.pipeline.run_folder import CONFIG_NAME
+from dingsdk.pipeline.train import compile_run, run_pipeline
+from dingsdk.worker.learner.checkpoint import load_checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """How a replay compares with its run.
+
+    Attributes:
+        iteration: Iteration of the run's newest checkpoint.
+        reached: Iteration that the replay came to, where it is lower; else ``iteration``.
+        different: Names of the values of the policy's state that differ.
+    """
+
+    iteration: int
+    reached: int
+    different: tuple[str, ...]
+
+    @property
+    def is_same(self) -> bool:
+        """Whether the whole state of the policy is the same, bit for bit."""
+        return self.reached == self.iteration and not self.different
+
+
+def replay(
+    run: str | os.PathLike[str], announce: Callable[[str], None] | None = None
+) -> ReplayResult:
+    """Train a run of parallel mode again, as its schedule says; the run folder stays as it is.
+
+    It is the same run where it has the same package versions and machine, envs that depend on
+    their seeds alone, and parts that take the time from their scheduler.
+
+    Args:
+        run: Folder of a run with ``system.record_schedule``.
+        announce: As for ``train``.
+
+    Raises:
+        CheckpointMissingError: it has no schedule or no checkpoint.
+        CheckpointCorruptError: they are damaged.
+        DingError: a part failed, as in ``train``.
+    """
+    folder = Path(run)
+    schedule = folder / SCHEDULE_NAME
+    if not schedule.is_file():
+        raise CheckpointMissingError(
+            f"{folder} has no {SCHEDULE_NAME}: runs of parallel mode with "
+            "system.record_schedule=true have one",
+            path=str(schedule),
+        )
+    final = load_checkpoint(folder / "ckpt")
+    if final.iteration == 0:
+        raise CheckpointMissingError(
+            f"{folder} was not trained: nothing to compare", path=str(folder)
+        )
+    cfg = compile_run(str(folder / CONFIG_NAME), "parallel")
+    watch = _Watch(final.iteration)
+    with (
+        tempfile.TemporaryDirectory(prefix="dingsdk-replay-") as own,
+        callbacks_registered([watch], in_processes=False),
+    ):
+        run_dir = Path(own) / "run"
+        run_dir.mkdir()
+        context = RunContext(cfg=cfg, run_dir=run_dir, replays=schedule)
+        watch.context = context
+        run_pipeline(context, "parallel", announce=announce)
+    if watch.state is None:
+        return ReplayResult(final.iteration, watch.reached, ())
+    first, second = dict(flatten(final.state)), dict(flatten(watch.state))
+    different = sorted(
+        ".".join(map(str, path))
+        for path in first.keys() | second.keys()
+        if not _equal(first.get(path), second.get(path))
+    )
+    return ReplayResult(final.iteration, final.iteration, tuple(different))
+
+
+class _Watch:
+    """Keeps the state that the learner has after an iteration, and ends the run then."""
+
+    def __init__(self, iteration: int) -> None:
+        self._iteration = iteration
+        self.context: RunContext | None = None
+        self.reached = 0
+        self.state: Mapping[str, Any] | None = None
+
+    def after_iter(self, learner: Any, iteration: int) -> None:
+        self.reached = iteration + 1
+        if self.reached == self._iteration:
+            self.state = _copied(learner.policy.state_dict())
+            if self.context is not None:
+                self.context.stop.set()
+
+
+def _copied(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {key: _copied(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_copied(value) for value in tree)
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().cpu().clone()
+    return tree.copy() if isinstance(tree, np.ndarray) else tree
+
+
+def _equal(first: Any, second: Any) -> bool:
+    if isinstance(first, (np.ndarray, torch.Tensor)):
+        one, other = np.asarray(first), np.asarray(second)
+        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
+    return bool(first == second)

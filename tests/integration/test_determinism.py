@@ -1,0 +1,93 @@
+"""The same seed gives the same serial run, whatever steps the envs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dingsdk import train
+from dingsdk.data.seeding import derive_seed
+from dingsdk.testing import StopAndGo
+from dingsdk.testing.stop_and_go import _compare
+
+SETS = (
+    "policy.learn.learner.train_iterations=60",
+    "policy.eval.evaluator.eval_freq=25",
+    "env.stop_value=1000",
+    "env.n_evaluator_episode=3",
+    "env.evaluator_env_num=1",
+    "env.collector_env_num=4",
+    "policy.collect.n_sample=32",
+    "policy.learn.update_per_collect=4",
+    "policy.learn.batch_size=32",
+)
+CASES = {
+    "dqn": ("cartpole-dqn", SETS),
+    "prioritized": (
+        "cartpole-dqn",
+        (*SETS, "policy.other.replay_buffer.type=advanced", "policy.priority=true"),
+    ),
+    "ppo": ("cartpole-ppo", (*SETS[:5], "env.collector_env_num=4", "policy.collect.n_sample=128")),
+    "sac": ("pendulum-sac", SETS),
+}
+
+
+def outcome(folder: Path, config: str, sets: tuple[str, ...], name: str, *more: str) -> Any:
+    """Train, and return what the run leaves: weights, rows, curve, random streams."""
+    run = train(config, sets=[*sets, *more, f"exp_name={name}"], output=folder).run_dir
+    found = StopAndGo(config)._outcome(run)
+    for own in ("envs", "streams"):  # as the manager keeps them, and those of this process
+        del found[own]
+    return found
+
+
+MANAGERS = {
+    "base": ["env_manager.type=base"],
+    "subprocess": ["env_manager.type=subprocess", "env_manager.envs_per_process=2"],
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "manager"),
+    [
+        ("dqn", "base"),
+        *(pytest.param(case, "subprocess", marks=pytest.mark.slow) for case in CASES),
+    ],
+)
+def test_env_managers_give_the_same_run_bit_for_bit(
+    tmp_path: Path, case: str, manager: str
+) -> None:
+    config, sets = CASES[case]
+    first = outcome(tmp_path, config, sets, "first", "env_manager.type=in_process")
+    _compare(first, outcome(tmp_path, config, sets, "second", *MANAGERS[manager]))
+
+
+@pytest.mark.slow
+def test_another_seed_gives_another_run(tmp_path: Path) -> None:
+    config, sets = CASES["dqn"]
+    first = outcome(tmp_path, config, sets, "first", "env_manager.type=in_process")
+    second = outcome(tmp_path, config, sets, "second", "env_manager.type=in_process", "seed=7")
+    with pytest.raises(AssertionError, match="differs in"):
+        _compare(first, second)
+
+
+def test_run_folder_names_every_seed_of_the_tree(tmp_path: Path) -> None:
+    sets = ["policy.learn.learner.train_iterations=4", "seed=7", "env_manager.type=in_process"]
+    sets += ["env.collector_env_num=2", "env.evaluator_env_num=2", "env.n_evaluator_episode=2"]
+    run = train("cartpole-dqn", sets=sets, output=tmp_path).run_dir
+    seeds = json.loads((run / "seeds.json").read_text())
+    assert seeds.pop("seed") == 7
+    expected = {
+        f"seed/{role}/env/{index}": derive_seed(7, role, "env", index)
+        for role in ("collector", "evaluator")
+        for index in range(2)
+    }
+    for part in ("policy", "collector", "buffer"):
+        expected[f"seed/{part}"] = derive_seed(7, part)
+    assert expected.items() <= seeds.items()
+    policy = derive_seed(7, "policy")
+    assert seeds["seed/policy/policy/network"] == derive_seed(policy, "policy", "network")
+    assert all(name.startswith("seed/") for name in seeds), "a seed of another tree"

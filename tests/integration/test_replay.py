@@ -1,0 +1,135 @@
+"""Runs of in_memory that are recorded and trained again, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dingsdk import train
+from dingsdk.cli import main
+from dingsdk.errors import CheckpointCorruptError, CheckpointMissingError, ConfigError
+from dingsdk.pipeline.context import RunResult
+from dingsdk.pipeline.replay import replay
+
+RECORD = "system.record_schedule=true"
+ENDLESS = "env.stop_value=.inf"
+CASES = {
+    "iterations": ("cartpole-dqn", ["policy.learn.learner.train_iterations=150", ENDLESS]),
+    "env steps": ("cartpole-dqn", ["system.max_env_steps=6000", ENDLESS]),
+    "stop value": ("cartpole-dqn", ["env.stop_value=40"]),
+    "prioritized": (
+        "cartpole-dqn",
+        [
+            "policy.learn.learner.train_iterations=250",
+            "policy.priority=true",
+            "policy.other.replay_buffer.type=advanced",
+            ENDLESS,
+        ],
+    ),
+    "on-policy": ("cartpole-ppo", ["system.max_env_steps=9000", ENDLESS]),
+    "sac": ("pendulum-sac", ["policy.learn.learner.train_iterations=300", "env.stop_value=1e9"]),
+}
+
+
+def recorded(folder: Path, config: str, sets: list[str]) -> RunResult:
+    return train(config, "parallel", "in_memory", sets=[RECORD, *sets], output=folder)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(each): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+
+
+QUICK, *LONGER = CASES
+
+
+@pytest.mark.parametrize(
+    "case", [QUICK, *(pytest.param(each, marks=pytest.mark.slow) for each in LONGER)]
+)
+def test_replay_trains_the_same_weights(tmp_path: Path, case: str) -> None:
+    run = recorded(tmp_path, *CASES[case])
+    before = contents(run.run_dir)
+    found = replay(run.run_dir)
+    assert (found.iteration, found.different) == (run.train_iter, ())
+    assert found.is_same
+    assert found.iteration >= 40
+    assert contents(run.run_dir) == before
+
+
+@pytest.mark.slow
+def test_schedule_takes_less_than_a_hundredth_of_the_samples(tmp_path: Path) -> None:
+    run = recorded(tmp_path, "cartpole-dqn", ["system.max_env_steps=20000", ENDLESS])
+    # obs and next_obs: 8 float32; action: int64; reward, discount: float32; done: bool.
+    row_bytes = 8 * 4 + 8 + 2 * 4 + 1
+    size = (run.run_dir / "schedule.bin").stat().st_size
+    assert size < 0.01 * row_bytes * run.env_steps
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recorded")
+    return recorded(folder, "cartpole-dqn", CASES["iterations"][1]).run_dir
+
+
+@pytest.mark.slow
+def test_command_says_whether_the_weights_are_the_same(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(run)]) == 0
+    assert "the policy of iteration 150 is the same, bit for bit" in capsys.readouterr().out
+    config = run / "config.yaml"
+    text = config.read_text()
+    config.write_text(text.replace("learning_rate: 0.002", "learning_rate: 0.003"))
+    try:
+        assert main(["replay", str(run)]) == 1
+    finally:
+        config.write_text(text)
+    assert "the policy of iteration 150 differs in " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_damaged_schedules_are_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointMissingError, match="has no schedule"):
+        replay(tmp_path)
+    path = run / "schedule.bin"
+    content = path.read_bytes()
+    try:
+        for damaged in (b"", content[:-7], b"x" + content, content[:40] + b"\0" + content[41:]):
+            path.write_bytes(damaged)
+            with pytest.raises(CheckpointCorruptError, match="cannot be used"):
+                replay(run)
+    finally:
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("mode", "sets", "text"),
+    [
+        ("serial", [], "a serial run is the same for the same seed"),
+        ("parallel", ["system.transport.type=flask_fs"], "'flask_fs' jobs run side by side"),
+        ("parallel", ["system.transport.concurrency=threads"], "jobs run side by side"),
+        ("parallel", ["env_manager.type=async_subprocess"], "whatever env comes back first"),
+    ],
+)
+def test_what_has_no_schedule_is_refused(
+    tmp_path: Path, mode: Any, sets: list[str], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text) as caught:
+        train("cartpole-dqn", mode, sets=[RECORD, *sets], output=tmp_path)
+    assert caught.value.path == "system.record_schedule"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_replay_without_a_learner_as_far_says_so(run: Path) -> None:
+    config = run / "config.yaml"
+    text = config.read_text()
+    config.write_text(text.replace("train_iterations: 150", "train_iterations: 20"))
+    try:
+        found = replay(run)
+    finally:
+        config.write_text(text)
+    assert (found.iteration, found.reached, found.is_same) == (150, 20, False)
+    assert json.loads((run / "result.json").read_text())["train_iter"] == 150
