@@ -115,7 +115,8 @@ def check_plugin(name: str) -> PluginReport:
     """Import a plugin, compare its interface, build its parts, and hold them to their rules.
 
     A class may say three things about itself, as class attributes: ``contract_capabilities``, what
-    it promises beyond the rules for all; ``contract_config``, values of its section that it needs
+    it promises beyond the rules for all, or None where those are not for it;
+    ``contract_config``, values of its section that it needs
     in a check; of a wrapper ``contract_env``, the id of an env that it fits.
 
     Args:
@@ -383,7 +384,7 @@ _Build = Callable[[_Part, Path], Any]
 _BUILDS: Mapping[str, _Build] = {
     "transports": lambda part, folder: part.create({}, folder),
     "buffers": lambda part, folder: part.create({}),
-    "storages": lambda part, folder: part.create({}, 10),
+    "storages": lambda part, folder: part.create(_folder_of(part, folder), 10),
     "samplers": lambda part, folder: part.create({}, 10, 0),
     "removers": lambda part, folder: part.create({}, 10, 0),
     "limiters": lambda part, folder: part.create({}, 0),
@@ -399,6 +400,9 @@ _BUILDS: Mapping[str, _Build] = {
 
 def _hold_to_rules(part: _Part) -> Iterator[Step]:
     check = _RULES.get(part.kind)
+    if getattr(part.target, "contract_capabilities", "") is None:
+        yield Step(str(part), "rules", "skipped", "those of its kind are not for it, as it says")
+        return
     if check is None:
         if part.kind != NAMES:
             yield Step(str(part), "rules", "skipped", "there are none for its kind")
@@ -477,14 +481,18 @@ def _commander_rules(part: _Part) -> ContractReport:
     return check_commander(part.target, capabilities=part.capabilities)
 
 
+def _folder_of(part: _Part, folder: Path) -> dict[str, Any]:
+    """Return the settings by which a durable storage opens what is in a folder."""
+    return {"path": str(folder), "reopen": True} if part.target.is_durable else {}
+
+
 def _part_rules(kind: str) -> Callable[[_Part], ContractReport]:
     def hold(part: _Part) -> ContractReport:
         def make(capacity: int, seed: int, folder: Path) -> Any:
             if kind == "limiter":
                 return part.create({}, seed)
             if kind == "storage":
-                durable = {"path": str(folder), "reopen": True} if part.target.is_durable else {}
-                return part.create(durable, capacity)
+                return part.create(_folder_of(part, folder), capacity)
             return part.create({}, capacity, seed)
 
         return check_part(kind, make, capabilities=part.capabilities)

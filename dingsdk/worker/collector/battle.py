@@ -246,6 +246,8 @@ class BattleEpisodeSerialCollector(WholeEpisodeCollector, BattleCollector):
     Envs begin episodes as ``EpisodeSerialCollector`` says.
     """
 
+    contract_capabilities: ClassVar[frozenset[str]] = frozenset({"episodes", "players"})
+
     class Config(CollectorSection, frozen=True, kw_only=True):
         """Section ``policy.collect.collector``.
 
@@ -300,6 +302,8 @@ class BattleSampleSerialCollector(BattleCollector):
     A player whose mode has ``collect_data = False`` acts, and gets no data. Trajectories are cut,
     and a surplus is kept, as ``SampleSerialCollector`` says.
     """
+
+    contract_capabilities: ClassVar[frozenset[str]] = frozenset({"samples", "players"})
 
     class Config(CollectorSection, frozen=True, kw_only=True):
         """Section ``policy.collect.collector``."""

@@ -20,6 +20,8 @@ class BattleInteractionSerialEvaluator(InteractionSerialEvaluator):
 
     not_for_runs: ClassVar[str] = "the evaluations of a run play against env.eval_opponents"
 
+    contract_capabilities: ClassVar[None] = None
+
     class Config(InteractionSerialEvaluator.Config, frozen=True, kw_only=True):
         """Section ``policy.eval.evaluator``."""
 

@@ -40,6 +40,8 @@ class MetricSerialEvaluator(ISerialEvaluator):
 
     plays = False
 
+    contract_capabilities: ClassVar[None] = None
+
     class Config(ISerialEvaluator.Config, frozen=True, kw_only=True):
         """Section ``policy.eval.evaluator``.
 

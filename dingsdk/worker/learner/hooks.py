@@ -313,6 +313,7 @@ class LoadCkptHook(LearnerHook):
     """Loads the checkpoint ``load_path``, and continues its iteration and env step counts."""
 
     Args = _LoadArgs
+    contract_config: ClassVar[Mapping[str, Any]] = {"load_path": ""}
 
     def __call__(self, engine: BaseLearner) -> None:
         if not self.args.load_path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -56,6 +56,7 @@ class LearningRateHook(LearnerHook):
 
     positions = ("before_iter",)
     Args = _Args
+    contract_config: ClassVar[Mapping[str, Any]] = {"iterations": 10}
 
     def __call__(self, engine: BaseLearner) -> None:
         key = "learning_rate_factor"

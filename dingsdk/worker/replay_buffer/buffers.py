@@ -251,6 +251,8 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
         (2, 4)
     """
 
+    contract_capabilities: ClassVar[frozenset[str]] = frozenset({"sequences", "parts", "saves"})
+
     class Config(NaiveReplayBuffer.Config, frozen=True, kw_only=True):
         """Section ``policy.other.replay_buffer`` of type ``sequence``.
 
@@ -392,6 +394,8 @@ class EpisodeReplayBuffer(NaiveReplayBuffer):
         >>> buffer.episode_len
         [2, 1]
     """
+
+    contract_capabilities: ClassVar[frozenset[str]] = frozenset({"episodes", "parts", "saves"})
 
     class Config(NaiveReplayBuffer.Config, frozen=True, kw_only=True):
         """Section ``policy.other.replay_buffer`` of type ``episode``."""

@@ -221,6 +221,9 @@ class PushSampleRateLimiter(Limiter):
         clock: Seconds, monotonic.
     """
 
+    contract_capabilities: ClassVar[frozenset[str]] = frozenset({"bounded", "timed"})
+    contract_config: ClassVar[Mapping[str, Any]] = {"max": 2.0, "min": 0.5}
+
     class Config(PartSection, frozen=True, kw_only=True):
         """Section ``limiter`` of type ``push_sample_rate``.
 

@@ -1,0 +1,210 @@
+"""``dingsdk check`` says what is wrong with a plugin, and with the question."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dingsdk.cli import main
+from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.testing import check_plugin
+
+Provide = Callable[..., None]
+
+HEAD = """
+    from dingsdk import hookimpl
+    from dingsdk.worker.replay_buffer import Limiter, Remover, RowSampler
+    from dingsdk.worker import LearnerHook, NaiveReplayBuffer
+
+    @hookimpl
+    def dingsdk_register_{kind}(registry):
+        registry.register("mine", Mine)
+"""
+
+
+@pytest.fixture
+def provide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Provide]:
+    """``provide(kind, source)`` installs the class ``Mine`` of a module as the type ``mine``."""
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.chdir(tmp_path)
+
+    def provide(kind: str, source: str, head: str = HEAD) -> None:
+        info = site / "acme_mine-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-mine\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[dingsdk.{kind}]\nmine = acme_mine\n")
+        text = textwrap.dedent(head).format(kind=kind) + textwrap.dedent(source)
+        (site / "acme_mine.py").write_text(text)
+
+    with use_manager(PluginManager()):
+        yield provide
+    sys.modules.pop("acme_mine", None)
+
+
+def failed(plugin: str) -> list[tuple[str, str]]:
+    return [(s.name, s.detail) for s in check_plugin(plugin).steps if s.outcome == "failed"]
+
+
+LAST = """
+    class Mine(RowSampler):
+        config = {"type": "mine"}
+        contract_capabilities = {"rows"}
+
+        def draw(self, population, size, replace=False):
+            import numpy as np
+            return np.full(size, population - 1, np.int64)
+"""
+
+
+def test_broken_rules_are_named_and_counted(
+    provide: Provide, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    provide("samplers", LAST)
+
+    assert main(["check", "acme-mine", "--badge", "badge.json"]) == 1
+
+    lines = capsys.readouterr().out.splitlines()
+    broken = [line for line in lines if line.startswith("failed") and " rule " in line]
+    badge = json.loads((tmp_path / "badge.json").read_text())
+    assert broken
+    assert badge["message"].startswith(f"{len(broken)} of ")
+    assert (badge["schemaVersion"], badge["label"], badge["color"]) == (1, "dingsdk", "red")
+
+
+def test_kept_rules_are_counted_in_json(
+    provide: Provide, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fair = "self._rng.choice(population, size, replace)"
+    provide("samplers", LAST.replace("np.full(size, population - 1, np.int64)", fair))
+
+    assert main(["check", "samplers:mine", "--json", "--badge", "badge.json"]) == 0
+
+    told = json.loads(capsys.readouterr().out)
+    assert told["passed"] is True
+    assert [step["name"] for step in told["steps"]] == ["import", "interface", "build", "rules"]
+    assert json.loads((tmp_path / "badge.json").read_text())["color"] == "brightgreen"
+
+
+WRONG = {
+    "import": ("samplers", "raise RuntimeError('at the top')", "at the top"),
+    "no hookimpl": (
+        "samplers",
+        "class Mine: pass\ndingsdk_register_samplers = lambda registry: None",
+        "defines dingsdk_register_samplers without @hookimpl",
+    ),
+    "no subclass": ("samplers", "class Mine: pass", "no subclass of dingsdk.worker.replay_buffer"),
+    "missing methods": ("removers", "class Mine(Remover): pass", "lacks allot, by_age, clear"),
+    "constructor": (
+        "limiters",
+        "class Mine(Limiter):\n    def __init__(self, cfg): pass\n    def can_sample(self, n): ...",
+        "cannot be given 2 by position",
+    ),
+    "method": (
+        "limiters",
+        "class Mine(Limiter):\n    def can_sample(self): ...",
+        "Mine.can_sample(self) cannot be called as Limiter.can_sample",
+    ),
+    "build": (
+        "limiters",
+        "class Mine(Limiter):\n"
+        "    def __init__(self, cfg, seed=None): raise ValueError('no limit')\n"
+        "    def can_sample(self, n): ...",
+        "ValueError: no limit",
+    ),
+    "hook": (
+        "learner_hooks",
+        "class Mine(LearnerHook):\n    def __call__(self, engine): engine.no_such_attribute",
+        "no_such_attribute",
+    ),
+    "command": ("commands", "def Mine(): pass", "no click command"),
+    "wrapper": (
+        "env_wrappers",
+        "class Mine:\n    def __init__(self, env): raise ValueError('no env')",
+        "no env",
+    ),
+    "policy": (
+        "policies",
+        "class Mine:\n    def __init__(self, cfg, enable_field=None, seed=None): pass",
+        "model_from_spaces",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_check_ends_at_the_step_that_fails(name: str, provide: Provide) -> None:
+    kind, source, words = WRONG[name]
+    provide(kind, source)
+
+    ((_, detail),) = failed(f"{kind}:mine")
+
+    assert words in detail
+    assert main(["check", f"{kind}:mine"]) == 1
+
+
+def test_observer_without_hooks_fails(provide: Provide) -> None:
+    provide("plugins", "VALUE = 1", head="")
+
+    ((step, detail),) = failed("observer:mine")
+
+    assert step == "import"
+    assert "implements no hook" in detail
+
+
+def test_type_may_be_named_by_the_word_of_its_template(provide: Provide) -> None:
+    provide("limiters", "class Mine(Limiter):\n    def can_sample(self, n): return self.size > 0")
+
+    assert not failed("limiter:mine")
+
+
+@pytest.mark.parametrize(
+    ("plugin", "words"),
+    [
+        ("samplers:unifrom", "Did you mean 'uniform'"),
+        ("smaplers:uniform", "Did you mean 'samplers'"),
+        ("dingsdk-rl-in-memry", "Did you mean 'dingsdk-rl-in-memory'"),
+        ("", "kind:type"),
+        (":", "kinds"),
+        ("policies:", "kind:type"),
+    ],
+)
+def test_unknown_plugin_is_one_line_and_exit_code_2(
+    plugin: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", plugin]) == 2
+
+    told = capsys.readouterr().err
+    assert len(told.splitlines()) == 1
+    assert words in told
+
+
+@pytest.mark.parametrize("place", ["absent/badge.json", "."])
+def test_badge_that_cannot_be_written_is_told(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["check", "limiters:min_size", "--badge", place]) == 2
+    assert "--badge" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", ["buffers", "samplers", "removers", "limiters", "collectors", "evaluators",
+             "learner_hooks", "policies", "commanders", "comm_collectors", "comm_learners",
+             "parallel_collectors", "serial_commanders", "learners", "roles", "commands"],
+)  # fmt: skip
+def test_what_dingsdk_provides_passes(kind: str) -> None:
+    with use_manager(PluginManager()) as manager:
+        # These two talk to services, in threads that they keep.
+        keys = set(manager.builtin_types(kind)) - {"mlflow", "wandb"}
+        found = {key: failed(f"{kind}:{key}") for key in sorted(keys)}
+
+    assert not any(found.values()), found
