@@ -122,7 +122,8 @@ class R2D2Policy(DQNPolicy):
     Config: ClassVar[type[R2D2Section]] = R2D2Section
     contract_config: ClassVar[Mapping[str, Any]] = {
         "learn": {"sequence_length": 4, "burn_in": 2},
-        "other": {"replay_buffer": {"sequence_length": 4, "sampler": {"burn_in": 2}}},
+        "other": {"replay_buffer": {"type": "advanced"}},
+        "priority": True,
     }
     section: R2D2Section
     model_from_spaces = staticmethod(partial(discrete_model, "r2d2"))

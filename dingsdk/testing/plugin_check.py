@@ -442,8 +442,10 @@ def _policy_maker(part: _Part) -> tuple[Callable[..., Any], Any, Any]:
     reasons = []
     for action in actions:
         try:
-            model = part.target.model_from_spaces(observation, action)
-            cfg = deep_merge_dicts(part.cfg, {"model": model})
+            model = {"model": part.target.model_from_spaces(observation, action)}
+            # Defaults are left to the class: those of a part depend on the type that is given.
+            section = {**part.given, "type": part.key}
+            cfg = deep_merge_dicts(section if hasattr(part.target, "read") else part.cfg, model)
 
             def make(fields: Sequence[str] | None, seed: int, cfg: Any = cfg) -> Any:
                 return part.target(cfg, enable_field=fields, seed=seed)
