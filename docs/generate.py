@@ -75,6 +75,7 @@ MODULES = (
     "dingsdk.plugins",
     "dingsdk.policy",
     "dingsdk.testing",
+    "dingsdk.testing.simulation",
     "dingsdk.worker",
     "dingsdk.worker.comm",
     "dingsdk.worker.coordinator",
