@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from dingsdk_flask_fs.simulated import SimulatedFlaskFS
+from dingsdk_in_memory.simulated import SimulatedInMemory
 
 from dingsdk.testing.simulation import (
     Setting,
@@ -31,12 +32,13 @@ RARE = {
     "a stopped coordinator ends a run whose disk is full",
     "a coordinator that was replaced goes on",
     "a sample is acknowledged that is not in the journal",
+    "facts that found no room are forgotten",
 }
 """Tests of their own bring them about at once."""
 
 
 def simulation(seed: int, **given: Any) -> Simulation:
-    return Simulation(seed, transport=SimulatedFlaskFS, **given)
+    return Simulation(seed, **{"transport": SimulatedFlaskFS, **given})
 
 
 def outcome(seed: int) -> tuple[Any, ...]:
@@ -57,10 +59,15 @@ def test_simulated_run_keeps_its_promises(seed: int) -> None:
     assert made.oracle.evicted.total() == samples.acknowledged
 
 
+def test_simulated_run_of_in_memory_keeps_its_promises() -> None:
+    simulation(2, transport=SimulatedInMemory, duration_s=20.0).run()
+
+
 @pytest.mark.slow
-def test_simulated_runs_keep_their_promises() -> None:
-    for seed in range(2, 300):
-        simulation(seed).run()
+@pytest.mark.parametrize("transport", [SimulatedFlaskFS, SimulatedInMemory])
+def test_simulated_runs_keep_their_promises(transport: Any) -> None:
+    for seed in range(2, 200):
+        simulation(seed, transport=transport).run()
 
 
 def test_same_seed_does_the_same_again() -> None:
@@ -106,51 +113,48 @@ def defect(name: str) -> Any:
     return next(each for each in MUTANTS if each.name == name)
 
 
-def fails(name: str, make: Callable[[], Simulation]) -> None:
-    """Check that a run goes well, and does not with a defect."""
-    make().run()
+def fails(name: str, faults: list[SimulatedFault], setting: Setting) -> None:
+    """Check that a run with these faults goes well, and soon does not with a defect."""
+
+    def run(seeds: Iterable[int]) -> None:
+        for seed in seeds:
+            simulation(seed, faults=faults, setting=setting, duration_s=20.0).run()
+
+    run([1])
     with defect(name).applied(), pytest.raises(SimulationError):
-        make().run()
+        run(range(1, 9))
 
 
 def test_time_in_which_the_coordinator_stood_still_is_nobodys_fault() -> None:
     full = SimulatedFault("disk_full", 5.0, "", 25.0)
     jump = SimulatedFault("jump", 12.0, "coordinator", 1.0, 3600.0)
-
-    def make() -> Simulation:
-        return simulation(1, setting=Setting(), faults=[full, jump], duration_s=10.0)
-
-    fails("a stopped coordinator ends a run whose disk is full", make)
-    fails("workers are blamed for the time in which the coordinator stood still", make)
+    fails("a stopped coordinator ends a run whose disk is full", [full, jump], Setting())
+    fails("workers are blamed for the time in which the coordinator stood still", [jump], Setting())
 
 
 def test_worker_whose_connection_was_cut_is_back_soon() -> None:
     cut = SimulatedFault("cut", 12.0, "learner-0", 8.0)
-
-    def make() -> Simulation:
-        return simulation(75, setting=Setting(), faults=[cut], duration_s=10.0)
-
-    fails("a join waits for one answer until its deadline", make)
+    fails("a join waits for one answer until its deadline", [cut], Setting())
 
 
 def test_coordinator_that_was_replaced_ends_and_deletes_nothing() -> None:
     usurp = SimulatedFault("usurp", 10.0, "coordinator", 25.0)
-
-    def make() -> Simulation:
-        setting = Setting(has_journal=True)
-        return simulation(3, setting=setting, faults=[usurp], duration_s=20.0)
-
-    fails("a coordinator that was replaced goes on", make)
+    fails("a coordinator that was replaced goes on", [usurp], Setting(has_journal=True))
 
 
 def test_coordinator_that_is_started_again_knows_what_was_acknowledged() -> None:
-    def make(kind: Any = "kill") -> Simulation:
-        fault = SimulatedFault(kind, 10.0, "coordinator", 4.0)
-        setting = Setting(has_journal=True)
-        return simulation(4, setting=setting, faults=[fault], duration_s=20.0)
+    setting = Setting(has_journal=True)
+    kill = SimulatedFault("kill", 10.0, "coordinator", 4.0)
+    fails("a sample is acknowledged that is not in the journal", [kill], setting)
+    tear = SimulatedFault("tear", 10.0, "coordinator", 4.0)
+    simulation(4, setting=setting, faults=[tear], duration_s=20.0).run()
 
-    fails("a sample is acknowledged that is not in the journal", make)
-    make("tear").run()
+
+def test_facts_that_find_no_room_are_written_later() -> None:
+    full = SimulatedFault("disk_full", 8.0, "", 6.0)
+    kill = SimulatedFault("kill", 16.0, "coordinator", 2.0)
+    setting = Setting(has_journal=True, max_use=1)
+    fails("facts that found no room are forgotten", [full, kill], setting)
 
 
 def test_every_defect_can_be_made() -> None:

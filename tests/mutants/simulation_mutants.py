@@ -174,6 +174,12 @@ MUTANTS = [
         "if not self.is_closed:",
     ),
     Mutant(
+        "a join that is repeated is another one",
+        f"{_FLASK}.request_handler:RequestHandler._join",
+        "inc = self._joins.get(name)",
+        "inc = None",
+    ),
+    Mutant(
         "a join waits for one answer until its deadline",
         f"{_FLASK}.slave_end:HttpSlaveEnd.join",
         "min(deadline, self._clock() + self._request_timeout_s)",
@@ -185,7 +191,49 @@ MUTANTS = [
         "return False",
         "return True",
     ),
+    Mutant(
+        "a close waits for room in the buffer",
+        f"{_COORDINATOR}.roles:_acknowledge",
+        "while not control.is_ending:",
+        "while True:",
+    ),
     # Files.
+    Mutant(
+        "samples of payloads that are gone stay",
+        f"{_COORDINATOR}.experience:Experience._give_up",
+        "self._lost.setdefault(number, reason)",
+        "pass",
+    ),
+    Mutant(
+        "a payload that shows late is given up",
+        f"{_COMM}.learner:BaseCommLearner.deal_with_learner_learn",
+        "self._clock() + LOAD_TIMEOUT_S",
+        "self._clock()",
+    ),
+    Mutant(
+        "a payload that was not stored is announced",
+        f"{_COMM}.collector:BaseCommCollector.send_stepdata",
+        "continue",
+        "return",
+    ),
+    Mutant(
+        "a payload is deleted while a learner trains on it",
+        f"{_COORDINATOR}.experience:_Payload.is_garbage",
+        "self.left == 0 and self.pins == 0",
+        "self.left == 0",
+    ),
+    Mutant(
+        "payloads of running tasks are swept",
+        f"{_COORDINATOR}.scheduler_state:SchedulerState.find_live",
+        'or data_id.partition("-")[0] in owners',
+        "",
+    ),
+    Mutant(
+        "evicted rows are not counted",
+        f"{_COORDINATOR}.experience:PayloadLedger.evict",
+        "self.evicted_rows[reason] += len(numbers)",
+        "self.evicted_rows[reason] += len(set(numbers.tolist()))",
+    ),
     # The journal.
     Mutant(
         "a sample is acknowledged that is not in the journal",
@@ -194,9 +242,21 @@ MUTANTS = [
         "str(fact)",
     ),
     Mutant(
+        "facts that found no room are forgotten",
+        f"{_COORDINATOR}.keeper:Keeper.note",
+        "self.is_behind = True",
+        "pass",
+    ),
+    Mutant(
         "a coordinator that was replaced goes on",
         f"{_COORDINATOR}.coordinator:Coordinator._check_owner",
         "self._keeper.check_owner()",
+        "pass",
+    ),
+    Mutant(
+        "the leases of an earlier coordinator never end",
+        f"{_COORDINATOR}.coordinator:Coordinator._expire_orphans",
+        "self._state.expire_orphan(state)",
         "pass",
     ),
 ]

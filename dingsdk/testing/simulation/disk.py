@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from dingsdk.data import FrameInfo, SampleBatch
 from dingsdk.data.files import Buffer
@@ -29,6 +29,7 @@ class SimulatedDisk:
         payloads: By data id: content, digest, and when it was written.
         policies: By policy id: version and state.
         files: Other files by name.
+        shared: What processes share that is no file, by name.
         is_full: Whether nothing can be written.
         write_s: How long a write takes.
         late_s: How long after it was written a payload is seen by other processes, at most.
@@ -40,6 +41,7 @@ class SimulatedDisk:
         self.payloads: dict[str, tuple[SampleBatch, str, float, str]] = {}
         self.policies: dict[str, tuple[int, dict[str, Any]]] = {}
         self.files: dict[str, bytes] = {}
+        self.shared: dict[str, object] = {}
         self.is_full = False
         self.write_s = 0.002
         self.late_s = 0.0
@@ -225,7 +227,13 @@ class SimulatedTransport(Transport):
     Args:
         process: The process.
         disk: What all processes share.
+
+    Attributes:
+        has_network: Whether its ends talk through connections, which may be cut, and messages that
+            may be late, lost and doubled. Without, a coordinator is not started again either.
     """
+
+    has_network: ClassVar[bool] = True
 
     def __init__(self, process: SimulatedProcess, disk: SimulatedDisk) -> None:
         super().__init__({}, Path("simulated"))

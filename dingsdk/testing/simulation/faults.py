@@ -17,6 +17,9 @@ OF_WORKERS: tuple[Kind, ...] = (
 OF_DISK: tuple[Kind, ...] = (
     "disk_full", "disk_slow", "disk_late", "lose_payload", "damage_payload", "swap_payload",
 )  # fmt: skip
+OF_NETWORK: tuple[Kind, ...] = ("cut", "late", "lost", "doubled")
+OF_JOURNAL = [(kind, "coordinator") for kind in ("kill", "tear", "usurp")]
+"""Faults that only a coordinator with a journal survives, with their target."""
 OF_COORDINATOR: tuple[Kind, ...] = ("stop", "jump", "kill", "tear", "usurp")
 
 

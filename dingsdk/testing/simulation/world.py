@@ -17,6 +17,7 @@ from dingsdk.errors import DingError
 from dingsdk.worker.comm.scheduler import Job, Scheduler
 
 LEAST_WAIT_S = 1e-6
+MOST_AT_ONCE = 20_000
 PREEMPTED_SHARE = 0.02
 """Of the times that a job takes a lock: how often others run first."""
 
@@ -59,11 +60,15 @@ class World:
         heapq.heappush(self._due, (when, self.random.random(), self._numbers, action))
 
     def run(self, until: float) -> None:
-        """Let time pass."""
-        due = self._due
+        """Let time pass; raises AssertionError where it does not."""
+        due, events = self._due, 0
         while due and due[0][0] <= until:
-            self.now, _, _, action = heapq.heappop(due)
+            now, _, _, action = heapq.heappop(due)
+            events = 0 if now > self.now else events + 1
+            self.now = now
             self.events += 1
+            if events > MOST_AT_ONCE:
+                raise AssertionError("time stands still: jobs wait for nothing again and again")
             action()
         self.now = until
 

@@ -1,0 +1,64 @@
+"""The transport in a simulation: its mailboxes, shared by processes that are killed and stopped.
+
+It has no network, so nothing goes wrong with connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+from dingsdk.testing.simulation import SimulatedProcess, SimulatedTransport
+from dingsdk.worker.comm import MasterEnd, SlaveEnd, TaskAnswer, WorkerInfo
+from dingsdk_in_memory.transport import MemoryMasterEnd, MemorySlaveEnd
+
+
+class SimulatedInMemory(SimulatedTransport):
+    """One process's part of a simulated run; arguments as ``SimulatedTransport``."""
+
+    has_network: ClassVar[bool] = False
+
+    def master_end(self) -> MasterEnd:
+        end = MemoryMasterEnd(self.process.scheduler, check_wire=False)
+        self.disk.shared["in_memory"] = end
+        return end
+
+    def slave_end(self, address: str) -> SlaveEnd:
+        end = self.disk.shared["in_memory"]
+        assert isinstance(end, MemoryMasterEnd)  # made by the coordinator, which comes first
+        return _SlaveEnd(self.process, end)
+
+
+class _SlaveEnd(MemorySlaveEnd):
+    """Calls the master as messages do: nobody is killed in the middle of it."""
+
+    def __init__(self, process: SimulatedProcess, master: MemoryMasterEnd) -> None:
+        super().__init__(master)
+        self._process = process
+
+    def join(self, info: WorkerInfo, timeout_s: float) -> None:
+        with self._whole():
+            super().join(info, timeout_s)
+
+    def answer(self, answer: TaskAnswer) -> None:
+        with self._whole():
+            super().answer(answer)
+
+    def renew(self, progress: int) -> None:
+        with self._whole():
+            super().renew(progress)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        with self._whole():
+            super().close(timeout_s)
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        job = self._process.world.current
+        assert job is not None  # only jobs have a connection
+        before, job.is_preemptive = job.is_preemptive, False
+        try:
+            yield
+        finally:
+            job.is_preemptive = before
