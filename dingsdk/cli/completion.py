@@ -157,21 +157,22 @@ def _leaves(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, A
 
 
 class _Bash(BashComplete):
-    """Adds to click's class that bash takes ``=`` for a word of its own."""
+    """Adds to click's class that bash takes ``=`` and ``:`` for words of their own."""
 
     source_template = BashComplete.source_template.replace(
         "COMPREPLY+=($value)",
-        "COMPREPLY+=($value)\n            [[ $value == *= ]] && compopt -o nospace",
+        "COMPREPLY+=($value)\n            [[ $value == *[=:] ]] && compopt -o nospace",
     )
 
     def get_completion_args(self) -> tuple[list[str], str]:
         args, incomplete = super().get_completion_args()
-        if incomplete == "=":
-            return args[:-1], f"{args[-1]}="
-        if args[-1:] == ["="]:
-            return args[:-2], f"{args[-2]}={incomplete}"
+        if incomplete in ("=", ":"):
+            return args[:-1], f"{args[-1]}{incomplete}"
+        if args[-1:] in (["="], [":"]):
+            return args[:-2], f"{args[-2]}{args[-1]}{incomplete}"
         return args, incomplete
 
     def format_completion(self, item: CompletionItem) -> str:
-        typed = item.value.partition("=")[2] or item.value
+        mark = "=" if "=" in item.value else ":"
+        typed = item.value.partition(mark)[2] or item.value
         return super().format_completion(CompletionItem(typed, type=item.type))

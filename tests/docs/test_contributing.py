@@ -15,8 +15,8 @@ ROWS = [
 ]
 
 
-def test_there_are_twelve_changes() -> None:
-    assert len(ROWS) == 12
+def test_there_are_thirteen_changes() -> None:
+    assert len(ROWS) == 13
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.split("|")[1].strip())

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dingsdk.plugins import TEMPLATES
 from tools.release_check import PROJECTS, ROOT, CheckFailedError, build, new_environment, run, smoke
 
 WORKFLOWS = ROOT / ".github" / "workflows"
@@ -88,7 +89,10 @@ def test_wheels_train_in_a_new_environment_and_sdists_build_the_same_wheels(
 ) -> None:
     wheels = build(tmp_path / "dist")
     assert len(wheels) == len(PROJECTS)
-    smoke(new_environment(tmp_path / "venv", wheels), tmp_path)
+    python = new_environment(tmp_path / "venv", wheels)
+    smoke(python, tmp_path)
+    for kind in TEMPLATES:
+        run([python, "-m", "dingsdk", "new", "plugin", kind, f"a-{kind}"], cwd=tmp_path)
 
     sources = []
     for archive in sorted((tmp_path / "dist").glob("*.tar.gz")):

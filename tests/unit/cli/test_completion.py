@@ -127,6 +127,37 @@ def test_bash_gets_the_part_after_the_equals_sign_which_it_takes_for_a_word(ask:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
+def test_kinds_of_new_plugins_are_proposed(ask: Ask, shell: str) -> None:
+    assert ask(shell, "new", "plugin", "li") == ["plain,limiter"]
+    assert ask(shell, "new", "pl") == ["plain,plugin"]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_configs_to_show_and_compare_are_proposed(ask: Ask, shell: str) -> None:
+    wanted = ["file,cartpole-d", "plain,cartpole-dqn"]
+
+    assert ask(shell, "config", "show", "cartpole-d") == wanted
+    assert ask(shell, "config", "diff", "x.yaml", "cartpole-d") == wanted
+    assert ask(shell, "config", "validate", "a", "b", "cartpole-d") == wanted
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_distributions_and_kinds_to_check_are_proposed(ask: Ask, shell: str) -> None:
+    assert ask(shell, "check", "dingsdk-rl-in") == ["plain,dingsdk-rl-in-memory"]
+    assert ask(shell, "check", "remov") == ["plain,removers:"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_types_to_check_are_proposed_after_the_colon(ask: Ask, shell: str) -> None:
+    assert ask(shell, "check", "samplers:un") == ["plain,samplers:uniform"]
+
+
+def test_bash_gets_the_part_after_the_colon_which_it_takes_for_a_word(ask: Ask) -> None:
+    assert ask("bash", "check", "samplers", ":", "un") == ["plain,uniform"]
+    assert "plain,uniform" in ask("bash", "check", "samplers", ":")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
 def test_script_of_the_shell_is_printed(shell: str) -> None:
     done = subprocess.run(
         PROGRAM,
