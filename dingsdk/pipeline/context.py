@@ -16,7 +16,9 @@ from dingsdk.worker.sample_counts import SampleCounts
 
 if TYPE_CHECKING:
     from dingsdk.pipeline.resume import JournaledRun, Save
+    from dingsdk.pipeline.worker import WorkerGroup
     from dingsdk.worker import LearnerHook
+    from dingsdk.worker.comm.master import Master
 
 NO_LIMIT = 10**9
 """Default of the learner's ``train_iterations``, which no run reaches."""
@@ -172,6 +174,13 @@ class RunRecorder:
         started = self._first_step_at
         return 0.0 if started is None else self._clock() - started
 
+    def take(self, evaluation: Evaluation) -> None:
+        """Record an evaluation that was made elsewhere."""
+        with self._lock:
+            self._evaluations.append(evaluation)
+        if self._on_evaluation is not None:
+            self._on_evaluation(evaluation)
+
     def add_evaluation(self, returns: list[float], env_steps: int, train_iter: int) -> Evaluation:
         """Record the returns (one per episode, at least one) of one evaluation."""
         evaluation = Evaluation(
@@ -183,10 +192,7 @@ class RunRecorder:
             max=max(returns),
             episodes=len(returns),
         )
-        with self._lock:
-            self._evaluations.append(evaluation)
-        if self._on_evaluation is not None:
-            self._on_evaluation(evaluation)
+        self.take(evaluation)
         return evaluation
 
     @property
@@ -274,6 +280,8 @@ class RunContext:
         learner_hooks: Hooks for the learner, beside those of the config (serial mode).
         on_address: None where the run starts its own workers. Otherwise they come by
             themselves, and it is told the coordinator's address and what else they need.
+        workers: Makes the workers, or what stands for them here; None for those of the config.
+        rejoin_s: How long the workers of an earlier coordinator may take to join, seconds.
         resumed: What the run goes on from; None for a new run.
         replays: The schedule that a run of parallel mode repeats; None for a run of its own.
         status: Returns a snapshot for the progress, in whose thread it runs; set by the pipeline.
@@ -289,6 +297,8 @@ class RunContext:
     is_breakable: bool = False
     learner_hooks: Sequence[LearnerHook] = ()
     on_address: Callable[[str, str], None] | None = None
+    workers: Callable[[Master], WorkerGroup] | None = None
+    rejoin_s: float = 0.0
     resumed: Save | JournaledRun | None = None
     replays: Path | None = None
     status: Callable[[], RunStatus] = RunStatus

@@ -85,7 +85,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
 
     with ExitStack() as stack:
         stack.enter_context(torch_threads(cfg.system.torch_threads))
-        journal = open_journal(context, cfg, stack)
+        journal = open_journal(context, stack)
         ended_by: list[Reason] = []
         stack.callback(lambda: _end_journal(context, journal, ended_by))
         transport = make_transport(cfg, context.run_dir)
@@ -102,8 +102,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             on_evaluated=lambda *result: _record(context, tb_logger, coordinator, *result),
             tb_logger=tb_logger,
             journal=journal,
-            # Who started the workers by hand has not ended them with the coordinator.
-            rejoin_s=0.0 if context.on_address is None else cfg.system.coordinator.lease_s,
+            rejoin_s=context.rejoin_s,
         )
         context.status = lambda: _status(context, coordinator)
         workers = _make_workers(context, cfg, transport, coordinator.master)
@@ -150,18 +149,18 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         return dataclasses.replace(result, policy_lag=lag)
 
 
-def open_journal(context: RunContext, cfg: Any, stack: ExitStack) -> Journal | None:
-    """Return the journal of a run, locked until the stack closes; None where it keeps none.
+def has_journal(context: RunContext) -> bool:
+    """Whether a run keeps a journal.
 
     Raises:
-        RunDirLockedError: a coordinator of the run is at work.
         ConfigError: the commander cannot be resumed, and the journal was asked for.
     """
+    cfg = context.cfg
     section = cfg.system.journal
     place = place_of(transport_class(cfg), cfg.system.transport)
     is_wanted = section.enabled is True or context.on_address is not None or place == "processes"
     if section.enabled is False or not is_wanted:
-        return None
+        return False
     commander = default_manager().class_of(
         "commanders", cfg.policy.other.commander, "policy.other.commander"
     )
@@ -170,6 +169,18 @@ def open_journal(context: RunContext, cfg: Any, stack: ExitStack) -> Journal | N
         if section.enabled is True:
             raise ConfigError(f"system.journal.enabled: {text}", path="system.journal.enabled")
         _log.warning("the run keeps no journal: %s", text)
+        return False
+    return True
+
+
+def open_journal(context: RunContext, stack: ExitStack) -> Journal | None:
+    """Return the journal of a run, locked until the stack closes; None where it keeps none.
+
+    Raises:
+        RunDirLockedError: a coordinator of the run is at work.
+        ConfigError: as ``has_journal``.
+    """
+    if not has_journal(context):
         return None
     path = ensure_dir(context.run_dir / JOURNAL_FOLDER)
     try:
@@ -181,7 +192,8 @@ def open_journal(context: RunContext, cfg: Any, stack: ExitStack) -> Journal | N
             f"{error}: {Journal(Folder(path)).owner_text()}; wait for its end, or stop it",
             path=str(path),
         ) from error
-    return Journal(stack.enter_context(Folder(path)), fsync=section.fsync)
+    fsync = context.cfg.system.journal.fsync
+    return Journal(stack.enter_context(Folder(path)), fsync=fsync)
 
 
 def _schedule(context: RunContext, transport: Transport) -> threading.Event | None:
@@ -208,6 +220,8 @@ def _can_be_resumed(context: RunContext, ended_by: Sequence[Reason]) -> bool:
 def _make_workers(
     context: RunContext, cfg: Any, transport: Transport, master: Master
 ) -> WorkerGroup:
+    if context.workers is not None:
+        return context.workers(master)
     is_elsewhere = context.on_address is not None
     place = place_of(type(transport), cfg.system.transport, is_elsewhere=is_elsewhere)
     if is_elsewhere:

@@ -8,11 +8,11 @@ import math
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dingsdk.config import to_plain
 from dingsdk.errors import ConfigError, WorkerCrashedError
@@ -25,7 +25,6 @@ from dingsdk.pipeline.worker_process import (
     worker_main,
 )
 from dingsdk.plugins import default_manager
-from dingsdk.worker.comm.master import Master
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +55,7 @@ class WorkerProcess:
             target=worker_main, args=(spec, theirs), name=spec.worker_id, daemon=False
         )
         try:
-            with _signals_held_back():
+            with signals_held_back():
                 self._process.start()
         except (TypeError, AttributeError, ValueError) as error:  # pickle's ways to refuse
             self._link.close()
@@ -97,6 +96,17 @@ class WorkerProcess:
         self._link.close()
         if self.exit_code is not None:
             self._process.close()
+
+
+class Joined(Protocol):
+    """What is known of the workers that are joined."""
+
+    @property
+    def workers(self) -> Container[str]:
+        """Their ids."""
+
+    def lose(self, worker_id: str, reason: str) -> None:
+        """Note that a worker's process is dead."""
 
 
 class _Member:
@@ -162,7 +172,8 @@ class ProcessWorkers(WorkerGroup):
         cfg: The config as workers get it.
         run_dir: The run folder.
         workers: Role and id of each.
-        master: The run's; it is told of deaths, so that no lease has to run out.
+        master: The run's, or what stands for it here; it is told of deaths, so that no lease has
+            to run out.
         clock: Monotonic seconds.
         start: Starts a process.
 
@@ -176,7 +187,7 @@ class ProcessWorkers(WorkerGroup):
         cfg: Any,
         run_dir: Path,
         workers: Sequence[tuple[str, str]],
-        master: Master,
+        master: Joined,
         clock: Callable[[], float] = time.monotonic,
         start: Callable[[WorkerSpec], WorkerProcess] = WorkerProcess,
     ) -> None:
@@ -282,7 +293,7 @@ class ProcessWorkers(WorkerGroup):
 
 
 @contextmanager
-def _signals_held_back() -> Iterator[None]:
+def signals_held_back() -> Iterator[None]:
     """Let a process start with Ctrl-C blocked, until it has decided what to do with it.
 
     A signal that arrives here meanwhile is delivered afterwards.

@@ -192,6 +192,8 @@ def run_coordinator(
     resumed = find_unfinished(run_dir, cfg)
     folder = claim_run_folder(run_dir) if resumed is None else run_dir
     context = RunContext(cfg=cfg, run_dir=folder, on_address=on_address, resumed=resumed)
+    # Who started the workers by hand has not ended them with the coordinator.
+    context.rejoin_s = cfg.system.coordinator.lease_s
     return run_pipeline(context, "parallel", progress, announce)
 
 
@@ -231,7 +233,7 @@ def run_pipeline(
         status_file = stack.enter_context(StatusFile(context, mode))
         try:
             with shown or nullcontext():
-                result = _pipeline(mode)(context)
+                result = _pipeline(mode, context)(context)
         except (Exception, KeyboardInterrupt) as error:
             if signals.received is None:
                 status_file.reason = "error"
@@ -289,11 +291,20 @@ def compile_run(
     return cfg
 
 
-def _pipeline(mode: Mode) -> Callable[[RunContext], RunResult]:
+def _pipeline(mode: Mode, context: RunContext) -> Callable[[RunContext], RunResult]:
     if mode == "serial":
         from dingsdk.pipeline.serial import serial_pipeline
 
         return serial_pipeline
+    from dingsdk.pipeline.worker import has_processes
+
+    if has_processes(context.cfg, mode) and context.on_address is None:
+        from dingsdk.pipeline.parallel import has_journal
+
+        if has_journal(context):
+            from dingsdk.pipeline.supervisor import supervised_pipeline
+
+            return supervised_pipeline
     from dingsdk.pipeline.parallel import parallel_pipeline
 
     return parallel_pipeline

@@ -271,8 +271,8 @@ def test_second_coordinator_on_a_journal_is_refused_with_the_name_of_the_first(r
     cfg = compile_run(load_config(run / "config.yaml"), "parallel")
     context = RunContext(cfg=cfg, run_dir=run)
     with ExitStack() as first, ExitStack() as second:
-        journal = open_journal(context, cfg, first)
+        journal = open_journal(context, first)
         assert journal is not None
         journal.open()
         with pytest.raises(RunDirLockedError, match=f"process {os.getpid()} on "):
-            open_journal(context, cfg, second)
+            open_journal(context, second)

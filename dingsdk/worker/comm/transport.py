@@ -303,6 +303,15 @@ class Transport(Configurable, ABC):
         """Whether all jobs of a run take turns, so that their schedule can be recorded."""
         return False
 
+    @classmethod
+    def section_at(cls, section: Mapping[str, Any], address: str) -> Mapping[str, Any]:
+        """Return the section of a master that shall be at an address where one was before.
+
+        Without, workers are started again with a coordinator that is. Override it where addresses
+        are chosen.
+        """
+        return section
+
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
         self.cfg = self.read(cfg, "system.transport")
         self.run_dir = run_dir

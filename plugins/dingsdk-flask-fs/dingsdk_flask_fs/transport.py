@@ -91,6 +91,10 @@ class FlaskFSTransport(Transport):
 
     places: ClassVar[tuple[Place, ...]] = ("processes", "threads")
 
+    @classmethod
+    def section_at(cls, section: Mapping[str, Any], address: str) -> Mapping[str, Any]:
+        return {**section, "port": parse_address(address)[1]}
+
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
         super().__init__(cfg, run_dir)
         self.data_dir = Path(self.cfg.data_dir or Path(run_dir) / "transport")

@@ -1,0 +1,197 @@
+"""The main function of a coordinator's process; started by ``Supervisor``."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dingsdk.pipeline.context import Evaluation, Reason, RunContext, RunRecorder
+from dingsdk.pipeline.supervisor import (
+    CoordinatorSpec,
+    End,
+    Evaluated,
+    Failed,
+    Lose,
+    Message,
+    Observed,
+    Opened,
+    Over,
+    Stop,
+    Told,
+    decode,
+    encode,
+)
+from dingsdk.pipeline.worker import WorkerGroup
+
+if TYPE_CHECKING:
+    from dingsdk.worker.comm.master import Master
+
+TELL_S = 0.2
+_HANDLED = {signal.SIGINT, signal.SIGTERM}
+
+
+def coordinator_main(spec: CoordinatorSpec, link: Connection) -> None:
+    """Coordinate the run until its end, or until the parent is gone; never returns."""
+    exit_code = _run(spec, link)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)  # as worker_main does, and for the same reason
+
+
+class _Parent:
+    """The link to the supervisor. Any thread may send."""
+
+    def __init__(self, link: Connection) -> None:
+        self._link = link
+        self._lock = threading.Lock()
+        self.stop = threading.Event()
+        self.reason: Reason | None = None
+        self.lost: queue.SimpleQueue[Lose] = queue.SimpleQueue()
+
+    def send(self, message: Message) -> None:
+        with self._lock, contextlib.suppress(OSError):  # the parent is gone, and this process next
+            self._link.send_bytes(encode(message))
+
+    def obey(self) -> None:
+        """Take what the supervisor says; without one this process ends, as the run does."""
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                message = decode(self._link.recv_bytes())
+                if isinstance(message, Stop):
+                    self.stop.set()
+                elif isinstance(message, End):
+                    self.reason = message.reason
+                elif isinstance(message, Lose):
+                    self.lost.put(message)
+        os._exit(1)
+
+
+class _Elsewhere(WorkerGroup):
+    """The workers, as the coordinator sees them: the supervisor has started them."""
+
+    def __init__(self, parent: _Parent, context: RunContext, master: Master) -> None:
+        self._parent, self._context, self._master = parent, context, master
+        self._is_over = threading.Event()
+        self._telling = threading.Thread(target=self._tell, name="telling", daemon=True)
+
+    def start(self, address: str) -> None:
+        recorder = self._context.recorder
+        evaluations = list(recorder.evaluations)
+        self._parent.send(Opened(address, evaluations, recorder.elapsed_s))
+        self._telling.start()
+
+    def poll(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                lost = self._parent.lost.get_nowait()
+                self._master.lose(lost.worker_id, lost.reason)
+
+    def close(self, timeout_s: float) -> None:
+        self._is_over.set()
+
+    def _tell(self) -> None:
+        while not self._is_over.wait(TELL_S):
+            self._parent.send(Told(self._context.status(), list(self._master.workers)))
+
+
+class _Observers:
+    """Has the supervisor call hooks: plugins and callbacks are there."""
+
+    def __init__(self, parent: _Parent) -> None:
+        self._parent = parent
+
+    def __getattr__(self, hook: str) -> Callable[..., None]:
+        return lambda **facts: self._parent.send(Observed(hook, facts))
+
+
+@dataclass(slots=True)
+class _Context(RunContext):
+    """The run, in the coordinator's process: the supervisor decides when plugins end it."""
+
+    parent: _Parent | None = None
+
+    def why_end(self, env_steps: int, train_iter: int) -> Reason | None:
+        if self.is_limit_reached(env_steps, train_iter):
+            return "limit"
+        return None if self.parent is None else self.parent.reason
+
+
+def _run(spec: CoordinatorSpec, link: Connection) -> int:
+    parent = _Parent(link)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what it means
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+    threading.Thread(target=parent.obey, name="parent-watch", daemon=True).start()
+    with ExitStack() as stack:
+        try:
+            os.umask(0o077)
+            spec.crash_file.parent.mkdir(parents=True, exist_ok=True)
+            crash_file = stack.enter_context(spec.crash_file.open("w"))
+            faulthandler.enable(crash_file)
+            stack.callback(faulthandler.disable)
+            _coordinate(spec, parent)
+        except BaseException as error:
+            parent.send(_failed(error))
+            return 1
+    return 0
+
+
+def _coordinate(spec: CoordinatorSpec, parent: _Parent) -> None:
+    from dingsdk.config import to_easydict
+    from dingsdk.pipeline.parallel import parallel_pipeline
+    from dingsdk.pipeline.resume import JournaledRun
+    from dingsdk.plugins import default_manager
+
+    manager = default_manager()
+    manager.restore(spec.snapshot)
+    cfg = to_easydict(spec.cfg)
+    manager.configure(cfg)
+    manager.observers = _Observers(parent)  # type: ignore[assignment]
+
+    def tell(evaluation: Evaluation) -> None:
+        parent.send(Evaluated(evaluation))
+
+    context = _Context(
+        cfg=cfg,
+        run_dir=spec.run_dir,
+        recorder=RunRecorder(on_evaluation=tell),
+        stop=parent.stop,
+        resumed=JournaledRun(spec.run_dir, dict(spec.cfg)) if spec.is_resumed else None,
+        rejoin_s=spec.rejoin_s,
+        workers=lambda master: _Elsewhere(parent, context, master),
+        parent=parent,
+    )
+    result = parallel_pipeline(context)
+    parent.send(Over(result.reason, result.elapsed_s, context.status()))
+
+
+def _failed(error: BaseException) -> Failed:
+    from dingsdk.errors import DingError
+
+    notes = list(getattr(error, "__notes__", ()))
+    if isinstance(error, DingError):
+        facts = {key: _plain(value) for key, value in error.facts.items()}
+        return Failed(error.code, error.message, facts, notes, error.is_user_mistake)
+    text = f"the coordinator: {type(error).__name__}: {error}"
+    return Failed("DingError", text, {}, ["".join(traceback.format_exception(error))], False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    is_plain = isinstance(value, str | int | float | bool | list | dict | type(None))
+    return value if is_plain else repr(value)

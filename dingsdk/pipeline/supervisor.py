@@ -1,0 +1,389 @@
+"""A parallel run whose coordinator is a process of its own, which may die.
+
+The process that was asked to train trains nothing: it starts the coordinator and the workers, and
+starts each again that dies. A coordinator goes on from its journal, at the address of the one
+before, and the workers that live join it with the work that they have.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import multiprocessing.connection
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dingsdk import errors
+from dingsdk.config import to_plain
+from dingsdk.data.files import Folder
+from dingsdk.errors import DingError, WorkerCrashedError
+from dingsdk.pipeline.context import Evaluation, Reason, RunContext, RunResult, RunStatus
+from dingsdk.pipeline.run_folder import JOURNAL_FOLDER
+from dingsdk.plugins import Snapshot, default_manager, observe
+
+_log = logging.getLogger(__name__)
+
+POLL_S = 0.1
+CLOSE_S, INTERRUPTED_CLOSE_S = (25.0, 8.0), (4.0, 3.0)
+"""How long the coordinator, then the workers may take to end."""
+WINDOW_S = 600.0
+HEALTHY_S = 60.0
+KILL_S = 1.0
+CRASH_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSpec:
+    """What a coordinator's process is told. All plain data.
+
+    Attributes:
+        cfg: The compiled config.
+        run_dir: The run folder.
+        crash_file: Where the interpreter writes its stacks when it crashes.
+        snapshot: The types that were registered in the parent.
+        is_resumed: Whether it goes on from a journal.
+        rejoin_s: How long it waits for the workers of the one before.
+    """
+
+    cfg: Mapping[str, Any]
+    run_dir: Path
+    crash_file: Path
+    snapshot: Snapshot
+    is_resumed: bool
+    rejoin_s: float
+
+
+class Message(msgspec.Struct, tag=True, frozen=True):
+    """What the two processes tell each other."""
+
+
+class Opened(Message, frozen=True):
+    """The coordinator listens; it knows of these evaluations."""
+
+    address: str
+    evaluations: list[Evaluation]
+    elapsed_s: float
+
+
+class Told(Message, frozen=True):
+    """How the run is doing, and which workers are joined."""
+
+    status: RunStatus
+    workers: list[str]
+
+
+class Evaluated(Message, frozen=True):
+    """An evaluation was recorded."""
+
+    evaluation: Evaluation
+
+
+class Observed(Message, frozen=True):
+    """A hook is to be called; paths are text."""
+
+    hook: str
+    facts: dict[str, Any]
+
+
+class Over(Message, frozen=True):
+    """The run is over."""
+
+    reason: Reason
+    elapsed_s: float
+    status: RunStatus
+
+
+class Failed(Message, frozen=True):
+    """An error ended the run."""
+
+    code: str
+    text: str
+    facts: dict[str, Any]
+    notes: list[str]
+    is_user_mistake: bool
+
+
+class Stop(Message, frozen=True):
+    """End the run as interrupted."""
+
+
+class End(Message, frozen=True):
+    """End the training for a reason."""
+
+    reason: Reason
+
+
+class Lose(Message, frozen=True):
+    """A worker's process is dead."""
+
+    worker_id: str
+    reason: str
+
+
+_MESSAGES = Opened | Told | Evaluated | Observed | Over | Failed | Stop | End | Lose
+_encoder = msgspec.msgpack.Encoder(enc_hook=str)
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(_MESSAGES)
+
+
+def encode(message: Message) -> bytes:
+    """Return a message's bytes; what is no plain data in it is text then."""
+    return _encoder.encode(message)
+
+
+def decode(content: bytes) -> Message:
+    """Return the message."""
+    return _decoder.decode(content)
+
+
+class _Coordinator:
+    """The coordinator's process, and the link to it."""
+
+    def __init__(self, spec: CoordinatorSpec) -> None:
+        from dingsdk.pipeline.coordinator_process import coordinator_main
+        from dingsdk.pipeline.process_group import signals_held_back
+
+        spawn = multiprocessing.get_context("spawn")
+        self.link, theirs = spawn.Pipe()
+        self.process = spawn.Process(
+            target=coordinator_main, args=(spec, theirs), name="coordinator", daemon=False
+        )
+        try:
+            with signals_held_back():
+                self.process.start()
+        finally:
+            theirs.close()
+
+    def messages(self, timeout_s: float) -> list[Message]:
+        """Return what it has sent, waiting for the first."""
+        found: list[Message] = []
+        with suppress(EOFError, OSError):
+            multiprocessing.connection.wait([self.link, self.process.sentinel], timeout_s)
+            while self.link.poll():
+                found.append(decode(self.link.recv_bytes()))
+        return found
+
+    def send(self, message: Message) -> None:
+        with suppress(OSError):  # it is dead
+            self.link.send_bytes(encode(message))
+
+    def end(self, timeout_s: float) -> int | None:
+        """Wait for its end, then force it; return its exit code."""
+        self.process.join(timeout_s)
+        if self.process.exitcode is None:
+            self.process.kill()
+            self.process.join(KILL_S)
+        code = self.process.exitcode
+        self.link.close()
+        if code is not None:
+            self.process.close()
+        return code
+
+
+class _Joined:
+    """What the coordinator knows of its workers, as far as it told."""
+
+    def __init__(self, send: Callable[[Message], None]) -> None:
+        self.workers: list[str] = []
+        self._send = send
+
+    def lose(self, worker_id: str, reason: str) -> None:
+        self._send(Lose(worker_id, reason))
+
+
+class Supervisor:
+    """Starts the processes of one run, and sees it to its end.
+
+    Args:
+        context: The run.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, context: RunContext, clock: Callable[[], float] = time.monotonic) -> None:
+        self._context = context
+        self._clock = clock
+        self._cfg = context.cfg
+        self._crash_file = context.run_dir / "log" / "coordinator.crash"
+        self._coordinator: _Coordinator | None = None
+        self._joined = _Joined(lambda message: self._send(message))
+        self._workers: Any = None
+        self._address = ""
+        self._opened_at = 0.0
+        self._deaths: list[float] = []
+        self._has_stopped = False
+        self._status = RunStatus()
+        self._over: Over | None = None
+
+    def run(self) -> RunResult:
+        """Train; errors as ``parallel_pipeline``."""
+        context = self._context
+        context.status = lambda: self._status
+        self._start(is_resumed=context.resumed is not None, rejoin_s=0.0)
+        try:
+            while self._over is None:
+                self._look()
+        except BaseException:
+            self._send(Stop())
+            raise
+        finally:
+            self._close()
+        over = self._over
+        status = over.status
+        context.status = lambda: status
+        result = context.finish(over.reason, "parallel", status.env_steps, status.train_iter)
+        return replace(result, elapsed_s=over.elapsed_s, policy_lag=status.policy_lag)
+
+    def _look(self) -> None:
+        """Take what the coordinator says, and see that all processes live."""
+        context, coordinator = self._context, self._coordinator
+        assert coordinator is not None
+        for message in coordinator.messages(POLL_S):
+            self._take(message)
+        if self._over is not None:
+            return
+        if coordinator.process.exitcode is not None:
+            self._restart(coordinator.process.exitcode)
+            return
+        if context.stop.is_set():
+            if not context.has_begun:
+                self._over = Over("interrupted", 0.0, self._status)
+            elif not self._has_stopped:
+                self._has_stopped = True
+                self._send(Stop())
+            return
+        if self._workers is not None:
+            self._workers.poll()
+            reason = context.why_end(self._status.env_steps, self._status.train_iter)
+            if reason == "stopped":
+                self._send(End(reason))
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Opened):
+            self._open(message)
+        elif isinstance(message, Told):
+            self._status, self._joined.workers = message.status, message.workers
+        elif isinstance(message, Evaluated):
+            self._context.recorder.take(message.evaluation)
+        elif isinstance(message, Observed):
+            facts: dict[str, Any] = dict(message.facts)
+            if "path" in facts:
+                facts["path"] = Path(facts["path"])
+            getattr(observe(), message.hook)(**facts)
+        elif isinstance(message, Over):
+            self._over = message
+        elif isinstance(message, Failed):
+            raise self._error_of(message)
+
+    def _open(self, message: Opened) -> None:
+        context = self._context
+        self._opened_at = self._clock()
+        if not context.has_begun and message.evaluations:
+            context.recorder.resume(message.evaluations, message.elapsed_s)
+        context.has_begun = True
+        if message.address == self._address:
+            return
+        if self._workers is not None:
+            self._workers.close(INTERRUPTED_CLOSE_S[1])  # they cannot find the new address
+        from dingsdk.pipeline.parallel import worker_config
+        from dingsdk.pipeline.process_group import ProcessWorkers
+        from dingsdk.pipeline.worker import worker_ids
+
+        cfg = worker_config(context)
+        self._workers = ProcessWorkers(cfg, context.run_dir, worker_ids(cfg), self._joined)
+        self._address = message.address
+        self._workers.start(message.address)
+
+    def _start(self, *, is_resumed: bool, rejoin_s: float) -> None:
+        self._coordinator = _Coordinator(
+            CoordinatorSpec(
+                cfg=to_plain(self._cfg),
+                run_dir=self._context.run_dir,
+                crash_file=self._crash_file,
+                snapshot=default_manager().snapshot(),
+                is_resumed=is_resumed,
+                rejoin_s=rejoin_s,
+            )
+        )
+
+    def _restart(self, code: int) -> None:
+        """Start another coordinator in place of a dead one, or end the run."""
+        assert self._coordinator is not None
+        self._coordinator.end(KILL_S)
+        now = self._clock()
+        reason = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if now - self._opened_at >= HEALTHY_S:
+            self._deaths.clear()
+        self._deaths = [at for at in self._deaths if now - at < WINDOW_S] + [now]
+        budget = int(self._cfg.system.restarts)
+        if not self._context.has_begun or len(self._deaths) > budget:
+            raise WorkerCrashedError(
+                f"the coordinator died {len(self._deaths)} times within {WINDOW_S:.0f} s, at last "
+                f"by: {reason} (system.restarts is {budget})",
+                worker_id="coordinator",
+                exit_code=code,
+                traceback=self._crash_report(),
+            )
+        _log.warning("the coordinator died: %s; another one goes on", reason)
+        from dingsdk.pipeline.worker import transport_class
+
+        section = transport_class(self._cfg).section_at(self._cfg.system.transport, self._address)
+        self._cfg.system.transport.update(section)
+        self._start(is_resumed=True, rejoin_s=self._cfg.system.coordinator.lease_s)
+
+    def _send(self, message: Message) -> None:
+        if self._coordinator is not None:
+            self._coordinator.send(message)
+
+    def _close(self) -> None:
+        context = self._context
+        is_urgent = context.stop.is_set() or self._over is None
+        coordinator_s, workers_s = INTERRUPTED_CLOSE_S if is_urgent else CLOSE_S
+        coordinator, self._coordinator = self._coordinator, None
+        if coordinator is not None:
+            coordinator.end(coordinator_s if context.has_begun else 0.0)
+        if self._workers is not None:
+            self._workers.close(workers_s)
+        with suppress(OSError):
+            if not self._crash_file.stat().st_size:
+                self._crash_file.unlink()
+        if not context.has_begun and context.resumed is None:
+            self._remove()
+
+    def _remove(self) -> None:
+        """Remove what a coordinator left that was ended before it began."""
+        from dingsdk.pipeline.worker import make_transport
+
+        with Folder(self._context.run_dir) as folder:
+            folder.remove_tree(JOURNAL_FOLDER)
+        with suppress(DingError):
+            transport = make_transport(self._cfg, self._context.run_dir)
+            transport.close()
+            transport.remove_data()
+
+    def _error_of(self, message: Failed) -> DingError:
+        kind = getattr(errors, message.code, DingError)
+        error: DingError = kind(message.text, **message.facts)
+        error.is_user_mistake = message.is_user_mistake
+        worker_id = str(message.facts.get("worker_id", ""))
+        report = self._workers.crash_report(worker_id) if self._workers is not None else ""
+        for note in message.notes:
+            error.add_note(note)
+        if report and not message.notes:
+            error.add_note(f"raised by the worker:\n{report}")
+        return error
+
+    def _crash_report(self) -> str:
+        with suppress(OSError), self._crash_file.open(encoding="utf-8", errors="replace") as file:
+            return file.read(CRASH_BYTES)
+        return ""
+
+
+def supervised_pipeline(context: RunContext) -> RunResult:
+    """As ``parallel_pipeline``, the coordinator in a process that is started again if it dies."""
+    return Supervisor(context).run()
