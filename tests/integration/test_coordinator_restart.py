@@ -17,6 +17,8 @@ import pytest
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 from .process_cluster import PATIENCE_S
+from .test_parallel_resume import ITERATIONS, acknowledged, kill_all, start, status, wait_until
+from .test_processes import children_of
 
 RUN = [
     "--config", "cartpole-dqn", "--transport", "flask_fs",
@@ -53,9 +55,6 @@ class Hosts:
     def status(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.data / "status.json").read_text())
         return found
-
-    def log(self, worker_id: str) -> str:
-        return "".join(path.read_text() for path in (self.data / "log").rglob("*.txt"))
 
 
 def read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
@@ -105,3 +104,46 @@ def test_workers_go_on_with_a_coordinator_that_was_killed(tmp_path: Path, pause_
         assert load_checkpoint(hosts.data / "ckpt").iteration == result["train_iter"]
     finally:
         hosts.close()
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_run_goes_on_when_its_coordinator_is_killed(tmp_path: Path, kills: int) -> None:
+    iterations = 300 + 200 * kills
+    sets = (f"{ITERATIONS}={iterations}", "system.collector_num=1")
+    process, run = start(tmp_path, *sets), tmp_path / "run"
+    killed: set[int] = set()
+    try:
+        for least in range(100, 100 + 200 * kills, 200):
+            wait_until(lambda least=least: status(run)["train_iter"] > least)  # type: ignore[misc]
+            wait_until(lambda: coordinators_of(process) - killed != set())
+            (coordinator,) = coordinators_of(process) - killed
+            killed.add(coordinator)
+            os.kill(coordinator, signal.SIGKILL)
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        if process.poll() is None:
+            kill_all(process)
+    result = json.loads((run / "result.json").read_text())
+    assert (result["reason"], result["train_iter"]) == ("limit", iterations)
+    samples = result["samples"]
+    # Counted by the test beside all parts of the run, over the lives of all coordinators: what
+    # was in the journal when one died may not have been told to its worker.
+    rows = acknowledged(tmp_path)
+    assert rows <= samples["acknowledged"] <= rows + kills * 1024
+    assert samples["acknowledged"] == samples["live"] + sum(samples["evicted"].values())
+    assert "missing" not in samples["evicted"]
+    # The learner was never told to begin again: it has read no checkpoint.
+    learner = "".join(path.read_text() for path in (run / "log" / "learner").glob("*.txt"))
+    assert "loaded" not in learner, learner
+    steps = [each["env_steps"] for each in result["evaluations"]]
+    assert steps == sorted(steps)
+
+
+def coordinators_of(process: subprocess.Popen[bytes]) -> set[int]:
+    """Return the child of a run that its journal names as the coordinator; empty without one."""
+    try:
+        owner = (Path(process.args[2]) / "run" / "journal" / "owner.json").read_text()  # type: ignore[index, arg-type]
+    except FileNotFoundError:
+        return set()
+    named = {int(pid) for pid in re.findall(r"process (\d+) on ", owner)}
+    return named & set(children_of(process.pid))
