@@ -22,6 +22,7 @@ from dingsdk.pipeline.context import Evaluation, Reason, RunContext, RunRecorder
 from dingsdk.pipeline.supervisor import (
     CoordinatorSpec,
     End,
+    Ending,
     Evaluated,
     Failed,
     Lose,
@@ -102,6 +103,7 @@ class _Elsewhere(WorkerGroup):
 
     def close(self, timeout_s: float) -> None:
         self._is_over.set()
+        self._parent.send(Ending())
 
     def _tell(self) -> None:
         while not self._is_over.wait(TELL_S):

@@ -31,7 +31,7 @@ from dingsdk.plugins import Snapshot, default_manager, observe
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.1
-CLOSE_S, INTERRUPTED_CLOSE_S = (25.0, 8.0), (4.0, 3.0)
+CLOSE_S, INTERRUPTED_CLOSE_S = (10.0, 8.0), (5.0, 3.0)
 """How long the coordinator, then the workers may take to end."""
 WINDOW_S = 600.0
 HEALTHY_S = 60.0
@@ -92,6 +92,10 @@ class Observed(Message, frozen=True):
     facts: dict[str, Any]
 
 
+class Ending(Message, frozen=True):
+    """The workers are told that the run is over: they end by themselves."""
+
+
 class Over(Message, frozen=True):
     """The run is over."""
 
@@ -127,7 +131,7 @@ class Lose(Message, frozen=True):
     reason: str
 
 
-_MESSAGES = Opened | Told | Evaluated | Observed | Over | Failed | Stop | End | Lose
+_MESSAGES = Opened | Told | Evaluated | Observed | Ending | Over | Failed | Stop | End | Lose
 _encoder = msgspec.msgpack.Encoder(enc_hook=str)
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(_MESSAGES)
 
@@ -216,7 +220,8 @@ class Supervisor:
         self._address = ""
         self._opened_at = 0.0
         self._deaths: list[float] = []
-        self._has_stopped = False
+        self._stopped_at: float | None = None
+        self._is_ending = False
         self._status = RunStatus()
         self._over: Over | None = None
 
@@ -247,21 +252,27 @@ class Supervisor:
             self._take(message)
         if self._over is not None:
             return
-        if coordinator.process.exitcode is not None:
-            self._restart(coordinator.process.exitcode)
-            return
         if context.stop.is_set():
-            if not context.has_begun:
-                self._over = Over("interrupted", 0.0, self._status)
-            elif not self._has_stopped:
-                self._has_stopped = True
-                self._send(Stop())
-            return
-        if self._workers is not None:
+            self._stop(coordinator)
+        elif coordinator.process.exitcode is not None:
+            self._restart(coordinator.process.exitcode)
+        elif self._workers is not None and not self._is_ending:
             self._workers.poll()
             reason = context.why_end(self._status.env_steps, self._status.train_iter)
             if reason == "stopped":
                 self._send(End(reason))
+
+    def _stop(self, coordinator: _Coordinator) -> None:
+        """End the run as interrupted, by the coordinator where it still can in time."""
+        now = self._clock()
+        if self._stopped_at is None:
+            self._stopped_at = now
+            coordinator.send(Stop())
+        is_dead = coordinator.process.exitcode is not None
+        is_late = now - self._stopped_at > INTERRUPTED_CLOSE_S[0]
+        if is_dead or is_late or not self._context.has_begun:
+            elapsed_s = self._status.elapsed_s
+            self._over = Over("interrupted", elapsed_s, self._status)
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Opened):
@@ -275,6 +286,8 @@ class Supervisor:
             if "path" in facts:
                 facts["path"] = Path(facts["path"])
             getattr(observe(), message.hook)(**facts)
+        elif isinstance(message, Ending):
+            self._is_ending = True
         elif isinstance(message, Over):
             self._over = message
         elif isinstance(message, Failed):
@@ -346,7 +359,9 @@ class Supervisor:
         coordinator_s, workers_s = INTERRUPTED_CLOSE_S if is_urgent else CLOSE_S
         coordinator, self._coordinator = self._coordinator, None
         if coordinator is not None:
-            coordinator.end(coordinator_s if context.has_begun else 0.0)
+            if self._stopped_at is not None:  # it has ended, or it had its time
+                coordinator_s = KILL_S if context.has_begun else 0.0
+            coordinator.end(coordinator_s)
         if self._workers is not None:
             self._workers.close(workers_s)
         with suppress(OSError):
