@@ -11,37 +11,131 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dingsdk.pipeline.context import Evaluation, Reason, RunContext, RunRecorder
-from dingsdk.pipeline.supervisor import (
-    CoordinatorSpec,
-    End,
-    Ending,
-    Evaluated,
-    Failed,
-    Lose,
-    Message,
-    Observed,
-    Opened,
-    Over,
-    Stop,
-    Told,
-    decode,
-    encode,
-)
+import msgspec
+
+from dingsdk.pipeline.context import Evaluation, Reason, RunContext, RunRecorder, RunStatus
 from dingsdk.pipeline.worker import WorkerGroup
+from dingsdk.plugins import Snapshot
 
 if TYPE_CHECKING:
     from dingsdk.worker.comm.master import Master
 
 TELL_S = 0.2
 _HANDLED = {signal.SIGINT, signal.SIGTERM}
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSpec:
+    """What a coordinator's process is told. All plain data.
+
+    Attributes:
+        cfg: The compiled config.
+        run_dir: The run folder.
+        crash_file: Where the interpreter writes its stacks when it crashes.
+        snapshot: The types that were registered in the parent.
+        is_resumed: Whether it goes on from a journal.
+        rejoin_s: How long it waits for the workers of the one before.
+    """
+
+    cfg: Mapping[str, Any]
+    run_dir: Path
+    crash_file: Path
+    snapshot: Snapshot
+    is_resumed: bool
+    rejoin_s: float
+
+
+class Message(msgspec.Struct, tag=True, frozen=True):
+    """What the two processes tell each other."""
+
+
+class Opened(Message, frozen=True):
+    """The coordinator listens; it knows of these evaluations."""
+
+    address: str
+    evaluations: list[Evaluation]
+    elapsed_s: float
+
+
+class Told(Message, frozen=True):
+    """How the run is doing, and which workers are joined."""
+
+    status: RunStatus
+    workers: list[str]
+
+
+class Evaluated(Message, frozen=True):
+    """An evaluation was recorded."""
+
+    evaluation: Evaluation
+
+
+class Observed(Message, frozen=True):
+    """A hook is to be called; paths are text."""
+
+    hook: str
+    facts: dict[str, Any]
+
+
+class Ending(Message, frozen=True):
+    """The workers are told that the run is over: they end by themselves."""
+
+
+class Over(Message, frozen=True):
+    """The run is over."""
+
+    reason: Reason
+    elapsed_s: float
+    status: RunStatus
+
+
+class Failed(Message, frozen=True):
+    """An error ended the run."""
+
+    code: str
+    text: str
+    facts: dict[str, Any]
+    notes: list[str]
+    is_user_mistake: bool
+
+
+class Stop(Message, frozen=True):
+    """End the run as interrupted."""
+
+
+class End(Message, frozen=True):
+    """End the training for a reason."""
+
+    reason: Reason
+
+
+class Lose(Message, frozen=True):
+    """A worker's process is dead."""
+
+    worker_id: str
+    reason: str
+
+
+_MESSAGES = Opened | Told | Evaluated | Observed | Ending | Over | Failed | Stop | End | Lose
+_encoder = msgspec.msgpack.Encoder(enc_hook=str)
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(_MESSAGES)
+
+
+def encode(message: Message) -> bytes:
+    """Return a message's bytes; what is no plain data in it is text then."""
+    return _encoder.encode(message)
+
+
+def decode(content: bytes) -> Message:
+    """Return the message."""
+    return _decoder.decode(content)
 
 
 def coordinator_main(spec: CoordinatorSpec, link: Connection) -> None:

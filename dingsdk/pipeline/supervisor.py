@@ -12,21 +12,37 @@ import multiprocessing
 import multiprocessing.connection
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from dingsdk import errors
 from dingsdk.config import to_plain
 from dingsdk.data.files import Folder
 from dingsdk.errors import DingError, WorkerCrashedError
-from dingsdk.pipeline.context import Evaluation, Reason, RunContext, RunResult, RunStatus
+from dingsdk.pipeline.context import RunContext, RunResult, RunStatus
+from dingsdk.pipeline.coordinator_process import (
+    CoordinatorSpec,
+    End,
+    Ending,
+    Evaluated,
+    Failed,
+    Lose,
+    Message,
+    Observed,
+    Opened,
+    Over,
+    Stop,
+    Told,
+    coordinator_main,
+    decode,
+    encode,
+)
+from dingsdk.pipeline.process_group import ProcessWorkers, signals_held_back
 from dingsdk.pipeline.run_folder import JOURNAL_FOLDER
-from dingsdk.plugins import Snapshot, default_manager, observe
+from dingsdk.plugins import default_manager, observe
 
 _log = logging.getLogger(__name__)
 
@@ -39,120 +55,10 @@ KILL_S = 1.0
 CRASH_BYTES = 64 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class CoordinatorSpec:
-    """What a coordinator's process is told. All plain data.
-
-    Attributes:
-        cfg: The compiled config.
-        run_dir: The run folder.
-        crash_file: Where the interpreter writes its stacks when it crashes.
-        snapshot: The types that were registered in the parent.
-        is_resumed: Whether it goes on from a journal.
-        rejoin_s: How long it waits for the workers of the one before.
-    """
-
-    cfg: Mapping[str, Any]
-    run_dir: Path
-    crash_file: Path
-    snapshot: Snapshot
-    is_resumed: bool
-    rejoin_s: float
-
-
-class Message(msgspec.Struct, tag=True, frozen=True):
-    """What the two processes tell each other."""
-
-
-class Opened(Message, frozen=True):
-    """The coordinator listens; it knows of these evaluations."""
-
-    address: str
-    evaluations: list[Evaluation]
-    elapsed_s: float
-
-
-class Told(Message, frozen=True):
-    """How the run is doing, and which workers are joined."""
-
-    status: RunStatus
-    workers: list[str]
-
-
-class Evaluated(Message, frozen=True):
-    """An evaluation was recorded."""
-
-    evaluation: Evaluation
-
-
-class Observed(Message, frozen=True):
-    """A hook is to be called; paths are text."""
-
-    hook: str
-    facts: dict[str, Any]
-
-
-class Ending(Message, frozen=True):
-    """The workers are told that the run is over: they end by themselves."""
-
-
-class Over(Message, frozen=True):
-    """The run is over."""
-
-    reason: Reason
-    elapsed_s: float
-    status: RunStatus
-
-
-class Failed(Message, frozen=True):
-    """An error ended the run."""
-
-    code: str
-    text: str
-    facts: dict[str, Any]
-    notes: list[str]
-    is_user_mistake: bool
-
-
-class Stop(Message, frozen=True):
-    """End the run as interrupted."""
-
-
-class End(Message, frozen=True):
-    """End the training for a reason."""
-
-    reason: Reason
-
-
-class Lose(Message, frozen=True):
-    """A worker's process is dead."""
-
-    worker_id: str
-    reason: str
-
-
-_MESSAGES = Opened | Told | Evaluated | Observed | Ending | Over | Failed | Stop | End | Lose
-_encoder = msgspec.msgpack.Encoder(enc_hook=str)
-_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(_MESSAGES)
-
-
-def encode(message: Message) -> bytes:
-    """Return a message's bytes; what is no plain data in it is text then."""
-    return _encoder.encode(message)
-
-
-def decode(content: bytes) -> Message:
-    """Return the message."""
-    return _decoder.decode(content)
-
-
 class _Coordinator:
     """The coordinator's process, and the link to it."""
 
     def __init__(self, spec: CoordinatorSpec) -> None:
-        from dingsdk.pipeline.coordinator_process import coordinator_main
-        from dingsdk.pipeline.process_group import signals_held_back
-
         spawn = multiprocessing.get_context("spawn")
         self.link, theirs = spawn.Pipe()
         self.process = spawn.Process(
@@ -304,7 +210,6 @@ class Supervisor:
         if self._workers is not None:
             self._workers.close(INTERRUPTED_CLOSE_S[1])  # they cannot find the new address
         from dingsdk.pipeline.parallel import worker_config
-        from dingsdk.pipeline.process_group import ProcessWorkers
         from dingsdk.pipeline.worker import worker_ids
 
         cfg = worker_config(context)
