@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dingsdk.config import apply_set, deep_merge_dicts, load_config, save_config
-from dingsdk.errors import ConfigError, DingError
+from dingsdk.errors import ConfigError, DingError, RunFolderError
 from dingsdk.pipeline.context import Mode, RunContext, RunRecorder, RunResult
 from dingsdk.pipeline.progress import Progress
 from dingsdk.pipeline.run_folder import (
@@ -125,13 +125,19 @@ def resume(
         CheckpointMissingError, CheckpointCorruptError: there is nothing to resume from; nothing
             was changed. Neither is it by the next two.
         ConfigError: an override that cannot be made now.
-        RunFolderError: the run is under way.
+        RunFolderError: the run is under way, or its folder cannot be written to.
         DingError: a part failed during the run.
     """
     from dingsdk.pipeline.resume import JournaledRun, changed_config, find_run
 
     leave_if_importing()
     save = find_run(Path(run))
+    if not os.access(save.run_dir, os.W_OK):
+        raise RunFolderError(
+            f"the run folder {save.run_dir} cannot be written to, and a run that goes on writes "
+            "there; copy it to another disk, and resume it there",
+            path=str(save.run_dir),
+        )
     mode: Mode = "parallel" if isinstance(save, JournaledRun) else "serial"
     cfg = compile_run(changed_config(save, sets), mode, env=env, policy=policy)
     with _given(cfg, mode, env, policy, callbacks) as hooks:

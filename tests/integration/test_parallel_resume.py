@@ -277,3 +277,22 @@ def test_second_coordinator_on_a_journal_is_refused_with_the_name_of_the_first(r
         journal.open()
         with pytest.raises(RunDirLockedError, match=f"process {os.getpid()} on "):
             open_journal(context, second)
+
+
+def test_run_on_a_read_only_disk_is_refused_in_one_line(
+    ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no right to mount a file system")
+    try:
+        run = Path(shutil.copytree(ended, disk / "run"))
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        assert main(["train", "--resume", str(run)]) == 2
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    error = capsys.readouterr().err
+    assert f"{run} cannot be written to" in error
+    assert error.count("\n") == 1

@@ -1,0 +1,95 @@
+"""A journal against a plain list: what was taken is there again after any crash, in order."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from dingsdk.data.files import Folder
+from dingsdk.worker.coordinator.journal import Fact, Journal, LeaseEnded
+
+
+class JournalMachine(RuleBasedStateMachine):
+    """Facts are numbered; a state says how many came before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temporary = tempfile.TemporaryDirectory()
+        self.path = Path(self.temporary.name, "journal")
+        self.taken = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Start another writer on the journal, and compare what it finds."""
+        self.journal = Journal(Folder(self.path), snapshot_facts=5)
+        found = self.journal.open()
+        first = 0 if found.state is None else int(found.state["facts"])
+        assert [number_of(fact) for fact in found.facts] == list(range(first, self.taken))
+
+    @rule()
+    def append(self) -> None:
+        self.journal.append(LeaseEnded(str(self.taken)))
+        self.taken += 1
+
+    @rule(appended=st.integers(0, 3))
+    def save(self, appended: int) -> None:
+        """Write a state while facts are appended."""
+        number, state = self.journal.rotate(), {"facts": self.taken}
+        for _ in range(appended):
+            self.append()
+        self.journal.save(number, state)
+
+    @rule()
+    def rotate_without_a_state(self) -> None:
+        """The writer dies, or its disk is full, before the state is written."""
+        self.journal.rotate()
+
+    @rule(kept=st.floats(0, 0.99))
+    def crash_in_a_record(self, kept: float) -> None:
+        content = self.newest().read_bytes()
+        self.append()
+        self.taken -= 1
+        record = self.newest().read_bytes()[len(content) :]
+        self.newest().write_bytes(content + record[: int(kept * len(record))])
+        self.begin()
+
+    @rule()
+    def crash(self) -> None:
+        self.begin()
+
+    @rule(appended=st.integers(1, 3))
+    def old_writer_goes_on_beside_the_new_one(self, appended: int) -> None:
+        old, taken = self.journal, self.taken
+        self.begin()
+        refused = 0
+        for _ in range(appended):
+            try:
+                old.append(LeaseEnded(str(taken)))
+            except OSError:
+                refused += 1
+        assert refused == appended
+
+    @invariant()
+    def reader_changes_nothing(self) -> None:
+        before = {path.name: path.read_bytes() for path in self.path.iterdir()}
+        Journal(Folder(self.path)).read()
+        assert {path.name: path.read_bytes() for path in self.path.iterdir()} == before
+
+    def newest(self) -> Path:
+        return max(self.path.glob("*.facts"))
+
+    def teardown(self) -> None:
+        self.temporary.cleanup()
+
+
+def number_of(fact: Fact) -> int:
+    assert isinstance(fact, LeaseEnded)
+    return int(fact.task_id)
+
+
+TestJournal = JournalMachine.TestCase
+TestJournal.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
