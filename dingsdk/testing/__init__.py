@@ -10,10 +10,11 @@ calls. ``check_part`` and ``StorageContract``, ``SamplerContract``, ``RemoverCon
 commanders. The rules are listed in
 ``docs/reference``. ``FaultProxy`` puts a bad network before an endpoint,
 ``failing_calls`` a bad disk below a storage; ``recorded_writes`` tells what a disk was waited for.
+``Simulation`` runs a whole parallel run in virtual time, with faults, under one seed.
 ``check_plugin`` does all of it for what an installed plugin provides, as ``dingsdk check`` does.
 
 Names are imported when they are first used: the contract classes need pytest, the machine needs
-Hypothesis, and the others neither.
+Hypothesis, simulations need greenlet, and the others none of these.
 """
 
 from __future__ import annotations
@@ -77,6 +78,11 @@ if TYPE_CHECKING:
     from dingsdk.testing.rules import RULES as RULES
     from dingsdk.testing.rules import check_rule as check_rule
     from dingsdk.testing.rules import check_transport as check_transport
+    from dingsdk.testing.simulation import SampleOracle as SampleOracle
+    from dingsdk.testing.simulation import SimulatedFault as SimulatedFault
+    from dingsdk.testing.simulation import SimulatedTransport as SimulatedTransport
+    from dingsdk.testing.simulation import Simulation as Simulation
+    from dingsdk.testing.simulation import SimulationError as SimulationError
     from dingsdk.testing.stop_and_go import StopAndGo as StopAndGo
 else:
     __getattr__, __dir__ = lazy_names(__name__, __file__)
