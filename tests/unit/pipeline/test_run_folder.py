@@ -90,7 +90,8 @@ def test_one_of_many_starts_in_one_folder_gets_it(tmp_path: Path) -> None:
 
 def test_failed_start_frees_its_folder_and_keeps_the_files_of_others(tmp_path: Path) -> None:
     folder = claim_run_folder(tmp_path / "run")
-    (folder / "result.json").write_text("{}")
+    for name in ("result.json", "status.json", "progress.jsonl"):
+        (folder / name).write_text("{}")
     (folder / "log" / "deep").mkdir(parents=True)
     (folder / "notes.txt").write_text("mine")
 
