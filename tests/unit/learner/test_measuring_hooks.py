@@ -218,6 +218,7 @@ class TestLearningRate:
 
         assert found == pytest.approx([0.1, 0.075, 0.05, 0.025, 0.0, 0.0])
 
+    @pytest.mark.slow  # torch.optim imports a compiler
     def test_rates_of_torch_optimizers_follow_it(self, make_learner, batch):
         policy = Plain({"type": "plain", "model": {}}, enable_field=["learn"])
         entry = {"position": "before_iter", "ext_args": {"iterations": 2}}
@@ -371,6 +372,7 @@ def test_wandb_and_mlflow_log_offline(tmp_path):
     assert b"total_loss" in written.read_bytes()
 
 
+@pytest.mark.slow
 def test_absent_tracker_says_what_to_install(tmp_path):
     done = run_alone(
         """
