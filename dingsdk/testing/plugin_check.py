@@ -115,9 +115,9 @@ def check_plugin(name: str) -> PluginReport:
     """Import a plugin, compare its interface, build its parts, and hold them to their rules.
 
     A class may say three things about itself, as class attributes: ``contract_capabilities``, what
-    it promises beyond the rules for all, or None where those are not for it;
-    ``contract_config``, values of its section that it needs
-    in a check; of a wrapper ``contract_env``, the id of an env that it fits.
+    it promises beyond the rules for all, or None where those are not for it; ``contract_config``,
+    values of its section that it needs in a check; of a wrapper ``contract_env``, the id of an env
+    that it fits.
 
     Args:
         name: ``kind:type``, such as ``policies:mine``, or an installed distribution, of which
@@ -146,7 +146,7 @@ def _find(name: str, manager: PluginManager) -> Iterator[_Part]:
             manager.registry(group)  # raises for an unknown kind
         adverts = manager.adverts(group)
         known = manager.known(group) if group in KINDS else [advert.key for advert in adverts]
-        if key not in known:
+        if key not in known and not manager.adverts(group, key):
             raise _unknown(f"{group} type", key, known)
         yield _Part(group, key, manager)
         return
@@ -154,7 +154,9 @@ def _find(name: str, manager: PluginManager) -> Iterator[_Part]:
     if not own:
         raise _unknown("installed plugin", name, {a.distribution for a in manager.adverts()})
     for advert in own:
-        yield _Part(advert.kind, advert.key, manager)
+        is_contested = advert.kind in KINDS and len(manager.adverts(advert.kind, advert.key)) > 1
+        key = f"{advert.key}@{advert.distribution}" if is_contested else advert.key
+        yield _Part(advert.kind, key, manager)
 
 
 def _unknown(what: str, asked: str, known: Collection[str]) -> UnknownPluginError:

@@ -163,6 +163,25 @@ def test_type_may_be_named_by_the_word_of_its_template(provide: Provide) -> None
     assert not failed("limiter:mine")
 
 
+def test_type_of_two_distributions_is_checked_by_its_distribution(
+    provide: Provide, tmp_path: Path
+) -> None:
+    provide("limiters", "class Mine(Limiter):\n    def can_sample(self, n): return self.size > 0")
+    info = tmp_path / "site" / "acme_other-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-other\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[dingsdk.limiters]\nmine = acme_absent\n")
+
+    ((step, detail),) = failed("limiters:mine")
+
+    assert step == "import"
+    assert "acme-mine" in detail
+    assert "acme-other" in detail
+    assert not failed("acme-mine")
+    assert not failed("limiters:mine@acme-mine")
+    assert "acme_absent" in failed("acme-other")[0][1]
+
+
 @pytest.mark.parametrize(
     ("plugin", "words"),
     [
