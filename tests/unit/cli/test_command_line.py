@@ -318,7 +318,7 @@ def test_plugins_lists_built_in_types_as_a_table_and_as_json(
     assert main(["plugins", "--json", "--kind", "buffers"]) == 0
     rows = json.loads(capsys.readouterr().out)
 
-    assert "replay" not in table
+    assert "replay_buffer" not in table
     assert [line for line in table.splitlines() if line.startswith("policies")]
     assert {row["type_key"] for row in rows} >= {"naive"}
     assert {row["kind"] for row in rows} == {"buffers"}
