@@ -6,7 +6,7 @@ import functools
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +20,7 @@ from dingsdk.errors import (
     DingError,
     PoisonTaskError,
     RunDirLockedError,
+    StorageFullError,
     TaskFailedError,
     WorkerLostError,
 )
@@ -57,6 +58,7 @@ LATE_S = 4.0
 """How late a message may be, and what follows from it."""
 CLOSE_S = 10.0
 REJOIN_S = 60.0
+START = "coordinator-start"
 SNAPSHOT_FACTS = 100
 LATEST_S = 0.4
 """A file that shows so late is still read."""
@@ -387,7 +389,7 @@ class Simulation:
         self._is_up = False
         made = _WatchedCoordinator(self, _config(self.setting), transport, journal)
         self.coordinator = made
-        process.scheduler.spawn(functools.partial(self._open, made), "start")
+        process.scheduler.spawn(functools.partial(self._open, made), START)
 
     _epochs = 0
     _is_up = False
@@ -445,6 +447,11 @@ class Simulation:
         if isinstance(error, WorkerLostError) and self._may_be_lost(name):
             # Its work has ended; that is found out when its task is asked for the next time.
             self._may_be_lost_until[name] = math.inf
+        if job.name == START and isinstance(error, StorageFullError):
+            # Started without room: the run's supervisor tries again.
+            process, again = job.process, self.world.now + 1.0
+            self.world.at(self.world.now, lambda: self._kill(process, again))
+            return
         if not isinstance(error, expected):
             self.fail(f"job {job.name} raised {type(error).__name__}: {error}", error)
 
@@ -776,6 +783,14 @@ class _WatchedCoordinator(Coordinator):
                     oracle.given_up.add(names[int(number)])
             settle(state, info)
 
+        give_up_missing = experience.give_up_missing
+
+        def give_up(data_ids: Iterable[str]) -> None:
+            data_ids = list(data_ids)
+            oracle.given_up.update(data_ids)
+            give_up_missing(data_ids)
+
+        experience.give_up_missing = give_up
         experience.lease, experience.settle = lease_payloads, settle_payloads
         experience.push = push_payload
         experience.buffer.push = push_rows
