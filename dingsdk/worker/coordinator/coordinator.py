@@ -430,9 +430,12 @@ class Coordinator(Configurable, TaskControl):
     def deal_with_collector_send_data(self, state: TaskState, meta: Mapping[str, Any]) -> bool:
         data_id = str(meta["data_id"])
         if not self.data_store.has(data_id):
-            _log.warning("payload %s vanished before it was acknowledged", data_id)
             with self.condition:
-                self._state.unacknowledged_rows += state.waiting.pop(data_id, 0)
+                rows, experience = state.waiting.pop(data_id, 0), self.experience_of(state)
+                if experience is not None and experience.ledger.knows(data_id):
+                    return True  # reported again, after all its rows have left
+                self._state.unacknowledged_rows += rows
+            _log.warning("payload %s vanished before it was acknowledged", data_id)
             return True
         with self.condition:
             experience = self.experience_of(state)

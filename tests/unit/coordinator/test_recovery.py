@@ -362,3 +362,24 @@ def test_state_of_another_run_is_refused(tmp_path: Path, transport: Any) -> None
         {"tasks": state["scheduler"]["running"]},
         {"tasks": other.state_dict()["scheduler"]["running"]},
     )
+
+
+def test_payload_that_is_reported_again_after_it_left_counts_once(
+    tmp_path: Path, transport: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    life = Life(tmp_path, transport, "on-policy")
+    life.join("l0", "learner")
+    life.join("c0", "collector")
+    learner, collector = life.give("learner"), life.collect()
+    for number in range(8):
+        life.push(collector, f"p{number}", number, 0)
+    assert life.train(learner, 1, 0, lost=False)
+    assert not transport.data_store().has("p0", 0.0)
+    after = Life(tmp_path, transport, "on-policy")
+    again = after.scheduler.running[collector.task_id]
+    again.waiting = {"p0": ROWS}
+    report = {"data_id": "p0", "rows": ROWS, "policy_iter": 0}
+    assert after.coordinator.deal_with_collector_send_data(again, report)
+    samples = after.coordinator.status().samples
+    assert (samples.collected, samples.acknowledged) == (8 * ROWS, 8 * ROWS)
+    assert "vanished" not in caplog.text
