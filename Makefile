@@ -40,7 +40,7 @@ $(STAMP): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(TRANSPORT
 
 $(STAMP_ALL): $(STAMP) $(addsuffix /pyproject.toml,$(PLUGINS))
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		-e '.[dev,docs]' $(foreach plugin,$(PLUGINS),-e ./$(plugin))
+		-e '.[dev,docs,envpool]' $(foreach plugin,$(PLUGINS),-e ./$(plugin))
 	@touch $@
 
 train: $(STAMP)

@@ -45,7 +45,7 @@ AREAS = {
     ),
     "comm": ("dingsdk/worker/comm/", "plugins/dingsdk-in-memory/dingsdk_in_memory/"),
     "pipeline": ("dingsdk/pipeline/", "dingsdk/config"),
-    "plugins": ("dingsdk/", "plugins/dingsdk-flask-fs/dingsdk_flask_fs/"),
+    "plugins": ("dingsdk/", "plugins/"),
 }
 """Path prefixes of each area; a file belongs to the area with the longest one. `plugins` holds
 the command line and the errors too, `collector` the evaluators, `learner` the coordinator."""

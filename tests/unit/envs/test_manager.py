@@ -110,7 +110,7 @@ def test_int_list_and_dict_seeds_agree(cfg: dict[str, Any]) -> None:
 def test_wrong_number_of_seeds_is_refused() -> None:
     with pytest.raises(ConfigError, match="2 envs need 2 seeds"):
         make(SYNC).seed([1, 2, 3])
-    with pytest.raises(ConfigError, match="one random stream"):
+    with pytest.raises(ConfigError, match="take one seed together"):
         make(NATIVE).seed([1, 2])
 
 
