@@ -162,12 +162,6 @@ MUTANTS = [
         "return [self._tasks.popleft()[1] for _ in first_that_fit(self._tasks, 1 << 30, want)]",
     ),
     Mutant(
-        "answers are forgotten before they are confirmed",
-        f"{_FLASK}.slave_end:HttpSlaveEnd._confirm",
-        "<= reply.answered",
-        "<= reply.answered + 1",
-    ),
-    Mutant(
         "an answer counts as often as it is delivered",
         f"{_FLASK}.request_handler:Mailbox.take",
         "if number > self.answered and not self.is_closed:",

@@ -643,7 +643,9 @@ class Simulation:
     def _check_leases(self) -> None:
         now = self.world.now
         for name in self.coordinator.master.workers:
-            since = self._unreachable_since.get(name, now)
+            # It is judged from when the coordinator goes on, if that was stopped.
+            awake_at = self.processes["coordinator"].resumes_at
+            since = max(awake_at, self._unreachable_since.get(name, now))
             is_judge_awake = "coordinator" not in self._unreachable_since
             if now - since > LOST_WITHIN_S and is_judge_awake:
                 raise AssertionError(f"{name} cannot be reached since {since:.1f} s, and is joined")
