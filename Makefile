@@ -16,13 +16,15 @@ COUNT ?= 120
 AREA ?=
 TESTS ?=
 
-.PHONY: help train test test-all lint mutate bench docs site dist release-check clean
+.PHONY: help train test test-all lint mutate bench docs site dist release-check chaos soak clean
 
 help:
 	@echo "make train   train DQN on CartPole-v1 in parallel mode (options: ARGS=\"--seed 1\")"
 	@echo "make test    lint, type check and run the quick tests (options: JOBS=4 ARGS=\"-k buffer\")"
 	@echo "make test-all  the same with the slow tests too"
 	@echo "make mutate  try one-line mutants of the code on the tests (options: SEED=1 AREA=buffer)"
+	@echo "make chaos   train while processes are killed and stopped, and count what is lost (20 minutes)"
+	@echo "make soak    train for half an hour, and see whether processes grow"
 	@echo "make bench   run the benchmarks"
 	@echo "make docs    write the generated reference pages again"
 	@echo "make site    build the documentation as a web site in site/, without network"
@@ -67,6 +69,10 @@ test-all: $(STAMP_ALL) lint .venv/di-engine
 mutate: $(STAMP_ALL)
 	$(BIN)/python -m tools.mutation --seed $(SEED) --count $(COUNT) --jobs $(JOBS) \
 		--areas $(AREA) --tests $(TESTS) $(if $(SLOW),--slow)
+
+# Whole runs of real processes: ten minutes each with and without faults, and half an hour.
+chaos soak: $(STAMP)
+	$(BIN)/python -m tools.chaos$(if $(filter soak,$@),.soak) $(ARGS)
 
 bench: $(STAMP_ALL)
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done

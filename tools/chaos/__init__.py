@@ -1,0 +1,1 @@
+"""Parallel runs of real processes under faults, and whether they lose anything."""
