@@ -12,6 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from dingsdk.cli.tables import show_table
+from dingsdk.config import apply_set
 from dingsdk.errors import RunFolderError
 from dingsdk.plugins import KINDS, default_manager
 
@@ -48,8 +49,18 @@ def _quietly(check: Callable[[], Any]) -> Any:
     metavar="FILE",
     help="Write the result as JSON for an endpoint badge of shields.io.",
 )
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="A.B=C",
+    help="A value that the part's section needs to be built; may be repeated.",
+)
+@click.option("--env", metavar="ID", help="Env to build a wrapper or an env manager with.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def check(plugin: str, badge: Path | None, as_json: bool) -> None:
+def check(
+    plugin: str, badge: Path | None, sets: tuple[str, ...], env: str | None, as_json: bool
+) -> None:
     """Import PLUGIN, compare its interface, build its parts and hold them to their rules.
 
     PLUGIN is a type as KIND:TYPE, such as policies:mine, or an installed distribution, of which
@@ -59,7 +70,10 @@ def check(plugin: str, badge: Path | None, as_json: bool) -> None:
 
     if badge is not None and not badge.parent.is_dir():
         raise RunFolderError(f"--badge: there is no folder {badge.parent}", path=str(badge))
-    report = _quietly(lambda: check_plugin(plugin))
+    config: dict[str, Any] = {}
+    for assignment in sets:
+        apply_set(config, assignment)
+    report = _quietly(lambda: check_plugin(plugin, config, env))
     if badge is not None:
         try:
             badge.write_text(json.dumps(report.badge(), indent=2) + "\n", encoding="utf-8")

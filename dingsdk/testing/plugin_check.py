@@ -85,6 +85,8 @@ class _Part:
     kind: str
     key: str
     manager: PluginManager
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    env: str | None = None
     target: Any = None
     rules: list[ContractReport] = field(default_factory=list)
 
@@ -99,8 +101,8 @@ class _Part:
 
     @property
     def given(self) -> dict[str, Any]:
-        """What the class says it needs in a check."""
-        return dict(getattr(self.target, "contract_config", {}))
+        """What the class says it needs in a check, and what whoever checks it asks for."""
+        return deep_merge_dicts(getattr(self.target, "contract_config", {}), self.asked)
 
     def create(self, over: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         return self.manager.create(self.kind, deep_merge_dicts(self.cfg, over), *args, **kwargs)
@@ -111,7 +113,9 @@ class _Part:
         return _family(self) if declared is None else declared
 
 
-def check_plugin(name: str) -> PluginReport:
+def check_plugin(
+    name: str, config: Mapping[str, Any] | None = None, env: str | None = None
+) -> PluginReport:
     """Import a plugin, compare its interface, build its parts, and hold them to their rules.
 
     A class may say three things about itself, as class attributes: ``contract_capabilities``, what
@@ -122,6 +126,8 @@ def check_plugin(name: str) -> PluginReport:
     Args:
         name: ``kind:type``, such as ``policies:mine``, or an installed distribution, of which
             every part is checked.
+        config: Values of the part's section, over those that the class gives itself.
+        env: In place of ``contract_env``.
 
     Raises:
         UnknownPluginError: there is no such type or distribution.
@@ -129,6 +135,8 @@ def check_plugin(name: str) -> PluginReport:
     manager = default_manager()
     manager.forget_adverts()
     parts = list(_find(name, manager))
+    for part in parts:
+        part.asked, part.env = config or {}, env
     steps: list[Step] = []
     for part in parts:
         steps += _check(part)
@@ -370,7 +378,7 @@ def _build_wrapper(part: _Part, folder: Path) -> Any:
 
 
 def _env_of(part: _Part) -> str:
-    return str(getattr(part.target, "contract_env", "CartPole-v1"))
+    return part.env or str(getattr(part.target, "contract_env", "CartPole-v1"))
 
 
 def _build_command(part: _Part, folder: Path) -> Any:

@@ -227,3 +227,16 @@ def test_what_dingsdk_provides_passes(kind: str) -> None:
         found = {key: failed(f"{kind}:{key}") for key in sorted(keys)}
 
     assert not any(found.values()), found
+
+
+def test_values_and_an_env_may_be_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    values = ["--set", "min_reward=-1", "--set", "max_reward=1"]
+
+    assert main(["check", "env_wrappers:clip_reward"]) == 1
+    assert main(["check", "env_wrappers:clip_reward", *values, "--env", "Acrobot-v1"]) == 0
+    assert "with min_reward=-1, max_reward=1" in capfd.readouterr().out
+    assert main(["check", "env_wrappers:clip_reward", *values, "--env", "Acrobt-v1"]) == 1
+    assert "Acrobt-v1" in capfd.readouterr().out
