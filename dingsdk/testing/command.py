@@ -12,7 +12,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from dingsdk.cli.tables import show_table
-from dingsdk.config import apply_set
 from dingsdk.errors import RunFolderError
 from dingsdk.plugins import KINDS, default_manager
 
@@ -66,6 +65,7 @@ def check(
     PLUGIN is a type as KIND:TYPE, such as policies:mine, or an installed distribution, of which
     each part is checked. Exits with 1 where something is wrong.
     """
+    from dingsdk.config import apply_set
     from dingsdk.testing.plugin_check import check_plugin
 
     if badge is not None and not badge.parent.is_dir():
