@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import faulthandler
 import os
 import queue
 import signal
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -22,6 +19,7 @@ import msgspec
 
 from dingsdk.pipeline.context import Evaluation, Reason, RunContext, RunRecorder, RunStatus
 from dingsdk.pipeline.worker import WorkerGroup
+from dingsdk.pipeline.worker_process import crashes_recorded, leave
 from dingsdk.plugins import Snapshot
 
 if TYPE_CHECKING:
@@ -140,11 +138,7 @@ def decode(content: bytes) -> Message:
 
 def coordinator_main(spec: CoordinatorSpec, link: Connection) -> None:
     """Coordinate the run until its end, or until the parent is gone; never returns."""
-    exit_code = _run(spec, link)
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code)  # as worker_main does, and for the same reason
+    leave(_run(spec, link))
 
 
 class _Parent:
@@ -234,11 +228,7 @@ def _run(spec: CoordinatorSpec, link: Connection) -> int:
     threading.Thread(target=parent.obey, name="parent-watch", daemon=True).start()
     with ExitStack() as stack:
         try:
-            os.umask(0o077)
-            spec.crash_file.parent.mkdir(parents=True, exist_ok=True)
-            crash_file = stack.enter_context(spec.crash_file.open("w"))
-            faulthandler.enable(crash_file)
-            stack.callback(faulthandler.disable)
+            stack.enter_context(crashes_recorded(spec.crash_file))
             _coordinate(spec, parent)
         except BaseException as error:
             parent.send(_failed(error))

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,6 +38,56 @@ KILL_S = 1.0
 CRASH_BYTES = 64 << 10
 
 
+def spawn_linked(main: Callable[..., None], spec: Any, name: str) -> tuple[Any, Connection]:
+    """Start ``main(spec, link)`` as a process; return the process, and our end of the link.
+
+    Raises:
+        TypeError, AttributeError, ValueError: ``spec`` cannot be handed to another process.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    # Not a daemon: env managers may have processes of their own.
+    process = spawn.Process(target=main, args=(spec, theirs), name=name, daemon=False)
+    try:
+        with signals_held_back():
+            process.start()
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return process, ours
+
+
+def take_crash_report(path: Path) -> str:
+    """Return what a process that crashed left; a file of one that did not is removed."""
+    report = ""
+    with suppress(OSError):
+        with path.open(encoding="utf-8", errors="replace") as file:
+            report = file.read(CRASH_BYTES)
+        if not report:
+            path.unlink()
+    return report
+
+
+def how_it_ended(code: int) -> str:
+    """Return what the exit code of a process says, for messages."""
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+class Deaths:
+    """The deaths of a process that count against its budget, ``system.restarts``."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+
+    def add(self, now: float, healthy_s: float) -> int:
+        """Note one, of a process that was well for so long; return how many count."""
+        before = [] if healthy_s >= HEALTHY_S else self._times
+        self._times = [at for at in before if now - at < WINDOW_S] + [now]
+        return len(self._times)
+
+
 class WorkerProcess:
     """A worker's process, started by ``spawn``, and the link to it.
 
@@ -48,29 +99,20 @@ class WorkerProcess:
     """
 
     def __init__(self, spec: WorkerSpec) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._link, theirs = spawn.Pipe()
-        # Not a daemon: env managers may have processes of their own.
-        self._process = spawn.Process(
-            target=worker_main, args=(spec, theirs), name=spec.worker_id, daemon=False
-        )
         try:
-            with signals_held_back():
-                self._process.start()
+            self._process, self._link = spawn_linked(worker_main, spec, spec.worker_id)
         except (TypeError, AttributeError, ValueError) as error:  # pickle's ways to refuse
-            self._link.close()
             raise ConfigError(
                 f"the config cannot be handed to a worker process: {error}; it must be plain "
                 "data, and functions at the top level of a module",
                 path="config",
             ) from error
-        finally:
-            theirs.close()
 
     @property
     def exit_code(self) -> int | None:
         """None while it runs; the number of a signal that killed it, negative."""
-        return self._process.exitcode
+        code: int | None = self._process.exitcode
+        return code
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """Yield what it has sent, see ``worker_main``."""
@@ -119,7 +161,7 @@ class _Member:
         self.process: WorkerProcess | None = None
         self.start_at = 0.0
         self.joined_at = self.heard_at = math.inf
-        self.deaths: list[float] = []
+        self.deaths = Deaths()
         self.failure: dict[str, Any] = {}
         self.crash_report = ""
 
@@ -145,11 +187,7 @@ class _Member:
         if self.process is not None:
             self.process.close()
             self.process = None
-        with suppress(OSError):
-            with self.crash_file.open(encoding="utf-8", errors="replace") as file:
-                self.crash_report = file.read(CRASH_BYTES)
-            if not self.crash_report:
-                self.crash_file.unlink()
+        self.crash_report = take_crash_report(self.crash_file)
 
     def crashed(
         self, message: str, code: int, *, is_user_mistake: bool = False
@@ -172,8 +210,8 @@ class ProcessWorkers(WorkerGroup):
         cfg: The config as workers get it.
         run_dir: The run folder.
         workers: Role and id of each.
-        master: The run's, or what stands for it here; it is told of deaths, so that no lease has
-            to run out.
+        master: The run's ``Master``, or an object with the same two members. It is told of
+            deaths, so that no lease has to run out.
         clock: Monotonic seconds.
         start: Starts a process.
 
@@ -264,8 +302,7 @@ class ProcessWorkers(WorkerGroup):
             )
             member.start_at = now
             return
-        killed_by = f"killed by {signal.Signals(-code).name}" if code < 0 else ""
-        reason = member.failure.get("text") or killed_by or f"ended with exit code {code}"
+        reason = member.failure.get("text") or how_it_ended(code)
         member.crash_report = member.failure.get("traceback") or member.crash_report
         _log.warning("worker %s died: %s", member.worker_id, reason)
         self._master.lose(member.worker_id, reason)
@@ -273,17 +310,15 @@ class ProcessWorkers(WorkerGroup):
             raise member.crashed(UNGUARDED_TEXT, code, is_user_mistake=True)
         if not member.has_joined and code > 0:
             raise member.crashed(f"worker {member.worker_id} cannot start: {reason}", code)
-        if now - member.joined_at >= HEALTHY_S:
-            member.deaths.clear()
-        member.deaths = [at for at in member.deaths if now - at < WINDOW_S] + [now]
-        if len(member.deaths) > self._budget:
+        deaths = member.deaths.add(now, now - member.joined_at)
+        if deaths > self._budget:
             text = (
-                f"worker {member.worker_id} died {len(member.deaths)} times within "
+                f"worker {member.worker_id} died {deaths} times within "
                 f"{WINDOW_S:.0f} s, at last by: {reason} (system.restarts is {self._budget})"
             )
             raise member.crashed(text, code)
         base, most = BACKOFF_S
-        member.start_at = now + min(most, base * 2 ** len(member.deaths))
+        member.start_at = now + min(most, base * 2**deaths)
 
     def _join(self, members: Sequence[_Member], timeout_s: float) -> None:
         deadline = self._clock() + timeout_s

@@ -8,9 +8,7 @@ before, and the workers that live join it with the work that they have.
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import multiprocessing.connection
-import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -40,7 +38,15 @@ from dingsdk.pipeline.coordinator_process import (
     decode,
     encode,
 )
-from dingsdk.pipeline.process_group import ProcessWorkers, signals_held_back
+from dingsdk.pipeline.process_group import (
+    KILL_S,
+    WINDOW_S,
+    Deaths,
+    ProcessWorkers,
+    how_it_ended,
+    spawn_linked,
+    take_crash_report,
+)
 from dingsdk.pipeline.run_folder import JOURNAL_FOLDER
 from dingsdk.plugins import default_manager, observe
 
@@ -49,26 +55,13 @@ _log = logging.getLogger(__name__)
 POLL_S = 0.1
 CLOSE_S, INTERRUPTED_CLOSE_S = (10.0, 8.0), (5.0, 3.0)
 """How long the coordinator, then the workers may take to end."""
-WINDOW_S = 600.0
-HEALTHY_S = 60.0
-KILL_S = 1.0
-CRASH_BYTES = 64 << 10
 
 
 class _Coordinator:
     """The coordinator's process, and the link to it."""
 
     def __init__(self, spec: CoordinatorSpec) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self.link, theirs = spawn.Pipe()
-        self.process = spawn.Process(
-            target=coordinator_main, args=(spec, theirs), name="coordinator", daemon=False
-        )
-        try:
-            with signals_held_back():
-                self.process.start()
-        finally:
-            theirs.close()
+        self.process, self.link = spawn_linked(coordinator_main, spec, "coordinator")
 
     def messages(self, timeout_s: float) -> list[Message]:
         """Return what it has sent, waiting for the first."""
@@ -89,7 +82,7 @@ class _Coordinator:
         if self.process.exitcode is None:
             self.process.kill()
             self.process.join(KILL_S)
-        code = self.process.exitcode
+        code: int | None = self.process.exitcode
         self.link.close()
         if code is not None:
             self.process.close()
@@ -125,7 +118,7 @@ class Supervisor:
         self._workers: Any = None
         self._address = ""
         self._opened_at = 0.0
-        self._deaths: list[float] = []
+        self._deaths = Deaths()
         self._stopped_at: float | None = None
         self._is_ending = False
         self._status = RunStatus()
@@ -234,18 +227,16 @@ class Supervisor:
         assert self._coordinator is not None
         self._coordinator.end(KILL_S)
         now = self._clock()
-        reason = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        if now - self._opened_at >= HEALTHY_S:
-            self._deaths.clear()
-        self._deaths = [at for at in self._deaths if now - at < WINDOW_S] + [now]
+        reason = how_it_ended(code)
+        deaths = self._deaths.add(now, now - self._opened_at)
         budget = int(self._cfg.system.restarts)
-        if not self._context.has_begun or len(self._deaths) > budget:
+        if not self._context.has_begun or deaths > budget:
             raise WorkerCrashedError(
-                f"the coordinator died {len(self._deaths)} times within {WINDOW_S:.0f} s, at last "
+                f"the coordinator died {deaths} times within {WINDOW_S:.0f} s, at last "
                 f"by: {reason} (system.restarts is {budget})",
                 worker_id="coordinator",
                 exit_code=code,
-                traceback=self._crash_report(),
+                traceback=take_crash_report(self._crash_file),
             )
         _log.warning("the coordinator died: %s; another one goes on", reason)
         from dingsdk.pipeline.worker import transport_class
@@ -269,9 +260,7 @@ class Supervisor:
             coordinator.end(coordinator_s)
         if self._workers is not None:
             self._workers.close(workers_s)
-        with suppress(OSError):
-            if not self._crash_file.stat().st_size:
-                self._crash_file.unlink()
+        take_crash_report(self._crash_file)  # a file with a report stays
         if not context.has_begun and context.resumed is None:
             self._remove()
 
@@ -297,11 +286,6 @@ class Supervisor:
         if report and not message.notes:
             error.add_note(f"raised by the worker:\n{report}")
         return error
-
-    def _crash_report(self) -> str:
-        with suppress(OSError), self._crash_file.open(encoding="utf-8", errors="replace") as file:
-            return file.read(CRASH_BYTES)
-        return ""
 
 
 def supervised_pipeline(context: RunContext) -> RunResult:

@@ -15,12 +15,12 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from dingsdk.plugins import Snapshot
 
@@ -72,13 +72,32 @@ def worker_main(spec: WorkerSpec, link: Connection) -> None:
     The link brings one message, to stop, and takes ``{"event": "joined"}`` and
     ``{"event": "failed", ...}``.
     """
-    exit_code = _run(spec, link)
+    leave(_run(spec, link))
+
+
+def leave(exit_code: int) -> NoReturn:
+    """End this process without the teardown of the interpreter.
+
+    torch's takes 0.5 s, and more where many end at once (2026-11), which is waited for after
+    Ctrl-C.
+    """
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Without the teardown of the interpreter: torch's takes 0.5 s, and more where many end at
-    # once (2026-11), which is waited for after Ctrl-C.
     os._exit(exit_code)
+
+
+@contextlib.contextmanager
+def crashes_recorded(path: Path) -> Iterator[None]:
+    """Have the interpreter write its stacks to a file where it crashes; files are private."""
+    os.umask(0o077)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        faulthandler.enable(file)
+        try:
+            yield
+        finally:
+            faulthandler.disable()
 
 
 def _run(spec: WorkerSpec, link: Connection) -> int:
@@ -90,12 +109,7 @@ def _run(spec: WorkerSpec, link: Connection) -> int:
     threading.Thread(target=_obey, args=(link, stop), name="parent-watch", daemon=True).start()
     with ExitStack() as stack:
         try:
-            os.umask(0o077)
-            spec.crash_file.parent.mkdir(parents=True, exist_ok=True)
-            crash_file = stack.enter_context(spec.crash_file.open("w"))
-            faulthandler.enable(crash_file)
-            stack.callback(faulthandler.disable)
-
+            stack.enter_context(crashes_recorded(spec.crash_file))
             from dingsdk.config import to_easydict
             from dingsdk.pipeline.worker import run_worker
             from dingsdk.plugins import default_manager
