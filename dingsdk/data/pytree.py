@@ -46,6 +46,20 @@ def flatten(tree: Any) -> list[tuple[Path, Any]]:
     return pairs
 
 
+def different_leaves(first: Mapping[Path, Any], second: Mapping[Path, Any]) -> list[str]:
+    """Return where two nests differ, as sorted paths of keys with dots between them.
+
+    Args:
+        first: Leaves by path, as ``dict(flatten(nest))``.
+        second: Those of the other nest. Arrays and tensors are compared bit by bit.
+    """
+    return sorted(
+        ".".join(map(str, path))
+        for path in first.keys() | second.keys()
+        if not _is_same(first.get(path), second.get(path))
+    )
+
+
 def to_tensor(
     tree: Any,
     dtype: Any = None,
@@ -117,6 +131,13 @@ def tensor_to_list(tree: Any) -> Any:
         raise _unsupported("tensor_to_list", item)
 
     return map_leaves(convert, tree)
+
+
+def _is_same(first: Any, second: Any) -> bool:
+    if isinstance(first, np.ndarray) or is_tensor(first):
+        one, other = np.asarray(first), np.asarray(second)
+        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
+    return bool(first == second)
 
 
 def _share(leaf: Any) -> Any:

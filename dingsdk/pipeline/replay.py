@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dingsdk.data.pytree import flatten
+from dingsdk.data.pytree import different_leaves, flatten, map_leaves
 from dingsdk.errors import CheckpointMissingError
 from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.given import callbacks_registered
@@ -85,12 +85,7 @@ def replay(
         run_pipeline(context, "parallel", announce=announce)
     if watch.state is None:
         return ReplayResult(final.iteration, watch.reached, ())
-    first, second = dict(flatten(final.state)), dict(flatten(watch.state))
-    different = sorted(
-        ".".join(map(str, path))
-        for path in first.keys() | second.keys()
-        if not _equal(first.get(path), second.get(path))
-    )
+    different = different_leaves(dict(flatten(final.state)), dict(flatten(watch.state)))
     return ReplayResult(final.iteration, final.iteration, tuple(different))
 
 
@@ -106,23 +101,12 @@ class _Watch:
     def after_iter(self, learner: Any, iteration: int) -> None:
         self.reached = iteration + 1
         if self.reached == self._iteration:
-            self.state = _copied(learner.policy.state_dict())
+            self.state = map_leaves(_copied, learner.policy.state_dict())
             if self.context is not None:
                 self.context.stop.set()
 
 
-def _copied(tree: Any) -> Any:
-    if isinstance(tree, Mapping):
-        return {key: _copied(value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(_copied(value) for value in tree)
-    if isinstance(tree, torch.Tensor):
-        return tree.detach().cpu().clone()
-    return tree.copy() if isinstance(tree, np.ndarray) else tree
-
-
-def _equal(first: Any, second: Any) -> bool:
-    if isinstance(first, (np.ndarray, torch.Tensor)):
-        one, other = np.asarray(first), np.asarray(second)
-        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
-    return bool(first == second)
+def _copied(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach().cpu().clone()
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

@@ -7,11 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from dingsdk.data import SampleBatch
-from dingsdk.data.pytree import flatten
+from dingsdk.data.pytree import different_leaves, flatten
 from dingsdk.worker.replay_buffer import persistence
 
 _BY_THE_CLOCK = frozenset(
@@ -98,11 +95,7 @@ def _interrupt_after(last: int) -> Callable[[int], None]:
 
 def _compare(whole: Mapping[str, Any], resumed: Mapping[str, Any]) -> None:
     first, second = (dict(_leaves(each)) for each in (whole, resumed))
-    different = sorted(
-        ".".join(map(str, path))
-        for path in first.keys() | second.keys()
-        if not _equal(first.get(path), second.get(path))
-    )
+    different = different_leaves(first, second)
     assert not different, f"the resumed run differs in {', '.join(different[:20])}"
 
 
@@ -113,10 +106,3 @@ def _leaves(tree: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
                 yield from (((*path, *inner), each) for inner, each in flatten(leaf.columns))
             else:
                 yield path, leaf
-
-
-def _equal(first: Any, second: Any) -> bool:
-    if isinstance(first, (np.ndarray, torch.Tensor)):
-        first, second = np.asarray(first), np.asarray(second)
-        return bool(first.dtype == second.dtype and first.tobytes() == second.tobytes())
-    return bool(first == second)

@@ -11,6 +11,7 @@ import torch
 
 from dingsdk.data.pytree import (
     copy_containers,
+    different_leaves,
     flatten,
     map_leaves,
     tensor_to_list,
@@ -89,3 +90,16 @@ def test_tensors_and_arrays_become_lists() -> None:
         "n": 1,
         "s": None,
     }
+
+
+def test_leaves_are_compared_bit_by_bit_and_named_by_their_paths() -> None:
+    first: dict[str, Any] = {"a": np.array([1.0, np.nan]), "b": [torch.zeros(2), "x"], "only": 1}
+    second: dict[str, Any] = {"a": np.array([1.0, np.nan]), "b": [torch.zeros(2), "x"], "only": 1}
+    assert different_leaves(dict(flatten(first)), dict(flatten(second))) == []
+
+    second["a"] = np.array([1.0, np.nan], np.float32)
+    second["b"][0] = -torch.zeros(2)
+    second["b"][1] = "y"
+    del second["only"]
+    found = different_leaves(dict(flatten(first)), dict(flatten(second)))
+    assert found == ["a", "b.0", "b.1", "only"]
