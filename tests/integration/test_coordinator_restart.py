@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from dingsdk.worker.learner.checkpoint import load_checkpoint
+from tools.chaos.counting import acknowledged_rows
 
 from .process_cluster import PATIENCE_S
-from .test_parallel_resume import ITERATIONS, acknowledged, kill_all, start, status, wait_until
+from .test_parallel_resume import ITERATIONS, kill_all, start, status, wait_until
 from .test_processes import children_of
 
 RUN = [
@@ -128,7 +129,7 @@ def test_run_goes_on_when_its_coordinator_is_killed(tmp_path: Path, kills: int) 
     samples = result["samples"]
     # Counted by the test beside all parts of the run, over the lives of all coordinators: what
     # was in the journal when one died may not have been told to its worker.
-    rows = acknowledged(tmp_path)
+    rows = acknowledged_rows(tmp_path)
     assert rows <= samples["acknowledged"] <= rows + kills * 1024
     assert samples["acknowledged"] == samples["live"] + sum(samples["evicted"].values())
     assert "missing" not in samples["evicted"]

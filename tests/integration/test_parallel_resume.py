@@ -34,6 +34,7 @@ from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import make_transport
 from dingsdk.worker import Coordinator
 from dingsdk.worker.coordinator.journal import Journal
+from tools.chaos.counting import acknowledged_rows
 
 ITERATIONS = "policy.learn.learner.train_iterations"
 SETS = (
@@ -42,34 +43,17 @@ SETS = (
     "system.validate_state=true",
     "system.coordinator.lease_s=5",
 )
-SCRIPT = '''
-import os, sys
+SCRIPT = """
+import sys
+from pathlib import Path
 from dingsdk import train
-from dingsdk.worker import Coordinator
+from tools.chaos.counting import count_acknowledged
 
-acknowledge = Coordinator.deal_with_collector_send_data
-
-
-def counted(self, state, meta):
-    """Write down what a worker is told to be acknowledged, beside all parts of the run."""
-    is_taken = acknowledge(self, state, meta)
-    if is_taken and self.experience_of(state) is not None:
-        with open(sys.argv[1] + "/acknowledged", "a") as file:
-            file.write(f"{meta['data_id']} {meta['rows']}\\n")
-    return is_taken
-
-
-Coordinator.deal_with_collector_send_data = counted
+count_acknowledged(Path(sys.argv[1]))
 if __name__ == "__main__":
     train("cartpole-dqn", "parallel", "flask_fs", sys.argv[2:], 3, sys.argv[1])
-'''
-
-
-def acknowledged(folder: Path) -> int:
-    """Return the rows of all payloads that were acknowledged, each counted once."""
-    lines = (folder / "acknowledged").read_text().split("\n")
-    rows = dict(line.split() for line in lines if line.count(" ") == 1)
-    return sum(map(int, rows.values()))
+"""
+ROOT = Path(__file__).parents[2]
 
 
 def wait_until(predicate: Callable[[], bool], timeout_s: float = 90.0) -> None:
@@ -102,7 +86,9 @@ def start(folder: Path, *sets: str) -> subprocess.Popen[bytes]:
     script = folder / "run.py"
     script.write_text(SCRIPT)
     command = [sys.executable, str(script), str(folder), "exp_name=run", *SETS, *sets]
-    return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return subprocess.Popen(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    )
 
 
 def recovered_rows(run: Path, copy: Path) -> int:
@@ -139,7 +125,7 @@ def test_run_whose_processes_were_all_killed_goes_on(tmp_path: Path) -> None:
         wait_until(lambda: status(run)["train_iter"] > 150)
     finally:
         kill_all(process)
-    before, rows = status(run), acknowledged(tmp_path)
+    before, rows = status(run), acknowledged_rows(tmp_path)
     assert not (run / "result.json").exists()
     # The one payload more was written down in the journal, and its worker not told of it yet.
     assert rows <= recovered_rows(run, tmp_path / "copy") <= rows + 1024

@@ -33,6 +33,8 @@ from typing import Any
 import click
 import psutil
 
+from tools.chaos.counting import acknowledged_rows
+
 ROOT = Path(__file__).parents[2]
 STEP_S = 0.005
 SETS = (
@@ -118,9 +120,7 @@ def run(folder: Path, seconds: float, faults: int, seed: int, look: Look = lambd
 
 
 def _count(arm: Arm, folder: Path, result: dict[str, Any]) -> None:
-    lines = (folder / "acknowledged").read_text().split("\n")
-    rows = dict(line.split() for line in lines if line.count(" ") == 1)
-    arm.acknowledged_rows = sum(map(int, rows.values()))
+    arm.acknowledged_rows = acknowledged_rows(folder)
     arm.samples = samples = result["samples"]
     left = samples["live"] + sum(samples["evicted"].values())
     if samples["acknowledged"] != left:

@@ -1,7 +1,6 @@
 """The run that is put under faults: ``python -m tools.chaos.run FOLDER SECONDS_A_STEP A.B=C ...``.
 
-Beside all parts of the run it writes down, in ``FOLDER/acknowledged``, which payloads workers are
-told to be acknowledged, with their rows.
+It counts in ``FOLDER`` what is acknowledged, see ``tools.chaos.counting``.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import gymnasium
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from dingsdk import train
-from dingsdk.worker import Coordinator
+from tools.chaos.counting import count_acknowledged
 
 ENV_ID = "SlowCartPole-v0"
 
@@ -32,20 +31,9 @@ class SlowCartPole(CartPoleEnv):
         return super().step(action)
 
 
-_acknowledge = Coordinator.deal_with_collector_send_data
-
-
-def _counted(self: Coordinator, state: Any, meta: Any) -> bool:
-    is_taken = _acknowledge(self, state, meta)
-    if is_taken and self.experience_of(state) is not None:
-        with Path(sys.argv[1], "acknowledged").open("a") as file:
-            file.write(f"{meta['data_id']} {meta['rows']}\n")
-    return is_taken
-
-
 gymnasium.register(ENV_ID, SlowCartPole, max_episode_steps=500)
 # The process that coordinates imports this module, as each of the run does.
-Coordinator.deal_with_collector_send_data = _counted  # type: ignore[method-assign]
+count_acknowledged(Path(sys.argv[1]))
 
 if __name__ == "__main__":
     sets = (f"env.env_id=tools.chaos.run:{ENV_ID}", f"env.kwargs.step_s={sys.argv[2]}")
