@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,11 +17,11 @@ STEP_S = 1.0
 SAVE_ITERS = 5
 
 
-class SimulatedCollector(BaseCommCollector):
-    """Collects a payload a second.
+class _Simulated(CommWorker):
+    """A worker of a simulation.
 
     Args:
-        cfg: ``system.collector``.
+        cfg: Its section of ``system``.
         transport: Of its process.
         worker_id: Unique in the run.
         simulation: Where it works.
@@ -32,7 +32,12 @@ class SimulatedCollector(BaseCommCollector):
     ) -> None:
         super().__init__(cfg, transport, worker_id)
         self.simulation = simulation
-        self._unconfirmed: list[str] = []
+
+
+class SimulatedCollector(_Simulated, BaseCommCollector):
+    """Collects a payload a second."""
+
+    _unconfirmed: Sequence[str] = ()
 
     def _create_collector(self, task_info: Mapping[str, Any]) -> Any:
         self._unconfirmed = []
@@ -110,21 +115,8 @@ class _Collecting:
         return {"eval_flag": False, "step_count": self._steps, "collector_done": True}
 
 
-class SimulatedLearner(BaseCommLearner):
-    """Trains on a batch a second.
-
-    Args:
-        cfg: ``system.learner``.
-        transport: Of its process.
-        worker_id: Unique in the run.
-        simulation: Where it works.
-    """
-
-    def __init__(
-        self, cfg: Mapping[str, Any], transport: Transport, worker_id: str, simulation: Simulation
-    ) -> None:
-        super().__init__(cfg, transport, worker_id)
-        self.simulation = simulation
+class SimulatedLearner(_Simulated, BaseCommLearner):
+    """Trains on a batch a second."""
 
     def _create_learner(self, task_info: Mapping[str, Any]) -> Any:
         self.simulation.build(self)
