@@ -338,7 +338,7 @@ def config_page() -> str:
 
 
 def di_engine_keys_page() -> str:
-    """Return what becomes of each config key of DI-engine that does not stay where it is."""
+    """Return the table of DI-engine's config keys that are moved, left out or refused."""
     rows = [f"| `{old}` | moved | `{new}` |" for old, new in MOVED.items()]
     rows += [f"| `{path}` | left out | {reason} |" for path, reason in NOT_USED.items()]
     for path, (only, reason) in ONLY.items():

@@ -94,7 +94,7 @@ def dingsdk_create_component(
     """Create a part in place of ``cls(cfg, *args, **kwargs)``; None leaves it to that.
 
     ``cls`` is what ``type_key`` of the ``kind`` names, ``cfg`` its section. Wrap what you create
-    yourself, or a subclass of ``cls``: whoever asked expects its interface. Fires for each part
+    yourself, or return a subclass of ``cls``: the caller uses its interface. Fires for each part
     that a config names by ``type``, where it is created, in any process and thread.
     """
 

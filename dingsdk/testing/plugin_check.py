@@ -101,7 +101,7 @@ class _Part:
 
     @property
     def given(self) -> dict[str, Any]:
-        """What the class says it needs in a check, and what whoever checks it asks for."""
+        """Values that the check uses: ``contract_config``, then those of ``check_plugin``."""
         return deep_merge_dicts(getattr(self.target, "contract_config", {}), self.asked)
 
     def create(self, over: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:

@@ -301,8 +301,8 @@ class Recovered:
 class Journal:
     """Writes facts, and reads those of the coordinators before. Not thread safe: the caller locks.
 
-    Each ``open`` begins an epoch and takes the journal from whoever wrote it: what that one appends
-    from then on is refused.
+    Each ``open`` begins an epoch and takes the journal over. What the writer before appends after
+    that is refused.
 
     Args:
         disk: The folder.

@@ -179,7 +179,7 @@ class RemoteRanks:
             return dict(self._links)
 
     def hang_up(self) -> None:
-        """Close all links: whoever is there dials again."""
+        """Close all links. Ranks that are alive dial again."""
         with self._changed:
             while self._links:
                 self._links.popitem()[1].close()
