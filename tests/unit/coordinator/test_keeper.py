@@ -1,0 +1,110 @@
+"""The keeper of a journal, over a real journal on a disk whose room the test decides on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from dingsdk.data.files import Buffer, Folder
+from dingsdk.errors import StorageFullError
+from dingsdk.worker.coordinator.journal import Journal, LeaseEnded
+from dingsdk.worker.coordinator.keeper import RETRY_S, Keeper
+
+
+class FullableFolder(Folder):
+    """A folder that refuses to write states, or anything, while told to."""
+
+    refuses_states = False
+    refuses_facts = False
+
+    def append(self, name: str, content: Buffer, at: int, durable: bool = False) -> None:
+        if self.refuses_facts:
+            raise StorageFullError("no room", path=name, reason="ENOSPC")
+        super().append(name, content, at, durable)
+
+    def write_atomic(self, name: str, buffers: Sequence[Buffer], durable: bool = False) -> None:
+        if self.refuses_states and name.endswith(".state"):
+            raise StorageFullError("no room", path=name, reason="ENOSPC")
+        super().write_atomic(name, buffers, durable)
+
+
+class Site:
+    """A keeper of a state that counts how often it was asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.disk = FullableFolder(path)
+        self.now = 100.0
+        self.held_up = ""
+        self.keeper = Keeper(
+            Journal(self.disk), lambda: {"version": 7}, self._hold_up, lambda: self.now
+        )
+        self.keeper.open()
+
+    def _hold_up(self, reason: str) -> None:
+        self.held_up = reason
+
+    def known(self) -> tuple[object, list[str]]:
+        """What another coordinator would read: the state, and the tasks of the facts."""
+        found = Journal(Folder(self.path)).read()
+        tasks = [each.task_id for each in found.facts if isinstance(each, LeaseEnded)]
+        return found.state, tasks
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_fact_that_finds_no_room_is_not_acknowledged(site: Site) -> None:
+    site.disk.refuses_facts = True
+    assert not site.keeper.acknowledge(LeaseEnded("a"))
+    assert (site.keeper.is_behind, bool(site.held_up)) == (False, True)
+
+    site.disk.refuses_facts = False
+    assert site.keeper.acknowledge(LeaseEnded("b"))
+    assert site.held_up == ""
+    assert site.known() == (None, ["b"])
+
+
+def test_true_fact_that_finds_no_room_holds_all_up_until_the_state_is_written(site: Site) -> None:
+    site.disk.refuses_facts = site.disk.refuses_states = True
+    site.keeper.note(LeaseEnded("a"))
+    assert site.keeper.is_behind
+    assert site.keeper.is_state_due
+
+    site.disk.refuses_facts = False
+    assert not site.keeper.acknowledge(LeaseEnded("b"))
+    begun = site.keeper.begin_state()
+    assert begun is not None
+    site.keeper.end_state(site.keeper.write_state(*begun))
+    assert site.keeper.is_behind
+    assert site.held_up
+    site.now += RETRY_S / 2
+    assert not site.keeper.is_state_due
+    site.now += RETRY_S / 2
+    assert site.keeper.is_state_due
+
+    site.disk.refuses_states = False
+    begun = site.keeper.begin_state()
+    assert begun is not None
+    site.keeper.end_state(site.keeper.write_state(*begun))
+    assert (site.keeper.is_behind, site.held_up) == (False, "")
+    assert site.keeper.acknowledge(LeaseEnded("c"))
+    assert site.known() == ({"version": 7}, ["c"])
+
+
+@pytest.mark.parametrize("refused", ["refuses_facts", "refuses_states"])
+def test_state_that_finds_no_room_at_once_leaves_the_journal_behind(
+    site: Site, refused: str
+) -> None:
+    setattr(site.disk, refused, True)
+    site.keeper.save_state()
+    assert site.keeper.is_behind
+
+    setattr(site.disk, refused, False)
+    site.keeper.save_state()
+    assert not site.keeper.is_behind
+    assert site.known() == ({"version": 7}, [])
