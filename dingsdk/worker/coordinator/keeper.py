@@ -69,8 +69,7 @@ class Keeper:
 
     def note(self, fact: Fact) -> None:
         """Write a fact that is true; errors as ``acknowledge``."""
-        if not self.is_behind and not self.acknowledge(fact):
-            self.is_behind = True
+        self.is_behind = not self.acknowledge(fact)
 
     @property
     def is_state_due(self) -> bool:
