@@ -69,7 +69,8 @@ class Keeper:
 
     def note(self, fact: Fact) -> None:
         """Write a fact that is true; errors as ``acknowledge``."""
-        self.is_behind = not self.acknowledge(fact)
+        if not self.acknowledge(fact):
+            self.is_behind = True
 
     @property
     def is_state_due(self) -> bool:
