@@ -22,6 +22,7 @@ from typing import Any
 import gymnasium
 import pytest
 
+from dingsdk.pipeline.process_group import Deaths
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import Coordinator
@@ -76,7 +77,7 @@ class CrashCluster(ProcessCluster):
 
     def arm(self, point: str) -> None:
         for member in self.workers._members:
-            member.deaths.clear()  # so that the next start need not wait
+            member.deaths = Deaths()  # so that the next start need not wait
         (self.run_dir / f"at-{point}").touch()
 
     def seen(self, point: str) -> dict[str, Any]:
