@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _COMM, _COORDINATOR = "dingsdk.worker.comm", "dingsdk.worker.coordinator"
-_FLASK = "dingsdk_flask_fs"
+_REQUESTS = "dingsdk.worker.comm.requests"
 
 
 @dataclass(frozen=True)
@@ -157,25 +157,25 @@ MUTANTS = [
     ),
     Mutant(
         "tasks are forgotten when they are sent",
-        f"{_FLASK}.request_handler:Mailbox.fetch",
+        f"{_REQUESTS}.handler:Mailbox.fetch",
         "return [task for _, task in first_that_fit(self._tasks, self._max_bytes, want)]",
         "return [self._tasks.popleft()[1] for _ in first_that_fit(self._tasks, 1 << 30, want)]",
     ),
     Mutant(
         "an answer counts as often as it is delivered",
-        f"{_FLASK}.request_handler:Mailbox.take",
+        f"{_REQUESTS}.handler:Mailbox.take",
         "if number > self.answered and not self.is_closed:",
         "if not self.is_closed:",
     ),
     Mutant(
         "a join that is repeated is another one",
-        f"{_FLASK}.request_handler:RequestHandler._join",
+        f"{_REQUESTS}.handler:RequestHandler._join",
         "inc = self._joins.get(name)",
         "inc = None",
     ),
     Mutant(
         "a join waits for one answer until its deadline",
-        f"{_FLASK}.slave_end:HttpSlaveEnd.join",
+        f"{_REQUESTS}.slave_end:RequestSlaveEnd.join",
         "min(deadline, self._clock() + self._request_timeout_s)",
         "deadline",
     ),

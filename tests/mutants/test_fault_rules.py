@@ -11,15 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import dingsdk_flask_fs.request_handler
 import pytest
-from dingsdk_flask_fs.request_handler import Mailbox, RequestHandler
-from dingsdk_flask_fs.slave_end import HttpSlaveEnd
 from dingsdk_flask_fs.transport import FlaskFSTransport
 
+import dingsdk.worker.comm.requests.handler
 from dingsdk.errors import WorkerLostError
 from dingsdk.testing import RULES, RuleBroken, check_rule
 from dingsdk.worker.comm import TaskAnswer
+from dingsdk.worker.comm.requests.handler import Mailbox, RequestHandler
+from dingsdk.worker.comm.requests.slave_end import RequestSlaveEnd
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def sends_each_task_one_time(patch: pytest.MonkeyPatch) -> None:
             self._tasks.clear()
             return found
 
-    patch.setattr(dingsdk_flask_fs.request_handler, "Mailbox", Lossy)
+    patch.setattr(dingsdk.worker.comm.requests.handler, "Mailbox", Lossy)
 
 
 def reports_repeated_answers(patch: pytest.MonkeyPatch) -> None:
@@ -61,28 +61,28 @@ def reports_repeated_answers(patch: pytest.MonkeyPatch) -> None:
                 self.answered = max(self.answered, number)
                 report(answer)
 
-    patch.setattr(dingsdk_flask_fs.request_handler, "Mailbox", Believing)
+    patch.setattr(dingsdk.worker.comm.requests.handler, "Mailbox", Believing)
 
 
-def silence_s(end: HttpSlaveEnd, since: float | None) -> float:
+def silence_s(end: RequestSlaveEnd, since: float | None) -> float:
     now = time.monotonic()
     return now - min(end._silent_since or now, since or now)
 
 
 def raises_on_silence(patch: pytest.MonkeyPatch) -> None:
-    def raise_it(self: HttpSlaveEnd, error: Exception, since: float | None = None) -> None:
+    def raise_it(self: RequestSlaveEnd, error: Exception, since: float | None = None) -> None:
         if silence_s(self, since) > SILENT_S:
             raise ConnectionResetError(str(error))
 
-    patch.setattr(HttpSlaveEnd, "_note_silence", raise_it)
+    patch.setattr(RequestSlaveEnd, "_note_silence", raise_it)
 
 
 def gives_up_for_good_after_silence(patch: pytest.MonkeyPatch) -> None:
-    def give_up(self: HttpSlaveEnd, error: Exception, since: float | None = None) -> None:
+    def give_up(self: RequestSlaveEnd, error: Exception, since: float | None = None) -> None:
         if silence_s(self, since) > SILENT_S:
             self._asks.close()
 
-    patch.setattr(HttpSlaveEnd, "_note_silence", give_up)
+    patch.setattr(RequestSlaveEnd, "_note_silence", give_up)
 
 
 MUTANTS = {

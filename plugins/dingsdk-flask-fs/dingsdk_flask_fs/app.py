@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import logging
-import secrets
-from typing import Any
-
 import flask
 from werkzeug.exceptions import HTTPException
 
-from dingsdk.errors import ClosedError, DingError, ProtocolError, StaleEpochError
+from dingsdk.worker.comm.requests import (
+    BODIES,
+    RequestHandler,
+    answer_of,
+    decode_request,
+    error_answer,
+)
 from dingsdk_flask_fs.auth import MAC_HEADER, Verifier
 from dingsdk_flask_fs.guard import HEALTH, Guard, Refusal
-from dingsdk_flask_fs.messages import BODIES, decode_request
-from dingsdk_flask_fs.request_handler import RequestHandler
 
-_log = logging.getLogger(__name__)
-
-_STATUS: dict[type[DingError], int] = {ProtocolError: 400, StaleEpochError: 409, ClosedError: 410}
 _NONCE = "dingsdk.nonce"
 
 
@@ -52,9 +48,8 @@ def create_app(
     app.before_request(admit)
     app.after_request(sign)
     app.register_error_handler(Refusal, _refused)
-    app.register_error_handler(DingError, _failed)
     app.register_error_handler(HTTPException, _not_found)
-    app.register_error_handler(Exception, _broken)
+    app.register_error_handler(Exception, lambda error: _response(*answer_of(error)))
     for kind in BODIES:
         app.add_url_rule(
             f"/v1/{kind}", kind, serve, methods=["POST"], provide_automatic_options=False
@@ -76,35 +71,8 @@ def _refused(refusal: Refusal) -> flask.Response:
     return response
 
 
-def answer_of(error: DingError) -> tuple[int, bytes]:
-    """Return status and body of the answer to a request that failed."""
-    response = _failed(error)
-    return response.status_code, response.get_data()
-
-
-def _failed(error: DingError) -> flask.Response:
-    status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
-    if status == 500:
-        return _broken(error)
-    told = ("supported", "epoch", "run", "replaced")
-    facts = {name: error.facts[name] for name in told if name in error.facts}
-    return _error(status, error.code, str(error), **facts)
-
-
 def _not_found(error: HTTPException) -> flask.Response:
-    return _error(error.code or 500, "ProtocolError", error.name)
-
-
-def _broken(error: Exception) -> flask.Response:
-    request_id = secrets.token_hex(8)
-    _log.error("request %s failed: a defect of this server", request_id, exc_info=error)
-    return _error(500, "InternalError", "see the master's log", request_id=request_id)
-
-
-def _error(status: int, code: str, message: str, **facts: Any) -> flask.Response:
-    facts.setdefault("request_id", secrets.token_hex(8))
-    _log.debug("request %s: %s %s", facts["request_id"], code, message)
-    return _response(status, json.dumps({"code": code, "message": message, **facts}).encode())
+    return _response(*error_answer(error.code or 500, "ProtocolError", error.name))
 
 
 def _response(status: int, body: bytes) -> flask.Response:

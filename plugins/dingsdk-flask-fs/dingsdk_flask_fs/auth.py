@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from dingsdk.errors import AuthError
-from dingsdk_flask_fs.secret import Secret
+from dingsdk.worker.comm.requests import Secret
 
 SKEW_S = 60
 WINDOW = 1024

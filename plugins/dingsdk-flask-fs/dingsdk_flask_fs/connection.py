@@ -14,31 +14,17 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from urllib3.connection import HTTPConnection
 from urllib3.exceptions import HTTPError
 from urllib3.util.response import assert_header_parsing
 
+from dingsdk.worker.comm.requests import Answer, ForeignAnswerError, LinkError
 from dingsdk_flask_fs.auth import MAC_HEADER, SKEW_S, Signer
 
 CONNECT_TIMEOUT_S = 2.0
 _LENGTH = re.compile(r"[0-9]{1,12}")
-
-
-class LinkError(Exception):
-    """No answer, or none of ours: the same request may be sent again."""
-
-
-class ForeignAnswerError(LinkError):
-    """Something answered that does not know the secret, or does not accept ours."""
-
-
-class Answer(NamedTuple):
-    """An answer of the master, whose signature was checked."""
-
-    status: int
-    body: bytes
 
 
 class Connection:
@@ -58,13 +44,13 @@ class Connection:
         self._link: _Link | None = None
         self._is_closed = False
 
-    def post(self, target: str, body: bytes, signer: Signer, deadline: float) -> Answer:
+    def post(self, target: str, body: bytes, key: Signer, deadline: float) -> Answer:
         """Send a request, return its answer.
 
         Args:
             target: The path.
             body: The message.
-            signer: Signs the request, and checks the answer.
+            key: Signs the request, and checks the answer.
             deadline: On the monotonic clock.
 
         Raises:
@@ -74,7 +60,7 @@ class Connection:
         if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise LinkError("the connection is busy")
         try:
-            authorization, nonce = signer.sign("POST", target, body)
+            authorization, nonce = key.sign("POST", target, body)
             try:
                 link = self._linked(deadline)
                 status, headers, answer = self._exchange(link, target, body, authorization)
@@ -86,7 +72,7 @@ class Connection:
                 raise
             if headers.get("connection", "").lower() == "close":
                 self._hang_up()
-            if not signer.is_answer(headers.get(MAC_HEADER, ""), nonce, status, answer):
+            if not key.is_answer(headers.get(MAC_HEADER, ""), nonce, status, answer):
                 self._hang_up()
                 raise _foreign(status, headers)
             return Answer(status, answer)

@@ -6,21 +6,24 @@ import logging
 import socket
 import threading
 import time
-import uuid
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from dingsdk.data import PrivateDir, decode_json, encode_json
-from dingsdk.errors import ClosedError, DataCorruptError, DataMissingError, InsecureBindError
+from dingsdk.data import PrivateDir
+from dingsdk.errors import ClosedError, InsecureBindError
 from dingsdk.worker.comm import MasterEnd, MasterListener, TaskMessage, ThreadScheduler
+from dingsdk.worker.comm.requests import (
+    FILE_VARIABLE,
+    VARIABLE,
+    RequestHandler,
+    Secret,
+    begin_epoch,
+    create_secret,
+)
 from dingsdk_flask_fs.app import create_app
 from dingsdk_flask_fs.auth import Verifier
 from dingsdk_flask_fs.folder_lock import folder_lock
 from dingsdk_flask_fs.guard import Guard, Throttle, ip_address_of
-from dingsdk_flask_fs.request_handler import RequestHandler
-from dingsdk_flask_fs.secret import FILE_VARIABLE, VARIABLE, Secret, create_secret
 from dingsdk_flask_fs.server import HttpServer
 
 if TYPE_CHECKING:
@@ -28,9 +31,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-EPOCH_FILE = "epoch.json"
-"""Outlives a master: the id of the run, and how often its master was started."""
-_EPOCH_KIND, _EPOCH_BYTES = "run-epoch", 4096
 MIN_FREE_THREADS = 4
 TELL_S = 2.0
 """How long a closing master waits for workers to ask. One without a task does so at once, as all
@@ -81,7 +81,7 @@ class HttpMasterEnd(MasterEnd):
                     read_s=cfg.request_timeout_s,
                 )
                 undo.callback(server.close)
-                run, epoch = _begin_epoch(self._folder)
+                run, epoch = begin_epoch(self._folder)
                 handler = RequestHandler(
                     listener,
                     run,
@@ -135,35 +135,6 @@ class HttpMasterEnd(MasterEnd):
         if self._handler is None:
             raise ClosedError("the master end is not open", what="master end")
         return self._handler
-
-
-class _Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    run: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
-    epoch: Annotated[int, msgspec.Meta(ge=1)]
-
-
-def _begin_epoch(folder: PrivateDir) -> tuple[str, int]:
-    """Note another start of the run's master; return the run's id and the start's number.
-
-    Messages carry both, so that what was meant for an earlier master never reaches this one.
-
-    Raises:
-        DataCorruptError: the file is damaged; starting over could repeat a number.
-        RunFolderError, StorageFullError: it cannot be written.
-    """
-    try:
-        content = folder.read(EPOCH_FILE, _EPOCH_BYTES)
-        found = msgspec.convert(decode_json(_EPOCH_KIND, content, _EPOCH_BYTES), _Epoch)
-    except DataMissingError:
-        found = _Epoch(uuid.uuid4().hex, 0)
-    except (DataCorruptError, msgspec.ValidationError) as error:
-        raise DataCorruptError(
-            f"{folder.path / EPOCH_FILE} is damaged ({error}); remove the folder to start afresh",
-            where=EPOCH_FILE,
-        ) from error
-    fields = {"run": found.run, "epoch": found.epoch + 1}
-    folder.write_atomic(EPOCH_FILE, [encode_json(_EPOCH_KIND, fields)], durable=True)
-    return found.run, found.epoch + 1
 
 
 def _check_reach(host: str, secret: Secret) -> None:

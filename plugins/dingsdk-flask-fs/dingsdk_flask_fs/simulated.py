@@ -14,17 +14,18 @@ from dingsdk.testing.simulation import (
     SimulatedTransport,
 )
 from dingsdk.worker.comm import MasterEnd, MasterListener, SlaveEnd, TaskMessage
-from dingsdk_flask_fs.app import answer_of
-from dingsdk_flask_fs.auth import Signer
-from dingsdk_flask_fs.connection import Answer, LinkError
-from dingsdk_flask_fs.messages import decode_request
-from dingsdk_flask_fs.request_handler import RequestHandler
-from dingsdk_flask_fs.secret import Secret
-from dingsdk_flask_fs.slave_end import HttpSlaveEnd
+from dingsdk.worker.comm.requests import (
+    Answer,
+    LinkError,
+    RequestHandler,
+    RequestSlaveEnd,
+    answer_of,
+    decode_request,
+)
 
 MAX_BYTES = 4 << 20
 _RUN, _EPOCH = "0" * 32, "epoch"
-_SECRET = Secret(b"of the simulation", source="simulation", is_explicit=True)
+_KEY = "of the simulation"
 
 
 class SimulatedFlaskFS(SimulatedTransport):
@@ -43,11 +44,11 @@ class SimulatedFlaskFS(SimulatedTransport):
         return _MasterEnd(self.process, self.disk)
 
     def slave_end(self, address: str) -> SlaveEnd:
-        return HttpSlaveEnd(
+        return RequestSlaveEnd(
             address,
             lambda: _Link(self.process, address),
             self.process.scheduler,
-            lambda: _SECRET,
+            lambda: _KEY,
             max_bytes=MAX_BYTES,
             lost_after_s=self._lost_after_s,
             jitter=self.process.world.random,
@@ -61,7 +62,7 @@ class _Link:
         self._clock = process.scheduler.clock
         self._link = SimulatedLink(process, address)
 
-    def post(self, target: str, body: bytes, signer: Signer, deadline: float) -> Answer:
+    def post(self, target: str, body: bytes, key: str, deadline: float) -> Answer:
         try:
             status, content = self._link.request((target, body), deadline - self._clock())
         except NoAnswerError as error:

@@ -26,16 +26,21 @@ from dingsdk.worker.comm import (
     ThreadScheduler,
     Transport,
 )
+from dingsdk.worker.comm.requests import (
+    EPOCH_FILE,
+    FILE_VARIABLE,
+    RequestSlaveEnd,
+    find_secret,
+    named_secret,
+)
+from dingsdk.worker.comm.requests import FILE_NAME as SECRET_NAME
+from dingsdk_flask_fs.auth import Signer
 from dingsdk_flask_fs.connection import Connection
 from dingsdk_flask_fs.folder_lock import LOCK_NAME, folder_lock
-from dingsdk_flask_fs.master_end import EPOCH_FILE, HttpMasterEnd
-from dingsdk_flask_fs.secret import FILE_NAME as SECRET_NAME
-from dingsdk_flask_fs.secret import FILE_VARIABLE, find_secret, named_secret
-from dingsdk_flask_fs.slave_end import HttpSlaveEnd
+from dingsdk_flask_fs.master_end import HttpMasterEnd
 
 if TYPE_CHECKING:
-    from dingsdk_flask_fs.data_store import FileDataStore
-    from dingsdk_flask_fs.policy_store import FilePolicyStore
+    from dingsdk.worker.comm.files import FileDataStore, FilePolicyStore
 
 TYPE_KEY = "flask_fs"
 
@@ -101,7 +106,7 @@ class FlaskFSTransport(Transport):
         self._lock = threading.Lock()
         self._folder: PrivateDir | None = None
         self._masters: list[HttpMasterEnd] = []
-        self._slaves: list[HttpSlaveEnd] = []
+        self._slaves: list[RequestSlaveEnd[Signer]] = []
         self._data_store: FileDataStore | None = None
         self._policy_store: FilePolicyStore | None = None
         self._scheduler = ThreadScheduler()
@@ -119,11 +124,16 @@ class FlaskFSTransport(Transport):
     def slave_end(self, address: str) -> SlaveEnd:
         host, port = parse_address(address)
         folder = self._own_folder()
-        end = HttpSlaveEnd(
+
+        def find_signer() -> Signer | None:
+            secret = find_secret(folder)
+            return None if secret is None else Signer(secret)
+
+        end = RequestSlaveEnd(
             f"{host}:{port}",
             lambda: Connection(host, port, self.cfg.max_message_bytes),
             self._scheduler,
-            lambda: find_secret(folder),
+            find_signer,
             max_bytes=self.cfg.max_message_bytes,
             request_timeout_s=self.cfg.request_timeout_s,
             lost_after_s=self.cfg.lost_after_s,
@@ -133,7 +143,7 @@ class FlaskFSTransport(Transport):
         return end
 
     def data_store(self) -> StepDataStore:
-        from dingsdk_flask_fs.data_store import FileDataStore
+        from dingsdk.worker.comm.files import FileDataStore
 
         with self._lock:
             if self._data_store is None:
@@ -147,7 +157,7 @@ class FlaskFSTransport(Transport):
             return self._data_store
 
     def policy_store(self) -> PolicyStore:
-        from dingsdk_flask_fs.policy_store import FilePolicyStore
+        from dingsdk.worker.comm.files import FilePolicyStore
 
         with self._lock:
             if self._policy_store is None:
@@ -205,12 +215,12 @@ def _remove_files(path: Path) -> None:
         RunDirLockedError: another run uses the folder.
         RunFolderError: something cannot be removed, or the folder is not ours.
     """
-    from dingsdk_flask_fs import data_store, policy_store
+    from dingsdk.worker.comm.files import DATA_FOLDERS, POLICY_FOLDER
 
     if not path.is_dir():
         return
     with PrivateDir(path, create=False) as root, folder_lock(path):
-        for name in (*data_store.FOLDERS, policy_store.FOLDER):
+        for name in (*DATA_FOLDERS, POLICY_FOLDER):
             root.remove_tree(name)
         root.unlink(EPOCH_FILE)
         root.unlink(LOCK_NAME)

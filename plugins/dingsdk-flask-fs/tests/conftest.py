@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 from dingsdk_flask_fs.auth import MAC_HEADER, Signer
-from dingsdk_flask_fs.policy_store import FilePolicyStore
-from dingsdk_flask_fs.secret import Secret
 from dingsdk_flask_fs.transport import FlaskFSTransport, parse_address
 
 from dingsdk.worker.comm import TaskAnswer, WorkerInfo
+from dingsdk.worker.comm.files.policy_store import FilePolicyStore
+from dingsdk.worker.comm.requests.secret import Secret
 
 from .network import Proxy
 
@@ -237,7 +237,7 @@ def as_nobody(script: str) -> str:
     prelude = (
         "import os, sys, pathlib, encodings.idna\n"  # the library may be out of its reach
         "from dingsdk_flask_fs.transport import FlaskFSTransport\n"
-        "import dingsdk_flask_fs.data_store, dingsdk_flask_fs.policy_store\n"
+        "import dingsdk.worker.comm.files.data_store, dingsdk.worker.comm.files.policy_store\n"
         f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})\n"
         "HOME = pathlib.Path(sys.argv[1])\n"
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from dingsdk_flask_fs.data_store import FileDataStore
 
 from dingsdk.data import SampleBatch
+from dingsdk.worker.comm.files.data_store import FileDataStore
 
 
 def piece(seed: int = 0, rows: int = 8) -> SampleBatch:

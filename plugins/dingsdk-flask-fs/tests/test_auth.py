@@ -8,11 +8,11 @@ import inspect
 import pytest
 from dingsdk_flask_fs import auth
 from dingsdk_flask_fs.auth import SKEW_S, WINDOW, Signer, Verifier
-from dingsdk_flask_fs.secret import Secret
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dingsdk.errors import AuthError
+from dingsdk.worker.comm.requests.secret import Secret
 
 SECRET = Secret(b"s" * 32, source="test", is_explicit=True)
 OTHER = Secret(b"o" * 32, source="test", is_explicit=True)

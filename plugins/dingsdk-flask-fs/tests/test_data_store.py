@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dingsdk_flask_fs.data_store import FileDataStore
 
 from dingsdk.data import SampleBatch, encode_batch
 from dingsdk.errors import (
@@ -27,6 +26,7 @@ from dingsdk.errors import (
     RunFolderError,
 )
 from dingsdk.testing import recorded_writes
+from dingsdk.worker.comm.files.data_store import FileDataStore
 
 from .payloads import file_of, large, mapped, piece, tree
 

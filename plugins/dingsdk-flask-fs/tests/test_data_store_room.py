@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dingsdk_flask_fs.data_store import FileDataStore
 
 from dingsdk.errors import (
     DataCorruptError,
     DataMissingError,
     StorageFullError,
 )
+from dingsdk.worker.comm.files.data_store import FileDataStore
 
 from .payloads import file_of, large, mapped, piece
 

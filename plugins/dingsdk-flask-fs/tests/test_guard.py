@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from dingsdk_flask_fs.auth import MAC_HEADER
-from dingsdk_flask_fs.messages import BODIES
 from dingsdk_flask_fs.transport import FlaskFSTransport
+
+from dingsdk.worker.comm.requests.messages import BODIES
 
 METHODS = (
     *("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"),

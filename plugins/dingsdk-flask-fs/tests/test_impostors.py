@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import pytest
 from dingsdk_flask_fs.auth import Signer
 from dingsdk_flask_fs.connection import Connection, ForeignAnswerError, LinkError
-from dingsdk_flask_fs.secret import Secret
 from dingsdk_flask_fs.transport import FlaskFSTransport, parse_address
 
 from dingsdk.errors import AuthError, WorkerLostError
 from dingsdk.worker.comm import WorkerInfo
+from dingsdk.worker.comm.requests.secret import Secret
 
 from .conftest import SECRET
 from .network import IMPOSTORS, Impostor

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dingsdk_flask_fs.policy_store import FilePolicyStore
+
+from dingsdk.worker.comm.files.policy_store import FilePolicyStore
 
 from .policies import folder_of, is_whole, weights
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dingsdk_flask_fs.policy_store import FilePolicyStore
 
 from dingsdk.data import decode_frame, decode_json, encode_json
 from dingsdk.errors import (
@@ -22,6 +21,7 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.testing import recorded_writes
+from dingsdk.worker.comm.files.policy_store import FilePolicyStore
 
 from .policies import damage, folder_of, is_whole, weights
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dingsdk_flask_fs.secret import create_secret, find_secret, named_secret
 
 from dingsdk.data import PrivateDir
 from dingsdk.errors import AuthError
+from dingsdk.worker.comm.requests.secret import create_secret, find_secret, named_secret
 
 GOOD = "g" * 32
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dingsdk_flask_fs import slave_end
 from dingsdk_flask_fs.slaves import CollectorSlave, LearnerSlave
 from dingsdk_flask_fs.transport import FlaskFSTransport
 
 from dingsdk.errors import ClosedError, ConfigError, TaskFailedError
 from dingsdk.worker import create_comm_collector
 from dingsdk.worker.comm import Master, Slave, WorkerInfo
+from dingsdk.worker.comm.requests import slave_end
 
 TASK = {"task_id": "a", "buffer_id": "b"}
 COLLECTOR = {

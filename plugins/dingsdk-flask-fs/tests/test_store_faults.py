@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dingsdk_flask_fs.data_store import FileDataStore
-from dingsdk_flask_fs.policy_store import FilePolicyStore
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import DataCorruptError, DingError, RunFolderError, StorageFullError
 from dingsdk.testing import failing_calls
+from dingsdk.worker.comm.files.data_store import FileDataStore
+from dingsdk.worker.comm.files.policy_store import FilePolicyStore
 
 CALLS = ("open", "writev", "write", "readv", "close", "rename", "fstat", "stat", "mkdir")
 CALLS += ("unlink", "fstatvfs", "listdir", "fsync", "ftruncate")

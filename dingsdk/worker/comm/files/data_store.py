@@ -34,10 +34,10 @@ from dingsdk.errors import (
     RunFolderError,
     StorageFullError,
 )
-from dingsdk.worker.comm import StepDataStore
-from dingsdk_flask_fs.file_pool import FilePool
+from dingsdk.worker.comm.files.file_pool import FilePool
+from dingsdk.worker.comm.transport import StepDataStore
 
-FOLDERS = ("data", "quarantine", "pool-small", "pool-large")
+DATA_FOLDERS = ("data", "quarantine", "pool-small", "pool-large")
 _SUFFIX = ".ding"
 _SHARDS = 16
 """Folders that payloads are spread over: two processes cannot change one at the same time."""

@@ -33,10 +33,10 @@ from dingsdk.errors import (
     SchemaMismatchError,
     StorageFullError,
 )
-from dingsdk.worker.comm import PolicyStore
-from dingsdk_flask_fs.data_store import check_free
+from dingsdk.worker.comm.files.data_store import check_free
+from dingsdk.worker.comm.transport import PolicyStore
 
-FOLDER = "policy"
+POLICY_FOLDER = "policy"
 POINTER = "LATEST.json"
 _POINTER_BYTES = 4096
 _KIND, _POINTER_KIND = "policy", "newest-policy"
@@ -95,7 +95,7 @@ class FilePolicyStore(PolicyStore):
         self._seen: dict[str, tuple[str | None, int]] = {}
         self._damaged: set[tuple[str, str | None, int]] = set()
         with PrivateDir(path) as root:
-            self._policies = root.sub(FOLDER)
+            self._policies = root.sub(POLICY_FOLDER)
 
     def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
         """Make a version the newest one, if it is: an older one changes nothing.

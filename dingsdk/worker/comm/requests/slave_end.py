@@ -7,7 +7,7 @@ import random
 import secrets
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Generic, TypeVar
 
 from dingsdk.data import check_id, decode_message, encode_message
 from dingsdk.errors import (
@@ -18,10 +18,8 @@ from dingsdk.errors import (
     StaleEpochError,
     WorkerLostError,
 )
-from dingsdk.worker.comm import Job, Scheduler, SlaveEnd, TaskAnswer, TaskMessage, WorkerInfo
-from dingsdk_flask_fs.auth import Signer
-from dingsdk_flask_fs.connection import Answer, ForeignAnswerError, LinkError
-from dingsdk_flask_fs.messages import (
+from dingsdk.worker.comm.requests.link import Answer, ForeignAnswerError, Link, LinkError
+from dingsdk.worker.comm.requests.messages import (
     MAX_WAIT_S,
     Joined,
     Reply,
@@ -32,7 +30,8 @@ from dingsdk_flask_fs.messages import (
     encode_request,
     first_that_fit,
 )
-from dingsdk_flask_fs.secret import Secret
+from dingsdk.worker.comm.scheduler import Job, Scheduler
+from dingsdk.worker.comm.transport import SlaveEnd, TaskAnswer, TaskMessage, WorkerInfo
 
 PREFETCH = 64
 """Tasks fetched at once; a worker serves them in order."""
@@ -46,17 +45,10 @@ PRESENCE_S = 1.0
 is for nobody when the run is over."""
 
 
-class Link(Protocol):
-    """A connection to a master, for one request at a time; a ``Connection`` is one."""
-
-    def post(self, target: str, body: bytes, signer: Signer, deadline: float) -> Answer:
-        """Send a request, return its answer; see ``Connection.post``."""
-
-    def close(self) -> None:
-        """End the request that is under way, and every later one, with LinkError."""
+_Key = TypeVar("_Key")
 
 
-class HttpSlaveEnd(SlaveEnd):
+class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
     """Unjoined until ``join``.
 
     Answers are handed over, not waited for: they leave with the next request for tasks, or by
@@ -67,7 +59,8 @@ class HttpSlaveEnd(SlaveEnd):
         where: The master's address, for messages.
         connect: Returns an unused connection to it.
         scheduler: Gives the time, and runs what sends answers.
-        find_secret: Returns the run's secret, None while there is none yet.
+        find_key: Returns what the connections prove with that they know the run's secret, None
+            while there is none yet.
         max_bytes: The largest message.
         request_timeout_s: Longest wait for an answer that is due at once; half of
             ``lost_after_s`` where that is less.
@@ -80,9 +73,9 @@ class HttpSlaveEnd(SlaveEnd):
     def __init__(
         self,
         where: str,
-        connect: Callable[[], Link],
+        connect: Callable[[], Link[_Key]],
         scheduler: Scheduler,
-        find_secret: Callable[[], Secret | None],
+        find_key: Callable[[], _Key | None],
         *,
         max_bytes: int,
         request_timeout_s: float = 10.0,
@@ -90,7 +83,7 @@ class HttpSlaveEnd(SlaveEnd):
         jitter: random.Random | None = None,
     ) -> None:
         self._where = where
-        self._find_secret = find_secret
+        self._find_key = find_key
         self._max_bytes = max_bytes
         self._request_timeout_s = min(request_timeout_s, lost_after_s / 2)
         self._longest_poll_s = min(MAX_WAIT_S, lost_after_s / 3)
@@ -101,7 +94,7 @@ class HttpSlaveEnd(SlaveEnd):
         self._asks, self._reports = connect(), connect()
         self._condition = scheduler.condition()
         self._sender: Job | None = None
-        self._signer: Signer | None = None
+        self._key: _Key | None = None
         self._seqs = itertools.count(1)
         # Its own: programs seed the shared one, and workers must not retry in step.
         self._jitter = jitter or random.Random()
@@ -134,9 +127,8 @@ class HttpSlaveEnd(SlaveEnd):
         while True:
             request = Request(run, epoch, info.worker_id, 0, 0, idem, "join")
             try:
-                secret = self._find_secret()  # again, as a new master may have a new one
-                if secret is not None:
-                    self._signer = Signer(secret)
+                self._key = self._find_key()  # again, as a new master may have a new one
+                if self._key is not None:
                     limit = min(deadline, self._clock() + self._request_timeout_s)
                     joined = convert(self._ask_once(self._reports, request, body, limit), Joined)
                     break
@@ -309,7 +301,7 @@ class HttpSlaveEnd(SlaveEnd):
         except (DingError, LinkError):
             return  # it is over either way: the lease ends by itself
 
-    def _ask(self, link: Link, kind: str, body: bytes, inc: int, deadline: float) -> Reply:
+    def _ask(self, link: Link[_Key], kind: str, body: bytes, inc: int, deadline: float) -> Reply:
         started = self._clock()
         with self._condition:
             request = self._request(kind, inc)
@@ -326,16 +318,14 @@ class HttpSlaveEnd(SlaveEnd):
         return reply
 
     def _ask_once(
-        self, link: Link, request: Request, body: bytes, deadline: float
+        self, link: Link[_Key], request: Request, body: bytes, deadline: float
     ) -> dict[str, Any]:
-        signer = self._signer
-        assert signer is not None  # made before the first request
+        key = self._key
+        assert key is not None  # found before the first request
         if self._is_closed and request.type != "leave":
             raise self._closed()
         try:
-            answer = link.post(
-                f"/v1/{request.type}", encode_request(request, body), signer, deadline
-            )
+            answer = link.post(f"/v1/{request.type}", encode_request(request, body), key, deadline)
         except LinkError:
             if self._is_closed and request.type != "leave":
                 raise self._closed() from None

@@ -1,4 +1,4 @@
-"""The master's side of the protocol, without HTTP: who is joined, and what each is sent."""
+"""The master's side of the protocol, without connections: who is joined, and what each is sent."""
 
 from __future__ import annotations
 
@@ -10,16 +10,7 @@ from functools import partial
 from typing import Any
 
 from dingsdk.errors import ClosedError, ProtocolError, StaleEpochError, WorkerLostError
-from dingsdk.worker.comm import (
-    LEFT,
-    Condition,
-    MasterListener,
-    Scheduler,
-    TaskAnswer,
-    TaskMessage,
-    WorkerInfo,
-)
-from dingsdk_flask_fs.messages import (
+from dingsdk.worker.comm.requests.messages import (
     MAX_WAIT_S,
     Body,
     Join,
@@ -29,6 +20,14 @@ from dingsdk_flask_fs.messages import (
     encode_item,
     first_that_fit,
     numbered_answers,
+)
+from dingsdk.worker.comm.scheduler import Condition, Scheduler
+from dingsdk.worker.comm.transport import (
+    LEFT,
+    MasterListener,
+    TaskAnswer,
+    TaskMessage,
+    WorkerInfo,
 )
 
 JOINS_KEPT = 1024

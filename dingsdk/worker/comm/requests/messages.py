@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from dingsdk.data import decode_message, encode_message
 from dingsdk.errors import ProtocolError
-from dingsdk.worker.comm import TaskAnswer, TaskMessage
+from dingsdk.worker.comm.transport import TaskAnswer, TaskMessage
 
 VERSION = 1
 MAX_WAIT_S = 20.0

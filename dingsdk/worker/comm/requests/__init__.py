@@ -1,0 +1,51 @@
+"""Messages as requests that workers send and a master answers, over any kind of connection.
+
+A transport adds the connection (a ``Link``) and what accepts it; ``RequestSlaveEnd`` and
+``RequestHandler`` do the rest: numbering, repeats, incarnations and epochs. The secret that both
+sides prove to know is in here as well.
+"""
+
+from dingsdk.worker.comm.requests.epoch import EPOCH_FILE, begin_epoch
+from dingsdk.worker.comm.requests.handler import RequestHandler
+from dingsdk.worker.comm.requests.link import (
+    Answer,
+    ForeignAnswerError,
+    Link,
+    LinkError,
+    answer_of,
+    error_answer,
+)
+from dingsdk.worker.comm.requests.messages import BODIES, Request, decode_request
+from dingsdk.worker.comm.requests.secret import (
+    FILE_NAME,
+    FILE_VARIABLE,
+    VARIABLE,
+    Secret,
+    create_secret,
+    find_secret,
+    named_secret,
+)
+from dingsdk.worker.comm.requests.slave_end import RequestSlaveEnd
+
+__all__ = [
+    "BODIES",
+    "EPOCH_FILE",
+    "FILE_NAME",
+    "FILE_VARIABLE",
+    "VARIABLE",
+    "Answer",
+    "ForeignAnswerError",
+    "Link",
+    "LinkError",
+    "Request",
+    "RequestHandler",
+    "RequestSlaveEnd",
+    "Secret",
+    "answer_of",
+    "begin_epoch",
+    "create_secret",
+    "decode_request",
+    "error_answer",
+    "find_secret",
+    "named_secret",
+]
