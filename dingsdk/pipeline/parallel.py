@@ -52,7 +52,12 @@ from dingsdk.worker.evaluator.monitor import evaluation_statistics, write_return
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.learner.checkpoint import save_checkpoint
 from dingsdk.worker.replay_buffer.config import bounds_rates
-from dingsdk.worker.run_logger import TensorboardLogger, build_tb_logger, write_statistics
+from dingsdk.worker.run_logger import (
+    TensorboardLogger,
+    build_tb_logger,
+    floats_of,
+    write_statistics,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -364,7 +369,8 @@ def _record(
     write_statistics(
         tb_logger,
         "evaluator",
-        evaluation_statistics(returns, info.get("step_count", 0), info.get("duration", 0.0)),
+        evaluation_statistics(returns, info.get("step_count", 0), info.get("duration", 0.0))
+        | info.get("episode_info", {}),
         evaluation.train_iter,
         env_steps,
     )
@@ -402,8 +408,12 @@ def write_collected(
         "avg_envstep_per_sec": steps / seconds,
         "avg_train_sample_per_sec": samples / seconds,
         "total_envstep_count": status.env_steps,
+        "total_episode_count": status.episodes,
+        "total_train_sample_count": status.samples.collected,
     }
     if returns:
+        statistics["avg_episode_per_sec"] = len(returns) / seconds
+        statistics["avg_sample_per_episode"] = samples / len(returns)
         evaluated = evaluation_statistics(returns, steps, seconds)
         names = ("avg_envstep_per_episode", "reward_mean", "reward_std", "reward_max", "reward_min")
         statistics |= {name: evaluated[name] for name in names}
@@ -411,8 +421,7 @@ def write_collected(
     if games:
         for outcome in ("wins", "draws", "losses"):
             statistics[f"share_of_{outcome}"] = games.count(outcome) / len(games)
-    settings = finished.get("collect_setting", {})
-    statistics |= {key: value for key, value in settings.items() if isinstance(value, float)}
+    statistics |= floats_of(finished.get("collect_setting", {}))
     write_statistics(tb_logger, "collector", statistics, status.train_iter, status.env_steps)
     write_statistics(tb_logger, "commander", of_commander, status.train_iter, status.env_steps)
 
@@ -448,7 +457,7 @@ def _status(context: RunContext, coordinator: Coordinator) -> RunStatus:
     for each in tasks:
         if each.kind == "collector":
             section = each.task.get("collector_cfg") or {}
-            context.note_exploration(section.get("collect_setting") or {})
+            context.note_exploration(each.collect_setting or section.get("collect_setting") or {})
     return RunStatus(
         env_steps=now.env_steps,
         train_iter=now.train_iter,

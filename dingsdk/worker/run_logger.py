@@ -313,6 +313,11 @@ def write_statistics(
             writer.add_scalar(f"{instance_name}_step/{name}", value, envstep)
 
 
+def floats_of(settings: Mapping[str, Any]) -> dict[str, float]:
+    """Return what can be drawn of the arguments of a collect policy, e.g. ``eps``."""
+    return {key: value for key, value in settings.items() if isinstance(value, float)}
+
+
 def format_table(rows: Sequence[Sequence[str]]) -> str:
     """Return ``rows`` of text cells, the first being the heading, as an aligned table."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

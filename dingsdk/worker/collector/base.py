@@ -14,7 +14,7 @@ from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ConfigError, NotSetError
 from dingsdk.plugins import observe
 from dingsdk.worker.collector.rollout import EpisodeRecord, tell_observers
-from dingsdk.worker.run_logger import write_statistics
+from dingsdk.worker.run_logger import floats_of, write_statistics
 from dingsdk.worker.serial_worker import SerialWorker
 
 
@@ -142,6 +142,7 @@ class ISerialCollector(SerialWorker):
         samples: int,
         seconds: float,
         train_iter: int,
+        policy_kwargs: Mapping[str, Any] | None,
         is_recorded: bool = True,
     ) -> None:
         """Count what one call of ``collect`` made, log it and tell the observers."""
@@ -156,7 +157,7 @@ class ISerialCollector(SerialWorker):
             self._duration_s += seconds
             self._total_duration_s += seconds
             tell_observers(self._instance_name, episodes)
-            self._log(train_iter)
+            self._log(train_iter, policy_kwargs or {})
         observe().after_collect(
             source=self._instance_name,
             sample_count=samples,
@@ -164,12 +165,12 @@ class ISerialCollector(SerialWorker):
             train_iter=train_iter,
         )
 
-    def _log(self, train_iter: int) -> None:
-        """Write statistics when ``collect_print_freq`` iterations have passed."""
+    def _log(self, train_iter: int, policy_kwargs: Mapping[str, Any]) -> None:
+        """Write statistics, and such as epsilon, when ``collect_print_freq`` iterations passed."""
         if train_iter - self._last_log_iter < self._print_freq or not self._finished:
             return
         self._last_log_iter = train_iter
-        variables = self._statistics()
+        variables = self._statistics() | floats_of(policy_kwargs)
         table = self._logger.get_tabulate_vars_hor(variables)
         self._logger.info("collect at iteration %d\n%s", train_iter, table)
         write_statistics(

@@ -375,6 +375,7 @@ class BattleSampleSerialCollector(BattleCollector):
             samples=sum(map(len, data)),
             seconds=time.perf_counter() - started,
             train_iter=train_iter,
+            policy_kwargs=policy_kwargs,
         )
         return data, self._infos_of(episodes)
 

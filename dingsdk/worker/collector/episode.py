@@ -57,6 +57,7 @@ class WholeEpisodeCollector(ISerialCollector):
             samples=sum(map(len, data)),
             seconds=time.perf_counter() - started,
             train_iter=train_iter,
+            policy_kwargs=policy_kwargs,
         )
         return data, rollout.episodes
 

@@ -80,6 +80,8 @@ class BaseParallelCollector(Configurable, ABC):
         self.get_policy_update_info: Callable[[str], dict[str, Any] | None] = _not_attached
         self.await_admission: Callable[[int], tuple[int, int] | None] = _not_attached
         self.yield_turn: Callable[[], None] = _no_turn
+        self.collect_setting: Mapping[str, Any] = {}
+        """Keyword arguments of the collect policy; replaced while the task runs."""
         self.clock: Callable[[], float] = time.monotonic
         self._setup_timer()
         self._setup_logger()

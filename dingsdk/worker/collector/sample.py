@@ -158,6 +158,7 @@ class SampleSerialCollector(ISerialCollector):
             samples=len(result),
             seconds=time.perf_counter() - started,
             train_iter=train_iter,
+            policy_kwargs=policy_kwargs,
             is_recorded=record_random_collect,
         )
         return result

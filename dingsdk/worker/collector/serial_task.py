@@ -39,6 +39,9 @@ class SerialTaskCollector(ZerglingParallelCollector):
 
         type: str = "serial"
 
+    _evaluated: Mapping[str, Any] = {}
+    """What the evaluator returned."""
+
     def __repr__(self) -> str:
         return f"{type(self._serial).__name__} {self._uid}"
 
@@ -108,6 +111,9 @@ class SerialTaskCollector(ZerglingParallelCollector):
             self._serial = create_serial_collector(section, **parts)
         return cast(Rollout, self._counts_of_rollout)
 
+    def _episode_info(self) -> Mapping[str, Any]:
+        return self._evaluated
+
     def _observe(self) -> None:
         return None
 
@@ -121,12 +127,13 @@ class SerialTaskCollector(ZerglingParallelCollector):
         self._serial.last_episodes = ()
         self._calls_left -= 1
         return self._serial.collect(
-            train_iter=self._policy_iter, policy_kwargs=self._collect_setting
+            train_iter=self._policy_iter, policy_kwargs=self.collect_setting
         )
 
     def _process_timestep(self, obs: Any, policy_output: Any, step: Any) -> None:
         if self._eval_flag:
             returns = returns_of(step)
+            self._evaluated = step if isinstance(step, Mapping) else {}
             self._counts_of_rollout.is_finished = True
         else:
             returns = [each.episode_return for each in self._serial.last_episodes]

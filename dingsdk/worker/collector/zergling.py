@@ -30,6 +30,7 @@ from dingsdk.worker.collector.rollout import (
     episode_quota,
     tell_observers,
 )
+from dingsdk.worker.evaluator.monitor import info_of, merge_infos, numbers_of
 
 # Enough for any mean; a task without an end must not grow for ever.
 _MAX_RETURNS_KEPT = 10_000
@@ -68,7 +69,8 @@ class ZerglingParallelCollector(BaseParallelCollector):
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         super().__init__(cfg)
-        self._collect_setting = {} if self._eval_flag else dict(cfg.get("collect_setting") or {})
+        if not self._eval_flag:
+            self.collect_setting = dict(cfg.get("collect_setting") or {})
         self._is_on_policy = False
         self._admitted_steps = 0
         self._policy_iter = 0  # version of the first player's policy
@@ -77,6 +79,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
         self._are_updated: list[bool] = list(are_updated)
         self._last_update = -math.inf
         self._returns: deque[float] = deque(maxlen=_MAX_RETURNS_KEPT)
+        self._infos: list[Mapping[str, Any]] = []  # of an evaluation's episodes
         self._episode_count = 0
         self._sample_count = 0
         self._payload_count = 0
@@ -124,9 +127,15 @@ class ZerglingParallelCollector(BaseParallelCollector):
             "reward_raw": returns,
             "finish_time": time.time(),
         }
-        if not self._eval_flag:
-            info["collect_setting"] = self._collect_setting
+        if self._eval_flag:
+            info["episode_info"] = numbers_of(self._episode_info())
+        else:
+            info["collect_setting"] = dict(self.collect_setting)
         return info
+
+    def _episode_info(self) -> Mapping[str, Any]:
+        """Return what the episodes of an evaluation told, merged."""
+        return merge_infos(self._infos)
 
     def _create_policies(self, policy: Any) -> list[Any]:
         """Return the modes of all players, for the ``policy`` of the task."""
@@ -185,7 +194,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
         return self._rollout.observe()
 
     def _policy_inference(self, obs: Any) -> Any:
-        return self._rollout.infer(obs, self._collect_setting)
+        return self._rollout.infer(obs, self.collect_setting)
 
     def _env_step(self, policy_output: Any) -> Any:
         return self._rollout.step_env(policy_output)
@@ -206,6 +215,8 @@ class ZerglingParallelCollector(BaseParallelCollector):
         """Count finished episodes."""
         self._episode_count += len(episodes)
         self._returns.extend(each.episode_return for each in episodes)
+        if self._eval_flag:
+            self._infos.extend(info_of(each) for each in episodes)
         tell_observers(self._instance_name, episodes)
 
     def _is_done(self) -> bool:

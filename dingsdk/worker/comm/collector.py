@@ -125,6 +125,8 @@ class BaseCommCollector(CommWorker):
             with self.condition:
                 self._admission = (int(task["admitted_steps"]), int(task["policy_iter"]))
                 self.condition.notify_all()
+        if "collect_setting" in task and self._collector is not None:
+            self._collector.collect_setting = task["collect_setting"]
         return self.deal_with_collector_data()
 
     def deal_with_collector_data(self) -> Mapping[str, Any]:

@@ -150,6 +150,13 @@ class BaseParallelCommander(Configurable, ABC):
     def update_collector_info(self, task_id: str, info: Mapping[str, Any]) -> None:
         """Take the progress of a running collector (``cur_step`` and the like)."""
 
+    def get_collect_setting(self, task_id: str) -> Mapping[str, Any] | None:
+        """Return new keyword arguments for the collect policy of a task that runs.
+
+        Asked at each report of the collector; None leaves those that it has.
+        """
+        return None
+
     def state_dict(self) -> dict[str, Any]:
         """Return all that decides which tasks it issues, as plain data without arrays.
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from dingsdk.config import to_plain
 from dingsdk.policy import create_policy
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
 from dingsdk.worker.commander.tasks import collector_task, learner_task
@@ -135,19 +136,28 @@ class SoloCommander(BaseParallelCommander):
 
     def _collector_task(self, learner: Task, *, is_evaluation: bool) -> Task:
         number, self._collector_count = self._collector_count, self._collector_count + 1
-        progress = {**self._learner_info, "envstep": self.envstep}
         task = collector_task(
             self._cfg,
             f"{'evaluator' if is_evaluation else 'collector'}_task_{self._run_id}_{number}",
             learner["buffer_id"],
             learner["policy_id"],
             number=number,
-            collect_setting={} if is_evaluation else self._command.get_setting_collect(progress),
+            collect_setting={} if is_evaluation else self._collect_setting(),
             eval_flag=is_evaluation,
         )
         at = self._schedule.now(self._newest_iter, self.envstep) if is_evaluation else None
         self._collector_tasks[task["task_id"]] = _CollectorTask(task["buffer_id"], at)
         return task
+
+    def get_collect_setting(self, task_id: str) -> Mapping[str, Any] | None:
+        task = self._collector_tasks.get(task_id)
+        if task is None or task.is_evaluation or not self._is_current(task):
+            return None
+        return self._collect_setting()
+
+    def _collect_setting(self) -> dict[str, Any]:
+        progress = {**self._learner_info, "envstep": self.envstep}
+        return to_plain(self._command.get_setting_collect(progress))
 
     def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
         if self._current is not None and self._current["task_id"] == task_id:

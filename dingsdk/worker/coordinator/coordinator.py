@@ -64,6 +64,8 @@ class CoordinatorStatus:
     workers: Mapping[str, int]
     """Joined workers by role; 0 for a role without any."""
     running_tasks: int
+    episodes: int
+    """Played to the end by collecting tasks that have ended."""
     samples: SampleCounts
     """What became of the samples."""
     held_up_by: str
@@ -245,6 +247,7 @@ class Coordinator(Configurable, TaskControl):
                 buffer_count=sum(each.buffer.count() for each in now.experiences.values()),
                 workers=now.pool.counts(),
                 running_tasks=len(now.running),
+                episodes=now.episodes,
                 samples=now.samples(),
                 held_up_by=self._state.outage.text,
                 paces=now.pace.paces(),
@@ -457,6 +460,14 @@ class Coordinator(Configurable, TaskControl):
         if garbage:
             self.data_store.delete(garbage)
         return True
+
+    def new_collect_setting(self, state: TaskState) -> dict[str, Mapping[str, Any]]:
+        with self.condition:
+            setting = self._state.commander.get_collect_setting(state.task_id)
+            if setting is None or setting == state.collect_setting:
+                return {}
+            state.collect_setting = setting
+            return {"collect_setting": setting}
 
     def deal_with_collector_progress(self, state: TaskState, report: Mapping[str, Any]) -> bool:
         with self.condition:

@@ -95,13 +95,14 @@ class Given(Fact, frozen=True):
 class Over(Fact, frozen=True):
     """A task ended, or its worker did and the task waits for another one.
 
-    ``env_steps`` are those of all tasks that ended.
+    ``env_steps`` and ``episodes`` are those of all tasks that ended.
     """
 
     task_id: str
     env_steps: int
     commander: bytes
     retried: TaskRecord | None = None
+    episodes: int = 0
 
 
 class Opened(Fact, frozen=True):

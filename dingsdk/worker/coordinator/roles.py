@@ -81,6 +81,9 @@ class TaskControl(Protocol):
     def deal_with_collecting(self) -> None:
         """Note that a collector steps its envs; the first one starts the clock of the run."""
 
+    def new_collect_setting(self, state: TaskState) -> dict[str, Mapping[str, Any]]:
+        """Return ``collect_setting`` as the commander wants it now; nothing where it is to stay."""
+
     def deal_with_collector_send_data(self, state: TaskState, meta: Mapping[str, Any]) -> bool:
         """Acknowledge a payload; False where the buffer's limiter has no room for it now.
 
@@ -359,8 +362,10 @@ class CollectorRole(Role):
         control.deal_with_collecting()
         is_done, answers_left = False, LAST_ANSWERS
         while answers_left and not control.must_end(state):
-            demand = {"name": "collector_data_task", "is_held_up": bool(control.held_up_by)}
-            answer = control.ask(state, {**demand, **_admit(control, state)})
+            demand: dict[str, Any] = {"name": "collector_data_task"}
+            demand["is_held_up"] = bool(control.held_up_by)
+            demand |= _admit(control, state) | control.new_collect_setting(state)
+            answer = control.ask(state, demand)
             control.deal_with_storage(state, str(answer.get("held_up_by", "")))
             reports = answer["reports"]
             state.waiting = {str(r["data_id"]): int(r["rows"]) for r in reports if "data_id" in r}

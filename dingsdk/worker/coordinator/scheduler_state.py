@@ -223,6 +223,8 @@ class SchedulerState:
         self._cfg = cfg
         self._clock = clock
         self._ended_env_steps = 0
+        self.episodes = 0
+        """Episodes that ended collecting tasks have played to the end."""
         self._ended_counts = SampleCounts()
         self.unacknowledged_rows = 0
         """Rows that were announced, and are not going to be acknowledged."""
@@ -404,6 +406,7 @@ class SchedulerState:
         """Tell the commander a collector's result; return whether the run has reached its goal."""
         if not state.is_evaluation:
             steps, state.env_steps = int(finished["step_count"]), 0
+            self.episodes += int(finished.get("real_episode_count", 0))
             self._ended_env_steps += steps
             finished = {**finished, "step_count": steps + state.lost_env_steps}
         return bool(self.commander.finish_collector_task(state.task_id, finished))
@@ -470,6 +473,7 @@ class SchedulerState:
             "running": [msgspec.to_builtins(_record(state)) for state in self.running.values()],
             "queued": [msgspec.to_builtins(_record(state)) for state in queued],
             "ended_env_steps": self._ended_env_steps,
+            "episodes": self.episodes,
             "ended_counts": msgspec.to_builtins(self._ended_counts),
             "unacknowledged_rows": self.unacknowledged_rows,
         }
@@ -483,6 +487,7 @@ class SchedulerState:
             found = self._restore(msgspec.convert(record, TaskRecord))
             self._restore_given(found, found.attempt, found.payload_prefix)
         self._ended_env_steps = int(state["ended_env_steps"])
+        self.episodes = int(state["episodes"])
         self._ended_counts = msgspec.convert(state["ended_counts"], SampleCounts)
         self.unacknowledged_rows = int(state["unacknowledged_rows"])
 
@@ -498,7 +503,7 @@ class SchedulerState:
             self.running.pop(fact.task_id, None)
             if found in self._queues[found.role]:
                 self._queues[found.role].remove(found)
-            self._ended_env_steps = fact.env_steps
+            self._ended_env_steps, self.episodes = fact.env_steps, fact.episodes
             if fact.retried is not None:
                 self._restore(fact.retried)
             self._load_commander(fact.commander)
@@ -562,7 +567,8 @@ class SchedulerState:
     def _note_over(self, task_id: str, retried: TaskState | None = None) -> None:
         if self.note is not None:
             again = None if retried is None else _record(retried)
-            self.note(Over(task_id, self._ended_env_steps, self._commander_state(), again))
+            counts = (self._ended_env_steps, self._commander_state(), again, self.episodes)
+            self.note(Over(task_id, *counts))
 
     @property
     def is_evaluating(self) -> bool:

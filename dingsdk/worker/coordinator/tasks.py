@@ -48,6 +48,7 @@ class TaskState:
         mark: Progress that earlier attempts reached.
         env_steps: Env steps reported by this attempt (collector tasks).
         lost_env_steps: Env steps of the attempts before, whose workers were lost.
+        collect_setting: What the collect policy is now called with, where the commander renews it.
     """
 
     task_id: str
@@ -64,6 +65,7 @@ class TaskState:
     mark: int = 0
     env_steps: int = 0
     lost_env_steps: int = 0
+    collect_setting: Mapping[str, Any] = field(default_factory=dict)
     payload_prefix: str = field(default_factory=lambda: secrets.token_hex(6))
     """Begins the ids of this attempt's payloads, up to a ``-``: whose they are."""
     waiting: dict[str, int] = field(default_factory=dict)

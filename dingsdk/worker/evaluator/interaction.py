@@ -21,6 +21,8 @@ from dingsdk.worker.evaluator.base import ISerialEvaluator
 from dingsdk.worker.evaluator.monitor import (
     VectorEvalMonitor,
     evaluation_statistics,
+    info_of,
+    numbers_of,
     write_mp4,
     write_returns,
 )
@@ -129,7 +131,7 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         info = monitor.get_episode_info() or {}
         statistics = evaluation_statistics(monitor.get_episode_return(), rollout.env_steps, seconds)
         mean = statistics["reward_mean"]
-        statistics |= {k: v for k, v in info.items() if isinstance(v, (int, float))}
+        statistics |= numbers_of(info)
         self._report(statistics, train_iter, envstep)
         returns = monitor.get_episode_return()
         write_returns(self._tb_logger, self._instance_name, returns, train_iter)
@@ -170,9 +172,7 @@ class InteractionSerialEvaluator(ISerialEvaluator):
 
     def _record(self, episodes: list[EpisodeRecord], monitor: VectorEvalMonitor) -> None:
         for each in episodes:
-            info = {"eval_episode_return": each.episode_return}
-            info |= {key: value for key, value in each.info.items() if key not in info}
-            monitor.update_info(each.env_id, info)
+            monitor.update_info(each.env_id, info_of(each))
             monitor.update_reward(each.env_id, each.episode_return)
             self._logger.info(
                 "env %d finished an episode: return %.4f, length %d",

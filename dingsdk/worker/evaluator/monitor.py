@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.data.pytree import tensor_to_list
-from dingsdk.worker.collector.rollout import episode_quota
+from dingsdk.worker.collector.rollout import EpisodeRecord, episode_quota
 
 
 def evaluation_statistics(
@@ -37,6 +37,30 @@ def evaluation_statistics(
         "reward_max": float(np.max(returns)),
         "reward_min": float(np.min(returns)),
     }
+
+
+def info_of(episode: EpisodeRecord) -> dict[str, Any]:
+    """Return what an episode told; ``eval_episode_return`` is its return, whatever the env says."""
+    info = {**episode.info, "eval_episode_return": episode.episode_return}
+    return tensor_to_list(info)  # type: ignore[no-any-return]
+
+
+def merge_infos(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return each statistic as a list over episodes, and ``{key}_mean`` of numeric ones.
+
+    Keys that not every episode reported are lists of those that did.
+    """
+    keys = dict.fromkeys(key for info in infos for key in info)
+    merged: dict[str, Any] = {k: [i[k] for i in infos if k in i] for k in keys}
+    for key in keys:
+        if all(isinstance(value, Number) for value in merged[key]):
+            merged[f"{key}_mean"] = float(np.mean(merged[key]))
+    return merged
+
+
+def numbers_of(merged: Mapping[str, Any]) -> dict[str, float]:
+    """Return the means of merged statistics, which are written as curves."""
+    return {key: value for key, value in merged.items() if isinstance(value, int | float)}
 
 
 def write_returns(
@@ -128,15 +152,7 @@ class VectorEvalMonitor:
 
         Keys that not every episode reported are lists of those that did. None without any.
         """
-        infos = [info for of_env in self._infos for info in of_env]
-        if not infos:
-            return None
-        keys = dict.fromkeys(key for info in infos for key in info)
-        merged: dict[str, Any] = {k: [i[k] for i in infos if k in i] for k in keys}
-        for key in keys:
-            if all(isinstance(value, Number) for value in merged[key]):
-                merged[f"{key}_mean"] = float(np.mean(merged[key]))
-        return merged
+        return merge_infos([info for of_env in self._infos for info in of_env]) or None
 
     def get_video(self) -> NDArray[Any]:
         """Return ``[N, T, C, H, W]``: worst, medians and best of the recorded episodes.

@@ -152,6 +152,24 @@ def test_an_evaluation_counts_exactly_its_quota(make_zergling, manager_type) -> 
     assert wire.samples == []
     assert wire.progress[-1]["cur_episode"] == 5
     assert "collect_setting" not in info
+    # CartPole pays 1 a step.
+    assert info["episode_info"]["eval_episode_return_mean"] == pytest.approx(info["reward_mean"])
+
+
+def test_a_setting_that_is_replaced_is_used_from_the_next_round_on(make_zergling) -> None:
+    collector = make_zergling(wire=Wire())
+    used = []
+    infer = collector._rollout.infer
+
+    def note(obs, setting):
+        used.append(setting["eps"])
+        collector.collect_setting = {"eps": 0.25}
+        return infer(obs, setting)
+
+    collector._rollout.infer = note
+    collector.start()
+    assert used[0] == 0.5
+    assert set(used[1:]) == {0.25}
 
 
 def test_episodes_per_env_come_before_the_total(make_zergling) -> None:

@@ -213,6 +213,14 @@ def test_collector_stores_a_payload_again_until_there_is_room(bench: Bench, monk
     assert bench.collector._held_up_by == ""
 
 
+def test_collect_policy_is_called_as_the_last_data_task_says(bench: Bench) -> None:
+    bench.publish()
+    bench.collect()
+    bench.ask("c0", "collector_data_task", collect_setting={"eps": 0.125})
+    bench.ask("c0", "collector_data_task")
+    assert bench.ask("c0", "collector_close_task")["collect_setting"] == {"eps": 0.125}
+
+
 def test_steps_are_admitted_as_the_data_tasks_say(bench: Bench) -> None:
     found: list[Any] = []
     collector = bench.collector

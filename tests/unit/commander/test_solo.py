@@ -160,6 +160,24 @@ def test_epsilon_follows_the_env_steps_of_ended_and_running_tasks(commander):
     assert commander.envstep == 250  # what it had sent is in the buffer
 
 
+def test_a_running_task_gets_the_epsilon_of_the_env_steps_by_then(commander):
+    start(commander)
+    first, second = commander.get_collector_task(), commander.get_collector_task()
+    assert commander.get_collect_setting(first["task_id"]) == {"eps": 1.0}
+    commander.update_collector_info(second["task_id"], {"cur_step": 250})
+    assert commander.get_collect_setting(first["task_id"]) == {"eps": pytest.approx(0.75)}
+    assert commander.get_collect_setting("unknown") is None
+    commander.finish_collector_task(first["task_id"], collect_result(0))
+    assert commander.get_collect_setting(first["task_id"]) is None
+
+
+def test_an_evaluation_has_no_epsilon(commander):
+    train(commander, start(commander), 5)
+    commander.get_collector_task()
+    evaluation = commander.get_last_eval_task()
+    assert commander.get_collect_setting(evaluation["task_id"]) is None
+
+
 def test_the_run_ends_when_a_trained_policy_reaches_the_stop_value(commander, clock):
     train(commander, start(commander), 5)
     running = commander.get_collector_task()

@@ -58,6 +58,8 @@ class Control:
         self.states: list[TaskState] = []
         self.data: list[dict[str, Any] | None] = []
         self.on_call: Callable[[str], None] = lambda name: None
+        self.settings: list[dict[str, Any]] = []
+        """What the commander wants the collect policy to be called with, demand by demand."""
 
     def must_end(self, state: TaskState) -> bool:
         return self.is_ending
@@ -74,6 +76,9 @@ class Control:
             raise answer
         found: Mapping[str, Any] = answer
         return found
+
+    def new_collect_setting(self, state: TaskState) -> dict[str, Any]:
+        return {"collect_setting": self.settings.pop(0)} if self.settings else {}
 
     def experience_of(self, state: TaskState) -> Any:
         return self.experience
@@ -171,6 +176,14 @@ def test_collector_is_started_asked_for_reports_and_closed() -> None:
     ]  # fmt: skip
     assert control.of("finish") == ["collector_close_task"]
     assert state.phase is TaskPhase.CLOSING
+
+
+def test_collector_is_told_how_to_call_its_policy_from_now_on() -> None:
+    control = Control(reports(), reports(), reports(has_ended=True))
+    control.settings = [{"eps": 0.5}, {"eps": 0.4}]
+    drive_collector(control)
+    told = [message.get("collect_setting") for message in control.messages[1:-1]]
+    assert told == [{"eps": 0.5}, {"eps": 0.4}, None]
 
 
 def test_payloads_of_an_answer_wait_together() -> None:

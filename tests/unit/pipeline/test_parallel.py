@@ -37,6 +37,7 @@ def status() -> CoordinatorStatus:
         buffer_count=0,
         workers={"collector": 2, "learner": 1},
         running_tasks=2,
+        episodes=12,
         samples=SampleCounts(),
         held_up_by="",
         paces={
@@ -85,6 +86,8 @@ def test_collecting_tasks_have_the_curves_of_serial_mode(tmp_path: Path) -> None
     values = {tag: value for tag, _, value in reversed(found)}  # of the first task
     assert values["collector_step/reward_mean"] == 2.0
     assert values["collector_step/avg_envstep_per_episode"] == 20.0
+    assert values["collector_step/avg_episode_per_sec"] == 1.0
+    assert values["collector_step/total_episode_count"] == 12
     assert [v for tag, _, v in found if tag == "collector_step/avg_train_sample_per_sec"] == [40, 0]
     assert "collector_step/name" not in values
     shares = [values[f"collector_step/share_of_{name}"] for name in ("wins", "draws", "losses")]
