@@ -6,15 +6,16 @@ hold a dict a player with any of
 
 - ``acted``: whether the player's action was used in this step;
 - ``acts_next``: whether it will be used in the next one;
-- ``terminated``, ``truncated``: whether the player has left;
-- ``action_mask``: bool[actions], the legal ones of its next action.
+- ``terminated``, ``truncated``: whether the player has left.
+
+An observation that is a dict may have an ``action_mask`` ``[player_num, actions]``.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ import numpy as np
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from dingsdk.data.action_mask import ACTION_MASK
 from dingsdk.errors import ConfigError, EnvError
 from dingsdk.plugins.named import find_function
 
@@ -30,8 +32,8 @@ PLAYERS = "players"
 """Info key: a dict a player."""
 
 Opponent = Callable[[Any, Any, NDArray[np.bool_] | None, np.random.Generator], Any]
-"""``opponent(obs, action_space, action_mask, rng)`` returns an action; without a mask every action
-of the space is legal."""
+"""``opponent(obs, action_space, action_mask, rng)`` returns an action; the mask is bool[actions],
+or None where observations have none: then all are legal."""
 
 
 class PlayersEnv(gym.Env[Any, Any]):
@@ -39,8 +41,8 @@ class PlayersEnv(gym.Env[Any, Any]):
 
     Player ``i`` has another seat in each episode, so that who begins is no advantage of one of
     them. Of an env by turns each step is the turn of one player; the actions of the others are
-    ignored, and a reward comes with the player's next turn. An observation that has an
-    ``action_mask`` beside it is given without; the mask is in ``info["players"]``.
+    ignored, and a reward comes with the player's next turn. The ``action_mask`` of a player whose
+    action is ignored allows all actions.
 
     Args:
         env: A PettingZoo env whose agents have equal spaces.
@@ -71,8 +73,7 @@ class PlayersEnv(gym.Env[Any, Any]):
                         "with a wrapper of PettingZoo or SuperSuit",
                         path="env.env_id",
                     )
-            own = first["observation"] if name == "observation_space" and self._has_mask else first
-            setattr(self, name, batch_space(own, self.player_num))
+            setattr(self, name, batch_space(first, self.player_num))
         self._shift = -1
 
     def reset(
@@ -90,7 +91,7 @@ class PlayersEnv(gym.Env[Any, Any]):
         else:
             self._seen = {agent: self._env.observe(agent) for agent in self._seats}
             playing = {self._env.agent_selection}
-        return self._obs(), self._info({}, {}, set(), playing)
+        return self._obs(playing), self._info({}, {}, set(), playing)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         given = {agent: _of_player(action, player) for player, agent in enumerate(self._seats)}
@@ -100,7 +101,7 @@ class PlayersEnv(gym.Env[Any, Any]):
         is_over = not self._env.agents
         terminated = is_over and any(terminated for terminated, _ in ends.values())
         return (
-            self._obs(),
+            self._obs(playing),
             np.array(rewards_by_player, np.float32),
             terminated,
             is_over and not terminated,
@@ -140,26 +141,25 @@ class PlayersEnv(gym.Env[Any, Any]):
             self._seen[agent] = env.observe(agent)
         return rewards, ends, infos, {mover}, {env.agent_selection} if env.agents else set()
 
-    def _obs(self) -> Any:
-        seen = [self._seen[agent] for agent in self._seats]
+    def _obs(self, playing: Set[Any]) -> Any:
+        seen = _stack([self._seen[agent] for agent in self._seats])
         if self._has_mask:
-            seen = [each["observation"] for each in seen]
-        return _stack(seen)
+            seen[ACTION_MASK][[agent not in playing for agent in self._seats]] = 1
+        return seen
 
     def _info(self, ends: Any, infos: Any, acted: Any, playing: Any) -> dict[str, Any]:
         players = []
         for agent in self._seats:
             terminated, truncated = ends.get(agent, (False, False))
-            own = {
-                **infos.get(agent, {}),
-                "acted": agent in acted,
-                "acts_next": agent in playing,
-                "terminated": terminated,
-                "truncated": truncated,
-            }
-            if self._has_mask:
-                own["action_mask"] = np.asarray(self._seen[agent]["action_mask"], np.bool_)
-            players.append(own)
+            players.append(
+                {
+                    **infos.get(agent, {}),
+                    "acted": agent in acted,
+                    "acts_next": agent in playing,
+                    "terminated": terminated,
+                    "truncated": truncated,
+                }
+            )
         return {PLAYERS: players}
 
 
@@ -215,8 +215,10 @@ class OpponentEnv(gym.Wrapper[Any, Any, Any, Any]):
             if not info.get("acts_next", True):
                 actions.append(action)  # any will do
                 continue
-            obs, mask = part_of(self._all_obs, player), info.get("action_mask")
-            actions.append(self._opponent(obs, self.action_space, mask, self._rng))
+            obs, legal = part_of(self._all_obs, player), None
+            if isinstance(obs, Mapping) and ACTION_MASK in obs:
+                legal = np.asarray(obs[ACTION_MASK], np.bool_)
+            actions.append(self._opponent(obs, self.action_space, legal, self._rng))
         step: Any = self.env.step(_stack(actions))
         self._all_obs, rewards, terminated, truncated, info = step
         self._players = _player_infos(info, self._count)
@@ -231,22 +233,38 @@ class OpponentEnv(gym.Wrapper[Any, Any, Any, Any]):
 class FlattenPlayers(gym.ObservationWrapper[Any, Any, Any]):
     """Type ``flatten_players``: the observation of each player as a float vector.
 
-    gymnasium's ``FlattenObservation`` would join the players.
+    gymnasium's ``FlattenObservation`` would join the players. Of an observation with an
+    ``action_mask`` all but the mask becomes the vector ``observation``.
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
         self._count = player_num(env)
         self._space = space_of_player(env.observation_space, self._count)
+        self._has_mask = _is_masked(self._space)
+        if self._has_mask:
+            own = {name: space for name, space in self._space.items() if name != ACTION_MASK}
+            self._space = gym.spaces.Dict(own)
         flat: Any = gym.spaces.flatten_space(self._space)
-        space = gym.spaces.Box(flat.low, flat.high, flat.shape, np.float32)
+        space: Any = gym.spaces.Box(flat.low, flat.high, flat.shape, np.float32)
         self.observation_space = batch_space(space, self._count)
+        if self._has_mask:
+            mask: Any = env.observation_space[ACTION_MASK]  # type: ignore[index]
+            self.observation_space = gym.spaces.Dict(
+                {"observation": self.observation_space, ACTION_MASK: mask}
+            )
 
-    def observation(self, observation: Any) -> NDArray[np.float32]:
-        """Return float32[player_num, size]."""
+    def observation(self, observation: Any) -> Any:
+        """Return float32[player_num, size], in a dict with the mask where there is one."""
         flat = gym.spaces.flatten
-        rows = [flat(self._space, part_of(observation, player)) for player in range(self._count)]
-        return np.array(rows, np.float32)
+        own = observation
+        if self._has_mask:
+            own = {name: part for name, part in observation.items() if name != ACTION_MASK}
+        rows = [flat(self._space, part_of(own, player)) for player in range(self._count)]
+        found = np.array(rows, np.float32)
+        if not self._has_mask:
+            return found
+        return {"observation": found, ACTION_MASK: observation[ACTION_MASK]}
 
 
 def adapted(make: Callable[..., Any], **kwargs: Any) -> Any:
@@ -332,7 +350,7 @@ def _forget_warnings() -> None:
 
 
 def _is_masked(space: Any) -> bool:
-    return isinstance(space, gym.spaces.Dict) and set(space) == {"observation", "action_mask"}
+    return isinstance(space, gym.spaces.Dict) and ACTION_MASK in space.spaces
 
 
 def _of_player(actions: Any, player: int) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dingsdk.config import Count
 from dingsdk.errors import ConfigError
 from dingsdk.policy.sections import ModelSection
-from dingsdk.policy.spaces import obs_shape, unsupported_space
+from dingsdk.policy.spaces import check_mask, obs_shape, unsupported_space
 
 _LOG_ROOT_TAU = 0.5 * math.log(2 * math.pi)
 
@@ -292,6 +292,7 @@ def action_model(policy: str, observation_space: Any, action_space: Any) -> dict
     """
     from gymnasium import spaces
 
+    check_mask(policy, observation_space, action_space)
     found: dict[str, Any] = {"obs_shape": obs_shape(policy, observation_space)}
     if isinstance(action_space, spaces.Discrete) and action_space.start == 0:
         return {**found, "action_space": "discrete", "action_shape": int(action_space.n)}

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dingsdk.config import Count, Finite, Positive, read_section
 from dingsdk.data import SampleBatch
+from dingsdk.data.action_mask import draw_legal, legal_actions
 from dingsdk.policy.adam import Adam
 from dingsdk.policy.base import BasePolicy, Stateful
 from dingsdk.policy.networks import QNetwork, flatten_parameters, frozen
@@ -96,6 +97,9 @@ class DQNSection(PolicySection, frozen=True, kw_only=True):
 class DQNPolicy(BasePolicy):
     """DQN for discrete actions, type key ``dqn``.
 
+    Where observations have an ``action_mask``, illegal actions are neither chosen nor the best
+    actions of targets.
+
     Source: Mnih et al. 2015; double estimate from van Hasselt et al. 2016, eq. 4.
     """
 
@@ -157,13 +161,19 @@ class DQNPolicy(BasePolicy):
 
         Raises:
             NonFiniteError: an action value is NaN or infinite.
+            SchemaMismatchError: ``obs["action_mask"]`` allows no action.
         """
+        legal = legal_actions(obs, env_ids)
         values = self.array(self._acting_network.forward(self.tensor(obs)))
         self.check_finite(values, obs, env_ids)
-        return {"action": self._choose(values, explore, eps)}
+        return {"action": self._choose(values, legal, explore, eps)}
 
     def _choose(
-        self, values: NDArray[np.float32], explore: bool, eps: float | None
+        self,
+        values: NDArray[np.float32],
+        legal: NDArray[np.bool_] | None,
+        explore: bool,
+        eps: float | None,
     ) -> NDArray[np.int64]:
         """Return the best action of each row, or where exploring a random one by chance."""
         actions: NDArray[np.int64] = values.argmax(1)
@@ -175,8 +185,11 @@ class DQNPolicy(BasePolicy):
             draws = self.rng.random(len(actions))
             if draws.min() < eps:
                 # Below eps the draw is uniform in [0, eps), so it chooses the action too.
-                count = values.shape[1]
-                drawn = np.minimum((draws * (count / eps)).astype(np.int64), count - 1)
+                if legal is None:
+                    count = values.shape[1]
+                    drawn = np.minimum((draws * (count / eps)).astype(np.int64), count - 1)
+                else:
+                    drawn = draw_legal(legal, draws / eps)
                 actions = np.where(draws < eps, drawn, actions)
         return actions
 

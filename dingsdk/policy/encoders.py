@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 from torch import Tensor, nn
 
+from dingsdk.data.action_mask import ACTION_MASK
 from dingsdk.errors import ConfigError
 from dingsdk.policy.spaces import Normalized, check_shape
 
@@ -37,7 +38,8 @@ def make_encoder(
     ``[c, h, w]``             image; channels come first where there are fewer of them than columns
     ``[h, w, c]``             image, channels last
     ``[k, h, w, c]``          stack of ``k`` images
-    ``{name: obs_shape}``     the features of every part, joined, then the linear layers
+    ``{name: obs_shape}``     the features of every part, joined, then the linear layers; an
+                              ``action_mask`` is left out
     ========================  ====================================================================
 
     The network takes tensors ``[n, *obs_shape]``, of a dict a dict of them: float32, and images as
@@ -58,7 +60,9 @@ def make_encoder(
         check_shape(obs_shape)
     except ValueError as error:
         raise ConfigError(f"policy.model.{error}", path="policy.model.obs_shape") from error
-    if not isinstance(obs_shape, int | str | Mapping) and len(obs_shape) == 1:
+    if isinstance(obs_shape, Mapping):
+        obs_shape = {name: part for name, part in obs_shape.items() if name != ACTION_MASK}
+    elif not isinstance(obs_shape, int | str) and len(obs_shape) == 1:
         obs_shape = obs_shape[0]
     if isinstance(obs_shape, int) and not is_normalized:
         return MLP([obs_shape, *hidden_sizes], is_tanh=is_tanh, ends_active=True)

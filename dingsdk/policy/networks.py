@@ -11,11 +11,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 from torch import Tensor, nn
 
+from dingsdk.data.action_mask import ACTION_MASK
 from dingsdk.data.pytree import flatten, map_leaves
 from dingsdk.policy.distributions import ActionDistribution
 from dingsdk.policy.encoders import MLP, make_encoder
 
 Module = TypeVar("Module", bound=nn.Module)
+
+_ILLEGAL = -1e8
+"""Value and logit of actions that are not legal; finite, as 0 times infinity is NaN."""
 
 
 def flatten_parameters(module: nn.Module) -> Tensor:
@@ -44,6 +48,21 @@ def frozen(module: Module) -> Module:
     for own_buffer, shared_buffer in zip(twin.buffers(), module.buffers(), strict=True):
         own_buffer.data = shared_buffer.data
     return twin
+
+
+def without_illegal(outputs: Tensor, obs: Any) -> Tensor:
+    """Return values or logits of actions, those that ``obs["action_mask"]`` forbids far below all.
+
+    Where no action is legal, as after an episode's end, outputs stay as they are.
+
+    Args:
+        outputs: float32[..., actions].
+        obs: Observations; those without an ``action_mask`` allow all actions.
+    """
+    if not isinstance(obs, dict) or ACTION_MASK not in obs:
+        return outputs
+    legal = obs[ACTION_MASK].bool()
+    return outputs.masked_fill(~legal & legal.any(-1, keepdim=True), _ILLEGAL)
 
 
 class QNetwork(nn.Module):
@@ -77,11 +96,10 @@ class QNetwork(nn.Module):
     def forward(self, obs: Any) -> Tensor:
         """Return action values ``float32[n, actions]`` of observations ``[n, ...]``."""
         hidden = self._encode(obs)
-        advantages = F.linear(hidden, *self._head)
-        if self.value is None:
-            return advantages
-        value: Tensor = self.value(hidden)
-        return value + advantages - advantages.mean(-1, keepdim=True)
+        values = F.linear(hidden, *self._head)
+        if self.value is not None:
+            values = self.value(hidden) + values - values.mean(-1, keepdim=True)
+        return without_illegal(values, obs)
 
 
 class RecurrentQNetwork(nn.Module):
@@ -136,7 +154,7 @@ class RecurrentQNetwork(nn.Module):
                 output = torch.where(changes, output, before[0])
                 cell = torch.where(changes, cell, before[1])
             outputs.append(output)
-        values = self.heads.forward(torch.stack(outputs, 1))
+        values = without_illegal(self.heads.forward(torch.stack(outputs, 1)), obs)
         return values, torch.cat((output, cell), 1)
 
 
@@ -175,9 +193,9 @@ class ActorCritic(nn.Module):
 
     def forward(self, obs: Any) -> tuple[Tensor, Tensor]:
         """Return outputs ``float32[n, distribution.width]`` and values ``float32[n]``."""
-        if self.encoder is not None:
-            obs = self.encoder.forward(obs)
-        return self.actor.forward(obs), self.critic.forward(obs).squeeze(-1)
+        hidden = obs if self.encoder is None else self.encoder.forward(obs)
+        outputs = without_illegal(self.actor.forward(hidden), obs)
+        return outputs, self.critic.forward(hidden).squeeze(-1)
 
 
 class RecurrentActorCritic(nn.Module):
@@ -220,7 +238,7 @@ class RecurrentActorCritic(nn.Module):
             As ``ActorCritic``, and the next state ``float32[n, state_size]``.
         """
         hidden, state = self._recur(self.encoder.forward(obs)[None], state)
-        return *self._heads(hidden[0]), state
+        return *self._heads(hidden[0], obs), state
 
     def unroll(self, obs: Any, state: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Take the steps of sequences of different lengths.
@@ -237,7 +255,7 @@ class RecurrentActorCritic(nn.Module):
         padded = features.new_zeros((*mask.shape, features.shape[1]))
         padded[mask] = features
         hidden, _ = self._recur(padded, state)
-        return self._heads(hidden[mask])
+        return self._heads(hidden[mask], obs)
 
     def _recur(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         if isinstance(self.recurrent, nn.GRU):
@@ -247,8 +265,9 @@ class RecurrentActorCritic(nn.Module):
         hidden, (output, cell) = self.recurrent(features, (output, cell))
         return hidden, torch.cat((output[0], cell[0]), 1)
 
-    def _heads(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        return self.actor.forward(hidden), self.critic.forward(hidden).squeeze(-1)
+    def _heads(self, hidden: Tensor, obs: Any) -> tuple[Tensor, Tensor]:
+        outputs = without_illegal(self.actor.forward(hidden), obs)
+        return outputs, self.critic.forward(hidden).squeeze(-1)
 
 
 def _make_orthogonal(network: nn.Module, actor: nn.Linear, critic: nn.Linear) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dingsdk.config import Count, Finite, NotNegative, Positive, Share
 from dingsdk.data import SampleBatch
+from dingsdk.data.action_mask import legal_actions
 from dingsdk.data.pytree import map_leaves
 from dingsdk.policy.adam import Adam
 from dingsdk.policy.base import BasePolicy, Stateful
@@ -95,7 +96,8 @@ class PPOPolicy(BasePolicy):
     Each ``learn`` makes ``epoch_per_collect`` passes over the samples in random minibatches; each
     minibatch counts as an iteration. Advantages are normalised in each minibatch. A recurrent
     network is trained on sequences within an episode, each from the state that was recorded before
-    its first step.
+    its first step. Where observations have an ``action_mask``, illegal actions have the probability
+    0.
 
     Source: Schulman et al. 2017, eq. 7 and 9, algorithm 1. Clipped values: Engstrom et al. 2020,
     section 3. ``approx_kl``: Schulman 2020, "Approximating KL divergence", estimator k3.
@@ -136,6 +138,7 @@ class PPOPolicy(BasePolicy):
         state: NDArray[np.float32] | None = None,
         **setting: Any,
     ) -> dict[str, NDArray[Any]]:
+        legal_actions(obs, env_ids)
         outputs, value, next_state = self._forward(obs, state)
         self.check_finite(outputs, obs, env_ids)
         found = {} if next_state is None else {"next_state": next_state}

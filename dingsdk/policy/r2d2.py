@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dingsdk.config import Count, Held, Part, Share, Whole, preset
 from dingsdk.data import SampleBatch
+from dingsdk.data.action_mask import legal_actions
 from dingsdk.data.pytree import map_leaves
 from dingsdk.policy.dqn import (
     DQNLearnSection,
@@ -163,12 +164,14 @@ class R2D2Policy(DQNPolicy):
 
         Raises:
             NonFiniteError: an action value is NaN or infinite.
+            SchemaMismatchError: ``obs["action_mask"]`` allows no action.
         """
+        legal = legal_actions(obs, env_ids)
         found, after = self._step(self._acting_network, self.tensor(obs), self.tensor(state))
         values, next_state = self.array(found), self.array(after)
         self.check_finite(values, obs, env_ids)
         return {
-            "action": self._choose(values, explore, eps),
+            "action": self._choose(values, legal, explore, eps),
             "next_state": next_state,
         }
 

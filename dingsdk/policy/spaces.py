@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dingsdk.data.action_mask import ACTION_MASK
 from dingsdk.errors import ConfigError
 
 _DISCRETE = re.compile(r"Discrete\([1-9][0-9]*\)")
@@ -32,6 +33,7 @@ def discrete_model(policy: str, observation_space: Any, action_space: Any) -> di
 
     if not (isinstance(action_space, spaces.Discrete) and action_space.start == 0):
         raise unsupported_space(policy, "action", action_space, "a Discrete that starts at 0")
+    check_mask(policy, observation_space, action_space)
     return {
         "obs_shape": obs_shape(policy, observation_space),
         "action_shape": int(action_space.n),
@@ -44,7 +46,7 @@ def obs_shape(policy: str, space: Any) -> Any:
     Args:
         policy: Type key of the policy, for messages.
         space: A Box of at most four dimensions, a Discrete that starts at 0, a MultiBinary, or a
-            Dict of these.
+            Dict of these. What a Dict calls ``action_mask`` says which actions are legal.
 
     Raises:
         ConfigError: it is another space.
@@ -53,6 +55,25 @@ def obs_shape(policy: str, space: Any) -> Any:
     if found is None:
         raise unsupported_space(policy, "observation", space, _OBSERVATIONS)
     return found
+
+
+def check_mask(policy: str, observation_space: Any, action_space: Any) -> None:
+    """Check that an ``action_mask`` in observations has one number an action.
+
+    Raises:
+        ConfigError: it has not, or actions are not discrete.
+    """
+    from gymnasium import spaces
+
+    parts = observation_space.spaces if isinstance(observation_space, spaces.Dict) else {}
+    if (found := parts.get(ACTION_MASK)) is None:
+        return
+    if isinstance(action_space, spaces.Discrete):
+        supported = f"an action_mask of shape ({action_space.n},) with the actions {action_space}"
+    else:
+        supported = f"an action_mask with discrete actions alone, and they are {action_space}"
+    if not isinstance(action_space, spaces.Discrete) or found.shape != (action_space.n,):
+        raise unsupported_space(policy, "observation", f"action_mask {found}", supported)
 
 
 def unsupported_space(policy: str, which: str, space: Any, supported: str) -> ConfigError:
@@ -87,8 +108,8 @@ def check_shape(shape: Any, path: str = "obs_shape") -> None:
         ValueError: there is none such; the message begins with the path of the part.
     """
     if isinstance(shape, Mapping):
-        if not shape:
-            raise ValueError(f"{path} is an empty dict; name at least one part")
+        if not shape.keys() - {ACTION_MASK}:
+            raise ValueError(f"{path} is {dict(shape)}; name at least one part that is no mask")
         for name, part in shape.items():
             check_shape(part, f"{path}.{name}")
         return

@@ -58,7 +58,10 @@ def test_parallel_run_plays_itself_and_its_past(transport: str, tmp_path: Any) -
         each["train_iter"] for each in past[1:]
     )
     assert len(past) > 2
-    assert load_policy(result.run_dir).predict(np.zeros(18, np.float32))[0] in range(9)
+    free = np.zeros(9, np.int8)
+    free[5] = 1
+    obs = {"observation": np.zeros(18, np.float32), "action_mask": free}
+    assert load_policy(result.run_dir).predict(obs)[0] == 5
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
+from dingsdk.data.action_mask import legal_actions
 from dingsdk.data.pytree import Path, map_leaves
 from dingsdk.envs.base import EnvManager, StepColumns
 from dingsdk.envs.spaces import Obs
@@ -77,7 +78,8 @@ class BatchedRollout(Rollout):
         return output
 
     def random_output(self, obs: Obs, actions: RandomActions) -> dict[str, Any]:
-        return {"action": actions.draw(len(self._env_ids))}
+        legal = legal_actions(obs, self._env_ids)
+        return {"action": actions.draw(len(self._env_ids), legal)}
 
     def step_env(self, output: Mapping[str, Any]) -> StepColumns:
         return self._env.step_batch(output["action"], self._subset)

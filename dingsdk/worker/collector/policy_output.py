@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from dingsdk.data.action_mask import draw_legal
 from dingsdk.data.capture import Savable, capture, revive
 from dingsdk.errors import NonFiniteError, PolicyOutputError, PolicyOutputTypeError
 
@@ -103,11 +104,21 @@ class RandomActions(Savable):
         super().load_state_dict(state)
         _set_streams(self._space, revive(state["space"]))
 
-    def draw(self, count: int) -> NDArray[Any]:
-        """Return ``count`` actions: ``[count, ...]`` with the dtype of the space."""
+    def draw(self, count: int, legal: NDArray[np.bool_] | None = None) -> NDArray[Any]:
+        """Draw actions.
+
+        Args:
+            count: How many.
+            legal: Of a Discrete space bool[count, actions], at least one true a row; None: all.
+
+        Returns:
+            ``[count, ...]`` with the dtype of the space.
+        """
         space = self._space
         if isinstance(space, spaces.Discrete):
             low = int(space.start)
+            if legal is not None:
+                return (low + draw_legal(legal, self._rng.random(count))).astype(space.dtype)
             return self._rng.integers(low, low + int(space.n), count).astype(space.dtype)
         if isinstance(space, spaces.Box) and space.is_bounded("both"):
             shape = (count, *space.shape)

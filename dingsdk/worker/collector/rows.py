@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dingsdk.data.action_mask import ACTION_MASK, legal_actions
 from dingsdk.data.capture import capture, revive
 from dingsdk.data.columns import torch_to_numpy
 from dingsdk.data.pytree import to_tensor
@@ -92,7 +93,12 @@ class DictRollout(Rollout):
         return outputs
 
     def random_output(self, obs: dict[int, Any], actions: RandomActions) -> dict[int, Any]:
-        drawn = actions.draw(len(obs))
+        has_masks = all(isinstance(each, Mapping) and ACTION_MASK in each for each in obs.values())
+        legal = None
+        if obs and has_masks:
+            masks = np.stack([each[ACTION_MASK] for each in obs.values()])
+            legal = legal_actions({ACTION_MASK: masks}, list(obs))
+        drawn = actions.draw(len(obs), legal)
         outputs = {env_id: {"action": drawn[k]} for k, env_id in enumerate(obs)}
         self._output_pool.update(outputs)
         return outputs

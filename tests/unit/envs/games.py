@@ -118,7 +118,7 @@ class Nim(AECEnv):  # type: ignore[misc]
 
 def take_one(obs: Any, action_space: Any, action_mask: Any, rng: Any) -> int:
     """An opponent at Nim that always takes one stone."""
-    assert obs.shape == (2,)
+    assert obs["observation"].shape == (2,)
     assert action_mask.dtype == np.bool_
     assert action_mask.any(), "asked when it is not its turn"
     return 0

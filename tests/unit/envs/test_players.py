@@ -70,21 +70,24 @@ def test_player_that_leaves_early_is_told_apart() -> None:
 def test_players_of_an_env_by_turns_get_rewards_with_their_turns() -> None:
     env = PlayersEnv(Nim(stones=3))
     obs, info = env.reset(seed=0)
-    assert obs.tolist() == [[0, 3], [1, 3]]
+    assert obs["observation"].tolist() == [[0, 3], [1, 3]]
+    assert env.observation_space.contains(obs)
     assert [each["acts_next"] for each in info[PLAYERS]] == [True, False]
 
     obs, reward, terminated, _, info = env.step(np.array([1, 0]))
-    assert (obs.tolist(), reward.tolist(), terminated) == ([[0, 1], [1, 1]], [0, 0], False)
+    assert obs["observation"].tolist() == [[0, 1], [1, 1]]
+    assert (reward.tolist(), terminated) == ([0, 0], False)
     assert [each["acted"] for each in info[PLAYERS]] == [True, False]
     assert [each["acts_next"] for each in info[PLAYERS]] == [False, True]
-    masks = [each["action_mask"].tolist() for each in info[PLAYERS]]
-    assert masks == [[False, False], [True, False]]
+    # Whatever the player that does not act next chooses is ignored.
+    assert obs["action_mask"].tolist() == [[1, 1], [1, 0]]
 
     obs, reward, terminated, truncated, info = env.step(np.array([1, 0]))
     assert (reward.tolist(), terminated, truncated) == ([-1, 1], True, False)
     assert [each["acted"] for each in info[PLAYERS]] == [False, True]
     assert [each["acts_next"] for each in info[PLAYERS]] == [False, False]
-    assert env.reset()[0].tolist() == [[1, 3], [0, 3]]
+    assert obs["action_mask"].tolist() == [[1, 1], [1, 1]]
+    assert env.reset()[0]["observation"].tolist() == [[1, 3], [0, 3]]
 
 
 @pytest.mark.parametrize("made", [Sums((2, 2), truncates=True), Nim(stones=9, limit=2)])
@@ -104,26 +107,33 @@ class Ticks(gym.Env[Any, Any]):
     """The players act in turns, by actions 5 to 8; each step pays 1 to player 0. Ends after 40."""
 
     player_num = 2
-    observation_space = gym.spaces.Box(0, 99, (2, 1), np.float32)
     action_space = gym.spaces.MultiDiscrete([4, 4], start=[5, 5])
 
     def __init__(self, mask: Any = None) -> None:
         self.mask, self.actions = mask, []
+        self.observation_space = gym.spaces.Box(0, 99, (2, 1), np.float32)
+        if mask is not None:
+            self.observation_space = gym.spaces.Dict(
+                {"seen": self.observation_space, "action_mask": gym.spaces.Box(0, 1, (2, 4))}
+            )
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         self.time = 0
-        return np.zeros((2, 1), np.float32), self._info()
+        return self._obs(), self._info()
 
     def step(self, action: Any) -> Any:
         self.actions.append(int(action[1]))
         self.time += 1
-        return np.zeros((2, 1), np.float32), np.array([1, 0]), self.time == 40, False, self._info()
+        return self._obs(), np.array([1, 0]), self.time == 40, False, self._info()
+
+    def _obs(self) -> Any:
+        seen = np.zeros((2, 1), np.float32)
+        if self.mask is None:
+            return seen
+        return {"seen": seen, "action_mask": np.array([[True] * 4, self.mask], np.float32)}
 
     def _info(self) -> Any:
-        players = [{"acts_next": self.time % 2 == player} for player in (0, 1)]
-        if self.mask is not None:
-            players[1]["action_mask"] = np.array(self.mask)
-        return {PLAYERS: players}
+        return {PLAYERS: [{"acts_next": self.time % 2 == player} for player in (0, 1)]}
 
 
 def test_rewards_of_the_opponents_turns_are_part_of_a_step() -> None:
@@ -153,18 +163,19 @@ def test_players_with_unequal_spaces_are_refused() -> None:
 
 def test_opponent_plays_the_turns_between() -> None:
     env = OpponentEnv(PlayersEnv(Nim(stones=4)), f"{take_one.__module__}:take_one")
-    obs, info = env.reset(seed=0)
-    assert (obs.tolist(), env.observation_space.shape, env.action_space.n) == ([0, 4], (2,), 2)
-    assert info["action_mask"].tolist() == [True, True]
+    obs, _ = env.reset(seed=0)
+    assert (obs["observation"].tolist(), env.action_space.n) == ([0, 4], 2)
+    assert obs["action_mask"].tolist() == [1, 1]
+    assert env.observation_space.contains(obs)
 
     obs, reward, terminated, truncated, _ = env.step(0)
-    assert (obs.tolist(), reward, terminated, truncated) == ([0, 2], 0, False, False)
+    assert (obs["observation"].tolist(), reward, terminated, truncated) == ([0, 2], 0, False, False)
     obs, reward, terminated, truncated, info = env.step(1)
     assert (reward, terminated, truncated) == (1, True, False)
     assert PLAYERS not in info
 
     obs, _ = env.reset()
-    assert obs.tolist() == [1, 3]  # it has the other seat: the opponent began
+    assert obs["observation"].tolist() == [1, 3]  # it has the other seat: the opponent began
     _, reward, terminated, *_ = env.step(0)
     assert (reward, terminated) == (0, False)
     _, reward, terminated, *_ = env.step(0)
@@ -196,9 +207,9 @@ def test_random_opponent_makes_legal_moves_by_its_seed() -> None:
         env.reset(seed=seed)
         for _ in range(40):
             obs, _, terminated, truncated, _ = env.step(0)
-            seen.append(obs.tolist())
+            seen.append(obs["observation"].tolist())
             if terminated or truncated:
-                assert obs[1] == 0  # one stone left was never taken twice
+                assert obs["observation"][1] == 0  # one stone left was never taken twice
                 env.reset()
         return seen
 
@@ -216,8 +227,13 @@ def test_unknown_opponent_is_refused(name: str) -> None:
 def test_env_function_adapts_and_wraps_by_the_section() -> None:
     cfg = {"env_id": NIM, "kwargs": {"stones": 5}, "wrappers": ["flatten_players"]}
 
-    assert make_env(cfg).reset(seed=0)[0].tolist() == [[0, 5], [1, 5]]
-    assert make_env({**cfg, "eval_opponent": "random"}).reset(seed=0)[0].tolist() == [0, 5]
+    made = make_env(cfg)
+    obs = made.reset(seed=0)[0]
+    assert obs["observation"].tolist() == [[0, 5], [1, 5]]
+    assert obs["action_mask"].tolist() == [[1, 1], [1, 1]]
+    assert made.observation_space.contains(obs)
+    own = make_env({**cfg, "eval_opponent": "random"}).reset(seed=0)[0]
+    assert own["observation"].tolist() == [0, 5]
     assert make_env({"env_id": "CartPole-v1", "eval_opponent": "random"}).action_space.n == 2
 
 

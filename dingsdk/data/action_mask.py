@@ -1,0 +1,58 @@
+"""Observations that say which of the actions are legal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.errors import SchemaMismatchError
+
+ACTION_MASK = "action_mask"
+"""Key of an observation, a dict: one number an action, 0 for an action that is not legal now."""
+
+
+def legal_actions(
+    obs: Any, env_ids: Sequence[int] | NDArray[np.int64] | None = None
+) -> NDArray[np.bool_] | None:
+    """Return which actions are legal in each row.
+
+    Args:
+        obs: Observation columns ``[n, ...]``.
+        env_ids: The env of each row, for messages.
+
+    Returns:
+        bool[n, actions]; None of observations without an ``action_mask``.
+
+    Raises:
+        SchemaMismatchError: no action is legal in some row.
+    """
+    if not isinstance(obs, Mapping) or ACTION_MASK not in obs:
+        return None
+    legal = np.asarray(obs[ACTION_MASK]).astype(np.bool_)
+    if not (usable := legal.any(1)).all():
+        rows = np.flatnonzero(~usable)
+        envs = ", ".join(str(row if env_ids is None else env_ids[row]) for row in rows.tolist())
+        raise SchemaMismatchError(
+            f"obs.{ACTION_MASK} of env {envs} allows none of the {legal.shape[1]} actions; an env "
+            "that waits for an action needs a legal one",
+            key=f"obs.{ACTION_MASK}",
+            expected="a legal action",
+            found=[0] * legal.shape[1],
+        )
+    return legal
+
+
+def draw_legal(legal: NDArray[np.bool_], draws: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return one of the legal actions of each row, all equally probable.
+
+    Args:
+        legal: bool[n, actions], at least one true a row.
+        draws: float64[n], uniform in [0, 1).
+    """
+    counts = legal.sum(1)
+    place = np.minimum((draws * counts).astype(np.int64), counts - 1)
+    found: NDArray[np.int64] = (legal.cumsum(1) > place[:, None]).argmax(1)
+    return found

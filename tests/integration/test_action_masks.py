@@ -1,0 +1,122 @@
+"""An env that refuses illegal actions: no part of a run ever takes one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from dingsdk import train
+from dingsdk.envs import create_env_manager
+from dingsdk.errors import SchemaMismatchError, TaskFailedError
+from dingsdk.pipeline.predict import load_policy
+from dingsdk.policy import DQNPolicy
+from dingsdk.worker.collector.sample import SampleSerialCollector
+
+
+class Doors(gym.Env[Any, Any]):
+    """In each of eight steps one or two of four doors are open; a closed one is an error.
+
+    Door 3 pays most, door 0 least. With ``shuts`` all doors are closed from the fifth step on.
+    """
+
+    def __init__(self, shuts: bool = False) -> None:
+        self._shuts = shuts
+        self.action_space = gym.spaces.Discrete(4)
+        self.observation_space = gym.spaces.Dict(
+            {
+                "observation": gym.spaces.Box(0, 1, (2,), np.float32),
+                "action_mask": gym.spaces.MultiBinary(4),
+            }
+        )
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._time = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Any:
+        if not self._open[action]:
+            raise RuntimeError(f"door {action} is closed")
+        self._time += 1
+        return self._observe(), float(action), self._time == 8, False, {}
+
+    def _observe(self) -> Any:
+        self._open = np.zeros(4, np.int8)
+        if not (self._shuts and self._time >= 4):
+            self._open[self.np_random.integers(0, 4, 2)] = 1
+        seen = np.array([self._time / 8, 1], np.float32)
+        # Once it is over, no action is legal.
+        return {"observation": seen, "action_mask": self._open * (self._time < 8)}
+
+
+def config(policy: str, **env: Any) -> dict[str, Any]:
+    return {
+        "exp_name": "doors",
+        "env": {
+            "collector_env_num": 4,
+            "evaluator_env_num": 2,
+            "n_evaluator_episode": 4,
+            "collector_episode_num": 4,
+            "kwargs": env,
+        },
+        # The first illegal action ends the run.
+        "env_manager": {"type": "in_process", "max_retry": 0},
+        "policy": {
+            "type": policy,
+            "learn": {"batch_size": 16, "learner": {"train_iterations": 40}},
+            "collect": {"n_sample": 64},
+            "eval": {"evaluator": {"eval_freq": 20}},
+        },
+        "system": {"torch_threads": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    ("policy", "mode"),
+    [
+        ("dqn", "serial"),
+        ("dqn", "parallel"),
+        ("ppo", "serial"),
+        pytest.param("ppo", "parallel", marks=pytest.mark.slow),
+        pytest.param("r2d2", "serial", marks=pytest.mark.slow),
+        pytest.param("r2d2", "parallel", marks=pytest.mark.slow),
+    ],
+)
+def test_runs_take_legal_actions_alone(policy: str, mode: Any, tmp_path: Any) -> None:
+    result = train(config(policy), mode, "in_memory", env=Doors, output=tmp_path)
+
+    assert result.reason == "limit"
+    saved = load_policy(result.run_dir)
+    for door in range(4):
+        obs = {
+            "observation": np.zeros(2, np.float32),
+            "action_mask": np.eye(4, dtype=np.int8)[door],
+        }
+        assert [saved.predict(obs, deterministic=how)[0] for how in (True, False)] == [door] * 2
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_env_that_allows_nothing_ends_the_run(mode: Any, tmp_path: Any) -> None:
+    error = SchemaMismatchError if mode == "serial" else TaskFailedError
+
+    with pytest.raises(error, match="allows none of the 4 actions"):
+        train(config("dqn", shuts=True), mode, "in_memory", env=Doors, output=tmp_path)
+
+
+@pytest.mark.parametrize("is_batched", [True, False])
+def test_random_collects_take_legal_actions_alone(is_batched: bool) -> None:
+    shapes = DQNPolicy.model_from_spaces(Doors().observation_space, Doors().action_space)
+    mode = DQNPolicy({"model": shapes}, ["collect"], seed=0).collect_mode
+    if not is_batched:
+        mode = mode._replace(forward_batch=None, make_transitions=None, make_samples=None)
+    with create_env_manager({"type": "in_process", "max_retry": 0}, [Doors] * 3) as env:
+        env.seed(0)
+        collector = SampleSerialCollector({}, env, mode)
+        samples = collector.collect(n_sample=100, random_collect=True)
+
+    for each in samples:
+        assert each["obs"]["action_mask"][int(each["action"])]
+    assert len(samples) == 100
