@@ -56,3 +56,19 @@ def draw_legal(legal: NDArray[np.bool_], draws: NDArray[np.float64]) -> NDArray[
     place = np.minimum((draws * counts).astype(np.int64), counts - 1)
     found: NDArray[np.int64] = (legal.cumsum(1) > place[:, None]).argmax(1)
     return found
+
+
+def nearest_legal(actions: Any, obs: Any) -> Any:
+    """Return actions, those that ``obs`` forbids replaced by the next legal ones.
+
+    Args:
+        actions: One from 0, or an array of them.
+        obs: With an ``action_mask`` ``[*shape of the actions, actions]``, or none.
+    """
+    if not isinstance(obs, Mapping) or ACTION_MASK not in obs:
+        return actions
+    legal = np.asarray(obs[ACTION_MASK]).astype(np.bool_)
+    count = legal.shape[-1]
+    tried = (np.asarray(actions)[..., None] + np.arange(count)) % count
+    first = np.take_along_axis(legal, tried, -1).argmax(-1)
+    return np.take_along_axis(tried, first[..., None], -1)[..., 0]

@@ -21,6 +21,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from dingsdk.config import Configurable, NotNegative, PartSection, Whole
+from dingsdk.data.action_mask import nearest_legal
 from dingsdk.data.capture import capture
 from dingsdk.envs.guard import ABNORMAL
 from dingsdk.envs.players import PLAYERS, player_num
@@ -317,7 +318,10 @@ class EnvManager(Configurable, ABC):
 
     def random_action(self) -> dict[int, Any]:
         """Return ``{env_id: a random valid action}`` for the envs that wait for one."""
-        return {env_id: self.action_space.sample() for env_id in self.ready_obs}
+        return {
+            env_id: nearest_legal(self.action_space.sample(), obs)
+            for env_id, obs in self.ready_obs.items()
+        }
 
     def reward_shaping(self, env_id: int, transitions: list[Any]) -> None:
         """Let an env change the rewards of a finished episode in place, by its ``reward_shaping``.

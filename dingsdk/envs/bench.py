@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dingsdk.data.action_mask import nearest_legal
 from dingsdk.envs.base import EnvManager
 from dingsdk.envs.check import env_maker
 from dingsdk.envs.make import create_env_manager
@@ -189,10 +190,11 @@ def step_for(manager: EnvManager, seconds: float) -> float:
     """Return env steps a second over about so long, after one step that does not count."""
     space, count = manager.action_space, manager.env_num
     pool = [np.array([space.sample() for _ in range(count)]) for _ in range(_POOL)]
-    manager.step_batch(pool[0])
+    obs = manager.step_batch(nearest_legal(pool[0], manager.current_obs())).obs
     steps, rounds, started = 0, 0, time.perf_counter()
     while (taken := time.perf_counter() - started) < seconds:
-        step = manager.step_batch(pool[rounds % _POOL])
+        step = manager.step_batch(nearest_legal(pool[rounds % _POOL], obs))
+        obs = step.obs
         steps += count if step.valid is None else int(np.count_nonzero(step.valid))
         rounds += 1
     return steps / taken

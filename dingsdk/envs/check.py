@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import gymnasium as gym
 import numpy as np
 
+from dingsdk.data.action_mask import nearest_legal
 from dingsdk.data.pytree import flatten
 from dingsdk.envs.in_process import InProcessEnvManager
 from dingsdk.envs.make import EnvFn
@@ -223,13 +224,13 @@ def _check_episodes(subject: _Subject) -> str:
     lengths: list[int] = []
     steps, started = 0, time.perf_counter()
     with subject.made() as env:
-        subject.reset(env, subject.seed)
+        obs = subject.reset(env, subject.seed)
         for action in _repeated(subject.actions(STEPS)):
-            _, _, terminated, truncated = subject.step(env, action)
+            obs, _, terminated, truncated = subject.step(env, nearest_legal(action, obs))
             steps += 1
             if terminated or truncated:
                 lengths.append(steps - sum(lengths))
-                subject.reset(env)
+                obs = subject.reset(env)
             seconds = time.perf_counter() - started
             if len(lengths) > 1 or steps >= EPISODE_STEPS or seconds > EPISODE_S:
                 break
@@ -274,7 +275,9 @@ def _check_managed(subject: _Subject, manager: Any) -> str:
             manager.launch()
             rows.append(manager.ready_obs[0])
             for action in actions:
-                step = manager.step({0: action, 1: actions[-1]})[0]
+                both = {0: action, 1: actions[-1]}
+                seen = manager.ready_obs
+                step = manager.step({i: nearest_legal(both[i], seen[i]) for i in both})[0]
                 rows.append((step.obs, np.asarray(step.reward, np.float32), step.done))
     except Exception as error:
         raise _Problem(f"{type(error).__name__}: {error}") from error
@@ -319,14 +322,15 @@ _CHECKS: tuple[tuple[str, Callable[[_Subject], str], bool], ...] = (
 def _play(subject: _Subject, seed: int) -> list[Any]:
     """Return what an env gives for a seed: its first observation, then (obs, reward, is over)."""
     with subject.made() as env:
-        rows: list[Any] = [subject.reset(env, seed)]
+        obs = subject.reset(env, seed)
+        rows: list[Any] = [obs]
         for action in subject.actions(STEPS):
-            obs, reward, terminated, truncated = subject.step(env, action)
+            obs, reward, terminated, truncated = subject.step(env, nearest_legal(action, obs))
             rows.append(
                 (obs, reward.astype(np.float32).astype(np.float64), terminated or truncated)
             )
             if terminated or truncated:
-                subject.reset(env)
+                obs = subject.reset(env)
         return rows
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from dingsdk import train
 from dingsdk.envs import create_env_manager
+from dingsdk.envs.bench import launched, step_for
+from dingsdk.envs.check import check_env
 from dingsdk.errors import SchemaMismatchError, TaskFailedError
 from dingsdk.pipeline.predict import load_policy
 from dingsdk.policy import DQNPolicy
@@ -104,6 +106,16 @@ def test_env_that_allows_nothing_ends_the_run(mode: Any, tmp_path: Any) -> None:
 
     with pytest.raises(error, match="allows none of the 4 actions"):
         train(config("dqn", shuts=True), mode, "in_memory", env=Doors, output=tmp_path)
+
+
+def test_env_is_checked_and_timed_with_legal_actions() -> None:
+    assert {each.name: each.detail for each in check_env(Doors) if each.state != "ok"} == {}
+    with launched("in_process", Doors, 2) as manager:
+        assert step_for(manager, 0.05) > 0
+        assert manager.failure_count == 0
+        for _ in range(20):
+            manager.step(manager.random_action())
+        assert manager.failure_count == 0
 
 
 @pytest.mark.parametrize("is_batched", [True, False])

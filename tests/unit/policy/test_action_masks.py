@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dingsdk.data import SampleBatch
-from dingsdk.data.action_mask import draw_legal, legal_actions
+from dingsdk.data.action_mask import draw_legal, legal_actions, nearest_legal
 from dingsdk.envs.base import StepColumns
 from dingsdk.errors import ConfigError, SchemaMismatchError
 from dingsdk.policy import DQNPolicy, PPOPolicy, R2D2Policy, SACPolicy
@@ -217,6 +217,14 @@ def test_drawn_action_is_the_one_at_its_place_among_the_legal_ones() -> None:
     drawn = draw_legal(legal, np.array([0.0, 0.49, 0.5, 1.0]))
 
     assert drawn.tolist() == [1, 1, 3, 3]
+
+
+def test_illegal_action_is_replaced_by_the_next_legal_one() -> None:
+    found = nearest_legal(np.array([1, 0, 1, 2]), OBS)
+
+    assert found.tolist() == [1, 1, 2, 0]
+    assert nearest_legal(2, {"action_mask": [1, 0, 0]}) == 0
+    assert nearest_legal(2, np.zeros(3)) == 2
 
 
 def test_observations_without_a_mask_allow_everything() -> None:
