@@ -11,6 +11,7 @@ from easydict import EasyDict
 
 from dingsdk.errors import ConfigError, ConfigTypeError
 
+_PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
 _DICT_NAMES = frozenset(dir(EasyDict))
 
 MAX_DEPTH = 50
@@ -132,6 +133,8 @@ def _easy(value: Any, path: str) -> Any:
 
 def plain_value(value: Any, path: str) -> Any:
     """As ``to_plain``, for any value at a dotted path."""
+    if type(value) in _PLAIN_TYPES:
+        return value
     if isinstance(value, Mapping):
         return {
             _checked_key(key, path): plain_value(item, join_key(path, key))

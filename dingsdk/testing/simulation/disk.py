@@ -184,11 +184,12 @@ class SimulatedDataStore(StepDataStore):
         if found is None:
             return False
         batch, _, written_at, writer = found
-        is_own = writer == self._process.name
+        if writer == self._process.name or not self._disk.late_s:
+            return True
         # Each process sees it at a time of its own.
         key = f"{batch.columns['sample'][0]} {self._process.name}"
         late = zlib.crc32(key.encode()) / 2**32
-        return is_own or self._disk.world.now >= written_at + self._disk.late_s * late
+        return self._disk.world.now >= written_at + self._disk.late_s * late
 
 
 class SimulatedPolicyStore(PolicyStore):

@@ -6,8 +6,7 @@ import functools
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -97,6 +96,22 @@ class Setting:
     is_limited: bool = False
     max_attempts: int = 50
     has_journal: bool = False
+
+
+class _Judging:
+    """Notes what the oracle raises inside, and lets the job go on."""
+
+    def __init__(self, fail: Callable[[str, BaseException], None]) -> None:
+        self._fail = fail
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, AssertionError):
+            self._fail(str(error), error)
+            return True
+        return False
 
 
 @functools.cache
@@ -243,6 +258,7 @@ class Simulation:
         self._unreachable_since: dict[str, float] = {}
         self._policies_read: dict[tuple[str, str], int] = {}
         self._close_began: float | None = None
+        self.judging = _Judging(self.fail)
 
     def run(self) -> None:
         """Simulate the run to its end.
@@ -268,12 +284,12 @@ class Simulation:
     def _run_until(self, until: float) -> None:
         while self.world.now < until and not self._has_ended:
             self._pass(min(until - self.world.now, CHECK_S))
-            with self.judging():
+            with self.judging:
                 self._check()
             self._raise()
 
     def _pass(self, seconds: float) -> None:
-        with self.judging():
+        with self.judging:
             self.world.run(self.world.now + seconds)
         self._raise()
 
@@ -288,14 +304,6 @@ class Simulation:
 
     _cause: BaseException | None = None
     _failed_at = 0.0
-
-    @contextmanager
-    def judging(self) -> Iterator[None]:
-        """Note what the oracle raises, and let the job go on."""
-        try:
-            yield
-        except AssertionError as error:
-            self.fail(str(error), error)
 
     def _raise(self) -> None:
         if self._why:
@@ -349,18 +357,18 @@ class Simulation:
         One that was gone, or not to be seen in time, is left out by the coordinator.
         """
         may_vanish = self._harmed | (set(data_ids) if self._is_ever_late else set())
-        with self.judging():
+        with self.judging:
             self.oracle.acknowledge(
                 each for each in data_ids if each in self.oracle.live or each not in may_vanish
             )
 
     def trained(self, batch: SampleBatch) -> None:
         """Note what a learner trains on."""
-        with self.judging():
+        with self.judging:
             self.oracle.trained(batch.columns["sample"].tolist(), self.setting.max_use)
 
     def _deleted(self, data_id: str) -> None:
-        with self.judging():
+        with self.judging:
             self.oracle.deleted(data_id)
 
     def policy_read(self, worker_id: str, path: str, found: Mapping[str, Any]) -> None:
@@ -396,7 +404,7 @@ class Simulation:
 
     def _open(self, coordinator: _WatchedCoordinator) -> None:
         coordinator.start()
-        with self.judging():
+        with self.judging:
             coordinator.tell_oracle()
         self._is_up = True
 
@@ -752,7 +760,7 @@ class _WatchedCoordinator(Coordinator):
         def push_rows(rows: SampleBatch, envstep: int) -> None:
             names[int(rows.columns["payload"][0])] = self._pushed
             if self._is_current:
-                with simulation.judging():
+                with simulation.judging:
                     oracle.entered(self._pushed, len(rows))
             elif self._is_told:
                 simulation.fail(f"a coordinator that was replaced acknowledges {self._pushed}")
@@ -762,7 +770,7 @@ class _WatchedCoordinator(Coordinator):
             columns = rows.columns
             if not self._is_current:
                 return
-            with simulation.judging():
+            with simulation.judging:
                 for number, row in zip(
                     columns["payload"].tolist(), columns["row"].tolist(), strict=True
                 ):

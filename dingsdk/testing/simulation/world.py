@@ -134,18 +134,19 @@ class SimulatedJob(Job):
     def go_on(self) -> None:
         """Run where it waits, if what it waits for is there or it waited long enough."""
         process, wait = self.process, self.wait
+        world = process.world
         if process.is_dead or self._done:
             return
-        if process.resumes_at > process.world.now:
-            process.world.at(process.resumes_at, self.go_on)
+        if process.resumes_at > world.now:
+            world.at(process.resumes_at, self.go_on)
             return
         if wait is not None:
             condition, predicate, deadline = wait
-            if process.world.now < deadline and not predicate():
+            if world.now < deadline and not predicate():
                 condition.waiters.append(self)
                 return
             self.wait = None
-        process.world.switch(self)
+        world.switch(self)
 
     def time_is_over(self, wait: Any) -> None:
         """Run, if it still waits for the same."""
@@ -166,7 +167,7 @@ class SimulatedCondition:
         world = self._world
         job = world.current
         if job is not None:
-            may_preempt = job.is_preemptive and not job.holds
+            may_preempt = not job.holds and job.is_preemptive
             if may_preempt and world.random.random() < PREEMPTED_SHARE:
                 world.at(world.now, job.go_on)
                 world.park()

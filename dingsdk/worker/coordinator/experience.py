@@ -146,14 +146,20 @@ class PayloadLedger:
         if not len(numbers):
             return
         self.evicted_rows[reason] += len(numbers)
+        if (numbers == numbers[0]).all():  # the usual case, and many times faster
+            self._evict(int(numbers[0]), rows)
+            return
         order = np.argsort(numbers, kind="stable")
         found, starts = np.unique(numbers[order], return_index=True)
         for number, gone in zip(found.tolist(), np.split(rows[order], starts[1:]), strict=True):
-            payload = self._payloads[number]
-            payload.live[gone] = False
-            payload.left -= len(gone)
-            self._freeable_rows += len(gone)
-            self._collect(number)
+            self._evict(number, gone)
+
+    def _evict(self, number: int, rows: NDArray[np.int64]) -> None:
+        payload = self._payloads[number]
+        payload.live[rows] = False
+        payload.left -= len(rows)
+        self._freeable_rows += len(rows)
+        self._collect(number)
 
     def free_rows(self) -> dict[int, NDArray[np.int64]]:
         """Return the rows that are still needed, of payloads that hold too many others.

@@ -5,8 +5,6 @@ It has no network, so nothing goes wrong with connections.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import ClassVar
 
 from dingsdk.testing.simulation import SimulatedProcess, SimulatedTransport
@@ -38,27 +36,32 @@ class _SlaveEnd(MemorySlaveEnd):
         self._process = process
 
     def join(self, info: WorkerInfo, timeout_s: float) -> None:
-        with self._whole():
+        with _Whole(self._process):
             super().join(info, timeout_s)
 
     def answer(self, answer: TaskAnswer) -> None:
-        with self._whole():
+        with _Whole(self._process):
             super().answer(answer)
 
     def renew(self, progress: int) -> None:
-        with self._whole():
+        with _Whole(self._process):
             super().renew(progress)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        with self._whole():
+        with _Whole(self._process):
             super().close(timeout_s)
 
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
-        job = self._process.world.current
+
+class _Whole:
+    """Keeps the current job from being preempted."""
+
+    def __init__(self, process: SimulatedProcess) -> None:
+        job = process.world.current
         assert job is not None  # only jobs have a connection
-        before, job.is_preemptive = job.is_preemptive, False
-        try:
-            yield
-        finally:
-            job.is_preemptive = before
+        self._job, self._before = job, job.is_preemptive
+
+    def __enter__(self) -> None:
+        self._job.is_preemptive = False
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._job.is_preemptive = self._before
