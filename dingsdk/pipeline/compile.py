@@ -513,8 +513,11 @@ def _check_learners(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: st
     why = ""
     if policy["on_policy"] or not getattr(classes["policy"], "is_data_parallel", False):
         why = f"a policy of type {policy['type']!r} is trained by one learner"
-    elif policy["cuda"]:
-        why = "learners that train together do so on the CPU: set policy.cuda to false"
+    elif policy["cuda"] and (count := _gpu_count()) < num:
+        why = (
+            f"each of them needs a GPU of this machine, and torch finds {count} here: set "
+            "policy.cuda to false"
+        )
     elif mode == "parallel" and not hasattr(classes["system.learner"], "learner_num"):
         why = f"a comm learner of type {cfg['system']['learner']['type']!r} is one learner"
     if why:
@@ -716,13 +719,15 @@ def _check_memory_limit(system: Mapping[str, Any], transport: Any) -> None:
         )
 
 
-def _check_device(policy: Mapping[str, Any]) -> None:
-    """Check that the GPU that a policy asks for is there."""
-    if not policy["cuda"]:
-        return
+def _gpu_count() -> int:
     import torch
 
-    if not torch.cuda.is_available():
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _check_device(policy: Mapping[str, Any]) -> None:
+    """Check that the GPU that a policy asks for is there."""
+    if policy["cuda"] and not _gpu_count():
         raise ConfigError(
             "policy.cuda is true, but torch finds no CUDA device here; set policy.cuda=false",
             path="policy.cuda",

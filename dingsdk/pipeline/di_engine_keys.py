@@ -74,7 +74,7 @@ ONLY: Mapping[str, tuple[Any, str]] = {
 NO_SECTION: Mapping[str, str] = {
     "reward_model": "reward models are not part of dingsdk",
     "world_model": "world models are not part of dingsdk",
-    "multi_gpu": "several learners train together on the CPU, see system.learner_num",
+    "multi_gpu": "several learners train together, see system.learner_num",
 }
 """Sections and switches that are refused where they are in use: in ``create_config``,
 ``main_config``, its ``policy`` and ``policy.learn``."""

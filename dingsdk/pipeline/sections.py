@@ -76,7 +76,8 @@ class SystemSection(Section, frozen=True, kw_only=True):
         transport: The transport plugin by ``type``, with its options (parallel mode).
         collector_num: Collector workers (parallel mode).
         learner_num: Processes that train together, each on an equal part of every batch. The
-            learner starts the others, unless torchrun has started them all.
+            learner starts the others, unless torchrun has started them all. With ``policy.cuda``
+            each has a GPU of its own, of one host.
         roles: Further roles of workers by their type key, each with its options; ``num``
             workers are started of each (parallel mode).
         collector: Options of the comm collectors.

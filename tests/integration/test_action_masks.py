@@ -119,14 +119,14 @@ def test_env_is_checked_and_timed_with_legal_actions() -> None:
 
 
 @pytest.mark.parametrize("is_batched", [True, False])
-def test_random_collects_take_legal_actions_alone(is_batched: bool) -> None:
+def test_random_collects_take_legal_actions_alone(is_batched: bool, tmp_path: Any) -> None:
     shapes = DQNPolicy.model_from_spaces(Doors().observation_space, Doors().action_space)
     mode = DQNPolicy({"model": shapes}, ["collect"], seed=0).collect_mode
     if not is_batched:
         mode = mode._replace(forward_batch=None, make_transitions=None, make_samples=None)
     with create_env_manager({"type": "in_process", "max_retry": 0}, [Doors] * 3) as env:
         env.seed(0)
-        collector = SampleSerialCollector({}, env, mode)
+        collector = SampleSerialCollector({}, env, mode, exp_name=str(tmp_path))
         samples = collector.collect(n_sample=100, random_collect=True)
 
     for each in samples:

@@ -311,6 +311,7 @@ def rank_main(spec: _RankSpec, link: Connection) -> None:
 
 def _serve(spec: _RankSpec, link: Connection) -> NoReturn:
     default_manager().restore(spec.snapshot)
+    _take_gpu(spec.policy_cfg, spec.rank)
     policy = create_policy(spec.policy_cfg, enable_field=["learn"]).learn_mode
     _send(link, _DONE, None)
     store = _file_store(spec.store, spec.world_size)
@@ -389,6 +390,7 @@ def _begin(
                 f"{policy_of_rank_0.get(key)}; start all learners with the same config",
                 path=f"policy.{key}",
             )
+    _take_gpu(own, place.local_rank)
     policy = create_policy(own, enable_field=["learn"]).learn_mode
     store = place.group_store(group)
     _send(link, _DONE, None)
@@ -414,17 +416,14 @@ def join_ranks(
     """
     if world_size == 1:
         return
-    # Its constructor keeps clear of the default group of the process, which is the user's.
-    dist = torch_distributed()
-    options = dist.ProcessGroupGloo._Options()
-    options._timeout = timedelta(seconds=timeout_s)
-    # By default it would listen on the address that the host's name stands for.
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-    group = dist.ProcessGroupGloo(store, rank, world_size, options)
+    timeout = timedelta(seconds=timeout_s)
+    device = policy.get_attribute("device")
+    group = process_group(torch_distributed(), device, store, rank, world_size, timeout, address)
 
     def average(tensor: torch.Tensor) -> None:
         try:
-            group.allreduce([tensor]).wait()
+            # Given a timeout, nccl waits here too, and not only in what uses the result.
+            group.allreduce([tensor]).wait(timeout)
         except RuntimeError as error:
             raise ConnectionError(f"a rank was lost: {error}") from error
         tensor /= world_size
@@ -435,6 +434,35 @@ def join_ranks(
         raise ConfigError(
             f"this policy cannot train on {world_size} ranks: {error}", path="system.learner_num"
         ) from error
+
+
+def process_group(
+    dist: Any, device: str, store: Any, rank: int, world_size: int, timeout: timedelta, address: str
+) -> Any:
+    """Return the group that averages gradients: of nccl on GPUs, of gloo on the CPU.
+
+    Args:
+        dist: ``torch.distributed``.
+        device: Where the policy computes.
+        store: As ``join_ranks``; likewise ``rank``, ``world_size`` and ``address``.
+        timeout: How long a rank may wait for the others.
+    """
+    # These constructors keep clear of the default group of the process, which is the user's.
+    if device.startswith("cuda"):
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return dist.ProcessGroupNCCL(store, rank, world_size, options)
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = timeout
+    # By default it would listen on the address that the host's name stands for.
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    return dist.ProcessGroupGloo(store, rank, world_size, options)
+
+
+def _take_gpu(policy_cfg: Mapping[str, Any], number: int) -> None:
+    """Let the policy of this process compute on a GPU of its own, if it is to use one."""
+    if policy_cfg.get("cuda"):
+        torch.cuda.set_device(number)
 
 
 def _file_store(path: Path, world_size: int) -> Any:

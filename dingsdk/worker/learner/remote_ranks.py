@@ -49,6 +49,7 @@ class RankPlace:
         port: Of the store that the ranks find each other in.
         has_agent: Whether torchrun keeps that store; else rank 0 does.
         attempt: How often torchrun has started the ranks again.
+        local_rank: Number of this process on its host, and of the GPU that it uses.
     """
 
     rank: int
@@ -57,10 +58,13 @@ class RankPlace:
     port: int
     has_agent: bool = False
     attempt: str = "0"
+    local_rank: int = 0
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> RankPlace | None:
         """Read ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``; None for one rank.
+
+        ``LOCAL_RANK`` is ``RANK`` where it is not set.
 
         Raises:
             ConfigError: some of them are missing or no numbers.
@@ -75,6 +79,7 @@ class RankPlace:
                 port=int(env["MASTER_PORT"]),
                 has_agent=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
                 attempt=env.get("TORCHELASTIC_RESTART_COUNT", "0"),
+                local_rank=int(env.get("LOCAL_RANK", env["RANK"])),
             )
         except (KeyError, ValueError) as error:
             raise ConfigError(

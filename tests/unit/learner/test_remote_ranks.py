@@ -12,6 +12,8 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ import torch
 
 from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.worker.learner import remote_ranks
-from dingsdk.worker.learner.aggregator import LearnerAggregator, serve_remote
+from dingsdk.worker.learner.aggregator import LearnerAggregator, process_group, serve_remote
 from dingsdk.worker.learner.remote_ranks import RankPlace, RemoteRanks
 
 from .test_aggregator import CFG, batches, listening_addresses, policy, weights
@@ -155,9 +157,10 @@ PLACE = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "alpha", "MASTER_PORT": 
 def test_place_is_read_from_the_environment() -> None:
     assert RankPlace.of({}) is None
     assert RankPlace.of({**PLACE, "WORLD_SIZE": "1"}) is None
-    assert RankPlace.of(PLACE) == RankPlace(1, 3, "alpha", 29500)
+    assert RankPlace.of(PLACE) == RankPlace(1, 3, "alpha", 29500, local_rank=1)
     torchrun = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
-    assert RankPlace.of({**PLACE, **torchrun}) == RankPlace(1, 3, "alpha", 29500, True, "2")
+    torchrun["LOCAL_RANK"] = "0"
+    assert RankPlace.of({**PLACE, **torchrun}) == RankPlace(1, 3, "alpha", 29500, True, "2", 0)
     RankPlace(1, 3, "alpha", 29500).check(3)
 
 
@@ -177,3 +180,21 @@ def test_unusable_places_are_refused(change: dict[str, str], text: str) -> None:
             RankPlace.of({key: value for key, value in PLACE.items() if key != missing})
     with pytest.raises(ConfigError, match="learner_num is 2, but WORLD_SIZE is 3"):
         RankPlace(1, 3, "alpha", 29500).check(2)
+
+
+class NCCL:
+    """Stands for nccl, which torch for the CPU has not."""
+
+    Options = SimpleNamespace
+
+    def __init__(self, *args: Any) -> None:
+        self.args = args
+
+
+def test_rank_on_a_gpu_talks_over_nccl() -> None:
+    built_with_nccl = SimpleNamespace(ProcessGroupNCCL=NCCL)
+    patience = timedelta(seconds=7)
+
+    group = process_group(built_with_nccl, "cuda:1", "store", 1, 2, patience, "127.0.0.1")
+
+    assert group.args == ("store", 1, 2, SimpleNamespace(_timeout=patience))

@@ -644,6 +644,22 @@ def test_gpu_that_is_not_there_is_refused() -> None:
     assert caught.value.path == "policy.cuda"
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_learners_that_train_together_need_a_gpu_each(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    cfg = changed("policy.cuda=true", "system.learner_num=2")
+
+    if count == 2:
+        assert compile_config(cfg).system.learner_num == 2
+        return
+    with pytest.raises(ConfigError, match=r"each of them needs a GPU.* torch finds 1") as caught:
+        compile_config(cfg)
+    assert caught.value.path == "system.learner_num"
+
+
 @pytest.mark.parametrize(
     ("sets", "advice"),
     [
