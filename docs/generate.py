@@ -82,7 +82,7 @@ MODULES = (
     "dingsdk.worker.replay_buffer",
 )
 """Public modules: what they export is what a plugin may import."""
-FIRST_PARTY = {"transports": ("flask_fs", "in_memory")}
+FIRST_PARTY = {"transports": ("flask_fs", "in_memory", "shared_memory")}
 """Parts of the plugins in this repository, which have keys in every config."""
 NOTE = "<!-- Written by docs/generate.py; change the code's docstrings instead. -->"
 
@@ -295,7 +295,9 @@ def _cli_page() -> str:
         ["| variable | meaning |", "|---|---|"]
         + [f"| `{name}` | {text} |" for name, text in VARIABLES.items()]
         + ["| `DINGSDK_DEBUG` | 1: as `--debug`. |"]
-        + ["| `DINGSDK_SECRET_FILE`, `DINGSDK_SECRET` | The secret of `flask_fs`. |"]
+        + [
+            "| `DINGSDK_SECRET_FILE`, `DINGSDK_SECRET` | The secret of messages between processes. |"
+        ]
     )
     watch = "The plugin `watch` adds a command: see [watch a run](../how-to/watch-a-run.md)."
     names = (

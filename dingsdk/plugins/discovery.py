@@ -158,6 +158,8 @@ SHIPPED: Mapping[tuple[str, str], str] = {
     (NAMES, "FlaskFileSystemCollector"): "dingsdk-rl-flask-fs",
     (NAMES, "FlaskFileSystemLearner"): "dingsdk-rl-flask-fs",
     (NAMES, "LearnerSlave"): "dingsdk-rl-flask-fs",
+    ("transports", "shared_memory"): "dingsdk-rl-shared-memory",
+    (NAMES, "SharedMemoryTransport"): "dingsdk-rl-shared-memory",
     ("policies", "di_engine"): "dingsdk-rl-di-engine",
     ("commands", "watch"): "dingsdk-rl-watch",
 }

@@ -14,7 +14,13 @@ import dingsdk
 
 PACKAGES = [
     name
-    for name in ("dingsdk", "dingsdk_flask_fs", "dingsdk_in_memory", "dingsdk_watch")
+    for name in (
+        "dingsdk",
+        "dingsdk_flask_fs",
+        "dingsdk_in_memory",
+        "dingsdk_shared_memory",
+        "dingsdk_watch",
+    )
     if importlib.util.find_spec(name) is not None
 ]
 NAMED_BY_BEHAVIOUR = ("test_", "pytest_", "dingsdk_")

@@ -1,8 +1,8 @@
 """Messages as requests that workers send and a master answers, over any kind of connection.
 
-A transport adds the connection (a ``Link``) and what accepts it; ``RequestSlaveEnd`` and
-``RequestHandler`` do the rest: numbering, repeats, incarnations and epochs. The secret that both
-sides prove to know is in here as well.
+A transport adds the connection (a ``Link``) and the server that accepts it; ``RequestSlaveEnd``,
+``RequestMasterEnd`` and ``RequestHandler`` do the rest: numbering, repeats, incarnations, epochs.
+The secret that both sides prove to know is in here as well.
 """
 
 from dingsdk.worker.comm.requests.epoch import EPOCH_FILE, begin_epoch
@@ -15,6 +15,7 @@ from dingsdk.worker.comm.requests.link import (
     answer_of,
     error_answer,
 )
+from dingsdk.worker.comm.requests.master_end import RequestMasterEnd, Server
 from dingsdk.worker.comm.requests.messages import BODIES, Request, decode_request
 from dingsdk.worker.comm.requests.secret import (
     FILE_NAME,
@@ -39,8 +40,10 @@ __all__ = [
     "LinkError",
     "Request",
     "RequestHandler",
+    "RequestMasterEnd",
     "RequestSlaveEnd",
     "Secret",
+    "Server",
     "answer_of",
     "begin_epoch",
     "create_secret",

@@ -1,0 +1,1 @@
+"""The shared_memory transport; see the README."""

@@ -1,0 +1,98 @@
+"""The coordinator's end: a request handler behind a local socket."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from dingsdk.data import open_private
+from dingsdk.errors import RunDirLockedError
+from dingsdk.worker.comm import MasterListener, ThreadScheduler
+from dingsdk.worker.comm.requests import (
+    Answer,
+    RequestHandler,
+    RequestMasterEnd,
+    answer_of,
+    begin_epoch,
+    create_secret,
+    decode_request,
+)
+from dingsdk_shared_memory.run_memory import RunMemory, remove_stale
+from dingsdk_shared_memory.server import SocketServer
+
+if TYPE_CHECKING:
+    from dingsdk_shared_memory.transport import SharedMemoryTransport
+
+SCHEME = "unix:"
+_MASTER_LOCK = "master"
+
+
+class SocketMasterEnd(RequestMasterEnd):
+    """Listens once opened, on ``unix:<path of the socket>``.
+
+    Args:
+        cfg: ``system.transport``, complete.
+        memory: The run's folder.
+    """
+
+    def __init__(self, cfg: SharedMemoryTransport.Config, memory: RunMemory) -> None:
+        super().__init__()
+        self._cfg = cfg
+        self._memory = memory
+
+    def listen(
+        self, listener: MasterListener, until_close: ExitStack
+    ) -> tuple[RequestHandler, SocketServer, str]:
+        """Begin to serve, and remove what dead runs left on this host.
+
+        Raises:
+            AuthError: the secret cannot be used.
+            PortInUseError: the socket cannot be bound.
+            RunDirLockedError: another master of the run is at work.
+        """
+        cfg, folder = self._cfg, self._memory.folder
+        until_close.callback(os.close, self._be_the_only_one())
+        remove_stale()
+        secret = create_secret(folder)
+        run, epoch = begin_epoch(folder)
+        handler = RequestHandler(
+            listener,
+            run,
+            epoch,
+            max_bytes=cfg.max_message_bytes,
+            max_polls=cfg.max_connections,  # each has a thread of its own
+            lease_s=self.lease_s,
+            scheduler=ThreadScheduler(),
+        )
+
+        def serve(kind: str, body: bytes) -> Answer:
+            try:
+                request = decode_request(body, kind, cfg.max_message_bytes)
+                return Answer(200, handler.handle(request))
+            except Exception as error:
+                return answer_of(error)
+
+        server = SocketServer(
+            self._memory.socket,
+            serve,
+            secret,
+            connections=cfg.max_connections,
+            max_bytes=cfg.max_message_bytes,
+            timeout_s=cfg.request_timeout_s,
+        )
+        return handler, server, SCHEME + self._memory.socket
+
+    def _be_the_only_one(self) -> int:
+        path = self._memory.path / _MASTER_LOCK
+        descriptor = open_private(str(path), os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise RunDirLockedError(
+                f"another coordinator of the run is at work in {self._memory.path}",
+                path=str(self._memory.path),
+            ) from error
+        return descriptor

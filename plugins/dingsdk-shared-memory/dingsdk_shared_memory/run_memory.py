@@ -1,0 +1,249 @@
+"""A run's folder in shared memory: whose it is, who uses it, and what dead runs left.
+
+``/dev/shm/dingsdk-<user>-<hash of the run folder>/``: files there are segments of shared memory,
+which live until they are unlinked, whichever processes end. Every process of the run holds a shared
+lock on ``lock``. A folder whose lock nobody holds, and whose run folder no run holds, is *stale*:
+the next master on this host removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from dingsdk.data import PrivateDir, decode_json, encode_json, open_private
+from dingsdk.errors import (
+    ConfigError,
+    DataCorruptError,
+    DataMissingError,
+    DataVersionError,
+    DingError,
+    RunDirLockedError,
+)
+
+ROOT = Path("/dev/shm")
+LOCK, OWNER, SOCKET = "lock", "run.json", "socket"
+FORMAT = 1
+"""Of the folder; another one belongs to another version of this package."""
+UNCLAIMED_S = 60.0
+"""Age at which a folder without an owner is stale: its maker writes it at once."""
+SWEPT_S = 5.0
+"""How long the removal of what a dead run left in the same folder may take."""
+_KIND, _OWNER_BYTES = "shared-memory-run", 64 << 10
+_LONGEST_SOCKET = 107
+_NAME = re.compile(r"dingsdk-([0-9]+)-[0-9a-f]{16}")
+_log = logging.getLogger(__name__)
+
+
+class _Owner(msgspec.Struct, frozen=True):
+    format: int
+    run_dir: str
+
+
+def folder_of(run_dir: Path) -> Path:
+    """Return the folder in shared memory of the run in ``run_dir``, for this user."""
+    name = hashlib.sha256(os.fsencode(run_dir.absolute())).hexdigest()[:16]
+    return ROOT / f"dingsdk-{os.geteuid()}-{name}"
+
+
+class RunMemory:
+    """The folder of a run, in use by this process until it is closed.
+
+    Args:
+        path: The folder; made where missing.
+        run_dir: Folder of the run on disk.
+
+    Attributes:
+        folder: The open folder.
+        socket: Path of the master's socket.
+
+    Raises:
+        ConfigError: there is no shared memory, or the path is too long for a socket.
+        RunDirLockedError: it is another run's.
+        DataVersionError: another version of this package made it.
+        RunFolderError, StorageFullError: it cannot be made, or others can write to it.
+    """
+
+    def __init__(self, path: Path, run_dir: Path) -> None:
+        if not path.parent.is_dir():
+            raise ConfigError(
+                f"no folder {path.parent}: shared memory is there on Linux; elsewhere choose "
+                "another transport",
+                path="system.transport.data_dir",
+            )
+        self.socket = str(path / SOCKET)
+        if len(os.fsencode(self.socket)) > _LONGEST_SOCKET:
+            raise ConfigError(
+                f"{path} is too long: the path of a socket in it has at most {_LONGEST_SOCKET} "
+                "bytes",
+                path="system.transport.data_dir",
+            )
+        self.path = path
+        self._run_dir = str(run_dir.absolute())
+        self._lock = -1
+        deadline = time.monotonic() + SWEPT_S
+        while not self._begin():
+            if time.monotonic() >= deadline:
+                raise RunDirLockedError(
+                    f"another process has held {path / LOCK} alone for {SWEPT_S:.0f} s",
+                    path=str(path),
+                )
+            time.sleep(0.01)
+        try:
+            self._claim()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Stop using the folder; idempotent."""
+        self.folder.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _begin(self) -> bool:
+        """Open the folder and say that it is in use; False while somebody removes it."""
+        self.folder = PrivateDir(self.path)
+        try:
+            self._lock = _lock_file(self.path, fcntl.LOCK_SH)
+            if _is_same(self._lock, self.path / LOCK):
+                return True
+            os.close(self._lock)
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        self.folder.close()
+        return False
+
+    def _claim(self) -> None:
+        """Note whose folder it is, or see that it is this run's."""
+        try:
+            owner = _owner_of(self.folder)
+        except DataMissingError:
+            fields = {"format": FORMAT, "run_dir": self._run_dir}
+            self.folder.write_atomic(OWNER, [encode_json(_KIND, fields)])
+            return
+        if owner.run_dir != self._run_dir:
+            raise RunDirLockedError(
+                f"{self.path} belongs to the run in {owner.run_dir}, not to {self._run_dir}; give "
+                "this one another system.transport.data_dir",
+                path=str(self.path),
+            )
+
+
+def remove(path: Path) -> None:
+    """Remove a run's folder, whoever uses it.
+
+    Raises:
+        RunFolderError: something cannot be removed, or the folder is not ours.
+    """
+    if not path.is_dir():
+        return
+    with PrivateDir(path, create=False) as folder:
+        for name in folder.names():
+            found = None if name.startswith(".") else folder.stat(name)
+            if found is not None and stat.S_ISDIR(found.st_mode):
+                folder.remove_tree(name)
+            elif name != LOCK:
+                folder.unlink(name)
+        folder.unlink(LOCK)  # last: who dies before it leaves a folder that is known as stale
+    with contextlib.suppress(OSError):  # not empty: it has files that are not ours
+        path.rmdir()
+
+
+def remove_stale(root: Path = ROOT) -> int:
+    """Remove the folders of this user's runs of which no process lives; return how many."""
+    count = 0
+    for path in sorted(root.iterdir()):
+        name = _NAME.fullmatch(path.name)
+        if name is None or int(name[1]) != os.geteuid():
+            continue
+        try:
+            with _alone(path) as is_alone:
+                if is_alone:
+                    remove(path)
+                    _log.info("removed %s, which a dead run left", path)
+                    count += 1
+        except (OSError, DingError) as error:
+            _log.warning("what a dead run left stays in %s: %s", path, error)
+    return count
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[bool]:
+    """Whether nobody uses a folder; nobody can begin to as long as this lasts."""
+    with contextlib.ExitStack() as stack:
+        try:
+            lock = _lock_file(path, fcntl.LOCK_EX, create=False)
+        except BlockingIOError:
+            yield False
+            return
+        except FileNotFoundError:
+            yield path.is_dir() and time.time() - path.stat().st_mtime > UNCLAIMED_S
+            return
+        stack.callback(os.close, lock)
+        yield not _is_run_held(path)
+
+
+def _is_run_held(path: Path) -> bool:
+    """Whether a run is under way whose processes that used the folder died, and will be back."""
+    try:
+        with PrivateDir(path, create=False) as folder:
+            run_dir = _owner_of(folder).run_dir
+        descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
+    except (OSError, DingError):
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _owner_of(folder: PrivateDir) -> _Owner:
+    content = folder.read(OWNER, _OWNER_BYTES)
+    try:
+        owner = msgspec.convert(decode_json(_KIND, content, _OWNER_BYTES), _Owner)
+    except msgspec.ValidationError as error:
+        raise DataCorruptError(f"{folder.path / OWNER}: {error}", where=OWNER) from error
+    if owner.format != FORMAT:
+        raise DataVersionError(
+            f"{folder.path} was made by another version of dingsdk-rl-shared-memory (format "
+            f"{owner.format}; this one has {FORMAT}); remove it once its run is over",
+            where=OWNER,
+            found=owner.format,
+            expected=FORMAT,
+        )
+    return owner
+
+
+def _lock_file(path: Path, how: int, *, create: bool = True) -> int:
+    flags = os.O_RDWR | (os.O_CREAT if create else 0)
+    descriptor = open_private(str(path / LOCK), flags)
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _is_same(descriptor: int, path: Path) -> bool:
+    try:
+        found = path.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    mine = os.fstat(descriptor)
+    return (mine.st_dev, mine.st_ino) == (found.st_dev, found.st_ino)

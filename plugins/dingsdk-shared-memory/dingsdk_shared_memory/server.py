@@ -1,0 +1,134 @@
+"""A local socket that requests come in by, a thread for each connection."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from dingsdk.errors import PortInUseError
+from dingsdk.worker.comm.requests import Answer, ForeignAnswerError, LinkError, Secret
+from dingsdk_shared_memory.channel import Channel
+from dingsdk_shared_memory.connection import STATUS
+
+_log = logging.getLogger(__name__)
+
+HANDSHAKE_S = 2.0
+BACKLOG = 256
+_TARGET_BYTES = 64
+
+
+class SocketServer:
+    """Serves until it is closed.
+
+    Args:
+        path: Of the socket; one that a dead master left is replaced.
+        serve: (kind of request, body) -> answer; called from many threads.
+        secret: What peers must know.
+        connections: Connections that may be open at once; others are closed.
+        max_bytes: Largest request.
+        timeout_s: How long a request may take to come in, and an answer to leave.
+
+    Raises:
+        PortInUseError: the socket cannot be bound.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        serve: Callable[[str, bytes], Answer],
+        secret: Secret,
+        *,
+        connections: int,
+        max_bytes: int,
+        timeout_s: float,
+    ) -> None:
+        self._path = path
+        self._serve = serve
+        self._secret = secret
+        self._most = connections
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._channels: dict[Channel, threading.Thread] = {}
+        self._is_closed = False
+        self._socket = _bind(path)
+        self._loop = threading.Thread(target=self._accept, name="socket-server", daemon=True)
+        self._loop.start()
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """End all connections; return whether all threads ended in time."""
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            self._is_closed = True
+            threads = [self._loop, *self._channels.values()]
+            for channel in self._channels:
+                channel.shut()
+        with contextlib.suppress(OSError):  # wakes accept
+            self._socket.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._socket.close()
+        with contextlib.suppress(OSError):  # the folder may be gone
+            Path(self._path).unlink()
+        return not any(thread.is_alive() for thread in threads)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._socket.accept()
+            except OSError:
+                if self._is_closed:
+                    return
+                time.sleep(0.05)  # out of descriptors; the next look may find some
+                continue
+            channel = Channel(sock, self._max_bytes + _TARGET_BYTES)
+            thread = threading.Thread(
+                target=self._talk, args=(channel,), name="socket-connection", daemon=True
+            )
+            with self._lock:
+                is_welcome = not self._is_closed and len(self._channels) < self._most
+                if is_welcome:
+                    self._channels[channel] = thread
+                    thread.start()
+            if not is_welcome:
+                channel.close()
+
+    def _talk(self, channel: Channel) -> None:
+        """Answer requests until either end closes."""
+        try:
+            if not channel.greet(self._secret, time.monotonic() + HANDSHAKE_S):
+                _log.warning("a process that does not know the run's secret was refused")
+                return
+            while True:
+                request = channel.receive(None, self._timeout_s)
+                target, _, body = request.partition(b"\n")
+                kind = target.removeprefix(b"/v1/").decode("ascii", "replace")
+                answer = self._serve(kind, body)
+                content = STATUS.pack(answer.status) + answer.body
+                channel.send(content, time.monotonic() + self._timeout_s)
+        except ForeignAnswerError as error:
+            _log.warning("a connection was refused: %s", error)
+        except (OSError, LinkError) as error:
+            _log.debug("a connection ended: %s", error)
+        finally:
+            with self._lock:
+                self._channels.pop(channel, None)
+            channel.close()
+
+
+def _bind(path: str) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            Path(path).unlink()  # we hold the master's lock: nobody listens there
+        made.bind(path)
+        made.listen(BACKLOG)
+    except OSError as error:
+        made.close()
+        raise PortInUseError(f"cannot listen on {path}: {error}", host="", port=0) from error
+    return made

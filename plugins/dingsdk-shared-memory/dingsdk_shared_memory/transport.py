@@ -1,0 +1,164 @@
+"""The shared_memory transport: messages over a local socket, payloads in shared memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
+
+from dingsdk.config import Whole
+from dingsdk.errors import ConfigError
+from dingsdk.worker.comm import (
+    MasterEnd,
+    Place,
+    PolicyStore,
+    Scheduler,
+    SlaveEnd,
+    StepDataStore,
+    ThreadScheduler,
+    Transport,
+)
+from dingsdk.worker.comm.files import FileDataStore, FilePolicyStore
+from dingsdk.worker.comm.requests import RequestSlaveEnd, Secret, find_secret
+from dingsdk_shared_memory.connection import Connection
+from dingsdk_shared_memory.master_end import SCHEME, SocketMasterEnd
+from dingsdk_shared_memory.run_memory import RunMemory, folder_of, remove
+
+TYPE_KEY = "shared_memory"
+
+
+class SharedMemoryTransport(Transport):
+    """One object a process; the README lists the config keys."""
+
+    contract_capabilities: ClassVar[frozenset[str]] = frozenset({"many_processes"})
+    """What `dingsdk check` holds it to beyond the rules for all transports."""
+
+    class Config(Transport.Config, frozen=True, kw_only=True):
+        """Section ``system.transport``.
+
+        Attributes:
+            data_dir: Folder of the run in shared memory; one in ``/dev/shm`` that is named after
+                the run folder when empty.
+            max_connections: Connections that may be open at once; a worker has two.
+            max_payload_bytes: Largest payload that is written or read, in bytes.
+            max_policy_bytes: Largest policy that is written or read, in bytes.
+            min_free_bytes: Free bytes of shared memory below which collectors wait.
+            keep_policy_versions: Versions of a policy that stay.
+            digest: Digest of payloads: xxh3 finds damage, sha256 also finds forgeries.
+            max_message_bytes: Largest message, in bytes.
+            request_timeout_s: Seconds for a request to arrive, and for an immediate answer.
+            lost_after_s: Seconds of silence after which a worker gives up its coordinator.
+        """
+
+        type: str = TYPE_KEY
+        data_dir: str = ""
+        max_connections: Annotated[int, Meta(ge=8, le=4096)] = 512
+        max_payload_bytes: Annotated[int, Meta(ge=1 << 20)] = 256 << 20
+        max_policy_bytes: Annotated[int, Meta(ge=1 << 20)] = 2 << 30
+        min_free_bytes: Whole = 8 << 20
+        keep_policy_versions: Annotated[int, Meta(ge=2)] = 3
+        digest: Literal["xxh3-128", "sha256"] = "xxh3-128"
+        max_message_bytes: Annotated[int, Meta(ge=64 << 10, le=1 << 30)] = 4 << 20
+        request_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0
+        lost_after_s: Annotated[float, Meta(gt=0, le=3600)] = 15.0
+
+    places: ClassVar[tuple[Place, ...]] = ("processes", "threads")
+
+    def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
+        super().__init__(cfg, run_dir)
+        self.data_dir = Path(self.cfg.data_dir) if self.cfg.data_dir else folder_of(Path(run_dir))
+        self._lock = threading.Lock()
+        self._memory: RunMemory | None = None
+        self._masters: list[SocketMasterEnd] = []
+        self._slaves: list[RequestSlaveEnd[Secret]] = []
+        self._data_store: FileDataStore | None = None
+        self._policy_store: FilePolicyStore | None = None
+        self._scheduler = ThreadScheduler()
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self._scheduler
+
+    def master_end(self) -> MasterEnd:
+        with self._lock:
+            end = SocketMasterEnd(self.cfg, self._own_memory())
+            self._masters.append(end)
+        return end
+
+    def slave_end(self, address: str) -> SlaveEnd:
+        path = address.removeprefix(SCHEME)
+        if not address.startswith(SCHEME) or not path.startswith("/"):
+            raise ConfigError(
+                f"{address!r} is no address of a coordinator; it prints one like "
+                f"{SCHEME}{self.data_dir}/socket",
+                path="system.transport",
+            )
+        with self._lock:
+            folder = self._own_memory().folder
+            end = RequestSlaveEnd(
+                path,
+                lambda: Connection(path, self.cfg.max_message_bytes),
+                self._scheduler,
+                lambda: find_secret(folder),
+                max_bytes=self.cfg.max_message_bytes,
+                request_timeout_s=self.cfg.request_timeout_s,
+                lost_after_s=self.cfg.lost_after_s,
+            )
+            self._slaves.append(end)
+        return end
+
+    def data_store(self) -> StepDataStore:
+        with self._lock:
+            if self._data_store is None:
+                self._own_memory()
+                self._data_store = FileDataStore(
+                    self.data_dir,
+                    max_payload_bytes=self.cfg.max_payload_bytes,
+                    min_free_bytes=self.cfg.min_free_bytes,
+                    algorithm=self.cfg.digest,
+                )
+            return self._data_store
+
+    def policy_store(self) -> PolicyStore:
+        with self._lock:
+            if self._policy_store is None:
+                self._own_memory()
+                self._policy_store = FilePolicyStore(
+                    self.data_dir,
+                    keep_versions=self.cfg.keep_policy_versions,
+                    max_policy_bytes=self.cfg.max_policy_bytes,
+                    min_free_bytes=self.cfg.min_free_bytes,
+                )
+            return self._policy_store
+
+    def abandon_worker(self, worker_id: str) -> None:
+        """Cut a worker off from this process's master as if its host had died."""
+        for end in self._masters:
+            end.abandon_worker(worker_id)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        with self._lock:
+            slaves, self._slaves = self._slaves, []
+            masters, self._masters = self._masters, []
+            memory, self._memory = self._memory, None
+        for slave in slaves:
+            slave.close(timeout_s)
+        for master in masters:
+            master.close(timeout_s)
+        self._scheduler.close(timeout_s)
+        for store in (self._data_store, self._policy_store):
+            if store is not None:
+                store.close()
+        if memory is not None:
+            memory.close()
+
+    def remove_data(self) -> None:
+        remove(self.data_dir)
+
+    def _own_memory(self) -> RunMemory:
+        if self._memory is None:
+            self._memory = RunMemory(self.data_dir, self.run_dir)
+        return self._memory
