@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dingsdk_flask_fs import master_end
 from dingsdk_flask_fs.transport import FlaskFSTransport
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ClosedError, PortInUseError
 from dingsdk.worker.comm import Slave, TaskAnswer, TaskMessage, WorkerInfo
 from dingsdk.worker.comm.files.data_store import FileDataStore
+from dingsdk.worker.comm.requests import master_end
 
 from .conftest import SECRET, Served, an_answer, open_sockets
 from .network import Proxy
