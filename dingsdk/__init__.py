@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from dingsdk.plugins import default_manager as default_manager
     from dingsdk.plugins import hookimpl as hookimpl
     from dingsdk.plugins import hookspec as hookspec
+    from dingsdk.worker.replay_server import ReplayClient as ReplayClient
+    from dingsdk.worker.replay_server import ReplayServer as ReplayServer
 
     __version__: str
 else:

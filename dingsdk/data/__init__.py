@@ -18,6 +18,14 @@ from dingsdk.data.dataloader import AsyncDataLoader
 from dingsdk.data.files import Buffer, Folder, PrivateDir, check_id, open_private
 from dingsdk.data.locks import LockContext, LockContextType
 from dingsdk.data.sample_batch import RowLoaders, SampleBatch, collate
+from dingsdk.data.secret import (
+    Secret,
+    check_reach,
+    create_secret,
+    find_secret,
+    is_loopback,
+    named_secret,
+)
 from dingsdk.data.seeding import derive_seed
 from dingsdk.data.wire import decode_message, encode_message
 
@@ -31,8 +39,11 @@ __all__ = [
     "PrivateDir",
     "RowLoaders",
     "SampleBatch",
+    "Secret",
     "check_id",
+    "check_reach",
     "collate",
+    "create_secret",
     "decode_batch",
     "decode_frame",
     "decode_json",
@@ -44,5 +55,8 @@ __all__ = [
     "encode_json",
     "encode_message",
     "encode_safetensors",
+    "find_secret",
+    "is_loopback",
+    "named_secret",
     "open_private",
 ]

@@ -95,6 +95,7 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("commands", "new", "dingsdk.cli.new:group"),
     ("commands", "plugins", "dingsdk.cli.plugins:plugins"),
     ("commands", "replay", "dingsdk.cli.replay:replay"),
+    ("commands", "replay-server", "dingsdk.cli.replay_server:replay_server"),
     ("commands", "status", "dingsdk.cli.status:status"),
 )
 """Rows of (kind, type key, ``module:attribute``), imported when a config names the type."""

@@ -112,7 +112,12 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"the segments end at {at}, the rows at {last}")
 
 
-def save(path: str | os.PathLike[str], table: Table, segment_rows: int = _SEGMENT_ROWS) -> None:
+def save(
+    path: str | os.PathLike[str],
+    table: Table,
+    segment_rows: int = _SEGMENT_ROWS,
+    segment_bytes: int = _SEGMENT_BYTES,
+) -> None:
     """Write the rows of one moment into a folder, and replace those that it held.
 
     Other threads may push meanwhile: they wait for the copy of one segment at most, unless they
@@ -122,6 +127,7 @@ def save(path: str | os.PathLike[str], table: Table, segment_rows: int = _SEGMEN
         path: The folder; made with its parents where missing.
         table: The buffer.
         segment_rows: The most rows of a segment, a power of two.
+        segment_bytes: About the most bytes of a segment of more than one row.
 
     Raises:
         RunFolderError: the folder cannot be written, or another save to it is under way; the
@@ -133,16 +139,17 @@ def save(path: str | os.PathLike[str], table: Table, segment_rows: int = _SEGMEN
     taken = f"another save to {Path(path)} is under way; save again later, or elsewhere"
     with Folder(path) as folder, locked_folder(folder.path, taken):
         folder.sweep()
-        _Save(folder, table, segment_rows).run()
+        _Save(folder, table, segment_rows, segment_bytes).run()
 
 
 class _Save:
     """One save: which segments of the folder still count, and the files written anew."""
 
-    def __init__(self, folder: Folder, table: Table, segment_rows: int) -> None:
+    def __init__(self, folder: Folder, table: Table, segment_rows: int, segment_bytes: int) -> None:
         self._folder = folder
         self._table = table
         self._segment_rows = segment_rows
+        self._segment_bytes = segment_bytes
         self._token = secrets.token_hex(8)
         self._written: list[str] = []
         self._syncs: list[Future[None]] = []
@@ -228,7 +235,7 @@ class _Save:
             # Objects may have changed since they were saved.
             return min(rows_each, _OBJECT_ROWS), {}
         size = sum(map(_size_of, [newest] if isinstance(newest, SampleBatch) else newest))
-        while rows_each > 1 and rows_each * size > _SEGMENT_BYTES * len(newest):
+        while rows_each > 1 and rows_each * size > self._segment_bytes * len(newest):
             rows_each //= 2
         try:
             old = _read_manifest(self._folder)

@@ -85,6 +85,7 @@ class Table(IBuffer):
         self._left = dict.fromkeys(_REASONS, 0)
         self._history = secrets.token_hex(16)
         self._listeners: tuple[RowListener, ...] = ()
+        self._tells_departures = False
         self._departures: list[tuple[Rows, str]] = []
         self._is_durable = False
         seconds = self._cfg.periodic_thruput_seconds
@@ -295,7 +296,7 @@ class Table(IBuffer):
 
         # Commit: cannot fail.
         where, replaced = self._remover.allot(n)
-        if replaced is not None and self._listeners:
+        if replaced is not None and self._tells_departures:
             self._note_departure(self._metadata.living(replaced), "overwritten")
         if accepted is None:
             storage.put_row(where.start if type(where) is slice else int(where[0]), rows)
@@ -342,7 +343,7 @@ class Table(IBuffer):
 
     def _remove(self, where: NDArray[np.int64], reason: str) -> None:
         """Remove rows that have not left, oldest first, without others in their place."""
-        if self._listeners:
+        if self._tells_departures:
             self._note_departure(where, reason)
         self._metadata.remove(where)
         self._sampler.on_remove(where)
@@ -477,6 +478,8 @@ class Table(IBuffer):
         with self._lock:
             self._announce((listener,))
             self._listeners = (*self._listeners, listener)
+            # To copy rows that leave for nobody would slow each push down.
+            self._tells_departures |= type(listener).on_remove is not RowListener.on_remove
             self._find_followers()
 
     def add_remove_listener(self, listener: Callable[[Any, str], None]) -> None:
@@ -531,7 +534,7 @@ class Table(IBuffer):
                 self._pushed_before_clear = self._pushed
 
     def _empty(self) -> None:
-        if self._listeners:
+        if self._tells_departures:
             self._departures += [
                 (self._storage.take(where), "cleared")  # type: ignore[union-attr]
                 for where in self._living()
@@ -744,7 +747,10 @@ class _RemoveFunction(RowListener):
     """Calls a function for rows that left."""
 
     def __init__(self, function: Callable[[Any, str], None]) -> None:
-        self.on_remove = function  # type: ignore[assignment, method-assign]
+        self._function = function
+
+    def on_remove(self, rows: Any, reason: str) -> None:
+        self._function(rows, reason)
 
 
 def checked_size(size: Any, what: str = "a sample size", least: int = 0) -> int:

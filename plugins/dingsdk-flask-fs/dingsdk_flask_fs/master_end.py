@@ -7,15 +7,11 @@ import socket
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from dingsdk.data import PrivateDir
-from dingsdk.errors import InsecureBindError
+from dingsdk.data import PrivateDir, check_reach, is_loopback
 from dingsdk.worker.comm import MasterListener, ThreadScheduler
 from dingsdk.worker.comm.requests import (
-    FILE_VARIABLE,
-    VARIABLE,
     RequestHandler,
     RequestMasterEnd,
-    Secret,
     begin_epoch,
     create_secret,
 )
@@ -61,7 +57,7 @@ class HttpMasterEnd(RequestMasterEnd):
         host, max_bytes = cfg.host, cfg.max_message_bytes
         until_close.enter_context(folder_lock(self._folder.path))
         secret = create_secret(self._folder)
-        _check_reach(host, secret)
+        check_reach(host, secret, "system.transport.host")
         with ExitStack() as undo:
             server = HttpServer(
                 host,
@@ -97,34 +93,11 @@ class HttpMasterEnd(RequestMasterEnd):
         return handler, server, f"http://{where}"
 
 
-def _check_reach(host: str, secret: Secret) -> None:
-    if _is_loopback(host):
-        return
-    if not secret.is_explicit:
-        raise InsecureBindError(
-            f"system.transport.host is {host!r}, which other hosts can reach: choose a secret "
-            f"for all of them ({FILE_VARIABLE} or {VARIABLE}), or listen on 127.0.0.1",
-            path="system.transport.host",
-            host=host,
-        )
-    _log.warning(
-        "listening on %s: messages are signed but not encrypted; use a private network, or a "
-        "tunnel that encrypts",
-        host,
-    )
-
-
 def _own_names(host: str) -> set[str]:
     names = {host.lower(), "localhost", "127.0.0.1", "::1"}
-    if not _is_loopback(host):
+    if not is_loopback(host):
         names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
     return names
-
-
-def _is_loopback(host: str) -> bool:
-    # Only what is certain: a name could be made to resolve to anything.
-    address = ip_address_of(host)
-    return host == "localhost" if address is None else address.is_loopback
 
 
 def _is_wildcard(host: str) -> bool:

@@ -12,9 +12,9 @@ from dingsdk_flask_fs.auth import Signer
 from dingsdk_flask_fs.connection import Connection, ForeignAnswerError, LinkError
 from dingsdk_flask_fs.transport import FlaskFSTransport, parse_address
 
+from dingsdk.data import Secret
 from dingsdk.errors import AuthError, WorkerLostError
 from dingsdk.worker.comm import WorkerInfo
-from dingsdk.worker.comm.requests.secret import Secret
 
 from .conftest import SECRET
 from .network import IMPOSTORS, Impostor

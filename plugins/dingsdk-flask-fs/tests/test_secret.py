@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dingsdk.data import PrivateDir
+from dingsdk.data import PrivateDir, create_secret, find_secret, named_secret
 from dingsdk.errors import AuthError
-from dingsdk.worker.comm.requests.secret import create_secret, find_secret, named_secret
 
 GOOD = "g" * 32
 

@@ -10,8 +10,8 @@ import pytest
 from dingsdk_flask_fs.auth import MAC_HEADER, Signer, Verifier
 from dingsdk_flask_fs.guard import BURST, SMALL_BYTES, Throttle, network_of
 
+from dingsdk.data import Secret
 from dingsdk.worker.comm import TaskMessage
-from dingsdk.worker.comm.requests.secret import Secret
 
 OTHER = "another secret of good length"
 LARGE = b"x" * (SMALL_BYTES + 1)

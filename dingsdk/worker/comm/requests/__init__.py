@@ -5,6 +5,15 @@ A transport adds the connection (a ``Link``) and the server that accepts it; ``R
 The secret that both sides prove to know is in here as well.
 """
 
+from dingsdk.data.secret import (
+    FILE_NAME,
+    FILE_VARIABLE,
+    VARIABLE,
+    Secret,
+    create_secret,
+    find_secret,
+    named_secret,
+)
 from dingsdk.worker.comm.requests.epoch import EPOCH_FILE, begin_epoch
 from dingsdk.worker.comm.requests.handler import RequestHandler
 from dingsdk.worker.comm.requests.link import (
@@ -17,15 +26,6 @@ from dingsdk.worker.comm.requests.link import (
 )
 from dingsdk.worker.comm.requests.master_end import RequestMasterEnd, Server
 from dingsdk.worker.comm.requests.messages import BODIES, Request, decode_request
-from dingsdk.worker.comm.requests.secret import (
-    FILE_NAME,
-    FILE_VARIABLE,
-    VARIABLE,
-    Secret,
-    create_secret,
-    find_secret,
-    named_secret,
-)
 from dingsdk.worker.comm.requests.slave_end import RequestSlaveEnd
 
 __all__ = [

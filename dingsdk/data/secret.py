@@ -7,14 +7,18 @@ another one would leave the user believing in the one that was named.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import stat
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 
-from dingsdk.data import PrivateDir, open_private
-from dingsdk.errors import AuthError
+from dingsdk.data.files import PrivateDir, open_private
+from dingsdk.errors import AuthError, InsecureBindError
+
+_log = logging.getLogger(__name__)
 
 FILE_VARIABLE = "DINGSDK_SECRET_FILE"
 VARIABLE = "DINGSDK_SECRET"
@@ -96,6 +100,41 @@ def find_secret(folder: PrivateDir, environ: Mapping[str, str] = os.environ) -> 
     if found is None and folder.stat(FILE_NAME) is not None:
         found = _read(folder.path / FILE_NAME)
     return found
+
+
+def check_reach(host: str, secret: Secret, path: str) -> None:
+    """Refuse to listen where other hosts reach, unless the user chose the secret.
+
+    Args:
+        host: Name or IP address to listen on.
+        secret: What peers have to know.
+        path: Config key of the host.
+
+    Raises:
+        InsecureBindError: nobody chose it.
+    """
+    if is_loopback(host):
+        return
+    if not secret.is_explicit:
+        raise InsecureBindError(
+            f"{path} is {host!r}, which other hosts can reach: choose a secret for all of them "
+            f"({FILE_VARIABLE} or {VARIABLE}), or listen on 127.0.0.1",
+            path=path,
+            host=host,
+        )
+    _log.warning(
+        "listening on %s: peers must know the secret, but messages are not encrypted; use a "
+        "private network, or a tunnel that encrypts",
+        host,
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host can reach an address; a name could resolve to anything."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _read(path: Path, is_explicit: bool = False) -> Secret:

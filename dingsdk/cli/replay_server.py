@@ -1,0 +1,58 @@
+"""``dingsdk replay-server``: one replay buffer for several learners, collectors and runs."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command("replay-server", short_help="Serve a replay buffer to several learners and runs.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    metavar="DIR",
+    help="Folder of the log, the checkpoints and the secret; a server that is started again goes "
+    "on from it.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    show_default=True,
+    help="TCP port to listen on; 0 takes any free one.",
+)
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="A.B=C",
+    help="Set a key of the replay buffer, as in policy.other.replay_buffer; may be repeated.",
+)
+def replay_server(data: Path, host: str, port: int, sets: tuple[str, ...]) -> int:
+    """Serve a replay buffer until Ctrl-C, and write a checkpoint then.
+
+    Prints the address for clients, and where the secret is that they need. To be reached from
+    other hosts, give --host and choose a secret (DINGSDK_SECRET_FILE).
+    """
+    from dingsdk.config import apply_set
+    from dingsdk.pipeline.signals import EXIT_CODES, StopOnSignal
+    from dingsdk.worker.replay_server import ReplayServer
+
+    buffer_cfg: dict[str, Any] = {"type": "naive"}
+    for each in sets:
+        apply_set(buffer_cfg, each)
+    stop = threading.Event()
+    with (
+        StopOnSignal(stop, lambda line: click.echo(line, err=True)) as signals,
+        ReplayServer({"host": host, "port": port}, buffer_cfg, data.absolute()) as server,
+    ):
+        click.echo(f"replay server: {server.address}")
+        click.echo(f"secret: {server.secret.source}")
+        click.echo(f"rows: {server.buffer.table.count()}")
+        stop.wait()
+    return EXIT_CODES[signals.received] if signals.received is not None else 0

@@ -1,0 +1,274 @@
+"""The client of a replay server."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from dingsdk import errors
+from dingsdk.data import (
+    Buffer,
+    PrivateDir,
+    SampleBatch,
+    Secret,
+    find_secret,
+    named_secret,
+)
+from dingsdk.errors import AuthError, BufferFullError, ClosedError, DingError, WorkerLostError
+from dingsdk.worker.replay_buffer.table import checked_size
+from dingsdk.worker.replay_server.link import (
+    INFO_KIND,
+    LONGEST_WAIT_S,
+    ROWS_KIND,
+    Ask,
+    Done,
+    Insert,
+    Link,
+    Refused,
+    Reply,
+    Request,
+    Sample,
+    Save,
+    Update,
+    decode_value,
+    encode_value,
+    parse_address,
+)
+
+PAUSE_S = (0.05, 1.0)
+"""Pause before a server that cannot be reached is tried again: at first, and at most."""
+
+
+class ReplayClient:
+    """Inserts into a replay server and samples from it, over one connection.
+
+    Thread safe: the calls of several threads take turns, so that one that waits for rows keeps the
+    others waiting; give each thread a client of its own.
+
+    A call whose connection is lost connects again and is repeated until ``timeout_s`` is over. An
+    insert is repeated under its number, and done once. A sample whose answer was lost is drawn
+    anew, and counts twice with the limiter.
+
+    Example:
+        >>> with ReplayClient("127.0.0.1:7000") as client:
+        ...     client.insert(SampleBatch({"obs": observations, "reward": rewards}))
+        ...     batch = client.sample(256, timeout_s=5.0)
+
+    Args:
+        address: ``host:port`` of the server.
+        path: The server's folder, on a disk that both share, where the secret lies if no
+            environment variable names one.
+        timeout_s: Seconds for a call, beyond those that it waits for the limiter or for rows.
+        max_message_bytes: Largest answer that is read, in bytes.
+
+    Raises:
+        AuthError: there is no secret, or the server has another one.
+        ProtocolError: it is no address, or something else listens there.
+        WorkerLostError: nobody listens there (also a ConnectionError).
+    """
+
+    def __init__(
+        self,
+        address: str,
+        path: str | Path | None = None,
+        *,
+        timeout_s: float = 10.0,
+        max_message_bytes: int = 256 << 20,
+    ) -> None:
+        self.address = address
+        self._place = parse_address(address)
+        self._secret = _secret_of(path)
+        self._timeout_s = timeout_s
+        self._max_bytes = max_message_bytes
+        self._name = secrets.token_hex(16)
+        self._lock = threading.Lock()
+        self._number = 0
+        self._link: Link | None = None
+        self._is_closed = False
+        self._call(Ask())
+
+    def insert(self, rows: Any, *, env_step: int = 0, timeout_s: float = 0.0) -> None:
+        """Add rows; when this returns they survive the death of the server, if it has a folder.
+
+        Args:
+            rows: A SampleBatch or a list of samples, as ``push`` of a buffer takes them. One call
+                is one message: give it 64 rows or more at once.
+            env_step: Env steps taken so far.
+            timeout_s: Seconds to wait for the limiter.
+
+        Raises:
+            BufferFullError: the limiter did not admit them in time; nothing was inserted.
+            SchemaMismatchError: they do not fit; nothing was inserted.
+            StorageFullError: the server's disk is full; nothing was inserted.
+            WorkerLostError: the server cannot be reached; whether they were inserted is not known.
+            ClosedError: the client is closed.
+        """
+        frame = encode_value(ROWS_KIND, rows)
+        with self._lock:
+            number = self._number = self._number + 1
+            deadline = time.monotonic() + timeout_s
+            while True:
+                wait_s = min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT_S)
+                try:
+                    self._exchange(Insert(number, env_step, wait_s), frame, wait_s)
+                    return
+                except BufferFullError:
+                    if time.monotonic() >= deadline:
+                        raise
+
+    def sample(
+        self, size: int, *, train_iter: int = 0, timeout_s: float = 0.0
+    ) -> SampleBatch | list[Any] | None:
+        """Return ``size`` rows as the caller's own; None where they cannot be had in time.
+
+        Args:
+            size: Rows, or sequences or episodes of a buffer of these.
+            train_iter: Iteration of the learner, for staleness.
+            timeout_s: Seconds to wait for the rows, and for the limiter.
+
+        Raises:
+            ConfigError: the size is negative.
+            WorkerLostError, ClosedError: as ``insert``.
+        """
+        size = checked_size(size)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            wait_s = min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT_S)
+            done, frame = self._call(Sample(size, train_iter, wait_s), wait_s=wait_s)
+            if done.is_served:
+                rows: SampleBatch | list[Any] = decode_value(ROWS_KIND, frame)
+                return rows
+            if time.monotonic() >= deadline:
+                return None
+
+    def update(self, info: Mapping[str, Any]) -> None:
+        """Set the priorities of sampled rows, for a buffer that keeps any.
+
+        Args:
+            info: ``replay_unique_id``, ``replay_buffer_idx`` and ``priority``: arrays of equal
+                length.
+
+        Raises:
+            InvalidPriorityError: one of them is malformed; nothing was changed.
+            WorkerLostError, ClosedError: as ``insert``.
+        """
+        self._call(Update(), encode_value(INFO_KIND, dict(info)))
+
+    def stats(self) -> dict[str, int]:
+        """Return the counts of ``BufferStats``: ``pushed`` is ``count`` and what left, by reason.
+
+        Raises:
+            WorkerLostError, ClosedError: as ``insert``.
+        """
+        _, frame = self._call(Ask())
+        return dict(decode_value(INFO_KIND, frame))
+
+    def save(self, timeout_s: float = 60.0) -> None:
+        """Have the server write a checkpoint, and wait for it.
+
+        Raises:
+            StorageFullError, RunFolderError: it cannot be written.
+            WorkerLostError, ClosedError: as ``insert``.
+        """
+        self._call(Save(), wait_s=timeout_s)
+
+    def close(self) -> None:
+        """Close the connection; a call of another thread ends by ClosedError. Idempotent."""
+        self._is_closed = True
+        link = self._link
+        if link is not None:
+            link.shut_down()
+        with self._lock:
+            self._disconnect()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _call(
+        self, request: Request, frame: Sequence[Buffer] = (), wait_s: float = 0.0
+    ) -> tuple[Done, memoryview]:
+        with self._lock:
+            return self._exchange(request, frame, wait_s)
+
+    def _exchange(
+        self, request: Request, frame: Sequence[Buffer], wait_s: float
+    ) -> tuple[Done, memoryview]:
+        """Send a request and return its answer, over as many connections as that needs."""
+        deadline = time.monotonic() + wait_s + self._timeout_s
+        pause_s = PAUSE_S[0]
+        while True:
+            left_s = max(0.001, deadline - time.monotonic())
+            try:
+                link = self._connected(left_s)
+                link.send(request, frame, timeout_s=left_s)
+                answer, body = link.receive(Reply, left_s)
+                break
+            except OSError as error:
+                self._disconnect()
+                if isinstance(error, AuthError):
+                    raise
+                if self._is_closed:
+                    raise ClosedError("the client is closed", what="replay client") from error
+                pause_s = min(PAUSE_S[1], 2 * pause_s)
+                pause_s *= random.uniform(0.5, 1.0)
+                if time.monotonic() + pause_s >= deadline:
+                    raise WorkerLostError(
+                        f"the replay server at {self.address} cannot be reached: {error}",
+                        worker_id=self.address,
+                    ) from error
+                time.sleep(pause_s)
+            except BaseException:
+                self._disconnect()  # an answer may be on its way
+                raise
+        if isinstance(answer, Refused):
+            raise _error_of(answer)
+        return answer, body
+
+    def _connected(self, timeout_s: float) -> Link:
+        if self._is_closed:
+            raise ClosedError("the client is closed", what="replay client")
+        if self._link is None:
+            sock = socket.create_connection(self._place, timeout_s)
+            link = Link(sock, self._max_bytes)
+            try:
+                link.greet(self._secret, self._name, timeout_s)
+            except BaseException:
+                link.close()
+                raise
+            self._link = link
+        return self._link
+
+    def _disconnect(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+
+def _error_of(answer: Refused) -> DingError:
+    """Return the error that a server has named; nothing but an error is looked up."""
+    kind = getattr(errors, answer.code, None) if answer.code in errors.__all__ else None
+    found: DingError = (kind or DingError)(answer.text)
+    return found
+
+
+def _secret_of(path: str | Path | None) -> Secret:
+    secret = named_secret()
+    if secret is None and path is not None and Path(path).is_dir():
+        with PrivateDir(path) as folder:
+            secret = find_secret(folder)
+    if secret is None:
+        raise AuthError(
+            "no secret for the replay server: set DINGSDK_SECRET_FILE to the file that the server "
+            "names, or give its folder",
+            reason="missing",
+        )
+    return secret

@@ -1,0 +1,287 @@
+"""What a replay server and its clients say to each other, and the connection that carries it.
+
+A message is ``magic, 4 bytes | head length, uint32 | frame length, uint64 | head | frame``. The
+head is one of the types below as strict JSON, filled up with spaces to a multiple of 64 bytes, so
+that the arrays of the frame are aligned. The frame is empty, or a container with rows, priorities
+or figures, whose digest is checked. Nothing that arrives is executed.
+
+A connection begins with a handshake: both sides prove by HMAC-SHA256 over two nonces that they
+know the secret. Until then at most 4 KiB are read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from dingsdk.data import Buffer, Secret, decode_frame, encode_frame
+from dingsdk.errors import AuthError, ProtocolError
+
+MAGIC = b"DRS1"
+LONGEST_WAIT_S = 10.0
+"""How long a server may take to answer: clients that want to wait longer ask again."""
+ROWS_KIND, INFO_KIND = "replay-rows", "replay-info"
+"""Kinds of frames."""
+
+_FIXED = struct.Struct("<4sIQ")
+_ALIGNMENT = 64
+_HEAD_BYTES = 16 << 10
+_GREETING_BYTES = 4 << 10
+
+_Nonce = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+_Mac = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+_Seconds = Annotated[float, Meta(ge=0, le=LONGEST_WAIT_S)]
+_Count = Annotated[int, Meta(ge=0, lt=2**62)]
+
+
+class Head(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """The typed part of a message."""
+
+
+class Welcome(Head, frozen=True):
+    """The server's first word."""
+
+    nonce: _Nonce
+
+
+class Hello(Head, frozen=True):
+    """The client's answer: ``client`` names it over all of its connections."""
+
+    client: _Nonce
+    nonce: _Nonce
+    mac: _Mac
+
+
+class Accepted(Head, frozen=True):
+    """The server's proof."""
+
+    mac: _Mac
+
+
+class Insert(Head, frozen=True):
+    """Add the rows of the frame. ``number`` counts the inserts of a client from 1."""
+
+    number: Annotated[int, Meta(ge=1, lt=2**62)]
+    env_step: _Count
+    timeout_s: _Seconds
+
+
+class Sample(Head, frozen=True):
+    """Draw rows."""
+
+    size: _Count
+    train_iter: _Count
+    timeout_s: _Seconds
+
+
+class Update(Head, frozen=True):
+    """Take the priorities of the frame over."""
+
+
+class Ask(Head, frozen=True):
+    """Tell the figures."""
+
+
+class Save(Head, frozen=True):
+    """Write a checkpoint now."""
+
+
+class Done(Head, frozen=True):
+    """It is done; of a sample that could not be served, ``is_served`` is False."""
+
+    is_served: bool = True
+
+
+class Refused(Head, frozen=True):
+    """An error by the name of its class; nothing was changed."""
+
+    code: str
+    text: str
+
+
+Request = Insert | Sample | Update | Ask | Save
+Reply = Done | Refused
+_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+def encode_value(kind: str, value: Any) -> list[Buffer]:
+    """Return the frame of rows, priorities or figures."""
+    return encode_frame(kind, value)[0]
+
+
+def decode_value(kind: str, frame: memoryview) -> Any:
+    """Return what a frame holds; its arrays are views.
+
+    Raises:
+        DataCorruptError: it is no such frame, or was damaged.
+    """
+    return decode_frame(kind, frame, len(frame))
+
+
+class Link:
+    """One end of a connection; not thread safe.
+
+    Args:
+        sock: A connected socket; taken over.
+        max_bytes: Largest frame that is read.
+    """
+
+    def __init__(self, sock: socket.socket, max_bytes: int) -> None:
+        self._sock = sock
+        self._max_bytes = _GREETING_BYTES
+        self._granted_bytes = max_bytes
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def welcome(self, secret: Secret, timeout_s: float) -> str:
+        """Do the server's part of the handshake; return the client's name.
+
+        Raises:
+            AuthError: the peer does not know the secret.
+            OSError, ProtocolError: as ``send`` and ``receive``.
+        """
+        mine = secrets.token_hex(16)
+        self.send(Welcome(mine), timeout_s=timeout_s)
+        hello, _ = self.receive(Hello, timeout_s)
+        expected = _proof(secret, "client", mine, hello.nonce, hello.client)
+        if not hmac.compare_digest(expected, hello.mac):
+            raise AuthError("a client does not know the secret", reason="mac")
+        proof = _proof(secret, "server", mine, hello.nonce, hello.client)
+        self.send(Accepted(proof), timeout_s=timeout_s)
+        self._max_bytes = self._granted_bytes
+        return str(hello.client)
+
+    def greet(self, secret: Secret, client: str, timeout_s: float) -> None:
+        """Do the client's part of the handshake.
+
+        Raises:
+            AuthError: the server does not know the secret, or says that we do not.
+            OSError, ProtocolError: as ``send`` and ``receive``.
+        """
+        welcome, _ = self.receive(Welcome, timeout_s)
+        mine = secrets.token_hex(16)
+        proof = _proof(secret, "client", welcome.nonce, mine, client)
+        self.send(Hello(client, mine, proof), timeout_s=timeout_s)
+        answer, _ = self.receive(Accepted | Refused, timeout_s)
+        expected = _proof(secret, "server", welcome.nonce, mine, client)
+        if isinstance(answer, Refused) or not hmac.compare_digest(expected, answer.mac):
+            raise AuthError(
+                f"the replay server refused the secret of {secret.source}; give the one that it "
+                "was started with",
+                reason="mac",
+            )
+        self._max_bytes = self._granted_bytes
+
+    def send(self, head: Head, frame: Sequence[Buffer] = (), *, timeout_s: float) -> None:
+        """Send a message.
+
+        Raises:
+            OSError: the connection is gone, or the peer does not take it in time.
+        """
+        text = msgspec.json.encode(head)
+        text += b" " * (-len(text) % _ALIGNMENT)
+        size = sum(memoryview(each).nbytes for each in frame)
+        self._sock.settimeout(timeout_s)
+        parts = [memoryview(_FIXED.pack(MAGIC, len(text), size) + text)]
+        parts += [memoryview(each).cast("B") for each in frame]
+        # A small message is one packet, and one call.
+        sent = self._sock.sendmsg(parts[:64])
+        for part in parts:
+            if sent >= len(part):
+                sent -= len(part)
+                continue
+            self._sock.sendall(part[sent:])
+            sent = 0
+
+    def receive(
+        self, kind: Any, timeout_s: float, idle_s: float | None = None
+    ) -> tuple[Any, memoryview]:
+        """Return the head and the frame of the next message; the frame is the caller's own.
+
+        Args:
+            kind: The types that the head may have.
+            timeout_s: Seconds for the message to arrive, once it has begun.
+            idle_s: Seconds until it begins; None for ``timeout_s``.
+
+        Raises:
+            OSError: the connection is gone (ConnectionError), or late (TimeoutError).
+            ProtocolError: it is no message, or one that is too large.
+        """
+        self._sock.settimeout(timeout_s if idle_s is None else idle_s)
+        fixed = bytearray(_FIXED.size)
+        begun = self._sock.recv_into(fixed)
+        if not begun:
+            raise ConnectionResetError("the peer closed the connection")
+        deadline = time.monotonic() + timeout_s
+        self._fill(memoryview(fixed)[begun:], deadline)
+        magic, head_bytes, frame_bytes = _FIXED.unpack(fixed)
+        if magic != MAGIC or head_bytes > _HEAD_BYTES or head_bytes % _ALIGNMENT:
+            raise ProtocolError("these bytes are no message of a replay server", where="header")
+        if frame_bytes > self._max_bytes:
+            raise ProtocolError(
+                f"a message of {frame_bytes} bytes; at most {self._max_bytes} are read",
+                where="header",
+            )
+        body = memoryview(bytearray(head_bytes + frame_bytes))
+        self._fill(body, deadline)
+        decoder = _DECODERS.get(kind)
+        if decoder is None:
+            decoder = _DECODERS[kind] = msgspec.json.Decoder(kind)
+        try:
+            return decoder.decode(body[:head_bytes]), body[head_bytes:]
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ProtocolError(f"the head of a message is wrong: {error}", where="head") from error
+
+    def shut_down(self) -> None:
+        """Wake whoever waits for the peer; from any thread."""
+        with contextlib.suppress(OSError):  # it is closed already
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket; idempotent."""
+        self._sock.close()
+
+    def _fill(self, view: memoryview, deadline: float) -> None:
+        while len(view):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("the rest of a message did not arrive in time")
+            self._sock.settimeout(left_s)
+            count = self._sock.recv_into(view)
+            if not count:
+                raise ConnectionResetError("the peer closed the connection within a message")
+            view = view[count:]
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Return host and port of ``host:port``, ``[v6]:port`` included.
+
+    Raises:
+        ProtocolError: it is no such address.
+    """
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
+        raise ProtocolError(
+            f"{address!r} is no address of a replay server; write host:port", where="address"
+        )
+    return host, int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    """Return what ``parse_address`` reads."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _proof(secret: Secret, side: str, *names: str) -> str:
+    text = "\n".join(("dingsdk replay", side, *names))
+    return hmac.digest(secret.reveal(), text.encode(), "sha256").hex()

@@ -1,0 +1,253 @@
+"""The replay server: a replay buffer that any number of clients use over a socket."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from dingsdk.config import Configurable
+from dingsdk.data import Secret, check_reach, create_secret, named_secret
+from dingsdk.data.files import PrivateDir
+from dingsdk.errors import (
+    AuthError,
+    BufferClosedError,
+    DingError,
+    PortInUseError,
+    ProtocolError,
+)
+from dingsdk.worker.replay_server.link import (
+    INFO_KIND,
+    ROWS_KIND,
+    Ask,
+    Done,
+    Insert,
+    Link,
+    Refused,
+    Request,
+    Sample,
+    Save,
+    Update,
+    decode_value,
+    encode_value,
+    format_address,
+)
+from dingsdk.worker.replay_server.section import ReplayServerSection
+from dingsdk.worker.replay_server.served_buffer import ServedBuffer
+
+_log = logging.getLogger(__name__)
+
+GREETING_S = 5.0
+IDLE_S = 3600.0
+"""How long a client may say nothing before its connection is closed; it makes another."""
+CLOSE_S = 5.0
+
+
+class ReplayServer(Configurable):
+    """Serves one replay buffer; each connection has a thread.
+
+    Example:
+        >>> buffer = {"type": "naive", "replay_buffer_size": 100_000}
+        >>> with ReplayServer({}, buffer, Path("replay")) as server:
+        ...     print(server.address)
+
+    Args:
+        cfg: Section of the server, see ``ReplayServerSection``.
+        buffer_cfg: Config of the replay buffer, as ``policy.other.replay_buffer``.
+        path: Folder of the log, the checkpoints and the secret; None keeps nothing, and needs a
+            secret by environment variable.
+
+    Attributes:
+        address: ``host:port``, for clients.
+        secret: What clients have to know.
+
+    Raises:
+        ConfigError: a config that cannot work.
+        AuthError: there is no secret, or one that cannot be used.
+        InsecureBindError: others could reach the address, and no secret was chosen.
+        PortInUseError: the address is taken.
+        CheckpointError, RunFolderError: as ``ServedBuffer``.
+    """
+
+    Config: ClassVar[type[ReplayServerSection]] = ReplayServerSection
+
+    def __init__(
+        self, cfg: Mapping[str, Any], buffer_cfg: Mapping[str, Any], path: Path | None = None
+    ) -> None:
+        self.cfg: ReplayServerSection = self.read(cfg)
+        self.secret = _secret_of(path)
+        check_reach(self.cfg.host, self.secret, "host")
+        self._listener = _listen(self.cfg.host, self.cfg.port)
+        try:
+            self.buffer = ServedBuffer(buffer_cfg, path)
+        except BaseException:
+            self._listener.close()
+            raise
+        host = socket.gethostname() if self.cfg.host in {"", "0.0.0.0", "::"} else self.cfg.host
+        self.address = format_address(host, self._listener.getsockname()[1])
+        self._lock = threading.Lock()
+        self._links: dict[Link, threading.Thread] = {}
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=each, name=f"replay-{name}", daemon=True)
+            for name, each in (("accept", self._accept), ("save", self._save))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """End all connections, write a checkpoint and close the buffer. Idempotent.
+
+        Raises:
+            StorageFullError, RunFolderError: the checkpoint cannot be written; the log stays.
+        """
+        with self._lock:
+            if self._stop.is_set():
+                return
+            self._stop.set()
+            links = dict(self._links)
+        # Closing a listener does not wake who waits for it.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for link in links:
+            link.shut_down()
+        try:
+            self.buffer.save()
+        finally:
+            self.buffer.close()  # wakes those that wait for rows
+            deadline = time.monotonic() + CLOSE_S
+            for thread in (*self._threads, *links.values()):
+                thread.join(max(0.0, deadline - time.monotonic()))
+            self._listener.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        while not self._stop.is_set():
+            try:
+                sock, _ = self._listener.accept()
+            except OSError as error:
+                if not self._stop.wait(0.1):
+                    _log.warning("a connection could not be accepted: %s", error)
+                continue
+            link = Link(sock, self.cfg.max_message_bytes)
+            thread = threading.Thread(
+                target=self._serve, args=(link,), name="replay-connection", daemon=True
+            )
+            with self._lock:
+                is_welcome = len(self._links) < self.cfg.max_connections and not self._stop.is_set()
+                if is_welcome:
+                    self._links[link] = thread
+            if is_welcome:
+                thread.start()
+            else:
+                _log.warning("a connection was refused: %d are open", self.cfg.max_connections)
+                link.close()
+
+    def _save(self) -> None:
+        saved = self.buffer.table.push_count
+        while not self._stop.wait(self._wait_to_save()):
+            if self.buffer.table.push_count != saved:
+                saved = self.buffer.table.push_count
+                try:
+                    self.buffer.save()
+                except DingError as error:
+                    _log.warning("no checkpoint: %s", error)
+
+    def _wait_to_save(self) -> float:
+        """Return how long to wait for the next checkpoint; it is due earlier for a long log."""
+        deadline = time.monotonic() + self.cfg.save_every_s
+        while not self.buffer.is_save_due:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or self._stop.wait(min(left_s, 1.0)):
+                break
+        return 0.0
+
+    def _serve(self, link: Link) -> None:
+        try:
+            client = self._welcome(link)
+            while client and not self._stop.is_set():
+                request, frame = link.receive(Request, self.cfg.request_timeout_s, IDLE_S)
+                head, parts = self._answer(client, request, frame)
+                link.send(head, parts, timeout_s=self.cfg.request_timeout_s)
+        except OSError as error:
+            _log.debug("a connection ended: %s", error)
+        except ProtocolError as error:
+            _log.warning("a connection was closed: %s", error)
+        except Exception:
+            # A defect, or rows that no buffer was made for: only who sent them is cut off.
+            _log.exception("a connection was closed")
+        finally:
+            link.close()
+            with self._lock:
+                self._links.pop(link, None)
+
+    def _welcome(self, link: Link) -> str:
+        try:
+            return link.welcome(self.secret, GREETING_S)
+        except AuthError as error:
+            _log.warning("a connection was refused: %s", error)
+            link.send(Refused(error.code, "refused"), timeout_s=GREETING_S)
+            return ""
+
+    def _answer(self, client: str, request: Request, frame: memoryview) -> tuple[Any, list[Any]]:
+        """Return head and frame of the answer to a request."""
+        buffer = self.buffer
+        try:
+            if isinstance(request, Insert):
+                buffer.insert(client, request.number, request.env_step, frame, request.timeout_s)
+            elif isinstance(request, Sample):
+                # Unlike an insert, a sample counts with the limiter, and is lost with its answer.
+                rows = buffer.table.sample(
+                    request.size,
+                    cur_learner_iter=request.train_iter,
+                    timeout_s=request.timeout_s or None,
+                )
+                return (
+                    (Done(False), []) if rows is None else (Done(), encode_value(ROWS_KIND, rows))
+                )
+            elif isinstance(request, Update):
+                info = decode_value(INFO_KIND, frame)
+                if not isinstance(info, dict):
+                    raise ProtocolError("an update is a dict of columns", where="frame")
+                buffer.table.update(info)
+            elif isinstance(request, Ask):
+                return Done(), encode_value(INFO_KIND, buffer.figures())
+            elif isinstance(request, Save):
+                buffer.save()
+        except BufferClosedError as error:
+            raise ConnectionAbortedError("the server ends") from error
+        except DingError as error:
+            return Refused(error.code, str(error)), []
+        return Done(), []
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise PortInUseError(
+            f"cannot listen on {format_address(host, port)}: {error.strerror}", port=port
+        ) from error
+
+
+def _secret_of(path: Path | None) -> Secret:
+    if path is not None:
+        with PrivateDir(path) as folder:
+            return create_secret(folder)
+    secret = named_secret()
+    if secret is None:
+        raise AuthError(
+            "a replay server without a folder needs a secret: set DINGSDK_SECRET_FILE or "
+            "DINGSDK_SECRET, or give it a folder",
+            reason="missing",
+        )
+    return secret

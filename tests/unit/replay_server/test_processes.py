@@ -1,0 +1,144 @@
+"""A replay server as a process: what it imports, and what survives whose death."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from dingsdk import ReplayClient
+from dingsdk.errors import WorkerLostError
+
+from .serving import ServerProcess, numbers, rows
+
+SIZE = "replay_buffer_size=100000"
+
+
+def test_server_imports_no_torch(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys, threading
+from pathlib import Path
+from dingsdk import ReplayClient, ReplayServer
+from dingsdk.data import SampleBatch
+import numpy as np
+cfg = {"type": sys.argv[2], "replay_buffer_size": 1000}
+with ReplayServer({}, cfg, Path(sys.argv[1])) as server:
+    with ReplayClient(server.address, sys.argv[1]) as client:
+        client.insert(SampleBatch({"x": np.zeros(64)}))
+        assert len(client.sample(8)) == 8
+        client.save()
+assert "torch" not in sys.modules, "torch"
+from dingsdk.cli import replay_server
+threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+options = ["--data", sys.argv[1], "--set", "replay_buffer_size=1000"]
+assert replay_server.replay_server.main(options, standalone_mode=False) == 130
+assert "torch" not in sys.modules, "torch of the command"
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), "naive"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rows: 64" in done.stdout
+
+
+@pytest.mark.slow
+def test_acknowledged_rows_survive_kills_of_the_server(tmp_path: Path) -> None:
+    acknowledged: list[int] = []
+    stop = threading.Event()
+
+    def insert(client: ReplayClient) -> None:
+        while not stop.is_set():
+            first = len(acknowledged) * 64
+            client.insert(rows(first), timeout_s=5.0)
+            acknowledged.append(first)
+
+    server = ServerProcess(tmp_path, SIZE)
+    with server.client(timeout_s=60.0) as client:
+        thread = threading.Thread(target=insert, args=(client,))
+        thread.start()
+        for is_saved in (True, False):
+            done = len(acknowledged)
+            while len(acknowledged) < done + 20:
+                time.sleep(0.01)
+            if is_saved:
+                with server.client() as other:
+                    other.save()
+            server.end(signal.SIGKILL)
+            server = ServerProcess(tmp_path, SIZE, port=server.port)
+        stop.set()
+        thread.join(60.0)
+        with server:
+            stats = client.stats()
+            found = numbers(client.sample(stats["count"]))
+            assert server.end(signal.SIGTERM) == 143
+    assert stats["pushed"] == stats["count"] == len(acknowledged) * 64
+    assert found == list(range(len(found)))
+
+
+def _insert_for_ever(address: str, path: Path) -> None:
+    with ReplayClient(address, path) as client:
+        first = 0
+        while True:
+            client.insert(rows(first, 1000))
+            first += 1000
+
+
+@pytest.mark.slow
+def test_killed_client_leaves_whole_inserts_and_a_server_that_serves(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    with ServerProcess(tmp_path, SIZE) as server, server.client() as client:
+        writer = spawn.Process(target=_insert_for_ever, args=(server.address, tmp_path))
+        writer.start()
+        while client.stats()["pushed"] < 5000:
+            time.sleep(0.01)
+        writer.kill()
+        writer.join(10.0)
+        writer.close()
+        client.insert(rows(10_000_000, 64))
+        stats = client.stats()
+        assert stats["pushed"] % 1000 == 64
+        assert stats["pushed"] == stats["count"] + stats["overwritten"]
+
+
+@pytest.mark.slow
+def test_server_that_does_not_come_back_ends_the_call_in_time(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, SIZE) as server, server.client(timeout_s=0.5) as client:
+        server.end(signal.SIGKILL)
+        begun = time.monotonic()
+        with pytest.raises(WorkerLostError, match=str(server.port)):
+            client.insert(rows(0))
+        assert time.monotonic() - begun < 5.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["naive", "advanced"])
+def test_inserts_go_on_while_a_checkpoint_is_written(tmp_path: Path, kind: str) -> None:
+    """The bound is generous, for hosts with other work; the benchmark reports the pause."""
+    pauses: list[float] = []
+    with (
+        ServerProcess(tmp_path, f"type={kind}", "replay_buffer_size=500000") as server,
+        server.client() as client,
+        server.client() as saver,
+    ):
+        for first in range(0, 500_000, 5000):
+            client.insert(rows(first, 5000))
+        thread = threading.Thread(target=saver.save)
+        thread.start()
+        while thread.is_alive():
+            begun = time.monotonic()
+            client.insert(rows(0))
+            pauses.append(time.monotonic() - begun)
+        thread.join()
+    assert len(pauses) > 10
+    assert sorted(pauses)[len(pauses) * 9 // 10] < 0.1
+    assert max(pauses) < 0.5

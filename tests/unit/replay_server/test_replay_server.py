@@ -1,0 +1,523 @@
+"""A replay server in this process, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dingsdk import ReplayClient, ReplayServer
+from dingsdk.data import SampleBatch
+from dingsdk.errors import (
+    AuthError,
+    BufferFullError,
+    CheckpointCorruptError,
+    CheckpointVersionError,
+    ClosedError,
+    ConfigError,
+    DataCorruptError,
+    InsecureBindError,
+    InvalidPriorityError,
+    PortInUseError,
+    ProtocolError,
+    RunFolderError,
+    SchemaMismatchError,
+    StorageFullError,
+    UnknownKeyError,
+    WorkerLostError,
+)
+from dingsdk.worker.replay_server import link as wire
+from dingsdk.worker.replay_server.served_buffer import ServedBuffer
+
+from .serving import numbers, rows
+
+SMALL = {"type": "naive", "replay_buffer_size": 1000, "seed": 0}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ReplayServer]:
+    with ReplayServer({}, SMALL, tmp_path / "replay") as made:
+        yield made
+
+
+@pytest.fixture
+def client(server: ReplayServer, tmp_path: Path) -> Iterator[ReplayClient]:
+    with ReplayClient(server.address, tmp_path / "replay") as made:
+        yield made
+
+
+def opened(tmp_path: Path, **changes: Any) -> ServedBuffer:
+    return ServedBuffer({**SMALL, **changes}, tmp_path / "replay")
+
+
+def put(buffer: ServedBuffer, number: int, first: int, count: int = 64, client: str = "") -> None:
+    frame = b"".join(bytes(each) for each in wire.encode_value(wire.ROWS_KIND, rows(first, count)))
+    buffer.insert(client or "0" * 32, number, 0, memoryview(frame), 0.0)
+
+
+def held(buffer: ServedBuffer) -> list[int]:
+    return numbers(buffer.table.sample(buffer.table.count(), cur_learner_iter=0))
+
+
+def test_rows_come_back_as_they_were_inserted(client: ReplayClient) -> None:
+    client.insert(rows(0))
+    found = client.sample(64)
+
+    assert isinstance(found, SampleBatch)
+    assert numbers(found) == list(range(64))
+    assert found.columns["obs"].dtype == np.float32
+    assert np.array_equal(found.columns["obs"][:, 2], found.columns["number"])
+    found.columns["obs"][:] = 0  # the caller's own
+    assert client.stats()["pushed"] == 64
+
+
+def test_sampled_arrays_are_aligned(client: ReplayClient) -> None:
+    client.insert(rows(0))
+    found = client.sample(3)
+
+    assert isinstance(found, SampleBatch)
+    assert all(column.flags.aligned for column in found.columns.values())
+
+
+def test_sample_of_too_few_rows_is_none_at_once_and_waits_if_asked(
+    server: ReplayServer, client: ReplayClient, tmp_path: Path
+) -> None:
+    assert client.sample(1) is None
+    with ReplayClient(server.address, tmp_path / "replay") as other:
+        timer = threading.Timer(0.2, lambda: other.insert(rows(0)))
+        timer.start()
+        found = client.sample(64, timeout_s=20.0)
+        timer.join()
+    assert numbers(found) == list(range(64))
+
+
+def test_waiting_longer_than_one_request_asks_again(
+    client: ReplayClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dingsdk.worker.replay_server.client.LONGEST_WAIT_S", 0.05)
+    begun = time.monotonic()
+    assert client.sample(1, timeout_s=0.3) is None
+    assert time.monotonic() - begun >= 0.3
+
+
+def test_limiter_holds_an_insert_back_until_rows_are_sampled(tmp_path: Path) -> None:
+    limiter = {"type": "samples_per_insert", "samples_per_insert": 1.0, "error_buffer": 64}
+    with (
+        ReplayServer({}, {**SMALL, "limiter": limiter}, tmp_path) as server,
+        ReplayClient(server.address, tmp_path) as client,
+        ReplayClient(server.address, tmp_path) as learner,
+    ):
+        client.insert(rows(0))
+        with pytest.raises(BufferFullError, match="limiter"):
+            client.insert(rows(64), timeout_s=0.1)
+        assert client.stats()["pushed"] == 64
+        timer = threading.Timer(0.2, lambda: learner.sample(64))
+        timer.start()
+        client.insert(rows(128), timeout_s=20.0)
+        timer.join()
+        assert client.stats()["pushed"] == 128
+
+
+def test_priorities_decide_what_is_sampled(tmp_path: Path) -> None:
+    with (
+        ReplayServer({}, {**SMALL, "type": "advanced"}, tmp_path) as server,
+        ReplayClient(server.address, tmp_path) as client,
+    ):
+        client.insert(rows(0))
+        found = client.sample(64)
+        assert isinstance(found, SampleBatch)
+        keys = ("replay_unique_id", "replay_buffer_idx")
+        priority = np.where(found.columns["number"] == 7, 1e9, 0.0)
+        client.update({**{key: found.columns[key] for key in keys}, "priority": priority})
+        again = client.sample(64)
+        assert isinstance(again, SampleBatch)
+        if 7 in found.columns["number"]:
+            assert np.count_nonzero(again.columns["number"] == 7) > 50
+        with pytest.raises(InvalidPriorityError):
+            client.update({**{key: found.columns[key] for key in keys}, "priority": -priority})
+
+
+@pytest.mark.parametrize("size", [1001, 2000])
+def test_more_rows_than_the_capacity_are_refused(client: ReplayClient, size: int) -> None:
+    with pytest.raises(SchemaMismatchError, match="1000"):
+        client.insert(rows(0, size))
+    assert client.stats()["pushed"] == 0
+    client.insert(rows(0, 1000))
+    assert client.stats()["count"] == 1000
+
+
+def test_rows_that_do_not_fit_are_refused_and_others_go_on(client: ReplayClient) -> None:
+    client.insert(rows(0))
+    with pytest.raises(SchemaMismatchError):
+        client.insert(SampleBatch({"other": np.zeros(3)}))
+    client.insert(rows(64))
+    assert client.stats()["pushed"] == 128
+
+
+def test_size_that_is_none_is_refused(client: ReplayClient) -> None:
+    with pytest.raises(ConfigError, match="-1"):
+        client.sample(-1)
+
+
+def test_repeated_insert_counts_once(tmp_path: Path) -> None:
+    with opened(tmp_path) as buffer:
+        put(buffer, 1, 0)
+        put(buffer, 1, 0)
+        put(buffer, 1, 0, client="1" * 32)
+        assert buffer.table.push_count == 128
+
+
+def test_same_insert_over_two_connections_at_once_counts_once(tmp_path: Path) -> None:
+    limiter = {"type": "samples_per_insert", "samples_per_insert": 1.0, "error_buffer": 64}
+    with opened(tmp_path, limiter=limiter) as buffer:
+        put(buffer, 1, 0)
+        frame = memoryview(
+            b"".join(bytes(each) for each in wire.encode_value(wire.ROWS_KIND, rows(64)))
+        )
+        threads = [
+            threading.Thread(target=buffer.insert, args=("0" * 32, 2, 0, frame, 20.0))
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for _ in range(4):
+            buffer.table.sample(64, cur_learner_iter=0, timeout_s=1.0)
+        for thread in threads:
+            thread.join(20.0)
+        assert buffer.table.push_count == 128
+
+
+def test_what_was_inserted_is_there_after_a_start_without_a_checkpoint(tmp_path: Path) -> None:
+    with opened(tmp_path) as buffer:
+        for number in range(1, 6):
+            put(buffer, number, 64 * number)
+        before = held(buffer)
+    with opened(tmp_path) as buffer:
+        assert held(buffer) == before == list(range(64, 384))
+        put(buffer, 5, 0)  # a repeat, of before
+        assert buffer.table.push_count == 320
+
+
+def test_checkpoint_and_log_together_give_each_row_once(tmp_path: Path) -> None:
+    with opened(tmp_path) as buffer:
+        put(buffer, 1, 0)
+        buffer.save()
+        put(buffer, 2, 64)
+        put(buffer, 2, 64)
+    for _ in range(2):
+        with opened(tmp_path) as buffer:
+            assert held(buffer) == list(range(128))
+    with opened(tmp_path) as buffer:
+        buffer.save()
+        put(buffer, 3, 128)
+    with opened(tmp_path) as buffer:
+        assert held(buffer) == list(range(192))
+        logs = sorted(path.name for path in (tmp_path / "replay").glob("inserts-*.log"))
+        assert "inserts-000001.log" not in logs
+
+
+def test_crash_between_rows_and_pointer_of_a_checkpoint_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path) as buffer:
+        put(buffer, 1, 0)
+        buffer.save()
+        put(buffer, 2, 64)
+        with monkeypatch.context() as patch:
+            patch.setattr("dingsdk.worker.replay_server.served_buffer.POINTER_NAME", "no/name")
+            with pytest.raises(ValueError, match="no/name"):
+                buffer.save()
+        put(buffer, 3, 128)
+    with opened(tmp_path) as buffer:
+        assert held(buffer) == list(range(192))
+
+
+def test_full_ring_keeps_the_newest_rows_over_a_restart(tmp_path: Path) -> None:
+    with opened(tmp_path) as buffer:
+        for number in range(1, 21):
+            put(buffer, number, 64 * number)
+        buffer.save()
+        for number in range(21, 31):
+            put(buffer, number, 64 * number)
+    with opened(tmp_path) as buffer:
+        assert held(buffer) == list(range(31 * 64 - 1000, 31 * 64))
+        stats = buffer.figures()
+        assert stats["pushed"] == stats["count"] + stats["overwritten"]
+
+
+def test_refused_rows_in_the_log_are_not_taken_later(tmp_path: Path) -> None:
+    wrong = memoryview(
+        b"".join(
+            bytes(each)
+            for each in wire.encode_value(wire.ROWS_KIND, SampleBatch({"x": np.zeros(64)}))
+        )
+    )
+    with opened(tmp_path) as buffer:
+        put(buffer, 1, 0)
+        with pytest.raises(SchemaMismatchError):
+            buffer.insert("0" * 32, 2, 0, wrong, 0.0)
+        put(buffer, 3, 64)
+        with pytest.raises(SchemaMismatchError):
+            buffer.insert("0" * 32, 4, 0, wrong, 0.0)
+    with opened(tmp_path) as buffer:
+        assert held(buffer) == list(range(128))
+
+
+@pytest.mark.parametrize("cut", [1, 40, 200])
+def test_torn_end_of_the_log_costs_only_the_insert_that_was_not_acknowledged(
+    tmp_path: Path, cut: int
+) -> None:
+    with opened(tmp_path) as buffer:
+        put(buffer, 1, 0)
+        put(buffer, 2, 64)
+    log = tmp_path / "replay" / "inserts-000001.log"
+    os.truncate(log, log.stat().st_size - cut)
+    with opened(tmp_path) as buffer:
+        assert held(buffer) == list(range(64))
+        put(buffer, 2, 64)
+    with opened(tmp_path) as buffer:
+        assert held(buffer) == list(range(128))
+
+
+def test_damaged_log_is_refused(tmp_path: Path) -> None:
+    with opened(tmp_path) as buffer:
+        put(buffer, 1, 0)
+    log = tmp_path / "replay" / "inserts-000001.log"
+    content = bytearray(log.read_bytes())
+    content[-1] ^= 1
+    log.write_bytes(content)
+    with pytest.raises(CheckpointCorruptError, match="damaged"):
+        opened(tmp_path)
+
+
+def test_missing_log_is_refused(tmp_path: Path) -> None:
+    with opened(tmp_path) as buffer:
+        put(buffer, 1, 0)
+    with opened(tmp_path) as buffer:
+        put(buffer, 2, 64)
+    (tmp_path / "replay" / "inserts-000001.log").unlink()
+    with pytest.raises(CheckpointCorruptError, match="do not follow"):
+        opened(tmp_path)
+
+
+def test_damaged_pointer_is_refused(tmp_path: Path) -> None:
+    with opened(tmp_path) as buffer:
+        put(buffer, 1, 0)
+        buffer.save()
+    (tmp_path / "replay" / "checkpoint.json").write_bytes(b"{}")
+    with pytest.raises(CheckpointCorruptError, match=r"checkpoint\.json"):
+        opened(tmp_path)
+
+
+def test_checkpoint_of_another_buffer_is_refused(tmp_path: Path) -> None:
+    with opened(tmp_path) as buffer:
+        put(buffer, 1, 0)
+        buffer.save()
+    with pytest.raises(CheckpointVersionError):
+        opened(tmp_path, type="advanced")
+
+
+def test_one_server_uses_a_folder(server: ReplayServer, tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="another replay server"):
+        ReplayServer({}, SMALL, tmp_path / "replay")
+
+
+def test_full_disk_refuses_an_insert_and_the_next_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dingsdk.worker.replay_server import insert_log
+
+    def full(descriptor: int, chunks: Any) -> None:
+        os.write(descriptor, bytes(chunks[0])[:20])
+        raise OSError(28, "No space left on device")
+
+    with opened(tmp_path) as buffer:
+        put(buffer, 1, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(insert_log, "write_chunks", full)
+            with pytest.raises(StorageFullError, match="No space"):
+                put(buffer, 2, 64)
+        assert buffer.table.push_count == 64
+        put(buffer, 2, 64)
+    with opened(tmp_path) as buffer:
+        assert held(buffer) == list(range(128))
+
+
+def test_rows_used_up_do_not_come_back_from_a_checkpoint(tmp_path: Path) -> None:
+    changes = {"type": "advanced", "max_use": 1}
+    with opened(tmp_path, **changes) as buffer:
+        put(buffer, 1, 0)
+        while buffer.table.count():
+            buffer.table.sample(1, cur_learner_iter=0)
+        buffer.save()
+        put(buffer, 2, 64)
+    with opened(tmp_path, **changes) as buffer:
+        assert buffer.table.count() == 64
+        assert buffer.table.push_count == 128
+
+
+def test_another_secret_is_refused_by_both_sides(
+    server: ReplayServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DINGSDK_SECRET", "x" * 32)
+    with pytest.raises(AuthError, match="DINGSDK_SECRET"):
+        ReplayClient(server.address)
+    monkeypatch.delenv("DINGSDK_SECRET")
+    with pytest.raises(AuthError, match="DINGSDK_SECRET_FILE"):
+        ReplayClient(server.address)
+    assert server.buffer.table.push_count == 0
+
+
+def test_impostor_without_the_secret_gets_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "secret").touch(0o600)
+    (tmp_path / "secret").write_text("s" * 32)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def pretend() -> None:
+            sock, _ = listener.accept()
+            link = wire.Link(sock, 1 << 20)
+            link.send(wire.Welcome("0" * 32), timeout_s=5.0)
+            link.receive(wire.Hello, 5.0)
+            link.send(wire.Accepted("0" * 64), timeout_s=5.0)
+            link.close()
+
+        thread = threading.Thread(target=pretend)
+        thread.start()
+        with pytest.raises(AuthError):
+            ReplayClient(f"127.0.0.1:{listener.getsockname()[1]}", tmp_path)
+        thread.join(10.0)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n\r\n1234",
+        struct.pack("<4sIQ", wire.MAGIC, 64, 1 << 40) + b" " * 64,
+        struct.pack("<4sIQ", wire.MAGIC, 1 << 30, 0),
+        struct.pack("<4sIQ", wire.MAGIC, 64, 0) + b"{".ljust(64),
+        struct.pack("<4sIQ", wire.MAGIC, 64, 0) + b'{"type":"Insert"}'.ljust(64),
+        b"",
+    ],
+)
+def test_stranger_is_cut_off_and_others_are_served(
+    server: ReplayServer, client: ReplayClient, sent: bytes
+) -> None:
+    host, port = wire.parse_address(server.address)
+    with socket.create_connection((host, port), 10.0) as sock:
+        sock.settimeout(10.0)
+        with suppress(OSError):  # cut off before all was sent
+            sock.sendall(sent)
+            sock.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionError):
+            while sock.recv(4096):
+                pass
+    client.insert(rows(0))
+
+
+def test_damaged_frame_is_refused(server: ReplayServer, client: ReplayClient) -> None:
+    frame = bytearray(b"".join(bytes(each) for each in wire.encode_value(wire.ROWS_KIND, rows(0))))
+    frame[-1] ^= 1
+    with pytest.raises(DataCorruptError):
+        server.buffer.insert("0" * 32, 1, 0, memoryview(frame), 0.0)
+    assert server.buffer.table.push_count == 0
+
+
+def test_message_larger_than_allowed_is_refused(tmp_path: Path) -> None:
+    with (
+        ReplayServer({"max_message_bytes": 64 << 10}, SMALL, tmp_path) as server,
+        ReplayClient(server.address, tmp_path, timeout_s=0.5) as client,
+    ):
+        with pytest.raises(WorkerLostError):
+            client.insert(SampleBatch({"x": np.zeros((64, 1024))}))
+        client.insert(rows(0))
+
+
+def test_connections_beyond_the_limit_are_refused(tmp_path: Path) -> None:
+    with (
+        ReplayServer({"max_connections": 1}, SMALL, tmp_path) as server,
+        ReplayClient(server.address, tmp_path) as client,
+    ):
+        with pytest.raises(WorkerLostError):
+            ReplayClient(server.address, tmp_path, timeout_s=0.3)
+        client.insert(rows(0))
+
+
+def test_closing_wakes_who_waits_for_rows(tmp_path: Path) -> None:
+    server = ReplayServer({}, SMALL, tmp_path)
+    client = ReplayClient(server.address, tmp_path, timeout_s=0.5)
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            client.sample(1, timeout_s=9.0)
+        except (WorkerLostError, ClosedError) as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while not server.buffer.table._waiting:
+        time.sleep(0.01)
+    begun = time.monotonic()
+    server.close()
+    server.close()
+    assert time.monotonic() - begun < 5.0
+    client.close()
+    thread.join(20.0)
+    assert len(errors) == 1
+
+
+def test_closed_client_says_so(client: ReplayClient) -> None:
+    client.close()
+    client.close()
+    with pytest.raises(ClosedError):
+        client.stats()
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:x", "host:0", "host:70000"])
+def test_address_that_is_none_is_refused(address: str, tmp_path: Path) -> None:
+    with pytest.raises(ProtocolError, match="host:port"):
+        ReplayClient(address, tmp_path)
+
+
+def test_addresses_of_both_families_are_read() -> None:
+    for host, port in (("127.0.0.1", 80), ("::1", 65535), ("box.lan", 1)):
+        assert wire.parse_address(wire.format_address(host, port)) == (host, port)
+
+
+def test_reachable_address_needs_a_chosen_secret(tmp_path: Path) -> None:
+    with pytest.raises(InsecureBindError, match="DINGSDK_SECRET_FILE"):
+        ReplayServer({"host": "0.0.0.0"}, SMALL, tmp_path)
+
+
+def test_server_without_a_folder_needs_a_secret_and_keeps_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(AuthError, match="folder"):
+        ReplayServer({}, SMALL)
+    monkeypatch.setenv("DINGSDK_SECRET", "y" * 32)
+    with ReplayServer({}, SMALL) as server, ReplayClient(server.address) as client:
+        client.insert(rows(0))
+        client.save()
+        assert client.stats()["count"] == 64
+
+
+def test_taken_port_is_refused(server: ReplayServer, tmp_path: Path) -> None:
+    _, port = wire.parse_address(server.address)
+    with pytest.raises(PortInUseError, match=str(port)):
+        ReplayServer({"port": port}, SMALL, tmp_path / "other")
+
+
+def test_wrong_config_is_refused_before_anything_listens(tmp_path: Path) -> None:
+    with pytest.raises(UnknownKeyError, match="port"):
+        ReplayServer({"prot": 1}, SMALL, tmp_path)
+    with pytest.raises(ConfigError, match="replay_buffer_size"):
+        ReplayServer({}, {**SMALL, "replay_buffer_size": 0}, tmp_path)
