@@ -1,0 +1,167 @@
+"""Processes that are killed: what they acknowledged stays, what else they left goes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from dingsdk_shared_memory.run_memory import ROOT, folder_of, remove, remove_stale
+from dingsdk_shared_memory.transport import SharedMemoryTransport
+
+from dingsdk.errors import RunDirLockedError, WorkerLostError
+from dingsdk.worker.comm import TaskMessage, WorkerInfo
+
+from .conftest import Listener, Program, a_batch
+
+
+@pytest.mark.parametrize("rows", [64, 20_000], ids=["small", "large"])
+def test_payload_survives_the_kill_of_its_writer(
+    transport: SharedMemoryTransport, run_dir: Path, rows: int
+) -> None:
+    source = f"transport.data_store().put('a', a_batch({rows})); say('put')"
+    with Program(run_dir, source) as writer:
+        writer.expect("put")
+        writer.kill()
+
+    assert transport.data_store().get("a") == a_batch(rows)
+
+
+def test_policy_survives_the_kill_of_its_publisher(
+    transport: SharedMemoryTransport, run_dir: Path
+) -> None:
+    source = "transport.policy_store().publish('p', dict(a_batch().columns), 3); say('published')"
+    with Program(run_dir, source) as learner:
+        learner.expect("published")
+        learner.kill()
+
+    found = transport.policy_store().newest("p")
+    assert found is not None
+    assert found[0] == 3
+
+
+def test_payload_that_a_dead_writer_did_not_announce_is_swept(
+    transport: SharedMemoryTransport, run_dir: Path
+) -> None:
+    store = transport.data_store()
+    source = "transport.data_store().put('b', a_batch()); say('put')"
+    with Program(run_dir, source) as writer:
+        store.put("a", a_batch())
+        writer.expect("put")
+
+    assert store.sweep_orphans({"a"}.__contains__, 0.0) == 1
+    assert store.has("a", 0.0)
+    assert not store.has("b", 0.0)
+
+
+def test_view_outlives_the_deletion_and_the_kill_of_the_writer(
+    transport: SharedMemoryTransport, run_dir: Path
+) -> None:
+    store = transport.data_store()
+    with Program(run_dir, "transport.data_store().put('a', a_batch(20_000)); say('put')") as writer:
+        writer.expect("put")
+        view = store.get("a")
+    store.delete(["a"])
+    for index in range(4):  # one of them would be written where the view is
+        store.put(f"c{index}", a_batch(20_000, width=3))
+
+    assert view == a_batch(20_000)
+
+
+MASTER = """
+    end = transport.master_end()
+    end.open(Listener())
+    say("open")
+"""
+
+
+def test_worker_joins_the_next_master_at_the_same_address(
+    transport: SharedMemoryTransport, run_dir: Path
+) -> None:
+    with Program(run_dir, MASTER) as first:
+        first.expect("open")
+        address = f"unix:{folder_of(run_dir)}/socket"
+        worker = transport.slave_end(address)
+        worker.join(WorkerInfo("w", "collector"), 10.0)
+        first.kill()
+        end, listener = transport.master_end(), Listener()
+        assert end.open(listener) == address
+        with pytest.raises(WorkerLostError) as lost:
+            worker.renew(1)
+        worker.join(WorkerInfo("w", "collector"), 10.0)
+
+    assert lost.value.facts.get("restarted")
+    end.send("w", 1, TaskMessage("t", {}))
+    task = worker.next_task(5.0)
+    assert task is not None
+    assert task.task_id == "t"
+
+
+def test_second_master_is_refused_while_the_first_lives(
+    transport: SharedMemoryTransport, run_dir: Path
+) -> None:
+    with Program(run_dir, MASTER) as first:
+        first.expect("open")
+        with pytest.raises(RunDirLockedError, match="another coordinator"):
+            transport.master_end().open(Listener())
+
+
+def test_next_master_removes_what_a_run_left_that_was_killed(
+    transport: SharedMemoryTransport, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    with Program(other, MASTER + "    transport.data_store().put('a', a_batch())\n") as killed:
+        killed.expect("open")
+        left = folder_of(other)
+        remove_stale()
+        assert left.is_dir()  # it is in use
+    assert left.is_dir()
+
+    transport.master_end().open(Listener())
+
+    assert not left.exists()
+    assert transport.data_dir.is_dir()
+
+
+def test_folder_of_a_run_under_way_stays_while_its_processes_are_started_again(
+    transport: SharedMemoryTransport, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    with Program(other, MASTER) as killed:
+        killed.expect("open")
+    other.mkdir()
+    with Program(
+        other, "import fcntl, os\nfcntl.flock(os.open(sys.argv[1], 0), 2); say('held')"
+    ) as run:
+        run.expect("held")
+        transport.master_end().open(Listener())
+        assert folder_of(other).is_dir()
+    remove(folder_of(other))
+
+
+def test_end_of_a_run_leaves_nothing(run_dir: Path) -> None:
+    before = set(ROOT.iterdir())
+    transport = SharedMemoryTransport({}, run_dir)
+    transport.master_end().open(Listener())
+    transport.data_store().put("a", a_batch())
+    transport.policy_store().publish("p", dict(a_batch().columns), 1)
+    transport.close()
+    transport.remove_data()
+    transport.remove_data()
+
+    assert not {path for path in set(ROOT.iterdir()) - before if path == transport.data_dir}
+    assert not run_dir.exists()
+
+
+def test_dead_master_is_noticed_at_the_deadline(
+    transport: SharedMemoryTransport, run_dir: Path
+) -> None:
+    with Program(run_dir, MASTER) as master:
+        master.expect("open")
+        worker = transport.slave_end(f"unix:{folder_of(run_dir)}/socket")
+        worker.join(WorkerInfo("w", "collector"), 10.0)
+    started = time.monotonic()
+    with pytest.raises(WorkerLostError, match="no sign"):
+        worker.renew(1)
+
+    assert 2.5 < time.monotonic() - started < 10.0

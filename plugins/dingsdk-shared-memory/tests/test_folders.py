@@ -1,0 +1,181 @@
+"""The folder of a run in shared memory: refused where it is another's, back-pressure where full."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dingsdk_shared_memory.run_memory import OWNER, ROOT, UNCLAIMED_S, folder_of, remove_stale
+from dingsdk_shared_memory.transport import SharedMemoryTransport
+
+from dingsdk.data import encode_json
+from dingsdk.errors import (
+    ConfigError,
+    ConflictError,
+    DataCorruptError,
+    DataVersionError,
+    RunDirLockedError,
+    RunFolderError,
+    StorageFullError,
+)
+
+from .conftest import a_batch
+
+
+def test_folder_of_another_run_is_refused_in_one_line(
+    transport: SharedMemoryTransport, tmp_path: Path
+) -> None:
+    transport.data_store()
+    other = SharedMemoryTransport({"data_dir": str(transport.data_dir)}, tmp_path / "other")
+    with pytest.raises(RunDirLockedError) as refused:
+        other.data_store()
+
+    text = str(refused.value)
+    assert "belongs to the run in" in text
+    assert str(tmp_path / "run") in text
+    assert "\n" not in text
+
+
+def test_folder_of_another_version_is_refused_in_one_line(
+    transport: SharedMemoryTransport,
+) -> None:
+    transport.data_dir.mkdir(mode=0o700)
+    fields = {"format": 99, "run_dir": str(transport.run_dir)}
+    (transport.data_dir / OWNER).write_bytes(encode_json("shared-memory-run", fields))
+    with pytest.raises(DataVersionError) as refused:
+        transport.data_store()
+
+    assert "format 99" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_payload_of_another_kind_in_the_folder_is_refused(
+    transport: SharedMemoryTransport,
+) -> None:
+    store = transport.data_store()
+    store.put("a", a_batch())
+    path = next(transport.data_dir.glob("data/*/a.ding"))
+    path.write_bytes(b"\x80\x04" + bytes(4096))
+    with pytest.raises(DataCorruptError):
+        store.get("a")
+
+
+def test_folder_that_others_can_write_to_is_refused(transport: SharedMemoryTransport) -> None:
+    transport.data_dir.mkdir()
+    transport.data_dir.chmod(0o777)
+    with pytest.raises(RunFolderError, match="others can write"):
+        transport.data_store()
+    transport.data_dir.chmod(0o700)
+
+
+def test_link_in_place_of_the_folder_is_refused(
+    transport: SharedMemoryTransport, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    transport.data_dir.symlink_to(target)
+    try:
+        with pytest.raises(RunFolderError):
+            transport.data_store()
+    finally:
+        transport.data_dir.unlink()
+    assert list(target.iterdir()) == []
+
+
+def test_host_without_shared_memory_is_named(run_dir: Path, tmp_path: Path) -> None:
+    transport = SharedMemoryTransport({"data_dir": str(tmp_path / "none" / "here")}, run_dir)
+    with pytest.raises(ConfigError, match="choose another transport"):
+        transport.data_store()
+
+
+def test_folder_without_an_owner_is_stale_once_it_is_old() -> None:
+    path = ROOT / f"dingsdk-{os.geteuid()}-{os.urandom(8).hex()}"
+    path.mkdir(mode=0o700)
+    remove_stale()
+    assert path.is_dir()
+    old = time.time() - UNCLAIMED_S - 1
+    os.utime(path, (old, old))
+    remove_stale()
+    assert not path.exists()
+
+
+def test_names_of_others_are_left_alone(tmp_path: Path) -> None:
+    names = ["dingsdk-1-0123456789abcdef0", "dingsdk-x", f"dingsdk-{os.geteuid() + 1}-{'0' * 16}"]
+    for name in names:
+        (tmp_path / name).mkdir(mode=0o700)
+        os.utime(tmp_path / name, (0, 0))
+    assert remove_stale(tmp_path) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+
+
+def test_run_folders_have_memory_of_their_own(tmp_path: Path) -> None:
+    assert folder_of(tmp_path / "a") != folder_of(tmp_path / "b")
+    assert folder_of(tmp_path / "a").parent == ROOT
+
+
+def test_same_payload_again_changes_nothing_and_another_is_refused(
+    transport: SharedMemoryTransport,
+) -> None:
+    store = transport.data_store()
+    store.put("a", a_batch())
+    store.put("a", a_batch())
+    with pytest.raises(ConflictError):
+        store.put("a", a_batch(width=5))
+    assert store.get("a") == a_batch()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of 1 MiB."""
+    path = tmp_path / "small"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", str(path)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("a file system cannot be mounted here")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_full_memory_stores_nothing_and_goes_on_once_there_is_room(
+    small: Path, run_dir: Path
+) -> None:
+    cfg = {"data_dir": str(small / "memory"), "min_free_bytes": 0}
+    transport = SharedMemoryTransport(cfg, run_dir)
+    store = transport.data_store()
+    stored: list[str] = []
+
+    def fill() -> None:
+        for index in range(10_000):
+            store.put(f"p{index}", a_batch())
+            stored.append(f"p{index}")
+
+    with pytest.raises(StorageFullError) as full:
+        fill()
+    rejected = f"p{len(stored)}"
+    has_rejected = store.has(rejected, 0.0)
+    for name in stored:
+        assert store.get(name) == a_batch()
+    store.delete(stored[: len(stored) // 2])
+    store.put(rejected, a_batch())
+    found = store.get(rejected)
+    transport.close()
+    transport.remove_data()
+
+    assert len(stored) > 50
+    assert not has_rejected
+    assert "\n" not in str(full.value)
+    assert found == a_batch()
+    assert list(small.iterdir()) == []
+
+
+def test_room_to_leave_free_is_kept(transport: SharedMemoryTransport, run_dir: Path) -> None:
+    cfg = {"min_free_bytes": 10**15}
+    crowded = SharedMemoryTransport(cfg, run_dir)
+    with pytest.raises(StorageFullError, match="to leave free"):
+        crowded.data_store().put("a", a_batch())
+    crowded.close()
+    assert not transport.data_store().has("a", 0.0)

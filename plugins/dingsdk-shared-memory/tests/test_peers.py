@@ -1,0 +1,196 @@
+"""Who may talk to the master, and what it does with those who talk nonsense."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dingsdk_shared_memory.channel import GREETING, Channel
+from dingsdk_shared_memory.transport import SharedMemoryTransport
+
+from dingsdk.errors import AuthError, ConfigError, ProtocolError
+from dingsdk.worker.comm import TaskMessage, WorkerInfo
+from dingsdk.worker.comm.requests import ForeignAnswerError, Secret, find_secret
+
+from .conftest import Listener
+
+SECRET = Secret(b"0123456789abcdef", source="test", is_explicit=True)
+
+
+class Served:
+    """A master that listens, and its socket."""
+
+    def __init__(self, transport: SharedMemoryTransport) -> None:
+        self.transport = transport
+        self.listener = Listener()
+        self.end = transport.master_end()
+        self.address = self.end.open(self.listener)
+        self.path = self.address.removeprefix("unix:")
+
+    def dial(self) -> socket.socket:
+        made = socket.socket(socket.AF_UNIX)
+        made.settimeout(10.0)
+        made.connect(self.path)
+        return made
+
+    def introduced(self) -> Channel:
+        memory = self.transport._memory
+        assert memory is not None
+        secret = find_secret(memory.folder)
+        assert secret is not None
+        channel = Channel(self.dial(), 1 << 20)
+        channel.introduce(secret, time.monotonic() + 10.0)
+        return channel
+
+    def is_serving(self) -> bool:
+        worker = self.transport.slave_end(self.address)
+        worker.join(WorkerInfo(f"w{len(self.listener.joined)}", "collector"), 5.0)
+        worker.close()
+        return True
+
+
+@pytest.fixture
+def served(transport: SharedMemoryTransport) -> Iterator[Served]:
+    made = Served(transport)
+    yield made
+    made.end.close(1.0)
+
+
+def ends(sock: socket.socket) -> bool:
+    """Whether the other end hangs up, before it sends anything more."""
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_worker_with_another_secret_is_refused(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DINGSDK_SECRET", "another secret of 16 bytes")
+    end = served.transport.slave_end(served.address)
+    with pytest.raises(AuthError, match="different secrets"):
+        end.join(WorkerInfo("w", "collector"), 5.0)
+
+    assert served.listener.joined == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\0" * 64, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 64, os.urandom(4096)],
+    ids=["nothing", "zeros", "http", "random"],
+)
+def test_peer_that_does_not_know_the_secret_is_cut_off(served: Served, content: bytes) -> None:
+    with served.dial() as peer:
+        assert peer.recv(1024).startswith(GREETING)
+        peer.sendall(content)
+        if not content:
+            peer.shutdown(socket.SHUT_WR)
+        answer = peer.recv(1024) if len(content) >= 64 else b""
+        assert answer in (b"", bytes(32))
+        assert ends(peer)
+
+    assert served.is_serving()
+
+
+def test_peer_that_says_nothing_is_cut_off_in_time(served: Served) -> None:
+    with served.dial() as peer:
+        peer.recv(1024)
+        started = time.monotonic()
+        assert ends(peer)
+    assert time.monotonic() - started < 5.0
+
+
+def test_impostor_at_the_socket_is_not_believed(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    theirs.sendall(GREETING + bytes(32) + bytes(32))
+    channel = Channel(ours, 1024)
+    with pytest.raises(ForeignAnswerError, match="different secrets"):
+        channel.introduce(SECRET, time.monotonic() + 5.0)
+    channel.close()
+    theirs.close()
+
+
+def test_other_version_of_the_protocol_is_named(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    theirs.sendall(GREETING.replace(b"1", b"2") + bytes(32))
+    channel = Channel(ours, 1024)
+    with pytest.raises(ForeignAnswerError, match="shared_memory 2"):
+        channel.introduce(SECRET, time.monotonic() + 5.0)
+    channel.close()
+    theirs.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_another_user_is_refused_even_where_the_socket_is_open_to_all(served: Served) -> None:
+    Path(served.path).chmod(0o777)
+    Path(served.path).parent.chmod(0o755)
+    script = (
+        "import os, socket, sys\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        "made = socket.socket(socket.AF_UNIX); made.settimeout(10.0)\n"
+        "made.connect(sys.argv[1]); print(len(made.recv(1024)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, served.path],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    Path(served.path).parent.chmod(0o700)
+
+    assert done.stdout == "0\n"
+
+
+def test_message_over_the_limit_ends_the_connection(served: Served) -> None:
+    channel = served.introduced()
+    channel._sock.sendall(struct.pack("<I", (4 << 20) + 1000))
+    assert ends(channel._sock)
+    channel.close()
+
+    assert served.is_serving()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [b"", b"\n", b"/v1/join\n", b"/v1/join\n{", b"/v1/nonsense\n{}", b"\xff\xfe\n\0", b"join\n[]"],
+)
+def test_nonsense_gets_an_answer_that_says_so(served: Served, request_: bytes) -> None:
+    channel = served.introduced()
+    channel.send(request_, time.monotonic() + 5.0)
+    status = struct.unpack_from("<H", channel.receive(time.monotonic() + 5.0))[0]
+    channel.close()
+
+    assert status == 400
+    assert served.is_serving()
+
+
+def test_more_connections_than_configured_are_closed(run_dir: Path) -> None:
+    transport = SharedMemoryTransport({"max_connections": 8}, run_dir)
+    served = Served(transport)
+    channels = [served.introduced() for _ in range(8)]
+    with served.dial() as peer:
+        assert ends(peer)
+    for channel in channels:
+        channel.close()
+    transport.close()
+    transport.remove_data()
+
+
+@pytest.mark.parametrize("address", ["", "memory", "http://127.0.0.1:80", "unix:", "unix:relative"])
+def test_address_that_is_none_is_refused(transport: SharedMemoryTransport, address: str) -> None:
+    with pytest.raises(ConfigError, match="no address"):
+        transport.slave_end(address)
+
+
+def test_task_larger_than_a_message_is_refused_where_it_is_sent(served: Served) -> None:
+    worker = served.transport.slave_end(served.address)
+    worker.join(WorkerInfo("w", "collector"), 5.0)
+    with pytest.raises(ProtocolError, match="max_message_bytes"):
+        served.end.send("w", 1, TaskMessage("t", {"blob": "a" * (5 << 20)}))
+    worker.close()
