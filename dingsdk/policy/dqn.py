@@ -16,9 +16,10 @@ from torch import Tensor
 
 from dingsdk.config import Count, Finite, Positive, read_section
 from dingsdk.data import SampleBatch
-from dingsdk.data.action_mask import draw_legal, legal_actions
+from dingsdk.data.action_mask import legal_actions
 from dingsdk.policy.adam import Adam
 from dingsdk.policy.base import BasePolicy, Stateful
+from dingsdk.policy.exploration import EpsilonGreedy
 from dingsdk.policy.networks import QNetwork, flatten_parameters, frozen
 from dingsdk.policy.returns import nstep_samples
 from dingsdk.policy.sections import (
@@ -30,9 +31,6 @@ from dingsdk.policy.sections import (
     PolicySection,
 )
 from dingsdk.policy.spaces import discrete_model
-
-# Below this a uniform number of 53 bits has no room left to choose the action as well.
-_SMALLEST_EPS = 1e-9
 
 
 class DQNModelSection(ModelSection, frozen=True, kw_only=True):
@@ -111,6 +109,7 @@ class DQNPolicy(BasePolicy):
 
     def build(self) -> None:
         self._network = self._make_network().to(self.device)
+        self._exploration = EpsilonGreedy(self.section.model.action_count)
         if self.learns:
             learn = self.section.learn
             self._optimizer = Adam(self._network, learn.learning_rate, learn.grad_clip_norm)
@@ -181,16 +180,7 @@ class DQNPolicy(BasePolicy):
             return actions
         if eps is None:
             eps = self.section.other.eps(0)
-        if eps > _SMALLEST_EPS:
-            draws = self.rng.random(len(actions))
-            if draws.min() < eps:
-                # Below eps the draw is uniform in [0, eps), so it chooses the action too.
-                if legal is None:
-                    count = values.shape[1]
-                    drawn = np.minimum((draws * (count / eps)).astype(np.int64), count - 1)
-                else:
-                    drawn = draw_legal(legal, draws / eps)
-                actions = np.where(draws < eps, drawn, actions)
+        self._exploration.explore(actions, eps, self.rng, legal)
         return actions
 
     def greedy(self, network: Any, obs: Any, *state: Tensor) -> tuple[Tensor, ...]:
@@ -252,7 +242,10 @@ class DQNPolicy(BasePolicy):
     def _get_attribute(self, key: str) -> Any:
         if key == "learning_rate" and self.learns:
             return self._optimizer.learning_rate
-        return super()._get_attribute(key)
+        found = super()._get_attribute(key)
+        if key == "acting_state":
+            found["exploration"] = self._exploration.state_dict()
+        return found
 
     def _set_attribute(self, key: str, value: Any) -> None:
         if key == "learning_rate" and self.learns:
@@ -260,3 +253,5 @@ class DQNPolicy(BasePolicy):
             self._optimizer.learning_rate = learn.learning_rate
             return
         super()._set_attribute(key, value)
+        if key == "acting_state":
+            self._exploration.load_state_dict(value["exploration"])

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dingsdk.errors import CheckpointCorruptError
+from dingsdk.policy.exploration import EpsilonGreedy
+
+COUNTS = [1, 7, 64, 3, 1500, 8, 1024, 40, 40]
+EPS = [0.5, 0.5, 0.1, 1.0, 0.3, 0.3, 1e-3, 0.9, 0.9]
+
+
+def explored(exploration, count, eps, rng):
+    """What becomes of actions that are all -1."""
+    actions = np.full(count, -1)
+    exploration.explore(actions, eps, rng)
+    return actions.tolist()
+
+
+def blocks_of(seed, counts):
+    """The uniform numbers of each call, one by one, from blocks of 1024 or of a longer call."""
+    rng, numbers = np.random.default_rng(seed), []
+    for count in counts:
+        if count > len(numbers):
+            numbers += rng.random(max(count, 1024)).tolist()
+        yield numbers[:count]
+        numbers = numbers[count:]
+
+
+def test_actions_below_eps_are_replaced_by_the_share_of_eps_that_was_drawn():
+    exploration, rng = EpsilonGreedy(3), np.random.default_rng(5)
+    for eps, uniforms in zip(EPS, blocks_of(5, COUNTS), strict=True):
+        # [0, eps) is cut into three equal parts, one for each action.
+        expected = [min(int(3 * u / eps), 2) if u < eps else -1 for u in uniforms]
+        assert explored(exploration, len(uniforms), eps, rng) == expected
+
+
+def test_the_largest_draw_below_eps_chooses_the_last_action():
+    class Drawn:
+        def random(self, count):
+            return np.full(count, np.nextafter(1.0, 0.0))
+
+    assert explored(EpsilonGreedy(49), 1, 1.0, Drawn()) == [48]
+
+
+def test_of_legal_actions_each_gets_its_share_of_eps():
+    exploration, rng = EpsilonGreedy(3), np.random.default_rng(5)
+    legal = np.array([[True, False, True], [False, True, False], [True, True, True]])
+    [uniforms] = blocks_of(5, [300])
+    expected = []
+    for u, mask in zip(uniforms, np.tile(legal, (100, 1)), strict=True):
+        choices = np.flatnonzero(mask).tolist()
+        expected.append(choices[int(len(choices) * u / 0.6)] if u < 0.6 else -1)
+
+    actions = np.full(300, -1)
+    exploration.explore(actions, 0.6, rng, np.tile(legal, (100, 1)))
+    assert actions.tolist() == expected
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-9])
+def test_no_chance_leaves_actions_and_generator_alone(eps):
+    exploration, rng = EpsilonGreedy(2), np.random.default_rng(0)
+    before = rng.bit_generator.state
+    assert explored(exploration, 5, eps, rng) == [-1] * 5
+    assert rng.bit_generator.state == before
+
+
+def test_a_saved_state_goes_on_within_its_block():
+    first, rng = EpsilonGreedy(4), np.random.default_rng(1)
+    explored(first, 10, 0.5, rng)
+    saved, at = first.state_dict(), rng.bit_generator.state
+    expected = [explored(first, 300, 0.5, rng) for _ in range(6)]
+
+    second, other = EpsilonGreedy(4), np.random.default_rng(2)
+    explored(second, 700, 0.5, other)  # another block, decided with the same chance
+    second.load_state_dict(saved)
+    other.bit_generator.state = at
+
+    assert [explored(second, 300, 0.5, other) for _ in range(6)] == expected
+
+
+def test_a_state_of_something_else_is_refused():
+    with pytest.raises(CheckpointCorruptError, match="EpsilonGreedy has no _draws"):
+        EpsilonGreedy(2).load_state_dict({"_used": 0})
