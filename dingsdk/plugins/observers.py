@@ -57,6 +57,10 @@ class Observers:
         self._hook = hook
         self._blamed: set[tuple[str, str]] = set()
 
+    def has_listener(self, name: str) -> bool:
+        """Whether a plugin listens to a hook, for callers with many calls to make."""
+        return bool(getattr(self._hook, f"dingsdk_{name}").get_hookimpls())
+
     def _call(self, impl: pluggy.HookImpl, facts: Mapping[str, object]) -> None:
         """Call one hookimpl with what it names of ``facts``, the hook's arguments by name.
 

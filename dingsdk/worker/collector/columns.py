@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, pairwise, repeat
 from operator import itemgetter
 from typing import Any
 
@@ -23,6 +23,7 @@ from dingsdk.worker.collector.rollout import EpisodeRecord, Quota, Rollout, Writ
 
 # Far beyond any time, yet two of them still add up within int64.
 _NEVER = 1 << 60
+_NO_ENVS = np.empty(0, np.int64)
 
 
 Episodes = list[SampleBatch]
@@ -58,9 +59,8 @@ class BatchedRollout(Rollout):
         self._is_partial = False
         self._time = 0
         self._returns = np.zeros(self._env_num, np.float64)
-        # Time at which each env's episode began: lengths need no counting step by step. Lists are
-        # faster than arrays for the few envs that end in a round.
-        self._begun = [0] * self._env_num
+        # Time at which each env's episode began: lengths need no counting step by step.
+        self._begun = np.zeros(self._env_num, np.int64)
         self._obs = self._env.current_obs()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -101,35 +101,33 @@ class BatchedRollout(Rollout):
             np.add(self._returns, step.reward, self._returns)
             self.env_steps += self._env_num
             if step.valid is not None:
-                idle = (~step.valid).nonzero()[0].tolist()
+                idle = (~step.valid).nonzero()[0]
                 if len(idle) == self._env_num and self._env.done:
                     self._refuse_to_idle()
                 self._skip(idle)
-        if not np.count_nonzero(ended):
+        # Looking for a byte costs a fraction of any() on arrays this small.
+        if b"\x01" not in ended.tobytes():
             if writer is not None:
-                writer.cut(())
+                writer.cut(_NO_ENVS)
             return
-        env_ids = ended.nonzero()[0].tolist()
-        episodes = [self._end_episode(env_id) for env_id in env_ids]
+        rows = ended.nonzero()[0]
+        env_ids = rows.tolist()
+        lengths = (self._time - self._begun[rows]).tolist()
+        episodes = list(map(EpisodeRecord, env_ids, self._returns[rows].tolist(), lengths))
+        self._returns[rows], self._begun[rows] = 0, self._time
         if step.episode_info:
             infos = {int(self._env_ids[row]): info for row, info in step.episode_info.items()}
             episodes = [_with_info(each, infos.get(each.env_id) or {}) for each in episodes]
         if writer is not None:
             if writer.added_columns:
                 writer.episode_returns = {each.env_id: each.episode_return for each in episodes}
-            writer.cut(env_ids)
+            writer.cut(rows)
         self._end_episodes(env_ids, episodes)
 
-    def _end_episode(self, env_id: int) -> EpisodeRecord:
-        record = EpisodeRecord(env_id, self._returns.item(env_id), self._time - self._begun[env_id])
-        self._begun[env_id], self._returns[env_id] = self._time, 0.0
-        return record
-
-    def _skip(self, env_ids: list[int]) -> None:
+    def _skip(self, env_ids: NDArray[np.int64]) -> None:
         """Take back what a round counted for envs that made no transition in it."""
         self.env_steps -= len(env_ids)
-        for env_id in env_ids:
-            self._begun[env_id] = self._time
+        self._begun[env_ids] = self._time
         if self._writer is not None:
             self._writer.drop(env_ids)
 
@@ -149,7 +147,7 @@ class BatchedRollout(Rollout):
         """
         env_ids = self._env_ids
         if self._writer is not None:
-            self._writer.drop((~self._is_live).nonzero()[0].tolist())
+            self._writer.drop((~self._is_live).nonzero()[0])
         live = self._is_live[env_ids]
         counts = live if step.valid is None else live & step.valid
         if step.abnormal is not None:
@@ -160,7 +158,7 @@ class BatchedRollout(Rollout):
                 self._abandon(failed)
         self._returns[env_ids[counts]] += step.reward[counts]
         self.env_steps += int(np.count_nonzero(live))
-        self._skip(env_ids[live & ~counts].tolist())
+        self._skip(env_ids[live & ~counts])
         ended_envs = np.zeros(self._env_num, np.bool_)
         ended_envs[env_ids[ended & counts]] = True
         return ended_envs
@@ -199,14 +197,13 @@ class ColumnsWriter(Writer):
 
     @property
     def unfinished_rows(self) -> int:
-        return self._time * self._env_num - sum(self._starts)
+        return self._time * self._env_num - int(self._starts.sum())
 
     def clear(self) -> None:
         capacity = 64 if self._traj_len == _NEVER else max(64, 2 * self._traj_len)
         self._store = ColumnStore(self._env_num, min(capacity, 4096))
         self._iters = np.empty(self._store.capacity, np.int64)
-        # A list, as only the envs that end are looked up in most rounds.
-        self._starts = [0] * self._env_num
+        self._starts = np.zeros(self._env_num, np.int64)
         self._time = 0
         self._next_full = self._traj_len
         # (env, start, stop) of the pieces that wait, and the returns of their episodes.
@@ -220,7 +217,7 @@ class ColumnsWriter(Writer):
         return {
             "rounds": self._store.rounds(first, stop) if first < stop else {},
             "iters": self._iters[first:stop].copy(),
-            "starts": [start - first for start in self._starts],
+            "starts": self._starts - first,
             "pieces": [(env, start - first, end - first) for env, start, end in self._pieces],
             "next_full": self._next_full - first,
             "pending_rows": self.pending_rows,
@@ -230,7 +227,7 @@ class ColumnsWriter(Writer):
         self.clear()
         for time, train_iter in enumerate(state["iters"].tolist()):
             self.record(map_leaves(itemgetter(time), state["rounds"]), train_iter)
-        self._starts = list(state["starts"])
+        self._starts = state["starts"].copy()
         self._pieces = list(state["pieces"])
         self._next_full = state["next_full"]
         self.pending_rows = state["pending_rows"]
@@ -248,11 +245,10 @@ class ColumnsWriter(Writer):
         self._iters[self._time] = train_iter
         self._time += 1
 
-    def drop(self, env_ids: Iterable[int]) -> None:
-        for env_id in env_ids:
-            self._starts[env_id] = self._time
+    def drop(self, env_ids: Sequence[int] | NDArray[np.int64]) -> None:
+        self._starts[env_ids] = self._time
 
-    def cut(self, ended: Sequence[int]) -> None:
+    def cut(self, ended: NDArray[np.int64]) -> None:
         """End the trajectories that the newest round ended or filled.
 
         Args:
@@ -261,23 +257,24 @@ class ColumnsWriter(Writer):
         time, starts = self._time, self._starts
         is_filled = time >= self._next_full
         if is_filled:
-            full = {i for i, start in enumerate(starts) if time - start >= self._traj_len}
-            ended = sorted(full.union(ended))
-        for env_id in ended:
-            self._pieces.append((env_id, starts[env_id], time))
-            self.pending_rows += time - starts[env_id]
-            starts[env_id] = time
+            is_cut = starts <= time - self._traj_len
+            is_cut[ended] = True
+            ended = is_cut.nonzero()[0]
+        if len(ended):
+            env_ids, begun = ended.tolist(), starts[ended].tolist()
+            self._pieces.extend(zip(env_ids, begun, repeat(time)))
+            self.pending_rows += time * len(env_ids) - sum(begun)
+            starts[ended] = time
             if self.added_columns:
-                self._returns.append(self.episode_returns.get(env_id, math.nan))
-        if ended:
+                self._returns += [self.episode_returns.get(env_id, math.nan) for env_id in env_ids]
             self.episode_returns = {}
         if is_filled:
             # Starts only grow, so this is never late; between two times it may be early.
-            self._next_full = min(starts) + self._traj_len
+            self._next_full = int(starts.min()) + self._traj_len
 
     def cut_unfinished(self) -> None:
         if self._traj_len != _NEVER:
-            self.cut([i for i, start in enumerate(self._starts) if start < self._time])
+            self.cut((self._starts < self._time).nonzero()[0])
 
     def flush(self) -> SampleBatch | Episodes | None:
         if not self._pieces:
@@ -297,7 +294,8 @@ class ColumnsWriter(Writer):
     def _samples_of(
         self, pieces: list[tuple[int, int, int]], returns: list[float]
     ) -> SampleBatch | Episodes:
-        envs, starts, stops = np.array(pieces).T
+        numbers = np.fromiter(chain.from_iterable(pieces), np.int64, 3 * len(pieces))
+        envs, starts, stops = numbers.reshape(-1, 3).T
         lengths = stops - starts
         ends = lengths.cumsum()
         # Row k of a piece lies at time start + k: one arange, shifted piece by piece.
@@ -322,14 +320,14 @@ class ColumnsWriter(Writer):
         self._pieces.clear()
         self._returns.clear()
         self.pending_rows = 0
-        if min(self._starts) == self._time:
+        if self._starts.min() == self._time:
             # No trajectory is unfinished: start again at the front.
-            self._starts = [0] * self._env_num
+            self._starts[:] = 0
             self._time = 0
             self._next_full = self._traj_len
 
     def _first_needed(self) -> int:
-        return min([*self._starts, *(start for _, start, _ in self._pieces)])
+        return min([int(self._starts.min()), *(start for _, start, _ in self._pieces)])
 
     def _make_room(self) -> None:
         first = self._first_needed()
@@ -341,7 +339,7 @@ class ColumnsWriter(Writer):
         self._store.move_to_front(first, self._time)
         kept = self._time - first
         self._iters[:kept] = self._iters[first : self._time]
-        self._starts = [start - first for start in self._starts]
+        self._starts -= first
         self._pieces = [(env, start - first, stop - first) for env, start, stop in self._pieces]
         self._time = kept
         self._next_full -= first

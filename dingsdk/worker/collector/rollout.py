@@ -41,7 +41,10 @@ class EpisodeRecord(NamedTuple):
 
 def tell_observers(source: str, episodes: Iterable[EpisodeRecord]) -> None:
     """Call the hook ``dingsdk_after_episode`` for each finished episode."""
-    after_episode = observe().after_episode
+    observers = observe()
+    if not observers.has_listener("after_episode"):
+        return
+    after_episode = observers.after_episode
     for env_id, episode_return, length, _ in episodes:
         after_episode(source=source, env_id=env_id, episode_return=episode_return, length=length)
 
@@ -90,7 +93,7 @@ class Writer(Savable, ABC):
         """Forget all that was recorded."""
 
     @abstractmethod
-    def drop(self, env_ids: Iterable[int]) -> None:
+    def drop(self, env_ids: Sequence[int] | NDArray[np.int64]) -> None:
         """Forget the unfinished trajectories of these envs, the newest round included."""
 
     @abstractmethod

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dingsdk.data.action_mask import ACTION_MASK, legal_actions
 from dingsdk.data.capture import capture, revive
@@ -201,7 +202,7 @@ class RowsWriter(Writer):
                 if trajectory:
                     self._convert(env_id)
 
-    def drop(self, env_ids: Iterable[int]) -> None:
+    def drop(self, env_ids: Sequence[int] | NDArray[np.int64]) -> None:
         for env_id in env_ids:
             self._trajectories[env_id].clear()
 
