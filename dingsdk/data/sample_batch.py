@@ -453,8 +453,8 @@ def _concat(parts: list[dict[str, Any]], prefix: str) -> dict[str, Any]:
             joined[key] = np.concatenate(columns, casting="no")
         except (TypeError, ValueError):
             forms = [_form(other) for other in columns]
-            odd = next(index for index, form in enumerate(forms) if form != forms[0])
-            raise _batch_mismatch(join_key(prefix, key), odd, forms[0], forms[odd]) from None
+            index = next(index for index, form in enumerate(forms) if form != forms[0])
+            raise _batch_mismatch(join_key(prefix, key), index, forms[0], forms[index]) from None
     return joined
 
 

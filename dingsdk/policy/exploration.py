@@ -30,7 +30,10 @@ class EpsilonGreedy(Savable):
 
     def __init__(self, action_count: int) -> None:
         self._action_count = action_count
-        self._start_block(np.empty(0))
+        self._draws: NDArray[np.float64] = np.empty(0)
+        self._used = 0
+        # The chance that the block was decided with.
+        self._eps: float | None = None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
@@ -57,7 +60,8 @@ class EpsilonGreedy(Savable):
         count = len(actions)
         if self._used + count > len(self._draws):
             left = self._draws[self._used :]
-            self._start_block(np.concatenate((left, rng.random(max(count, _BLOCK)))))
+            self._draws, self._used = np.concatenate((left, rng.random(max(count, _BLOCK)))), 0
+            self._eps = None
         if eps != self._eps:
             self._decide(eps)
         start, self._used = self._used, self._used + count
@@ -70,12 +74,6 @@ class EpsilonGreedy(Savable):
                 else draw_legal(legal, self._draws[rows] / eps)
             )
             np.copyto(actions, drawn, where=self._explores[rows])
-
-    def _start_block(self, draws: NDArray[np.float64]) -> None:
-        self._draws = draws
-        self._used = 0
-        # The chance that the block was decided with.
-        self._eps: float | None = None
 
     def _decide(self, eps: float) -> None:
         count = self._action_count
