@@ -23,6 +23,7 @@ from ..mutants.simulation_mutants import MUTANTS
 
 SEEDS = 10_000
 EASY = {
+    "an answer is forgotten before it is confirmed",
     "a payload counts as often as it is announced",
     "a payload without room is acknowledged",
 }
@@ -33,6 +34,13 @@ RARE = {
     "a coordinator that was replaced goes on",
     "a sample is acknowledged that is not in the journal",
     "facts that found no room are forgotten",
+    "a coordinator whose name is gone goes on",
+    "a damaged checkpoint is the end, whatever was saved before it",
+    "a damaged policy ends its reader",
+    "a record that was torn is taken for damage",
+    "another payload under a known id is taken for a repeat",
+    "an older policy replaces a newer one",
+    "payloads of tasks that have ended are swept",
 }
 """Tests of their own bring them about at once."""
 
@@ -137,6 +145,13 @@ def test_worker_whose_connection_was_cut_is_back_soon() -> None:
     fails("a join waits for one answer until its deadline", [cut], Setting())
 
 
+def test_worker_that_hangs_while_its_connection_is_cut_is_replaced() -> None:
+    hang = SimulatedFault("hang", 7.0, "learner-0", 45.0)
+    cut = SimulatedFault("cut", 10.0, "learner-0", 15.0)
+    for seed in range(3):
+        simulation(seed, faults=[hang, cut], setting=Setting(), duration_s=20.0).run()
+
+
 def test_coordinator_that_was_replaced_ends_and_deletes_nothing() -> None:
     usurp = SimulatedFault("usurp", 10.0, "coordinator", 25.0)
     fails("a coordinator that was replaced goes on", [usurp], Setting(has_journal=True))
@@ -155,6 +170,43 @@ def test_facts_that_find_no_room_are_written_later() -> None:
     kill = SimulatedFault("kill", 16.0, "coordinator", 2.0)
     setting = Setting(has_journal=True, max_use=1)
     fails("facts that found no room are forgotten", [full, kill], setting)
+
+
+def test_coordinator_whose_owner_file_is_gone_ends() -> None:
+    unlock = SimulatedFault("unlock", 10.0, "coordinator")
+    setting = Setting(has_journal=True)
+    fails("a coordinator whose name is gone goes on", [unlock], setting)
+
+
+def test_record_that_was_torn_is_dropped() -> None:
+    tear = SimulatedFault("tear", 10.0, "coordinator", 4.0)
+    fails("a record that was torn is taken for damage", [tear], Setting(has_journal=True))
+
+
+def test_two_payloads_under_one_id_end_the_run() -> None:
+    conflict = SimulatedFault("conflict", 10.0, "collector-1")
+    fails("another payload under a known id is taken for a repeat", [conflict], Setting())
+
+
+def test_learner_goes_on_from_its_newest_whole_checkpoint() -> None:
+    damage = SimulatedFault("damage_checkpoint", 8.0)
+    kill = SimulatedFault("kill", 14.0, "learner-0", 1.0)
+    name = "a damaged checkpoint is the end, whatever was saved before it"
+    fails(name, [damage, kill], Setting())
+    tear = SimulatedFault("tear", 8.0, "learner-0", 1.0)
+    fails("a checkpoint is named as the newest before it is written", [tear], Setting())
+
+
+def test_policies_are_whole_and_never_get_older() -> None:
+    damage = SimulatedFault("damage_policy", 8.0)
+    kills = [SimulatedFault("kill", 14.5, f"collector-{n}", 0.5) for n in range(4)]
+    fails("a damaged policy ends its reader", [damage, *kills], Setting())
+    tear = SimulatedFault("tear", 8.0, "learner-0", 2.0)
+    fails("an older policy replaces a newer one", [tear, *kills], Setting())
+
+
+def test_payloads_of_tasks_that_have_ended_stay_as_long_as_their_rows() -> None:
+    fails("payloads of tasks that have ended are swept", [], Setting(capacity=1024))
 
 
 def test_every_defect_can_be_made() -> None:

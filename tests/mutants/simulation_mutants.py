@@ -12,6 +12,7 @@ from typing import Any
 
 _COMM, _COORDINATOR = "dingsdk.worker.comm", "dingsdk.worker.coordinator"
 _REQUESTS = "dingsdk.worker.comm.requests"
+_LEARNER = "dingsdk.worker.learner"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Mutant:
                 f"<{self.name}>",
                 "exec",
             ),
-            vars(module),
+            function.__globals__,
             found,
         )
         setattr(owner, name, found[name])
@@ -180,6 +181,24 @@ MUTANTS = [
         "deadline",
     ),
     Mutant(
+        "an answer is forgotten before it is confirmed",
+        f"{_REQUESTS}.slave_end:RequestSlaveEnd._confirm",
+        "while self._answers and self._answers[0][0] <= reply.answered:",
+        "while self._answers:",
+    ),
+    Mutant(
+        "what an earlier incarnation sends counts",
+        f"{_REQUESTS}.handler:RequestHandler._current",
+        "return mailbox if mailbox is not None and mailbox.inc == inc else None",
+        "return mailbox",
+    ),
+    Mutant(
+        "another payload under a known id is taken for a repeat",
+        f"{_COORDINATOR}.experience:PayloadLedger.add",
+        "raise ConflictError(",
+        "str(",
+    ),
+    Mutant(
         "a payload without room is acknowledged",
         f"{_COORDINATOR}.coordinator:Coordinator.deal_with_collector_send_data",
         "return False",
@@ -223,6 +242,50 @@ MUTANTS = [
         "",
     ),
     Mutant(
+        "payloads of tasks that have ended are swept",
+        f"{_COORDINATOR}.scheduler_state:SchedulerState.find_live",
+        "data_id in known or ",
+        "",
+    ),
+    Mutant(
+        "an older policy replaces a newer one",
+        f"{_COMM}.files.policy_store:FilePolicyStore.publish",
+        "if newest >= version:",
+        "if False:",
+    ),
+    Mutant(
+        "a damaged policy ends its reader",
+        f"{_COMM}.files.policy_store:FilePolicyStore._load",
+        "self._damaged.add(key)",
+        "raise",
+    ),
+    Mutant(
+        "a disk without room for a policy ends the learner",
+        f"{_COMM}.publisher:PolicyPublisher._try",
+        "except StorageFullError as error:",
+        "except KeyError as error:",
+    ),
+    Mutant(
+        "a disk without room for a checkpoint ends the learner",
+        f"{_LEARNER}.hooks:SaveCkptHook.__call__",
+        'if self.position != "after_iter":',
+        "if True:",
+    ),
+    Mutant(
+        "a checkpoint is named as the newest before it is written",
+        f"{_LEARNER}.hooks:save_checkpoint",
+        "if ask().write_checkpoint(path=path, contents=contents) is not True:",
+        "pointer = encode_json(_POINTER_KIND, {'stem': stem, 'iteration': iteration})\n"
+        "        folder.write_atomic(_POINTER, [pointer])\n"
+        "        if ask().write_checkpoint(path=path, contents=contents) is not True:",
+    ),
+    Mutant(
+        "a damaged checkpoint is the end, whatever was saved before it",
+        f"{_LEARNER}.checkpoint:_load_newest",
+        "skipped.append(error)",
+        "raise",
+    ),
+    Mutant(
         "evicted rows are not counted",
         f"{_COORDINATOR}.experience:PayloadLedger.evict",
         "self.evicted_rows[reason] += len(numbers)",
@@ -240,6 +303,24 @@ MUTANTS = [
         f"{_COORDINATOR}.keeper:Keeper.note",
         "self.is_behind = True",
         "pass",
+    ),
+    Mutant(
+        "a record that was torn is taken for damage",
+        f"{_COORDINATOR}.journal:decode_facts",
+        "if end > size:\n            break",
+        "if end > size:\n            raise _damaged(path, at)",
+    ),
+    Mutant(
+        "facts of all files but the newest are forgotten",
+        f"{_COORDINATOR}.journal:Journal.rotate",
+        "Begun(self.epoch, self._size)",
+        "Begun(self.epoch, 0)",
+    ),
+    Mutant(
+        "a coordinator whose name is gone goes on",
+        f"{_COORDINATOR}.journal:Journal._read_owner",
+        'return _Owner(0, "nobody")',
+        "return _Owner(self.epoch, self._owner)",
     ),
     Mutant(
         "a coordinator that was replaced goes on",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from dingsdk.data import FrameInfo, SampleBatch
+from dingsdk.data import FrameInfo, PrivateDir, SampleBatch
 from dingsdk.data.files import Buffer
 from dingsdk.errors import (
     ConflictError,
@@ -18,8 +20,11 @@ from dingsdk.errors import (
 )
 from dingsdk.testing.simulation.world import ProcessKilled, SimulatedProcess, World
 from dingsdk.worker.comm import PolicyStore, Scheduler, StepDataStore, Transport
+from dingsdk.worker.comm.files.policy_store import FilePolicyStore
 
 POLL_S = 0.1
+TORN_SHARE = 0.4
+"""Of the writes of a process that is to die in one: how many it dies in."""
 
 
 class SimulatedDisk:
@@ -27,8 +32,9 @@ class SimulatedDisk:
 
     Attributes:
         payloads: By data id: content, digest, and when it was written.
-        policies: By policy id: version and state.
         files: Other files by name.
+        folders: Names of folders in folders.
+        written_at: When files were replaced, by name.
         shared: What processes share that is no file, by name.
         is_full: Whether nothing can be written.
         write_s: How long a write takes.
@@ -39,46 +45,64 @@ class SimulatedDisk:
     def __init__(self, world: World) -> None:
         self.world = world
         self.payloads: dict[str, tuple[SampleBatch, str, float, str]] = {}
-        self.policies: dict[str, tuple[int, dict[str, Any]]] = {}
         self.files: dict[str, bytes] = {}
+        self.folders: set[str] = set()
+        self.written_at: dict[str, float] = {}
         self.shared: dict[str, object] = {}
         self.is_full = False
         self.write_s = 0.002
         self.late_s = 0.0
         self.damaged: set[str] = set()
-        self.tears_next = False
-        """Whether the next record is written in part, and its writer dies of it."""
+        self.torn_writer = ""
+        """Name of the process that dies in the middle of one of its next writes."""
+        self.damages_next = ""
+        """Pattern of the name of the next file that is damaged while it is written."""
         self.on_torn: Callable[[], object] = lambda: None
         self.on_deleted: Callable[[str], None] = lambda data_id: None
 
 
-class SimulatedFolder:
-    """A folder of the simulated disk, as one process sees it; what a journal needs.
+class SimulatedFolder(PrivateDir):
+    """A folder of the simulated disk, as one process sees it.
+
+    What a journal, checkpoints and the policies of file transports need of a folder.
 
     Args:
         process: The process.
         disk: The disk.
         name: Of the folder.
+        is_slow: Whether files that replace others take their time.
     """
 
-    def __init__(self, process: SimulatedProcess, disk: SimulatedDisk, name: str) -> None:
+    def __init__(
+        self, process: SimulatedProcess, disk: SimulatedDisk, name: str, is_slow: bool = True
+    ) -> None:
         self._process = process
         self._disk = disk
+        self._is_slow = is_slow
         self.path = Path(name)
 
+    def sub(self, name: str, create: bool = True) -> Self:
+        path = self.path / name
+        if create:
+            self._disk.folders.add(str(path))
+        elif str(path) not in self._disk.folders:
+            raise DataMissingError(f"no folder {path}", data_id=name)
+        return type(self)(self._process, self._disk, str(path))
+
     def names(self) -> list[str]:
-        """Return the names of its files."""
-        return [Path(each).name for each in self._disk.files if Path(each).parent == self.path]
+        found = (Path(each) for each in self._disk.files)
+        return sorted(each.name for each in found if each.parent == self.path)
 
     def read(self, name: str, max_bytes: int) -> bytearray:
-        """Return a file; raises DataMissingError."""
         content = self._disk.files.get(str(self.path / name))
         if content is None:
             raise DataMissingError(f"no file {name}", data_id=name)
         return bytearray(content)
 
+    def view(self, name: str, max_bytes: int, map_above: int = 0) -> memoryview:
+        return memoryview(bytes(self.read(name, max_bytes)))
+
     def append(self, name: str, content: Buffer, at: int, durable: bool = False) -> None:
-        """Write all of it at the end of a file, or nothing; a process may die in between."""
         disk, path = self._disk, str(self.path / name)
         self._check(path)
         before = disk.files.get(path, b"")
@@ -87,15 +111,44 @@ class SimulatedFolder:
         self._write(path, before, bytes(content))
 
     def write_atomic(self, name: str, buffers: Sequence[Buffer], durable: bool = False) -> None:
-        """Replace a file, or change nothing."""
-        path, content = str(self.path / name), b"".join(bytes(each) for each in buffers)
+        disk, path = self._disk, str(self.path / name)
+        content = b"".join(bytes(each) for each in buffers)
+        if self._is_slow:
+            self._process.sleep(disk.write_s)
+        if disk.damages_next and re.fullmatch(disk.damages_next, name):
+            disk.damages_next = ""
+            content = content[:-1] + bytes([content[-1] ^ 1])
         self._check(path)
-        self._disk.files[path] = content
+        self._write(f"{path}.tmp", b"", content)
+        disk.files[path] = disk.files.pop(f"{path}.tmp")
+        disk.written_at[path] = disk.world.now
+
+    def stat(self, name: str) -> os.stat_result | None:
+        path = str(self.path / name)
+        if path not in self._disk.files:
+            return None
+        times_ns = {"st_mtime_ns": int(self._disk.written_at[path] * 1e9)}
+        return os.stat_result((0,) * 10, times_ns)
 
     def unlink(self, name: str) -> bool:
-        """Remove a file."""
         self._check(name)
         return self._disk.files.pop(str(self.path / name), None) is not None
+
+    def sweep(self) -> int:
+        return sum(self.unlink(name) for name in self.names() if name.endswith(".tmp"))
+
+    def remove_tree(self, name: str) -> bool:
+        path = self.path / name
+        for each in [each for each in self._disk.files if Path(each).parent == path]:
+            del self._disk.files[each]
+        self._disk.folders.discard(str(path))
+        return True
+
+    def free_bytes(self) -> int:
+        return 0 if self._disk.is_full else 1 << 40
+
+    def close(self) -> None:
+        pass
 
     def _check(self, path: str) -> None:
         if self._process.is_dead:
@@ -104,15 +157,16 @@ class SimulatedFolder:
             raise StorageFullError(f"no space left for {path}", path=path, reason="ENOSPC")
 
     def _write(self, path: str, before: bytes, content: bytes) -> None:
-        disk = self._disk
-        if not disk.tears_next:
-            disk.files[path] = before + content
-            return
-        disk.tears_next = False
-        disk.files[path] = before + content[: disk.world.random.randint(0, len(content))]
-        self._process.is_dead = True
-        disk.on_torn()
-        raise ProcessKilled
+        """Write all of it, or a part where the process is to die of it."""
+        disk, random = self._disk, self._disk.world.random
+        is_torn = disk.torn_writer == self._process.name and random.random() < TORN_SHARE
+        disk.files[path] = before + content
+        if is_torn:
+            disk.torn_writer = ""
+            disk.files[path] = before + content[: random.randint(0, len(content))]
+            self._process.is_dead = True
+            disk.on_torn()
+            raise ProcessKilled
 
 
 class SimulatedDataStore(StepDataStore):
@@ -192,33 +246,6 @@ class SimulatedDataStore(StepDataStore):
         return self._disk.world.now >= written_at + self._disk.late_s * late
 
 
-class SimulatedPolicyStore(PolicyStore):
-    """Policies on the simulated disk."""
-
-    def __init__(self, process: SimulatedProcess, disk: SimulatedDisk) -> None:
-        self._process = process
-        self._disk = disk
-
-    def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
-        disk = self._disk
-        self._process.sleep(disk.write_s)
-        if disk.is_full:
-            raise StorageFullError("no space left", path=policy_id, reason="ENOSPC")
-        if policy_id not in disk.policies or disk.policies[policy_id][0] < version:
-            disk.policies[policy_id] = version, dict(state)
-
-    def newest(
-        self, policy_id: str, newer_than: int | None = None
-    ) -> tuple[int, dict[str, Any]] | None:
-        found = self._disk.policies.get(policy_id)
-        if found is None or (newer_than is not None and found[0] <= newer_than):
-            return None
-        return found
-
-    def discard(self, policy_id: str) -> None:
-        self._disk.policies.pop(policy_id, None)
-
-
 class SimulatedTransport(Transport):
     """A transport as one process of a simulation has it; a subclass gives the two ends.
 
@@ -249,7 +276,7 @@ class SimulatedTransport(Transport):
         return SimulatedDataStore(self.process, self.disk)
 
     def policy_store(self) -> PolicyStore:
-        return SimulatedPolicyStore(self.process, self.disk)
+        return FilePolicyStore(SimulatedFolder(self.process, self.disk, "shared"))
 
     def close(self, timeout_s: float = 5.0) -> None:
         pass

@@ -9,16 +9,17 @@ from typing import Literal
 Kind = Literal[
     "kill", "stop", "hang", "slow", "jump", "cut", "late", "lost", "doubled", "repeat", "disk_full",
     "disk_slow", "disk_late", "lose_payload", "damage_payload", "swap_payload", "raise", "poison",
-    "tear", "usurp",
+    "tear", "usurp", "conflict", "unlock", "damage_policy", "damage_checkpoint",
 ]  # fmt: skip
 OF_WORKERS: tuple[Kind, ...] = (
     "kill", "stop", "hang", "slow", "jump", "cut", "late", "lost", "doubled", "repeat",
 )  # fmt: skip
 OF_DISK: tuple[Kind, ...] = (
     "disk_full", "disk_slow", "disk_late", "lose_payload", "damage_payload", "swap_payload",
+    "damage_policy", "damage_checkpoint",
 )  # fmt: skip
 OF_NETWORK: tuple[Kind, ...] = ("cut", "late", "lost", "doubled")
-OF_JOURNAL = [(kind, "coordinator") for kind in ("kill", "tear", "usurp")]
+OF_JOURNAL = [(kind, "coordinator") for kind in ("kill", "tear", "usurp", "unlock")]
 """Faults that only a coordinator with a journal survives, with their target."""
 OF_COORDINATOR: tuple[Kind, ...] = ("stop", "jump", "kill", "tear", "usurp")
 
@@ -28,13 +29,15 @@ class SimulatedFault:
     """One thing that goes wrong.
 
     Attributes:
-        kind: What: a process is killed, or dies in the middle of the next record that it writes
+        kind: What: a process is killed, or dies in the middle of one of its next writes
             (``tear``), is stopped (SIGSTOP), also while another coordinator is started in its
             place (``usurp``), hangs or is slow; its clock jumps forward; its
             connection is cut, or its messages are late, lost or doubled; it announces payloads
             repeatedly; the disk is full, slow, or shows files late; a payload is deleted, damaged
-            or replaced. Two end the run: ``raise``, as the env of a worker raises, and ``poison``,
-            as every process of a worker dies of its task.
+            or replaced; the next policy or checkpoint is damaged. Some end the run: ``raise``, as
+            the env of a worker raises, ``poison``, as every process of a worker dies of its task,
+            ``conflict``, as a collector announces two payloads under one id, and ``unlock``, as
+            the file that names the coordinator is deleted.
         at: When, seconds since the beginning.
         target: Name of the process; empty for the disk.
         for_s: How long. A process that was killed is started again after it.
@@ -51,8 +54,9 @@ class SimulatedFault:
 def random_faults(chance: random.Random, workers: list[str], until: float) -> list[SimulatedFault]:
     """Return up to eight faults in ``[0, until)``, in the order of their beginning."""
     if chance.random() < 0.04:
-        kind: Kind = chance.choice(["raise", "poison"])
-        return [SimulatedFault(kind, round(chance.uniform(0, until), 3), chance.choice(workers))]
+        kind: Kind = chance.choice(["raise", "poison", "conflict", "unlock"])
+        target = "coordinator" if kind == "unlock" else chance.choice(workers)
+        return [SimulatedFault(kind, round(chance.uniform(3, until), 3), target)]
     found = []
     if chance.random() < 0.1:
         # A process that is replaced at once, its last words still on their way.
@@ -63,6 +67,8 @@ def random_faults(chance: random.Random, workers: list[str], until: float) -> li
         place = chance.random()
         if place < 0.6:
             target, kinds = chance.choice(workers), OF_WORKERS
+            if target.startswith("learner"):
+                kinds = *kinds, "tear"
         elif place < 0.85:
             target, kinds = "", OF_DISK
         else:

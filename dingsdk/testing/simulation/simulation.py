@@ -15,7 +15,9 @@ import numpy as np
 from dingsdk.config import deep_merge_dicts, to_easydict
 from dingsdk.data import SampleBatch
 from dingsdk.errors import (
+    CheckpointMissingError,
     ClosedError,
+    ConflictError,
     DingError,
     PoisonTaskError,
     RunDirLockedError,
@@ -41,7 +43,8 @@ from dingsdk.testing.simulation.world import (
 )
 from dingsdk.worker.comm import CommWorker, SlaveEnd, WorkerInfo
 from dingsdk.worker.coordinator import Coordinator, CoordinatorStatus
-from dingsdk.worker.coordinator.journal import Journal
+from dingsdk.worker.coordinator.journal import OWNER_NAME, Journal
+from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 CHECK_S = 1.0
 LEASE_S = 6.0
@@ -58,9 +61,11 @@ LATE_S = 4.0
 CLOSE_S = 10.0
 REJOIN_S = 60.0
 START = "coordinator-start"
+JOURNAL = "journal"
 SNAPSHOT_FACTS = 100
 LATEST_S = 0.4
 """A file that shows so late is still read."""
+TORN_WITHIN_S = 15.0
 QUIET_S = 45.0
 """How long nothing may happen before the coordinator has to have said why."""
 
@@ -169,6 +174,7 @@ def plan(seed: int, until: float) -> tuple[Setting, list[SimulatedFault]]:
     """Return the setting of a seed, and what goes wrong before a time."""
     chance = random.Random(f"plan {seed}")
     setting = Setting(
+        capacity=chance.choice([64, 64, 64, 1024]),
         max_use=chance.choice([None, None, 1, 3]),
         is_limited=chance.random() < 0.3,
         has_journal=chance.random() < 0.6,
@@ -235,7 +241,8 @@ class Simulation:
         self.disk = SimulatedDisk(self.world)
         self.oracle = SampleOracle()
         self.disk.on_deleted = self._deleted
-        self.checkpoints: dict[str, int] = {}
+        self._saved: dict[str, int] = {}
+        """Iteration of the newest checkpoint of each folder."""
         self.payload_rows, self.task_rows = ROWS, TASK_ROWS
         self.processes: dict[str, SimulatedProcess] = {}
         self.coordinator: Coordinator
@@ -245,8 +252,9 @@ class Simulation:
         self._hangs_until: dict[str, float] = {}
         self._repeats: dict[str, int] = {}
         self._harmed: set[str] = set()
+        self._has_damaged_checkpoint = False
         self._is_ever_late = self._has_jumped = False
-        self._poisoned = self._raising = ""
+        self._poisoned = self._raising = self._conflicting = ""
         self._ends_by: type[DingError] | None = None
         """Error that a fault makes the run end with."""
         self._has_to_end_at = math.inf
@@ -343,9 +351,14 @@ class Simulation:
             world.at(world.now + 1.0, lambda: self._start_worker(name))
             process.sleep(0.5)
 
-    def announcements(self, worker: CommWorker) -> int:
-        """Return how often a collector announces a payload."""
-        return 1 + self._repeats.get(worker.info.worker_id, 0)
+    def announcements(self, worker: CommWorker) -> list[dict[str, str]]:
+        """Return how a collector announces a payload: what it says besides the facts each time."""
+        name = worker.info.worker_id
+        found: list[dict[str, str]] = [{}] * (1 + self._repeats.get(name, 0))
+        if name == self._conflicting:
+            self._has_to_end_at = min(self._has_to_end_at, self.world.now + LOST_WITHIN_S)
+            found.append({"digest": "test:of another payload"})
+        return found
 
     def announced(self, data_id: str, samples: list[int]) -> None:
         """Note the samples of a payload that is about to be announced."""
@@ -378,6 +391,31 @@ class Simulation:
             self.fail(f"{worker_id} read version {version} of its policy after a newer one")
         self._policies_read[worker_id, path] = version
 
+    def checkpoints(self, worker: CommWorker, task_id: str) -> SimulatedFolder:
+        """Return the folder of a learner's checkpoints."""
+        process = self.processes[worker.info.worker_id]
+        return SimulatedFolder(process, self.disk, f"ckpt-{task_id}")
+
+    def checkpoint_saved(self, folder: SimulatedFolder, iteration: int) -> None:
+        """Note that a checkpoint is saved, and named as the newest."""
+        self._saved[str(folder.path)] = iteration
+
+    def resumed_iteration(self, folder: SimulatedFolder) -> int:
+        """Return where a learner goes on; check that it is where the last checkpoint was saved."""
+        saved = self._saved.get(str(folder.path), 0)
+        try:
+            found = load_checkpoint(folder)
+        except CheckpointMissingError:
+            if saved:
+                self.fail(f"no checkpoint is left, and one was saved at iteration {saved}")
+            return 0
+        if not self._has_damaged_checkpoint and (found.skipped or found.iteration < saved):
+            self.fail(
+                f"the checkpoint of iteration {found.iteration} is loaded, {saved} was saved; "
+                f"passed over: {found.skipped}"
+            )
+        return found.iteration
+
     # Processes.
     def _new_process(self, name: str) -> SimulatedProcess:
         process = SimulatedProcess(self.world, name, self._job_raised)
@@ -390,7 +428,7 @@ class Simulation:
         transport = self._transport(process, self.disk)
         journal = None
         if self.setting.has_journal:
-            folder = SimulatedFolder(process, self.disk, "journal")
+            folder = SimulatedFolder(process, self.disk, JOURNAL, is_slow=False)
             self._epochs += 1
             owner = f"coordinator {self._epochs}"
             journal = Journal(folder, owner=owner, snapshot_facts=SNAPSHOT_FACTS)
@@ -450,7 +488,7 @@ class Simulation:
         expected: tuple[type[BaseException], ...]
         expected = ProcessKilled, ClosedError, WorkerLostError, SimulatedEnvError
         name = job.process.name
-        if job.process is not self.processes[name]:
+        if job.process is not self.processes[name] or self._ends_by is RunDirLockedError:
             expected = *expected, RunDirLockedError
         if isinstance(error, WorkerLostError) and self._may_be_lost(name):
             # Its work has ended; that is found out when its task is asked for the next time.
@@ -474,12 +512,8 @@ class Simulation:
             case "kill" if process is not None and not process.is_dead:
                 self._kill(process, end)
             case "tear" if process is not None:
-                disk = self.disk
-                disk.tears_next = True
-                disk.on_torn = lambda: world.at(
-                    world.now, lambda: self._kill(process, world.now + fault.for_s)
-                )
-                end += LATE_S  # records are written all the time
+                self._tear(name, fault.for_s)
+                end, may_lose = math.inf, False
             case "stop" if process is not None:
                 process.resumes_at = max(end, process.resumes_at)
                 self._unreachable_since.setdefault(name, world.now)
@@ -519,6 +553,12 @@ class Simulation:
                 may_lose = False
             case "raise":
                 self._raising, self._ends_by = name, TaskFailedError
+            case "conflict":
+                self._conflicting, self._ends_by = name, ConflictError
+            case "unlock" if f"{JOURNAL}/{OWNER_NAME}" in self.disk.files:
+                del self.disk.files[f"{JOURNAL}/{OWNER_NAME}"]
+                self._ends_by = RunDirLockedError
+                self._has_to_end_at = world.now + LEASE_S
             case "poison" if process is not None:
                 self._poisoned, self._ends_by, end = name, PoisonTaskError, math.inf
                 self._has_to_end_at = world.now + 4 * LOST_WITHIN_S
@@ -530,10 +570,28 @@ class Simulation:
         if end < math.inf:
             world.at(end, lambda: self._unreachable_since.pop(name, None))
         if may_lose:
-            for each in self._roles if name == "coordinator" else [name]:
-                until = self._may_be_lost_until.get(each, 0.0)
-                self._may_be_lost_until[each] = max(until, end + LOST_WITHIN_S)
-                self._faulty_until[each] = max(end, self._faulty_until.get(each, 0.0))
+            self._allow_loss(name, end)
+
+    def _allow_loss(self, name: str, end: float) -> None:
+        """Let a worker be given up for a fault that ends at a time; of the coordinator, all."""
+        for each in self._roles if name == "coordinator" else [name]:
+            until = self._may_be_lost_until.get(each, 0.0)
+            self._may_be_lost_until[each] = max(until, end + LOST_WITHIN_S)
+            self._faulty_until[each] = max(end, self._faulty_until.get(each, 0.0))
+
+    def _tear(self, name: str, for_s: float) -> None:
+        """Have a process die in the middle of one of its next writes, if it writes soon."""
+        disk, world = self.disk, self.world
+        disk.torn_writer = name
+
+        def torn() -> None:
+            end = world.now + for_s
+            self._allow_loss(name, end)
+            world.at(world.now, lambda: self._kill(self.processes[name], end))
+            world.at(end, lambda: self._unreachable_since.pop(name, None))
+
+        disk.on_torn = torn
+        world.at(world.now + TORN_WITHIN_S, lambda: setattr(disk, "torn_writer", ""))
 
     def _retire(self, old: Coordinator, process: SimulatedProcess) -> None:
         """Check that a coordinator that was replaced has noticed, and end its process."""
@@ -566,6 +624,11 @@ class Simulation:
                 disk.late_s = fault.amount
                 self._is_ever_late |= fault.amount > LATEST_S
                 world.at(end, lambda: setattr(disk, "late_s", 0.0))
+            case "damage_policy":
+                disk.damages_next = r"[0-9]+\.ding"
+            case "damage_checkpoint":
+                disk.damages_next = r"iteration_.*|latest\.json"
+                self._has_damaged_checkpoint = True
             case "lose_payload" | "damage_payload" | "swap_payload" if names:
                 chosen = world.random.choice(names)
                 self._harmed.add(chosen)
@@ -748,6 +811,15 @@ class _WatchedCoordinator(Coordinator):
             self._simulation.lost(info, reason)
         super()._on_lost(info, reason)
 
+    def deal_with_learner_get_data(self, state: Any, demand: Mapping[str, Any]) -> Any:
+        # Not before it is in the journal: a coordinator that dies earlier has leased nothing.
+        found = super().deal_with_learner_get_data(state, demand)
+        if found is not None and self._is_current:
+            numbers = {n for each in found["batches"] for n in each["payload"].reshape(-1)}
+            held = self._simulation.oracle.leased.setdefault(state.task_id, set())
+            held |= {self._names[int(number)] for number in numbers}
+        return found
+
     def _new_experience(self, state: Any) -> Any:
         experience: Any = super()._new_experience(state)
         simulation, oracle, names = self._simulation, self._simulation.oracle, self._names
@@ -776,15 +848,7 @@ class _WatchedCoordinator(Coordinator):
                 ):
                     oracle.left(names[number], row, reason)
 
-        lease, settle = experience.lease, experience.settle
-
-        def lease_payloads(state: Any, *args: Any) -> Any:
-            found = lease(state, *args)
-            if found is not None and self._is_current:
-                numbers = {n for each in found["batches"] for n in each["payload"].reshape(-1)}
-                held = oracle.leased.setdefault(state.task_id, set())
-                held |= {names[int(number)] for number in numbers}
-            return found
+        settle = experience.settle
 
         def settle_payloads(state: Any, info: Any = None) -> None:
             if self._is_current:
@@ -801,7 +865,7 @@ class _WatchedCoordinator(Coordinator):
             give_up_missing(data_ids)
 
         experience.give_up_missing = give_up
-        experience.lease, experience.settle = lease_payloads, settle_payloads
+        experience.settle = settle_payloads
         experience.push = push_payload
         experience.buffer.push = push_rows
         experience.buffer.add_remove_listener(leave)

@@ -9,6 +9,8 @@ import numpy as np
 
 from dingsdk.data import SampleBatch
 from dingsdk.worker.comm import BaseCommCollector, BaseCommLearner, CommWorker, Transport
+from dingsdk.worker.learner.base import CountVar
+from dingsdk.worker.learner.hooks import SaveCkptHook
 
 if TYPE_CHECKING:
     from dingsdk.testing.simulation.simulation import Simulation
@@ -85,8 +87,8 @@ class _Collecting:
             self._steps += rows
             simulation.announced(worker._payload_id(name), samples)
             report = {"data_id": name, "rows": rows, "policy_iter": version, **self._progress()}
-            for _ in range(simulation.announcements(worker)):
-                worker.send_metadata(report)
+            for more in simulation.announcements(worker):
+                worker.send_metadata({**report, **more})
         if not self._is_closed:
             worker.send_metadata({**self._progress(), "collector_done": True})
 
@@ -120,22 +122,33 @@ class SimulatedLearner(_Simulated, BaseCommLearner):
 
     def _create_learner(self, task_info: Mapping[str, Any]) -> Any:
         self.simulation.build(self)
-        checkpoints = self.simulation.checkpoints
-        iteration = checkpoints.get(task_info["task_id"], 0) if task_info.get("resume") else 0
-        return _Learning(self, iteration, int(task_info["policy"]["learn"]["batch_size"]))
+        return _Learning(self, task_info)
 
 
 class _Learning:
-    """Stands where a learner does, and its policy."""
+    """Stands where a learner does, and its policy; its checkpoints are files."""
 
     collector_envstep = 0
+    rank = 0
+    ckpt_name = None
+    keep_last_ckpt = 2
+    instance_name = "learner"
 
-    def __init__(self, worker: SimulatedLearner, iteration: int, batch_size: int) -> None:
+    def __init__(self, worker: SimulatedLearner, task_info: Mapping[str, Any]) -> None:
         self._worker = worker
-        self._batch_size = batch_size
+        self._batch_size = int(task_info["policy"]["learn"]["batch_size"])
         self._is_closed = False
-        self.train_iter = iteration
         self.policy = self
+        self.last_iter = CountVar()
+        self._save = SaveCkptHook("save", 20, ext_args={"freq": SAVE_ITERS}, position="after_iter")
+        simulation = worker.simulation
+        self.checkpoint_dir = simulation.checkpoints(worker, str(task_info["task_id"]))
+        if task_info.get("resume"):
+            self.last_iter.update(simulation.resumed_iteration(self.checkpoint_dir))
+
+    @property
+    def train_iter(self) -> int:
+        return self.last_iter.val
 
     @property
     def learn_info(self) -> dict[str, Any]:
@@ -147,9 +160,12 @@ class _Learning:
     def state_dict(self) -> dict[str, Any]:
         return {"model": {"version": np.array([self.train_iter])}}
 
+    def info(self, text: str) -> None:
+        """Note that the hook has saved a checkpoint; it tells nothing else."""
+        self._worker.simulation.checkpoint_saved(self.checkpoint_dir, self.train_iter)
+
     def start(self) -> None:
         worker, simulation = self._worker, self._worker.simulation
-        task_id = str(worker._task_info["task_id"])
         worker._send_newest()
         while not self._is_closed:
             batch = worker.get_batch(self._batch_size)
@@ -157,7 +173,7 @@ class _Learning:
                 return
             simulation.trained(batch)
             simulation.work(worker, STEP_S)
-            self.train_iter += 1
+            self.last_iter.add(1)
             if "replay_unique_id" in batch.columns:
                 keys = ("replay_unique_id", "replay_buffer_idx")
                 found = {key: batch.columns[key] for key in keys}
@@ -165,12 +181,8 @@ class _Learning:
             worker.send_learn_info(self.learn_info)
             if self.train_iter % SAVE_ITERS == 0:
                 worker._send_newest()
-                simulation.checkpoints[task_id] = self.train_iter
-
-    def save_checkpoint(self) -> None:
-        self._worker.simulation.checkpoints[str(self._worker._task_info["task_id"])] = (
-            self.train_iter
-        )
+            engine: Any = self
+            self._save(engine)
 
     def close(self) -> None:
         self._is_closed = True

@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from dingsdk.config import Configurable, PartSection, Positive
-from dingsdk.errors import ClosedError, TaskFail
+from dingsdk.errors import ClosedError, TaskFail, WorkerLostError
 from dingsdk.worker.comm.allowed_imports import check_imports
 from dingsdk.worker.comm.scheduler import Job
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, POLL_S, Slave, TaskFunctions
@@ -128,9 +128,12 @@ class CommWorker(Configurable, Slave, ABC):
         Raises:
             TaskFail: a job is running already.
             UntrustedImportError: the task names modules that this worker's config does not.
+            WorkerLostError: a job of an earlier task hangs; this worker leaves.
         """
-        if self._has_kept_job:
-            self.stop_job()  # its task is another worker's by now
+        # The kept job's task is another worker's by now.
+        if self._has_kept_job and not self.stop_job():
+            worker_id = self.info.worker_id
+            raise WorkerLostError(f"earlier work of {worker_id} hangs", worker_id=worker_id)
         if self._job is not None:
             raise TaskFail({"message": "busy"}, f"{self.info.worker_id} runs {self._job.name}")
         check_imports(task_info, self._cfg.allowed_modules)

@@ -10,11 +10,12 @@ writer's or the other's.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -88,7 +89,7 @@ class Checkpoint(msgspec.Struct, kw_only=True):
 
 
 def save_checkpoint(
-    directory: str | Path,
+    directory: str | Path | Folder,
     stem: str,
     state: Mapping[str, Any],
     *,
@@ -103,7 +104,7 @@ def save_checkpoint(
     instead, and ``dingsdk_after_checkpoint`` fires afterwards.
 
     Args:
-        directory: Folder, created where absent.
+        directory: Folder, created where absent; or one that is open.
         stem: Name, ``[A-Za-z0-9_-]{1,128}``; ``ckpt_best.pth.tar`` is taken as ``ckpt_best``.
         state: Policy state: nested dicts, lists and tuples of tensors, numeric arrays, numbers,
             text and None.
@@ -122,7 +123,7 @@ def save_checkpoint(
         StorageFullError: There is no room now; the old checkpoint stays.
     """
     stem = _stem_of(stem)
-    path = Path(directory) / f"{stem}{SUFFIX}"
+    path = (directory.path if isinstance(directory, Folder) else Path(directory)) / (stem + SUFFIX)
     if stem == LATEST or not re.fullmatch(_STEM, stem):
         raise CheckpointError(
             f"{stem!r} cannot name a checkpoint: use letters, digits, '_' and '-', at most 128, "
@@ -134,7 +135,7 @@ def save_checkpoint(
         "envstep": envstep,
         "meta": dict(meta or {}),
         "dingsdk": __version__,
-        "torch": importlib.metadata.version("torch"),
+        "torch": _torch_version(),
         "state": state,
     }
     try:
@@ -147,7 +148,7 @@ def save_checkpoint(
             key=error.key.removeprefix("state."),
             found=error.found,
         ) from error
-    with Folder(directory) as folder:
+    with _opened(directory) as folder:
         folder.sweep()
         if ask().write_checkpoint(path=path, contents=contents) is not True:
             folder.write_atomic(path.name, [content], durable=True)
@@ -163,25 +164,41 @@ def save_checkpoint(
     return path
 
 
-def load_checkpoint(path: str | Path) -> Checkpoint:
+@functools.cache
+def _torch_version() -> str:
+    return importlib.metadata.version("torch")  # reads a file, which takes longer than the rest
+
+
+def _opened(directory: str | Path | Folder) -> AbstractContextManager[Folder]:
+    if isinstance(directory, Folder):
+        return nullcontext(directory)  # whoever opened it closes it
+    return Folder(directory)
+
+
+def load_checkpoint(path: str | Path | Folder) -> Checkpoint:
     """Read and verify a checkpoint.
 
     Args:
         path: A checkpoint's file, a name without ending, a name such as ``ckpt_best.pth.tar``
             (taken as ``ckpt_best``), or a folder or ``<folder>/latest`` for its newest
-            checkpoint. Only where the newest one was asked for and is damaged is the one before
-            it read instead, with a warning and ``skipped`` set.
+            checkpoint; an open folder too. Only where the newest one was asked for and is damaged
+            is the one before it read instead, with a warning and ``skipped`` set.
 
     Raises:
         CheckpointMissingError: There is none at that path.
         CheckpointCorruptError: It is truncated, altered or not ours (pickle files included).
         CheckpointVersionError: Its format is one that this version does not read.
     """
+    if isinstance(path, Folder):
+        return _load_newest(path)
     asked = Path(path)
+    if asked.name in (LATEST, _POINTER) and not asked.is_dir():
+        asked = asked.parent
+        if not asked.is_dir():
+            raise _missing(asked)
     if asked.is_dir():
-        return _load_newest(asked)
-    if asked.name in (LATEST, _POINTER):
-        return _load_newest(asked.parent)
+        with Folder(asked, create=False) as folder:
+            return _load_newest(folder)
     if asked.suffix != SUFFIX:
         if asked.is_file():
             raise _foreign(asked)
@@ -189,12 +206,14 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     return _load(asked)
 
 
-def prune_checkpoints(directory: str | Path, keep_last: int, prefix: str = "iteration_") -> None:
+def prune_checkpoints(
+    directory: str | Path | Folder, keep_last: int, prefix: str = "iteration_"
+) -> None:
     """Remove all but the ``keep_last`` checkpoints written last whose name is prefix + number.
 
     Whatever ``latest`` names stays, and so do all other names (``ckpt_best``).
     """
-    with Folder(directory) as folder:
+    with _opened(directory) as folder:
         try:
             newest = _read_pointer(folder)
         except CheckpointError:
@@ -215,11 +234,11 @@ def prune_checkpoints(directory: str | Path, keep_last: int, prefix: str = "iter
                 _logger.warning("an old checkpoint stays: %s", error)
 
 
-def _load_newest(directory: Path) -> Checkpoint:
+def _load_newest(folder: Folder) -> Checkpoint:
     skipped: list[CheckpointError] = []
-    for name in _newest_first(directory, skipped):
+    for name in _newest_first(folder, skipped):
         try:
-            found = _load(directory / name)
+            found = _load(folder.path / name, folder)
         except (CheckpointCorruptError, CheckpointMissingError) as error:
             _logger.warning("passing over a checkpoint that cannot be used: %s", error)
             skipped.append(error)
@@ -227,32 +246,33 @@ def _load_newest(directory: Path) -> Checkpoint:
         found.skipped = tuple(skipped)
         return found
     if not skipped:
-        raise CheckpointMissingError(
-            f"no checkpoint in {directory}. Name the folder that holds *{SUFFIX} files, usually "
-            "<run>/ckpt.",
-            path=str(directory),
-        )
-    skipped[0].add_note(f"No other checkpoint in {directory} can be used either.")
+        raise _missing(folder.path)
+    skipped[0].add_note(f"No other checkpoint in {folder.path} can be used either.")
     raise skipped[0]
 
 
-def _newest_first(directory: Path, skipped: list[CheckpointError]) -> Iterator[str]:
+def _missing(directory: Path) -> CheckpointMissingError:
+    return CheckpointMissingError(
+        f"no checkpoint in {directory}. Name the folder that holds *{SUFFIX} files, usually "
+        "<run>/ckpt.",
+        path=str(directory),
+    )
+
+
+def _newest_first(folder: Folder, skipped: list[CheckpointError]) -> Iterator[str]:
     """Yield the names to try: what ``latest`` names, then by iteration."""
-    if not directory.is_dir():
-        return
-    with Folder(directory, create=False) as folder:
-        newest = None
-        try:
-            newest = _read_pointer(folder)
-            yield newest
-        except CheckpointMissingError:
-            pass
-        except (CheckpointCorruptError, CheckpointVersionError) as error:
-            _logger.warning("cannot tell the newest checkpoint of %s: %s", directory, error)
-            skipped.append(error)
-        names = [name for name in folder.names() if name.endswith(SUFFIX)]
-        names.sort(key=_number_of, reverse=True)
-        yield from (name for name in names if name not in (newest, EXCEPTION + SUFFIX))
+    newest = None
+    try:
+        newest = _read_pointer(folder)
+        yield newest
+    except CheckpointMissingError:
+        pass
+    except (CheckpointCorruptError, CheckpointVersionError) as error:
+        _logger.warning("cannot tell the newest checkpoint of %s: %s", folder.path, error)
+        skipped.append(error)
+    names = [name for name in folder.names() if name.endswith(SUFFIX)]
+    names.sort(key=_number_of, reverse=True)
+    yield from (name for name in names if name not in (newest, EXCEPTION + SUFFIX))
 
 
 def _read_pointer(folder: Folder) -> str:
@@ -265,16 +285,16 @@ def _read_pointer(folder: Folder) -> str:
         )
 
 
-def _load(path: Path) -> Checkpoint:
+def _load(path: Path, folder: Folder | None = None) -> Checkpoint:
     with _checkpoint_errors(path):
         if (contents := ask().read_checkpoint(path=path)) is not None:
             found = msgspec.convert(dict(contents), Checkpoint, strict=True)
             found.path, found.skipped = path, ()
             return found
-        if not path.parent.is_dir():
+        if folder is None and not path.parent.is_dir():
             raise DataMissingError("no folder")
-        with Folder(path.parent, create=False) as folder:
-            content = folder.view(path.name, MAX_BYTES)
+        with nullcontext(folder) if folder else Folder(path.parent, create=False) as opened:
+            content = opened.view(path.name, MAX_BYTES)
         try:
             value = decode_safetensors(_KIND, content)
         except DataCorruptError as error:

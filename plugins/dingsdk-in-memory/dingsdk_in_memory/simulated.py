@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from dingsdk.testing.simulation import SimulatedProcess, SimulatedTransport
-from dingsdk.worker.comm import MasterEnd, SlaveEnd, TaskAnswer, WorkerInfo
+from dingsdk.worker.comm import MasterEnd, PolicyStore, SlaveEnd, TaskAnswer, WorkerInfo
+from dingsdk_in_memory.stores import MemoryPolicyStore
 from dingsdk_in_memory.transport import MemoryMasterEnd, MemorySlaveEnd
 
 
@@ -21,6 +22,11 @@ class SimulatedInMemory(SimulatedTransport):
         end = MemoryMasterEnd(self.process.scheduler, check_wire=False)
         self.disk.shared["in_memory"] = end
         return end
+
+    def policy_store(self) -> PolicyStore:
+        store = self.disk.shared.setdefault("policies", MemoryPolicyStore())
+        assert isinstance(store, MemoryPolicyStore)
+        return store
 
     def slave_end(self, address: str) -> SlaveEnd:
         end = self.disk.shared["in_memory"]

@@ -66,7 +66,8 @@ class FilePolicyStore(PolicyStore):
     for use from many threads.
 
     Args:
-        path: Folder that all workers share; see ``PrivateDir`` for what it must be.
+        path: Folder that all workers share; see ``PrivateDir`` for what it must be. One that is
+            open is closed.
         keep_versions: How many versions stay: a reader that was told of one has as many
             publications of time to open it, and a damaged one has others to fall back to.
         max_policy_bytes: Largest version to write or read.
@@ -77,7 +78,7 @@ class FilePolicyStore(PolicyStore):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | PrivateDir,
         *,
         keep_versions: int = 3,
         max_policy_bytes: int = 2 << 30,
@@ -94,7 +95,7 @@ class FilePolicyStore(PolicyStore):
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[str | None, int]] = {}
         self._damaged: set[tuple[str, str | None, int]] = set()
-        with PrivateDir(path) as root:
+        with path if isinstance(path, PrivateDir) else PrivateDir(path) as root:
             self._policies = root.sub(POLICY_FOLDER)
 
     def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
