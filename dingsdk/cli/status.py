@@ -30,15 +30,18 @@ def status(run: Path, as_json: bool) -> None:
 
 
 def _lines(found: Mapping[str, Any], age_s: float) -> list[tuple[str, str]]:
+    from dingsdk.pipeline.progress import workers_in_words
+
     samples = found["samples"]
     acknowledged = samples["acknowledged"]
     evicted = ", ".join(f"{n:,} {reason}" for reason, n in samples["evicted"].items() if n)
     uses = f" ({samples['trained'] / acknowledged:.2f} times each)" if acknowledged else ""
     unacknowledged = samples["collected"] - acknowledged
     waiting = f", {unacknowledged:,} not" if unacknowledged else ""
+    workers = workers_in_words(found["workers"])
     lines = [
         ("run", _state(found, age_s)),
-        ("elapsed", f"{found['elapsed_s']:.1f} s, {found['mode']}, {found['workers']} workers"),
+        ("elapsed", f"{found['elapsed_s']:.1f} s, {found['mode']}, {workers}"),
         ("env steps", f"{found['env_steps']:,}"),
         ("iterations", f"{found['train_iter']:,}"),
         ("return", f"{_number(found['last_return'])} (best {_number(found['best_return'])})"),

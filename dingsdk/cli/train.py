@@ -162,8 +162,11 @@ class LivePage:
     def __enter__(self) -> LivePage:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._process is not None:
+            if isinstance(error, Exception):
+                click.echo(f"\nThe run failed: {type(error).__name__}: {error}", err=True)
+                self.wait()
             assert self._process.stdin is not None  # a pipe
             self._process.stdin.close()
             self._process.wait(PAGE_END_S)

@@ -112,7 +112,7 @@ class ConsoleProgress:
             _exploration(status),
             f"buffer {status.buffer_fill:,}/{status.buffer_capacity:,}",
             f"policy v{status.policy_version}{_lag(status)}",
-            f"{status.workers} workers",
+            workers_in_words(status.workers),
             f"{_duration(left)} left" if left is not None else "",
             *(f"{name} {_value(value)}" for name, value in self._columns().items()),
         ]
@@ -129,7 +129,6 @@ class ConsoleProgress:
         left = time_left_s(status, steps_per_s, updates_per_s)
         best = f"best {_number(status.best_return)}"
         shown = f"{_number(status.last_return)} ({best}) {sparkline(self._returns)}".rstrip()
-        workers = f"{status.workers} worker{'s' if status.workers != 1 else ''}"
         cells = [
             ("env steps", f"{status.env_steps:,}"),
             ("steps/s", f"{steps_per_s:,.0f}"),
@@ -141,7 +140,7 @@ class ConsoleProgress:
             ("exploration", _exploration(status) or "-"),
             ("buffer", f"{status.buffer_fill:,}/{status.buffer_capacity:,}"),
             ("policy", f"v{status.policy_version}{_lag(status)}"),
-            ("elapsed", f"{status.elapsed_s:.1f} s, {workers}"),
+            ("elapsed", f"{status.elapsed_s:.1f} s, {workers_in_words(status.workers)}"),
             ("left", "-" if left is None else _duration(left)),
             *((name, _value(value)) for name, value in self._columns().items()),
         ]
@@ -163,6 +162,11 @@ def sparkline(values: Sequence[float]) -> str:
     low, high = min(finite), max(finite)
     steps = (len(_BARS) - 1) / ((high - low) or 1.0)
     return "".join(_BARS[round((value - low) * steps)] for value in finite)
+
+
+def workers_in_words(count: int) -> str:
+    """Return ``1 worker``, ``2 workers``."""
+    return f"{count} worker{'s' if count != 1 else ''}"
 
 
 def _exploration(status: RunStatus) -> str:

@@ -181,6 +181,40 @@ def test_page_of_a_training_run_stays_after_it_until_ctrl_c(start: Start, tmp_pa
     wait_until_refused(port)
 
 
+FAILING_HOOK = """
+from dingsdk.worker import LearnerHook, register_learner_hook
+
+class Fail(LearnerHook):
+    def __call__(self, engine):
+        raise RuntimeError("the hook failed")
+
+register_learner_hook("fail", Fail)
+"""
+
+
+@pytest.mark.slow
+def test_page_of_a_run_that_fails_stays_until_ctrl_c(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text(FAILING_HOOK)
+    hook = "{type: fail, position: after_iter, import_names: [failing]}"
+    sets = [*SETS, f"--set=policy.learn.learner.hook.fail={hook}"]
+    process = start("train", "cartpole-dqn", "--watch", "-q", *sets, cwd=tmp_path)
+    port, token = address_of(process)
+    assert process.stdout is not None
+    told = []
+    for line in process.stdout:
+        told.append(line)
+        if "stays until Ctrl-C" in line:
+            break
+    assert "RuntimeError: the hook failed" in "".join(told)
+    assert ask(port, token) == 200
+    assert process.poll() is None
+
+    process.send_signal(signal.SIGINT)
+
+    assert process.wait(PATIENCE_S) == 1
+    wait_until_refused(port)
+
+
 @pytest.mark.slow
 def test_page_ends_with_a_training_run_that_is_killed(start: Start, tmp_path: Path) -> None:
     sets = [*SETS[:-1], "--set=system.max_env_steps=100000000"]

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from dingsdk.pipeline.context import Evaluation, RunStatus
-from dingsdk.pipeline.progress import ConsoleProgress, sparkline
+from dingsdk.pipeline.progress import ConsoleProgress, sparkline, workers_in_words
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
@@ -112,3 +112,11 @@ def test_time_left_is_told_in_two_units(left_s: float, text: str) -> None:
     if left_s < 1:
         status = RunStatus(env_steps=100, elapsed_s=10.0, max_env_steps=102)
     assert f", {text} left" in shown(status, is_terminal=False)
+
+
+def test_one_worker_is_told_in_the_singular() -> None:
+    assert [workers_in_words(count) for count in (0, 1, 2)] == [
+        "0 workers",
+        "1 worker",
+        "2 workers",
+    ]
