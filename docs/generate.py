@@ -58,6 +58,7 @@ from dingsdk.testing import (
     ENV_RULES,
     EVALUATOR_CAPABILITIES,
     EVALUATOR_RULES,
+    EXTENSION_RULES,
     PART_RULES,
     POLICY_CAPABILITIES,
     POLICY_RULES,
@@ -97,6 +98,7 @@ def pages() -> dict[str, str]:
         "errors.md": errors_page(),
         "hooks.md": hooks_page(),
         "part-rules.md": part_rules_page(),
+        "extension-rules.md": extension_rules_page(),
         **_rule_pages(),
         **{f"api/{module}.md": api_page(module) for module in MODULES},
     }
@@ -160,7 +162,11 @@ _MORE = {
     + " [Write a policy](../write-a-policy.md) explains each method.",
     "env-manager": _RULES_OF.format("env", "env manager"),
     "commander": _RULES_OF.format("commander", "commander"),
-    "observer": "[The hooks](../../reference/hooks.md) are what an observer can implement.",
+    "learner-hook": _RULES_OF.format("extension", "learner hook"),
+    "wrapper": _RULES_OF.format("extension", "wrapper"),
+    "command": _RULES_OF.format("extension", "command"),
+    "observer": _RULES_OF.format("extension", "observer")
+    + " [The hooks](../../reference/hooks.md) are what an observer can implement.",
 }
 
 
@@ -425,6 +431,20 @@ def part_rules_page() -> str:
     return _page("Rules of the parts of a replay buffer", "\n\n".join([intro, *parts]))
 
 
+def extension_rules_page() -> str:
+    """Return the rules of learner hooks, wrappers, commands and observers."""
+    intro = (
+        "What every learner hook, wrapper, command and observer does, and `dingsdk.testing` "
+        "checks: `check_extension` all of a kind, a subclass of `LearnerHookContract`, "
+        "`EnvWrapperContract`, `CommandContract` or `ObserverContract` as one test a rule."
+    )
+    parts = [
+        _rules(kind, book.known_capabilities, tuple(book.rules), f"{kind.capitalize()} rule ")
+        for kind, book in EXTENSION_RULES.items()
+    ]
+    return _page("Rules of hooks, wrappers, commands and observers", "\n\n".join([intro, *parts]))
+
+
 def _rule_pages() -> dict[str, str]:
     """Return the pages of rules that are for one kind of part each."""
     checked = "and `dingsdk.testing` checks:"
@@ -496,11 +516,13 @@ def _rules_page(
 def _rules(
     part: str, capabilities: Mapping[str, str], rules: tuple[Rule, ...], title: str = ""
 ) -> str:
-    parts = [
-        f"{_article(part).capitalize()} {part} declares what it can do beyond the rules for all; "
-        "some rules are for those that declare it:",
-        "\n".join(f"- `{name}`: {text}" for name, text in capabilities.items()),
-    ]
+    parts = []
+    if capabilities:
+        parts = [
+            f"{_article(part).capitalize()} {part} declares what it can do beyond the rules for "
+            "all; some rules are for those that declare it:",
+            "\n".join(f"- `{name}`: {text}" for name, text in capabilities.items()),
+        ]
     for rule in rules:
         _, _, rest = rule.text.partition("\n\n")
         only = f"Only with `{rule.needs}`." if rule.needs else ""

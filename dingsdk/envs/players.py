@@ -17,7 +17,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Set
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -236,6 +236,8 @@ class FlattenPlayers(gym.ObservationWrapper[Any, Any, Any]):
     gymnasium's ``FlattenObservation`` would join the players. Of an observation with an
     ``action_mask`` all but the mask becomes the vector ``observation``.
     """
+
+    contract_env: ClassVar[str] = "pettingzoo.classic.tictactoe.tictactoe:env"
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -97,6 +97,8 @@ class SelectObservation(gym.ObservationWrapper[Any, Any, Any]):
     Raises:
         ConfigError: the observations are others, or have no such entry.
     """
+
+    contract_config: ClassVar[Mapping[str, Any]] = {"indices": [0, 2]}
 
     def __init__(self, env: gym.Env[Any, Any], indices: Sequence[int]) -> None:
         super().__init__(env)

@@ -7,8 +7,9 @@ calls. ``check_part`` and ``StorageContract``, ``SamplerContract``, ``RemoverCon
 ``LimiterContract`` hold the parts of a buffer to rules of their own, without a buffer.
 ``check_policy`` and ``PolicyContract`` are for policies, ``check_env_manager`` and
 ``EnvManagerContract`` for env managers, ``check_commander`` and ``CommanderContract`` for
-commanders. The rules are listed in
-``docs/reference``. ``FaultProxy`` puts a bad network before an endpoint,
+commanders. ``check_extension`` and ``LearnerHookContract``, ``EnvWrapperContract``,
+``CommandContract`` and ``ObserverContract`` are for what extends dingsdk beside these. The rules
+are listed in ``docs/reference``. ``FaultProxy`` puts a bad network before an endpoint,
 ``failing_calls`` a bad disk below a storage; ``recorded_writes`` tells what a disk was waited for.
 ``Simulation`` runs a whole parallel run in virtual time, with faults, under one seed.
 ``check_plugin`` does all of it for what an installed plugin provides, as ``dingsdk check`` does.
@@ -37,10 +38,14 @@ if TYPE_CHECKING:
     from dingsdk.testing.commander_rules import check_commander as check_commander
     from dingsdk.testing.contract import BufferContract as BufferContract
     from dingsdk.testing.contract import CollectorContract as CollectorContract
+    from dingsdk.testing.contract import CommandContract as CommandContract
     from dingsdk.testing.contract import CommanderContract as CommanderContract
     from dingsdk.testing.contract import EnvManagerContract as EnvManagerContract
+    from dingsdk.testing.contract import EnvWrapperContract as EnvWrapperContract
     from dingsdk.testing.contract import EvaluatorContract as EvaluatorContract
+    from dingsdk.testing.contract import LearnerHookContract as LearnerHookContract
     from dingsdk.testing.contract import LimiterContract as LimiterContract
+    from dingsdk.testing.contract import ObserverContract as ObserverContract
     from dingsdk.testing.contract import PolicyContract as PolicyContract
     from dingsdk.testing.contract import RemoverContract as RemoverContract
     from dingsdk.testing.contract import SamplerContract as SamplerContract
@@ -53,6 +58,8 @@ if TYPE_CHECKING:
     from dingsdk.testing.evaluator_rules import EVALUATOR_CAPABILITIES as EVALUATOR_CAPABILITIES
     from dingsdk.testing.evaluator_rules import EVALUATOR_RULES as EVALUATOR_RULES
     from dingsdk.testing.evaluator_rules import check_evaluator as check_evaluator
+    from dingsdk.testing.extension_rules import EXTENSION_RULES as EXTENSION_RULES
+    from dingsdk.testing.extension_rules import check_extension as check_extension
     from dingsdk.testing.fault_proxy import Fault as Fault
     from dingsdk.testing.fault_proxy import FaultProxy as FaultProxy
     from dingsdk.testing.fault_proxy import seeded_faults as seeded_faults

@@ -9,12 +9,14 @@ from typing import Any, ClassVar
 import pytest
 
 from dingsdk.envs.base import EnvManager
+from dingsdk.envs.make import EnvFn
 from dingsdk.policy.base import Policy
 from dingsdk.testing.buffer_rules import BUFFER_BOOK
 from dingsdk.testing.collector_rules import COLLECTOR_BOOK
 from dingsdk.testing.commander_rules import COMMANDER_BOOK
 from dingsdk.testing.env_rules import ENV_BOOK
 from dingsdk.testing.evaluator_rules import EVALUATOR_BOOK
+from dingsdk.testing.extension_rules import EXTENSION_RULES
 from dingsdk.testing.part_rules import PART_RULES
 from dingsdk.testing.policy_rules import POLICY_BOOK, PolicyUnderTest
 from dingsdk.testing.rule import PATIENCE_S, Rule, RuleBook
@@ -23,6 +25,7 @@ from dingsdk.worker.collector.base import ISerialCollector
 from dingsdk.worker.comm import Transport
 from dingsdk.worker.commander.base import BaseParallelCommander
 from dingsdk.worker.evaluator.base import ISerialEvaluator
+from dingsdk.worker.learner.hooks import LearnerHook
 from dingsdk.worker.replay_buffer import IBuffer
 
 
@@ -256,3 +259,90 @@ class EvaluatorContract(Contract):
 
     def _part(self) -> Any:
         return self.make_evaluator
+
+
+class LearnerHookContract(Contract):
+    """Base class of a learner hook's contract tests.
+
+    See ``EXTENSION_RULES["learner hook"].known_capabilities``.
+
+    Example:
+        >>> class TestMyHook(LearnerHookContract):
+        ...     capabilities = frozenset({"args"})
+        ...     def make_hook(self, name, priority, *, position, ext_args):
+        ...         return MyHook(name, priority, position=position, ext_args=ext_args)
+    """
+
+    book = EXTENSION_RULES["learner hook"]
+
+    def make_hook(
+        self, name: str, priority: float, *, position: str, ext_args: Mapping[str, Any]
+    ) -> LearnerHook:
+        """Return a fresh hook; add what it needs to ``ext_args``."""
+        raise NotImplementedError(f"{type(self).__name__}.make_hook(...) is missing")
+
+    def _part(self) -> Any:
+        return self.make_hook
+
+
+class EnvWrapperContract(Contract):
+    """Base class of the contract tests of a wrapper of envs.
+
+    See ``EXTENSION_RULES["wrapper"].known_capabilities``.
+
+    Example:
+        >>> class TestMyWrapper(EnvWrapperContract):
+        ...     capabilities = frozenset({"repeatable"})
+        ...     def make_wrapper(self, env):
+        ...         return MyWrapper(env)
+
+    Attributes:
+        env_id: gymnasium id of an env that the wrapper fits.
+    """
+
+    book = EXTENSION_RULES["wrapper"]
+    env_id: ClassVar[str] = "CartPole-v1"
+
+    def make_wrapper(self, env: Any) -> Any:
+        """Return the wrapper around an env. Rules may call it more than once."""
+        raise NotImplementedError(f"{type(self).__name__}.make_wrapper(env) is missing")
+
+    def _part(self) -> Any:
+        env_fn = EnvFn({"env_id": self.env_id})
+        return lambda wrap: self.make_wrapper(wrap(env_fn()))
+
+
+class CommandContract(Contract):
+    """Base class of a command's contract tests.
+
+    Example:
+        >>> class TestMyCommand(CommandContract):
+        ...     command = my_command
+
+    Attributes:
+        command: The click command.
+    """
+
+    book = EXTENSION_RULES["command"]
+    command: ClassVar[Any]
+
+    def _part(self) -> Any:
+        return self.command
+
+
+class ObserverContract(Contract):
+    """Base class of the contract tests of a plugin that only observes.
+
+    Example:
+        >>> class TestMyObserver(ObserverContract):
+        ...     plugin = my_module
+
+    Attributes:
+        plugin: The module or object that has the hookimpls.
+    """
+
+    book = EXTENSION_RULES["observer"]
+    plugin: ClassVar[Any]
+
+    def _part(self) -> Any:
+        return self.plugin

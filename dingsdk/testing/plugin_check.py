@@ -102,7 +102,8 @@ class _Part:
     @property
     def given(self) -> dict[str, Any]:
         """Values that the check uses: ``contract_config``, then those of ``check_plugin``."""
-        return deep_merge_dicts(getattr(self.target, "contract_config", {}), self.asked)
+        own = getattr(self.target, "contract_config", _VALUES.get(str(self), {}))
+        return deep_merge_dicts(own, self.asked)
 
     def create(self, over: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         return self.manager.create(self.kind, deep_merge_dicts(self.cfg, over), *args, **kwargs)
@@ -121,7 +122,7 @@ def check_plugin(
     A class may say three things about itself, as class attributes: ``contract_capabilities``, what
     it promises beyond the rules for all, or None where those are not for it; ``contract_config``,
     values of its section that it needs in a check; of a wrapper ``contract_env``, the id of an env
-    that it fits.
+    that it fits, or the section ``env`` of one.
 
     Args:
         name: ``kind:type``, such as ``policies:mine``, or an installed distribution, of which
@@ -179,7 +180,31 @@ def _unknown(what: str, asked: str, known: Collection[str]) -> UnknownPluginErro
     )
 
 
+# What functions, and classes of gymnasium, need in a check and cannot say themselves.
+_VALUES: Mapping[str, Mapping[str, Any]] = {
+    "env_wrappers:clip_reward": {"min_reward": -1, "max_reward": 1},
+    "env_wrappers:frame_stack": {"stack_size": 4},
+}
+_ENVS: Mapping[str, Mapping[str, Any]] = {
+    "env_wrappers:atari": {"env_id": "ale_py:ALE/Pong-v5", "kwargs": {"frameskip": 1}},
+    "env_wrappers:record_video": {
+        "env_id": "CartPole-v1",
+        "kwargs": {"render_mode": "rgb_array"},
+    },
+}
+# Part -> the value without which it cannot be checked, if one would help, and why.
+_LEFT_OUT: Mapping[str, tuple[str, str]] = {
+    "storages:auto": ("", "it stands for array or object, as the first rows are: check those"),
+    "env_wrappers:normalize_obs": ("statistics", "it needs a file: --set statistics=FILE"),
+    "env_wrappers:record_video": ("folder", "it needs a folder: --set folder=DIR"),
+}
+
+
 def _check(part: _Part) -> Iterator[Step]:
+    value, why = _LEFT_OUT.get(str(part), ("", ""))
+    if why and value not in part.asked:
+        yield Step(str(part), "build", "skipped", why)
+        return
     for name, step in (("import", _import), ("interface", _interface), ("build", _build)):
         try:
             detail = step(part)
@@ -269,6 +294,8 @@ def _interface(part: _Part) -> str:
             raise _Wrong("; ".join(wrong))
         found = f"a subclass of {name}"
     if positional:
+        if part.kind == "env_wrappers":
+            keywords = list(part.given)
         try:
             inspect.signature(target).bind(*[None] * positional, **dict.fromkeys(keywords))
         except TypeError as error:
@@ -323,70 +350,49 @@ def _build_policy(part: _Part, folder: Path) -> Any:
     return _policy_maker(part)[0](None, 0)
 
 
+def _hook_maker(part: _Part) -> Callable[..., Any]:
+    def make(name: str, priority: float, *, position: str, ext_args: Mapping[str, Any]) -> Any:
+        ext_args = {**part.given, **ext_args}
+        return part.target(name, priority, position=position, ext_args=ext_args)
+
+    return make
+
+
 def _build_hook(part: _Part, folder: Path) -> Any:
-    """Run a learner with one hook at each position that the class allows."""
-    from dingsdk.policy import create_policy
-    from dingsdk.worker import create_learner
+    """Train with one hook at each position that the class allows."""
+    from dingsdk.testing.extension_rules.learner_hooks import train
 
-    model = {"obs_shape": 2, "action_shape": 2}
-    policy = create_policy({"type": "dqn", "model": model}, enable_field=["learn"], seed=0)
-    hooks = {
-        f"at_{position}": {"type": part.key, "position": position, "ext_args": part.given}
+    make = _hook_maker(part)
+    hooks = [
+        make(f"at_{position}", 50, position=position, ext_args={})
         for position in part.target.positions
-    }
-    learner = create_learner({"type": "base", "hook": hooks}, policy=None, exp_name=str(folder))
-    try:
-        learner.policy = policy.learn_mode
-        learner.call_hook("before_run")
-        for _ in range(3):
-            learner.train(_batch(), 0)
-        learner.call_hook("after_run")
-    finally:
-        learner.close()
-
-
-def _batch() -> Any:
-    import numpy as np
-
-    from dingsdk.data import SampleBatch
-
-    obs = np.linspace(-1, 1, 16, dtype=np.float32).reshape(8, 2)
-    return SampleBatch(
-        {
-            "obs": obs,
-            "next_obs": obs[::-1].copy(),
-            "action": np.arange(8) % 2,
-            "reward": np.ones(8, np.float32),
-            "discount": np.full(8, 0.9, np.float32),
-        }
-    )
+    ]
+    train(str(folder), hooks)
 
 
 def _build_manager(part: _Part) -> Any:
     import gymnasium
 
-    return part.create({}, [partial(gymnasium.make, _env_of(part))] * 2)
+    return part.create({}, [partial(gymnasium.make, part.env or "CartPole-v1")] * 2)
 
 
 def _build_wrapper(part: _Part, folder: Path) -> Any:
     from dingsdk.envs import check_env
 
-    found = check_env(_env_of(part), wrappers=[{"type": part.key, **part.given}])
+    env = _env_of(part)
+    wrappers = [{"type": part.key, **part.given}]
+    found = check_env(env["env_id"], env.get("kwargs"), wrappers)
     problems = [f"{each.name}: {each.detail}" for each in found if each.state == "problem"]
     if problems:
-        raise _Wrong(f"around {_env_of(part)}: {'; '.join(problems)}")
+        raise _Wrong(f"around {env['env_id']}: {'; '.join(problems)}")
 
 
-def _env_of(part: _Part) -> str:
-    return part.env or str(getattr(part.target, "contract_env", "CartPole-v1"))
-
-
-def _build_command(part: _Part, folder: Path) -> Any:
-    import click
-
-    context = click.Context(part.target, info_name=part.key)
-    if not part.target.get_help(context).strip():
-        raise _Wrong("its help is empty")
+def _env_of(part: _Part) -> Mapping[str, Any]:
+    """Return the section of an env that a wrapper fits."""
+    if part.env:
+        return {"env_id": part.env}
+    own = getattr(part.target, "contract_env", _ENVS.get(str(part), "CartPole-v1"))
+    return own if isinstance(own, Mapping) else {"env_id": str(own)}
 
 
 _Build = Callable[[_Part, Path], Any]
@@ -404,7 +410,6 @@ _BUILDS: Mapping[str, _Build] = {
     "learner_hooks": _build_hook,
     "policies": _build_policy,
     "env_wrappers": _build_wrapper,
-    "commands": _build_command,
 }
 
 
@@ -487,6 +492,22 @@ def _serial(check: str) -> Callable[[_Part], ContractReport]:
     return hold
 
 
+def _extension(kind: str, maker: Callable[[_Part], Any]) -> Callable[[_Part], ContractReport]:
+    def hold(part: _Part) -> ContractReport:
+        from dingsdk.testing.extension_rules import check_extension
+
+        return check_extension(kind, maker(part), capabilities=part.capabilities)
+
+    return hold
+
+
+def _wrapper_maker(part: _Part) -> Callable[..., Any]:
+    from dingsdk.envs import EnvFn
+
+    env_fn = EnvFn(_env_of(part))
+    return lambda wrap: part.target(wrap(env_fn()), **part.given)
+
+
 def _commander_rules(part: _Part) -> ContractReport:
     from dingsdk.testing.commander_rules import check_commander
 
@@ -526,6 +547,10 @@ _RULES: Mapping[str, Callable[[_Part], ContractReport]] = {
     "env_managers": _serial("check_env_manager"),
     "policies": _policy_rules,
     "commanders": _commander_rules,
+    "learner_hooks": _extension("learner hook", _hook_maker),
+    "env_wrappers": _extension("wrapper", _wrapper_maker),
+    "commands": _extension("command", lambda part: part.target),
+    OBSERVERS: _extension("observer", lambda part: part.target),
 }
 
 
@@ -539,6 +564,8 @@ def _family(part: _Part) -> Collection[str]:
 
         found = asdict(_build_manager(part).capabilities)
         return {name for name in ENV_CAPABILITIES if found.get(name) is True}
+    if part.kind == "learner_hooks":
+        return {"args"} if part.target.Args is not None else ()
     if part.kind == "samplers":
         from dingsdk.worker import replay_buffer as bases
 

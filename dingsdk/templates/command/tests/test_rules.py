@@ -1,4 +1,4 @@
-"""The command tells how a run ended, and what is no run folder."""
+"""The command keeps the rules, tells how a run ended, and what is no run folder."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from dingsdk_plugin_name import plugin_name
 
 import dingsdk
 from dingsdk.errors import RunFolderError
+from dingsdk.testing import CommandContract
 
 CONFIG = Path(__file__).parents[1] / "example.yaml"
+
+
+class TestRules(CommandContract):
+    command = plugin_name
 
 
 def test_run_is_told(tmp_path: Path) -> None:

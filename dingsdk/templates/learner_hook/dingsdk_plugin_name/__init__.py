@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from dingsdk import hookimpl
 from dingsdk.config import Section, Share
@@ -28,6 +28,7 @@ class PluginNameHook(LearnerHook):
     """Adds the moving average of a value to the curves, as ``{learner}_iter/{name}_smooth``."""
 
     Args = PluginNameArgs
+    contract_capabilities: ClassVar[frozenset[str]] = frozenset({"args", "observes", "repeatable"})
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

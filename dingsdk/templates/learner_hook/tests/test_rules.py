@@ -1,8 +1,10 @@
-"""The hook averages what a real learner logs, and refuses arguments that it does not have."""
+"""The hook keeps the rules, averages what a learner logs, and refuses unknown arguments."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,17 @@ from dingsdk_plugin_name import PluginNameHook
 from dingsdk.data import SampleBatch
 from dingsdk.errors import UnknownKeyError
 from dingsdk.policy import DQNPolicy
+from dingsdk.testing import LearnerHookContract
 from dingsdk.worker import BaseLearner
+
+
+class TestRules(LearnerHookContract):
+    capabilities = PluginNameHook.contract_capabilities
+
+    def make_hook(
+        self, name: str, priority: float, *, position: str, ext_args: Mapping[str, Any]
+    ) -> PluginNameHook:
+        return PluginNameHook(name, priority, position=position, ext_args=ext_args)
 
 
 def batch() -> SampleBatch:

@@ -1,4 +1,4 @@
-"""The observer writes what evaluations found."""
+"""The observer keeps the rules, and writes what evaluations found."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ import dingsdk_plugin_name
 
 import dingsdk
 from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.testing import ObserverContract
 
 CONFIG = Path(__file__).parents[1] / "example.yaml"
+
+
+class TestRules(ObserverContract):
+    plugin = dingsdk_plugin_name
 
 
 def test_every_evaluation_is_written(tmp_path: Path) -> None:

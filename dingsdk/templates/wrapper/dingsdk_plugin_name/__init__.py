@@ -25,6 +25,7 @@ class PluginNameWrapper(gymnasium.RewardWrapper[Any, Any]):
         ConfigError: a negative cost.
     """
 
+    contract_capabilities: ClassVar[frozenset[str]] = frozenset({"repeatable"})
     contract_env: ClassVar[str] = "CartPole-v1"
     contract_config: ClassVar[Mapping[str, Any]] = {"cost": 0.1}
 

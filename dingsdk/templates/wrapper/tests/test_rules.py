@@ -1,6 +1,8 @@
-"""The wrapper leaves an env that workers can use, and changes its rewards."""
+"""The wrapper keeps the rules, leaves an env that workers can use, and changes its rewards."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import gymnasium
 import pytest
@@ -8,6 +10,15 @@ from dingsdk_plugin_name import PluginNameWrapper
 
 from dingsdk.envs import check_env
 from dingsdk.errors import ConfigError
+from dingsdk.testing import EnvWrapperContract
+
+
+class TestRules(EnvWrapperContract):
+    capabilities = PluginNameWrapper.contract_capabilities
+    env_id = PluginNameWrapper.contract_env
+
+    def make_wrapper(self, env: Any) -> PluginNameWrapper:
+        return PluginNameWrapper(env, cost=0.25)
 
 
 def test_wrapped_env_can_be_used() -> None:

@@ -1,0 +1,83 @@
+"""The rules of commands, and the bench that they are checked on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+from click.testing import CliRunner, Result
+
+from dingsdk.testing.bench import RuleBench, expect, expect_equal
+
+SHORT_HELP_CHARS = 90
+
+
+class CommandBench(RuleBench[click.Command]):
+    """The bench of a command: itself, and those below it where it is a group."""
+
+    def _close(self, error: BaseException | None) -> None:
+        """Commands hold nothing."""
+
+    def commands(self) -> Iterator[click.Command]:
+        """Yield the command and those below it."""
+        waiting = [self._make]
+        while waiting:
+            command = waiting.pop(0)
+            yield command
+            if isinstance(command, click.Group):
+                waiting += command.commands.values()
+
+    def call(self, command: click.Command, *arguments: str) -> Result:
+        """Return how the command ends with arguments."""
+        return CliRunner().invoke(command, arguments)
+
+
+def rule_01_says_what_it_does(bench: CommandBench) -> None:
+    """It has a help text, and a short one of a line for the list of commands."""
+    for command in bench.commands():
+        expect(bool((command.help or "").strip()), f"{command.name} has no help")
+        short = command.get_short_help_str(limit=1000)
+        is_line = 0 < len(short) <= SHORT_HELP_CHARS and "\n" not in short
+        expect(is_line, f"the short help of {command.name} is {short!r}")
+
+
+def rule_02_each_option_has_help(bench: CommandBench) -> None:
+    """Each option that is not hidden says what it is for."""
+    for command in bench.commands():
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and not parameter.hidden:
+                expect(bool(parameter.help), f"{command.name} {parameter.opts[-1]} has no help")
+
+
+def rule_03_each_argument_is_named(bench: CommandBench) -> None:
+    """The help text says what each argument is, by the name that the usage line shows."""
+    for command in bench.commands():
+        for parameter in command.params:
+            if isinstance(parameter, click.Argument):
+                name = parameter.make_metavar(click.Context(command)).strip("[].")
+                expect(name in (command.help or ""), f"the help of {command.name} omits {name}")
+
+
+def rule_04_help_is_shown(bench: CommandBench) -> None:
+    """``--help`` shows the help and exits with 0."""
+    for command in bench.commands():
+        done = bench.call(command, "--help")
+        expect_equal(done.exit_code, 0, f"exit code of {command.name} --help ({done.exception!r})")
+        expect("Usage:" in done.output, f"{command.name} --help shows {done.output!r}")
+
+
+def rule_05_unknown_options_are_refused(bench: CommandBench) -> None:
+    """An unknown option is an error that names it, with exit code 2."""
+    for command in bench.commands():
+        done = bench.call(command, "--no-such-option")
+        expect_equal(done.exit_code, 2, f"exit code of {command.name} --no-such-option")
+        expect("--no-such-option" in done.output, f"the error of {command.name}: {done.output!r}")
+
+
+def rule_06_completion_never_fails(bench: CommandBench) -> None:
+    """Shell completion of each parameter returns proposals, also for a text that fits none."""
+    for command in bench.commands():
+        context = click.Context(command)
+        for parameter in command.params:
+            for text in ("", "no-such-text"):
+                parameter.shell_complete(context, text)

@@ -1,0 +1,162 @@
+"""The rules of learner hooks, and the bench that they are checked on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+from dingsdk.data import SampleBatch
+from dingsdk.data.pytree import flatten
+from dingsdk.errors import ConfigError, HookError
+from dingsdk.policy import create_policy
+from dingsdk.testing.bench import RuleBench, expect, expect_equal, raises
+from dingsdk.testing.rule import needs
+from dingsdk.worker import BaseLearner, LearnerHook
+
+MakeHook = Callable[..., LearnerHook]
+"""``make(name, priority, *, position, ext_args)`` returns a fresh hook, e.g. the class.
+
+``ext_args`` are added to those that the hook needs.
+"""
+
+ITERATIONS = 3
+
+
+def small_learner(folder: str) -> BaseLearner:
+    """Return a learner of a small DQN policy, without hooks."""
+    model = {"obs_shape": 2, "action_shape": 2}
+    policy = create_policy({"type": "dqn", "model": model}, enable_field=["learn"], seed=0)
+    return BaseLearner({"hook": {}}, policy.learn_mode, exp_name=folder)
+
+
+def small_batch() -> SampleBatch:
+    """Return eight transitions for that policy."""
+    obs = np.linspace(-1, 1, 16, dtype=np.float32).reshape(8, 2)
+    return SampleBatch(
+        {
+            "obs": obs,
+            "next_obs": obs[::-1].copy(),
+            "action": np.arange(8) % 2,
+            "reward": np.ones(8, np.float32),
+            "discount": np.full(8, 0.9, np.float32),
+        }
+    )
+
+
+def train(folder: str, hooks: Sequence[LearnerHook]) -> tuple[Any, dict[str, float]]:
+    """Train a new learner with hooks; return its policy's state and what it logged last."""
+    learner = small_learner(folder)
+    with closing(learner):
+        for hook in hooks:
+            learner.register_hook(hook)
+        learner.call_hook("before_run")
+        for _ in range(ITERATIONS):
+            learner.train(small_batch(), 0)
+        learner.call_hook("after_run")
+        return learner.policy.state_dict(), dict(learner.log_vars)
+
+
+class HookBench(RuleBench[MakeHook]):
+    """The bench of a learner hook: fresh ones, and a learner that trains with them."""
+
+    def _close(self, error: BaseException | None) -> None:
+        """Each learner closes its hooks."""
+
+    def hook(self, position: str, priority: float = 50, **ext_args: Any) -> LearnerHook:
+        """Return a fresh hook."""
+        return self._make("rule", priority, position=position, ext_args=ext_args)
+
+    def positions(self) -> Sequence[str]:
+        """Return the positions that the hook says it may have."""
+        allowed = [each for each in LearnerHook.positions if self._may_be(each)]
+        expect(bool(allowed), f"none of the positions {list(LearnerHook.positions)} is allowed")
+        return allowed
+
+    def train(self, name: str, hooks: Sequence[LearnerHook]) -> tuple[Any, dict[str, float]]:
+        """Train a new learner with hooks, as ``train``."""
+        return train(str(self.folder / name), hooks)
+
+    def added(self, position: str) -> dict[str, float]:
+        """Return what a fresh hook adds to ``log_vars``."""
+        _, own = self.train("without", [])
+        _, found = self.train("with", [self.hook(position)])
+        return {name: value for name, value in found.items() if name not in own}
+
+    def _may_be(self, position: str) -> bool:
+        try:
+            self.hook(position).close()
+        except HookError:
+            return False
+        return True
+
+
+def rule_01_keeps_what_it_is_made_with(bench: HookBench) -> None:
+    """``name``, ``priority`` and ``position`` are those that the hook was made with."""
+    for position in bench.positions():
+        hook = bench.hook(position, 7)
+        found = (hook.name, hook.priority, hook.position)
+        expect_equal(found, ("rule", 7, position), "name, priority and position")
+
+
+def rule_02_wrong_places_are_refused(bench: HookBench) -> None:
+    """An unknown position and a negative priority raise HookError."""
+    with raises("an unknown position", HookError):
+        bench.hook("no_such_position")
+    with raises("the priority -1", HookError):
+        bench.hook(bench.positions()[0], -1)
+
+
+@needs("args")
+def rule_03_unknown_arguments_are_refused(bench: HookBench) -> None:
+    """A key of ``ext_args`` that the hook does not have raises ConfigError."""
+    with raises("an unknown key of ext_args", ConfigError):
+        bench.hook(bench.positions()[0], no_such_argument=1)
+
+
+def rule_04_runs_in_a_learner(bench: HookBench) -> None:
+    """At each of its positions it runs through the training of a learner, and is closed with it."""
+    for position in bench.positions():
+        bench.train(position, [bench.hook(position)])
+
+
+@needs("observes")
+def rule_05_leaves_training_as_it_is(bench: HookBench) -> None:
+    """The policy that is trained with the hook is the one that is trained without it."""
+    expected, _ = bench.train("without", [])
+    for position in bench.positions():
+        found, _ = bench.train(position, [bench.hook(position)])
+        _expect_same(found, expected, f"the policy trained with the hook {position}")
+
+
+@needs("repeatable")
+def rule_06_hooks_share_nothing(bench: HookBench) -> None:
+    """The hook of a second learner logs what that of the first one did."""
+    for position in bench.positions():
+        first, second = (bench.added(position) for _ in range(2))
+        expect_equal(second, first, f"what the hook {position} of the second learner logged")
+
+
+def rule_07_what_it_logs_are_numbers(bench: HookBench) -> None:
+    """What it adds to ``log_vars`` are numbers, under names that are texts."""
+    for position in bench.positions():
+        for name, value in bench.added(position).items():
+            is_number = isinstance(value, int | float | np.number)
+            expect(isinstance(name, str) and is_number, f"logged {name!r}: {value!r}")
+
+
+def rule_08_close_may_be_repeated(bench: HookBench) -> None:
+    """``close()`` may be called before any use, and twice."""
+    hook = bench.hook(bench.positions()[0])
+    hook.close()
+    hook.close()
+
+
+def _expect_same(found: Any, expected: Any, what: str) -> None:
+    ours, theirs = dict(flatten(found)), dict(flatten(expected))
+    expect_equal(ours.keys(), theirs.keys(), f"keys of {what}")
+    for path, leaf in ours.items():
+        is_same = np.array_equal(np.asarray(leaf), np.asarray(theirs[path]))
+        expect(is_same, f"{what} is another one: {path} differs")

@@ -1,0 +1,163 @@
+"""The rules of plugins that only observe, and the bench that they are checked on."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dingsdk.plugins import PluginManager, Switches
+from dingsdk.testing.bench import RuleBench, expect, expect_equal
+from dingsdk.testing.extension_rules.learner_hooks import small_learner
+from dingsdk.testing.rule import RuleBroken
+
+Facts = dict[str, Any]
+THREADS = 4
+
+
+class ObserverBench(RuleBench[Any]):
+    """The bench of an observer: its hooks, called with what a run would give them."""
+
+    def __enter__(self) -> ObserverBench:
+        self.manager = PluginManager(Switches(), discover=list)
+        self.manager.register_plugin(self._make, "observer")
+        return self
+
+    def _close(self, error: BaseException | None) -> None:
+        """The manager is left to the garbage collector."""
+
+    def call(self, hook: str, facts: Mapping[str, Any]) -> Any:
+        """Call the observer's implementation of a hook; None where it has none."""
+        for impl in getattr(self.manager.hook, hook).get_hookimpls():
+            try:
+                return impl.function(*(facts[name] for name in impl.argnames))
+            except Exception as error:
+                raise RuleBroken(f"{hook} raised {type(error).__name__}: {error}") from error
+        return None
+
+    def run(self, name: str, mean_return: float | None = 5.0) -> list[tuple[str, Facts]]:
+        """Return the hooks that fire in a short serial run, in order, with what they get."""
+        run_dir = self.folder / name
+        run_dir.mkdir(exist_ok=True)
+        config = {"exp_name": name, "seed": 0, "env": {"env_id": "CartPole-v1"}}
+        status = {"env_steps": 64, "train_iter": 2, "elapsed_s": 1.0, "buffer_fill": 64,
+                  "workers": 0, "last_return": mean_return, "best_return": mean_return}  # fmt: skip
+        result = {"reason": "stop_value", "env_steps": 64, "train_iter": 2, "elapsed_s": 1.0,
+                  "last_return": mean_return, "best_return": mean_return}  # fmt: skip
+        return [
+            ("dingsdk_configure", {"config": config}),
+            ("dingsdk_run_started", {"config": config, "run_dir": run_dir}),
+            *self.work(run_dir),
+            ("dingsdk_progress_columns", {"run_dir": run_dir}),
+            ("dingsdk_should_stop", {"run_dir": run_dir, "status": status}),
+            ("dingsdk_result_fields", {"run_dir": run_dir, "result": result}),
+            ("dingsdk_run_finished", {"run_dir": run_dir, "result": result}),
+            ("dingsdk_unconfigure", {}),
+        ]
+
+    def work(self, run_dir: Path) -> list[tuple[str, Facts]]:
+        """Return the hooks that fire while workers work, in this process or another one."""
+        task = {"task_id": "t1", "cfg": {"exp_name": str(run_dir)}}
+        episode = {"source": "collector", "env_id": 0, "episode_return": 5.0, "length": 5}
+        collect = {"source": "collector", "sample_count": 32, "envstep": 32, "train_iter": 0}
+        evaluation = {"source": "evaluator", "mean_return": 5.0, "train_iter": 2, "envstep": 64}
+        with closing(small_learner(str(run_dir))) as learner:
+            iteration = {"learner": learner, "iteration": 1, "log_vars": {"total_loss": 0.5}}
+        pace = {"worker_id": "w1", "relative_pace": 0.2, "is_straggler": True}
+        return [
+            ("dingsdk_before_task", {"worker_id": "w1", "task": task}),
+            ("dingsdk_after_episode", episode),
+            ("dingsdk_after_collect", collect),
+            ("dingsdk_after_iter", iteration),
+            ("dingsdk_after_evaluate", evaluation),
+            ("dingsdk_after_checkpoint", {"path": run_dir / "ckpt_best", "iteration": 2}),
+            ("dingsdk_pace_changed", pace),
+            ("dingsdk_connection_lost", {"worker_id": "w1", "reason": "lease"}),
+            ("dingsdk_after_task", {"worker_id": "w1", "task": task, "outcome": None}),
+        ]
+
+
+def rule_01_goes_through_a_run(bench: ObserverBench) -> None:
+    """No hook raises in a run, in the order in which they fire."""
+    for hook, facts in bench.run("run"):
+        bench.call(hook, facts)
+
+
+def rule_02_changes_nothing(bench: ObserverBench) -> None:
+    """What hooks are given is as it was after the call."""
+    for hook, facts in bench.run("run"):
+        given = {name: value for name, value in facts.items() if name != "learner"}
+        before = copy.deepcopy(given)
+        bench.call(hook, facts)
+        expect_equal(given, before, f"what {hook} was given, after it")
+
+
+def rule_03_serves_one_run_after_another(bench: ObserverBench) -> None:
+    """A second run goes as the first one, and so does a run that ended without an evaluation."""
+    for name, mean_return in (("first", 5.0), ("second", None), ("third", 6.0)):
+        for hook, facts in bench.run(name, mean_return):
+            bench.call(hook, facts)
+
+
+def rule_04_works_in_other_processes(bench: ObserverBench) -> None:
+    """In the process of a worker, where no run was started, no hook raises."""
+    bench.call("dingsdk_configure", {"config": {"exp_name": "run"}})
+    for hook, facts in bench.work(bench.folder):
+        bench.call(hook, facts)
+
+
+def rule_05_threads_may_call_at_once(bench: ObserverBench) -> None:
+    """Hooks of workers that are threads of one process may be called at the same time."""
+    calls = bench.work(bench.folder)
+    barrier = threading.Barrier(THREADS)
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            barrier.wait(bench.patience_s)
+            for _ in range(50):
+                for hook, facts in calls:
+                    bench.call(hook, facts)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(bench.patience_s)
+    expect(not any(thread.is_alive() for thread in threads), "a hook did not return")
+    if errors:
+        raise errors[0]
+
+
+def rule_06_answers_have_their_form(bench: ObserverBench) -> None:
+    """``should_stop`` returns a text or None; columns and result fields are plain values by name.
+
+    Columns are numbers, texts and None; result fields what JSON has.
+    """
+    for hook, facts in bench.run("run"):
+        answer = bench.call(hook, facts)
+        if answer is None:
+            continue
+        if hook == "dingsdk_should_stop":
+            expect(isinstance(answer, str), f"{hook} returned {answer!r}")
+        elif hook in ("dingsdk_progress_columns", "dingsdk_result_fields"):
+            expect(isinstance(answer, Mapping), f"{hook} returned {answer!r}")
+            for name, value in answer.items():
+                is_column = isinstance(value, str | int | float | None)
+                is_plain = is_column if hook == "dingsdk_progress_columns" else _is_json(value)
+                expect(isinstance(name, str) and is_plain, f"{hook} returned {name!r}: {value!r}")
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        msgspec.json.encode(value)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,170 @@
+"""The rules of wrappers of envs, and the bench that they are checked on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from dingsdk.data.pytree import flatten
+from dingsdk.envs.spaces import ObservationSchema
+from dingsdk.errors import DingError
+from dingsdk.testing.bench import RuleBench, expect, expect_equal
+from dingsdk.testing.rule import RuleBroken, needs
+
+Env = gymnasium.Env[Any, Any]
+MakeWrapped = Callable[[Callable[[Env], Env]], Env]
+"""``make(wrap)`` makes an env, puts ``wrap`` around it and the wrapper under test around that."""
+
+STEPS = 60
+
+
+class Witness(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Notes what reaches the env that is wrapped."""
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        self.resets: list[dict[str, Any]] = []
+        self.closed = 0
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        self.resets.append(kwargs)
+        return super().reset(seed=kwargs.get("seed"))
+
+    def close(self) -> None:
+        self.closed += 1
+        super().close()
+
+
+class WrapperBench(RuleBench[MakeWrapped]):
+    """The bench of a wrapper: fresh envs in it."""
+
+    def __enter__(self) -> WrapperBench:
+        self._envs: list[Env] = []
+        self.witness: Witness
+        return self
+
+    def _close(self, error: BaseException | None) -> None:
+        for env in self._envs:
+            env.close()
+
+    def env(self) -> Env:
+        """Return a wrapped env; ``self.witness`` is between it and the wrapper."""
+        made = self._make(self._watch)
+        self._envs.append(made)
+        return made
+
+    def _watch(self, env: Env) -> Env:
+        self.witness = Witness(env)
+        return self.witness
+
+    def actions(self, env: Env) -> list[Any]:
+        """Return random actions for an env, the same for each env."""
+        env.action_space.seed(0)
+        return [env.action_space.sample() for _ in range(STEPS)]
+
+    def episode(self, env: Env) -> list[Any]:
+        """Return what an env gives for seed 3 and these actions, to the end of an episode."""
+        rows: list[Any] = [env.reset(seed=3)[0]]
+        for action in self.actions(env):
+            obs, reward, terminated, truncated, _ = env.step(action)
+            rows.append((obs, np.asarray(reward), terminated, truncated))
+            if terminated or truncated:
+                break
+        return rows
+
+
+def rule_01_is_an_env_with_spaces(bench: WrapperBench) -> None:
+    """It returns a ``gymnasium.Env`` whose spaces are spaces of gymnasium."""
+    env = bench.env()
+    expect(isinstance(env, gymnasium.Env), f"it is a {type(env).__name__}, no gymnasium.Env")
+    for name in ("observation_space", "action_space"):
+        space = getattr(env, name)
+        expect(isinstance(space, gymnasium.Space), f"{name} is {space!r}, no space")
+
+
+def rule_02_observations_fit_their_space(bench: WrapperBench) -> None:
+    """What ``reset`` and ``step`` return has the shapes and dtypes of ``observation_space``."""
+    env = bench.env()
+    schema = ObservationSchema(env.observation_space)
+    first, *steps = bench.episode(env)
+    for obs in (first, *(row[0] for row in steps)):
+        try:
+            schema.conform(obs)
+        except DingError as error:
+            raise RuleBroken(str(error)) from error
+
+
+def rule_03_rewards_are_finite(bench: WrapperBench) -> None:
+    """Rewards are finite numbers; ``terminated`` and ``truncated`` are bools."""
+    _, *steps = bench.episode(bench.env())
+    for _, reward, *ends in steps:
+        is_number = reward.dtype.kind in "biuf" and bool(np.isfinite(reward).all())
+        expect(is_number, f"the reward {reward!r}")
+        expect(all(isinstance(each, bool | np.bool_) for each in ends), f"the ends {ends!r}")
+
+
+@needs("repeatable")
+def rule_04_same_seed_gives_the_same_episode(bench: WrapperBench) -> None:
+    """Two envs with the same seed and the same actions give the same episode."""
+    _expect_same(bench.episode(bench.env()), bench.episode(bench.env()), "of the same seed")
+
+
+@needs("repeatable")
+def rule_05_reset_begins_anew(bench: WrapperBench) -> None:
+    """After ``reset`` with a seed an env that was used gives what a new one gives."""
+    expected = bench.episode(bench.env())
+    env = bench.env()
+    env.reset(seed=1)
+    for action in bench.actions(env)[:5]:
+        env.step(action)
+    _expect_same(bench.episode(env), expected, "after a reset")
+
+
+@needs("repeatable")
+def rule_06_envs_share_nothing(bench: WrapperBench) -> None:
+    """An env gives the same where another one with the wrapper is used in between."""
+    expected = bench.episode(bench.env())
+    env, other = bench.env(), bench.env()
+    rows: list[Any] = [env.reset(seed=3)[0]]
+    other.reset(seed=4)
+    for action in bench.actions(env)[: len(expected) - 1]:
+        obs, reward, terminated, truncated, _ = env.step(action)
+        rows.append((obs, np.asarray(reward), terminated, truncated))
+        _, _, terminated, truncated, _ = other.step(action)
+        if terminated or truncated:
+            other.reset(seed=5)
+    _expect_same(rows, expected, "beside another env")
+
+
+def rule_07_reset_reaches_the_env(bench: WrapperBench) -> None:
+    """``reset(seed=, options=)`` passes both on to the env that is wrapped."""
+    env = bench.env()
+    bench.witness.resets.clear()
+    env.reset(seed=9, options={"easy": True})
+    expect_equal(len(bench.witness.resets), 1, "resets of the wrapped env")
+    given = bench.witness.resets[0]
+    expect_equal((given.get("seed"), given.get("options")), (9, {"easy": True}), "passed on")
+
+
+def rule_08_close_reaches_the_env(bench: WrapperBench) -> None:
+    """``close()`` closes the env that is wrapped."""
+    env = bench.env()
+    env.close()
+    expect(bench.witness.closed > 0, "the wrapped env was not closed")
+
+
+def rule_09_env_below_is_found(bench: WrapperBench) -> None:
+    """``unwrapped`` is that of the env that is wrapped."""
+    env = bench.env()
+    expect(env.unwrapped is bench.witness.unwrapped, f"unwrapped is {env.unwrapped!r}")
+
+
+def _expect_same(found: list[Any], expected: list[Any], what: str) -> None:
+    expect_equal(len(found), len(expected), f"steps of the episode {what}")
+    for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        pairs = zip(flatten(ours), flatten(theirs), strict=True)
+        is_same = all(np.array_equal(np.asarray(a), np.asarray(b)) for (_, a), (_, b) in pairs)
+        expect(is_same, f"step {step} of the episode {what} differs")
