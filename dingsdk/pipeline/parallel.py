@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -38,11 +38,12 @@ from dingsdk.pipeline.worker import (
     transport_class,
     worker_ids,
 )
+from dingsdk.pipeline.worker_process import WorkerSpec
 from dingsdk.plugins import default_manager, observe
 from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import Coordinator
 from dingsdk.worker.comm.master import Master
-from dingsdk.worker.comm.transport import Transport
+from dingsdk.worker.comm.transport import Transport, WorkerHandle
 from dingsdk.worker.commander.base import BaseParallelCommander
 from dingsdk.worker.coordinator import CoordinatorStatus, TaskState
 from dingsdk.worker.coordinator.experience import metadata_config
@@ -233,9 +234,13 @@ def _make_workers(
         return WorkerGroup()
     if place == "threads":
         return ThreadWorkers(cfg, transport)
-    from dingsdk.pipeline.process_group import ProcessWorkers
+    from dingsdk.pipeline.process_group import ProcessWorkers, WorkerProcess
 
-    return ProcessWorkers(cfg, context.run_dir, worker_ids(cfg), master)
+    start: Callable[[WorkerSpec], WorkerHandle] = WorkerProcess
+    if transport.starts_workers:
+        transport.launch(worker_ids(cfg))
+        start = transport.start_worker
+    return ProcessWorkers(cfg, context.run_dir, worker_ids(cfg), master, start=start)
 
 
 def worker_config(context: RunContext) -> Any:

@@ -26,6 +26,7 @@ from dingsdk.pipeline.worker_process import (
     worker_main,
 )
 from dingsdk.plugins import default_manager
+from dingsdk.worker.comm.transport import WorkerHandle
 
 _log = logging.getLogger(__name__)
 
@@ -158,7 +159,7 @@ class _Member:
         self.role = role
         self.worker_id = worker_id
         self.crash_file = run_dir / "log" / f"{worker_id}.crash"
-        self.process: WorkerProcess | None = None
+        self.process: WorkerHandle | None = None
         self.start_at = 0.0
         self.joined_at = self.heard_at = math.inf
         self.deaths = Deaths()
@@ -227,7 +228,7 @@ class ProcessWorkers(WorkerGroup):
         workers: Sequence[tuple[str, str]],
         master: Joined,
         clock: Callable[[], float] = time.monotonic,
-        start: Callable[[WorkerSpec], WorkerProcess] = WorkerProcess,
+        start: Callable[[WorkerSpec], WorkerHandle] = WorkerProcess,
     ) -> None:
         self._cfg = cfg
         self._run_dir = run_dir

@@ -43,12 +43,14 @@ from dingsdk.pipeline.process_group import (
     WINDOW_S,
     Deaths,
     ProcessWorkers,
+    WorkerProcess,
     how_it_ended,
     spawn_linked,
     take_crash_report,
 )
 from dingsdk.pipeline.run_folder import JOURNAL_FOLDER
 from dingsdk.plugins import default_manager, observe
+from dingsdk.worker.comm.transport import Transport
 
 _log = logging.getLogger(__name__)
 
@@ -115,6 +117,7 @@ class Supervisor:
         self._crash_file = context.run_dir / "log" / "coordinator.crash"
         self._coordinator: _Coordinator | None = None
         self._joined = _Joined(lambda message: self._send(message))
+        self._transport: Transport | None = None
         self._workers: Any = None
         self._address = ""
         self._opened_at = 0.0
@@ -128,8 +131,9 @@ class Supervisor:
         """Train; errors as ``parallel_pipeline``."""
         context = self._context
         context.status = lambda: self._status
-        self._start(is_resumed=context.resumed is not None, rejoin_s=0.0)
+        self._launch()
         try:
+            self._start(is_resumed=context.resumed is not None, rejoin_s=0.0)
             while self._over is None:
                 self._look()
         except BaseException:
@@ -142,6 +146,18 @@ class Supervisor:
         context.status = lambda: status
         result = context.finish(over.reason, "parallel", status.env_steps, status.train_iter)
         return replace(result, elapsed_s=over.elapsed_s, policy_lag=status.policy_lag)
+
+    def _launch(self) -> None:
+        """Start what the processes need, where the transport brings it along."""
+        from dingsdk.pipeline.worker import make_transport, transport_class, worker_ids
+
+        if transport_class(self._cfg).starts_workers:
+            transport = self._transport = make_transport(self._cfg, self._context.run_dir)
+            try:
+                transport.launch(worker_ids(self._cfg))
+            except BaseException:
+                transport.close()
+                raise
 
     def _look(self) -> None:
         """Take what the coordinator says, and see that all processes live."""
@@ -206,7 +222,10 @@ class Supervisor:
         from dingsdk.pipeline.worker import worker_ids
 
         cfg = worker_config(context)
-        self._workers = ProcessWorkers(cfg, context.run_dir, worker_ids(cfg), self._joined)
+        start = WorkerProcess if self._transport is None else self._transport.start_worker
+        self._workers = ProcessWorkers(
+            cfg, context.run_dir, worker_ids(cfg), self._joined, start=start
+        )
         self._address = message.address
         self._workers.start(message.address)
 
@@ -263,6 +282,8 @@ class Supervisor:
         take_crash_report(self._crash_file)  # a file with a report stays
         if not context.has_begun and context.resumed is None:
             self._remove()
+        if self._transport is not None:
+            self._transport.close()
 
     def _remove(self) -> None:
         """Remove what a coordinator left that was ended before it began."""

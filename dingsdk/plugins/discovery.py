@@ -160,6 +160,8 @@ SHIPPED: Mapping[tuple[str, str], str] = {
     (NAMES, "LearnerSlave"): "dingsdk-rl-flask-fs",
     ("transports", "shared_memory"): "dingsdk-rl-shared-memory",
     (NAMES, "SharedMemoryTransport"): "dingsdk-rl-shared-memory",
+    ("transports", "ray"): "dingsdk-rl-ray",
+    (NAMES, "RayTransport"): "dingsdk-rl-ray",
     ("policies", "di_engine"): "dingsdk-rl-di-engine",
     ("commands", "watch"): "dingsdk-rl-watch",
 }

@@ -18,6 +18,7 @@ PACKAGES = [
         "dingsdk",
         "dingsdk_flask_fs",
         "dingsdk_in_memory",
+        "dingsdk_ray",
         "dingsdk_shared_memory",
         "dingsdk_watch",
     )

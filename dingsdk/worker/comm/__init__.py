@@ -16,6 +16,7 @@ from dingsdk.worker.comm.transport import (
     TaskAnswer,
     TaskMessage,
     Transport,
+    WorkerHandle,
     WorkerInfo,
 )
 from dingsdk.worker.comm.worker import CommWorker
@@ -45,5 +46,6 @@ __all__ = [
     "TaskStatus",
     "ThreadScheduler",
     "Transport",
+    "WorkerHandle",
     "WorkerInfo",
 ]

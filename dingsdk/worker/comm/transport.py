@@ -26,7 +26,7 @@ number and a check for each:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -276,6 +276,30 @@ class PolicyStore(ABC):
         """Forget a policy; an unknown id is ignored."""
 
 
+class WorkerHandle(Protocol):
+    """A worker that was started; calls do not wait unless they say so."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative where it was killed, by the number of a signal."""
+
+    def messages(self) -> Iterable[dict[str, Any]]:
+        """Return what it has told since: ``{"event": "joined"}`` and ``{"event": "failed", ...}``,
+        with ``text``, ``traceback`` and ``is_user_mistake``."""
+
+    def send_stop(self) -> None:
+        """Tell it to end."""
+
+    def kill(self) -> None:
+        """End it by force."""
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for its end."""
+
+    def close(self) -> None:
+        """Release what it cost, once it has ended."""
+
+
 class Transport(Configurable, ABC):
     """What a plugin registers under kind ``transports``: the fabric of one run.
 
@@ -297,6 +321,10 @@ class Transport(Configurable, ABC):
     places: ClassVar[tuple[Place, ...]] = ("threads",)
     """Where the workers of a run can be, the default first: threads of the master's process, or
     processes, on any host."""
+
+    starts_workers: ClassVar[bool] = False
+    """Whether ``launch`` and ``start_worker`` start the workers of ``dingsdk train``; without, they
+    are child processes of the one that was asked to train."""
 
     @classmethod
     def takes_turns(cls, section: Mapping[str, Any]) -> bool:
@@ -343,6 +371,27 @@ class Transport(Configurable, ABC):
 
     def remove_data(self) -> None:
         """Remove the files of the run; called by its master's process after the last close."""
+
+    def launch(self, workers: Sequence[tuple[str, str]]) -> None:
+        """Start what the processes of a run need before the first of them starts.
+
+        Called where ``starts_workers``, in the process that was asked to train.
+
+        Args:
+            workers: Role and id of each.
+
+        Raises:
+            ConfigError: there is no room for them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} starts no workers")
+
+    def start_worker(self, spec: Any) -> WorkerHandle:
+        """Start one of the workers that were launched, or start it again.
+
+        Args:
+            spec: A ``dingsdk.pipeline.worker_process.WorkerSpec``, which can be pickled.
+        """
+        raise NotImplementedError(f"{type(self).__name__} starts no workers")
 
     def joining_note(self) -> str:
         """Return what workers elsewhere need besides the address, for people to read."""

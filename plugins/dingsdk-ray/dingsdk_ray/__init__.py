@@ -1,0 +1,1 @@
+"""The ray transport; see the README."""

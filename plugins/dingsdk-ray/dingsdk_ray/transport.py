@@ -1,0 +1,254 @@
+"""The ray transport: workers as actors, payloads and policies in the object store."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import msgspec
+from dingsdk_flask_fs.secret import Secret
+from dingsdk_flask_fs.slave_end import HttpSlaveEnd
+from msgspec import Meta
+
+from dingsdk.config import Section
+from dingsdk.data import PrivateDir
+from dingsdk.errors import ConfigError, DataMissingError
+from dingsdk.worker.comm import (
+    MasterEnd,
+    Place,
+    PolicyStore,
+    Scheduler,
+    SlaveEnd,
+    StepDataStore,
+    ThreadScheduler,
+    Transport,
+    WorkerHandle,
+)
+from dingsdk_ray import cluster
+from dingsdk_ray.cluster import HubLink
+from dingsdk_ray.ends import RayMasterEnd, SlaveLink
+from dingsdk_ray.hub import MAX_MESSAGE_BYTES
+from dingsdk_ray.stores import RayDataStore, RayPolicyStore
+
+if TYPE_CHECKING:
+    from dingsdk_ray.workers import Workers
+
+TYPE_KEY = "ray"
+_FOLDER, _RUN_FILE = "transport", "ray-run"
+_NO_SECRET = Secret(b"requests go through Ray's own connections", source="ray", is_explicit=False)
+"""The protocol of flask_fs signs its requests; Ray's tokens take the place of that here."""
+
+
+class RoleResources(Section, frozen=True, kw_only=True):
+    """What one worker of a role takes of the cluster.
+
+    Attributes:
+        num_cpus: CPUs, a number to count with.
+        num_gpus: GPUs; those that the worker gets are the ones that it sees.
+        custom: Other resources of Ray by name.
+    """
+
+    num_cpus: Annotated[float, Meta(ge=0)] = 1.0
+    num_gpus: Annotated[float, Meta(ge=0)] = 0.0
+    custom: dict[str, float] = msgspec.field(default_factory=dict)
+
+
+class RayTransport(Transport):
+    """One object a process; the README lists the config keys."""
+
+    contract_capabilities: ClassVar[frozenset[str]] = frozenset({"many_processes"})
+    """What `dingsdk check` holds it to beyond the rules for all transports."""
+    contract_config: ClassVar[Mapping[str, Any]] = {"namespace": "check"}
+    """What `dingsdk check` sets: a hub takes seconds to start, and the rules share one."""
+
+    class Config(Transport.Config, frozen=True, kw_only=True):
+        """Section ``system.transport``.
+
+        Attributes:
+            address: ``local`` starts a Ray on this host and stops it after the run; ``auto`` joins
+                the cluster of this host, ``host:port`` the one of that GCS.
+            namespace: Ray's namespace of the hub, an actor that runs of one namespace share; empty:
+                the run has one of its own.
+            allow_insecure_ray: Whether a cluster that other hosts reach may do without
+                RAY_AUTH_MODE=token.
+            resources: What one worker takes, by role; one CPU where a role is not named.
+            placement: How the actors of a run are spread over nodes, as Ray's placement groups
+                have it; empty: wherever there is room, as nodes come and go.
+            object_store_bytes: Size of the object store of a local Ray; 0 for Ray's own choice.
+            start_timeout_s: Seconds for a placement group to find room.
+            request_timeout_s: Seconds for an immediate answer.
+            lost_after_s: Seconds of silence after which a worker gives up its coordinator.
+        """
+
+        type: str = TYPE_KEY
+        address: str = "local"
+        namespace: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{0,64}$")] = ""
+        allow_insecure_ray: bool = False
+        resources: dict[str, RoleResources] = msgspec.field(default_factory=dict)
+        placement: Literal["", "PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = ""
+        object_store_bytes: Annotated[int, Meta(ge=0)] = 0
+        start_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
+        request_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0
+        lost_after_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
+
+    places: ClassVar[tuple[Place, ...]] = ("processes", "threads")
+    starts_workers: ClassVar[bool] = True
+
+    def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
+        super().__init__(cfg, run_dir)
+        cluster.check_ray()
+        self._lock = threading.RLock()
+        self._address = self.cfg.address
+        self._namespace, self._run = self.cfg.namespace, ""
+        self._num_cpus = 1.0
+        self._shows_logs = False
+        self._link: HubLink | None = None
+        self._masters: list[RayMasterEnd] = []
+        self._slaves: list[SlaveEnd] = []
+        self._workers: Workers | None = None
+        self._scheduler = ThreadScheduler()
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self._scheduler
+
+    def launch(self, workers: Sequence[tuple[str, str]]) -> None:
+        """Join the cluster, or start one, and find room for the workers.
+
+        Raises:
+            ConfigError: there is no cluster, or it has no room for one worker of each role.
+            InsecureBindError: it does without tokens.
+        """
+        from dingsdk_ray.workers import Workers
+
+        demands = [(worker_id, self._options_of(role)) for role, worker_id in workers]
+        self._num_cpus = max(1.0, sum(each["num_cpus"] for _, each in demands))
+        self._shows_logs = True
+        self._connected()
+        self._workers = Workers(demands, self.cfg.placement, self.cfg.start_timeout_s)
+
+    def start_worker(self, spec: Any) -> WorkerHandle:
+        assert self._workers is not None  # launched
+        return self._workers.start(spec)
+
+    def master_end(self) -> MasterEnd:
+        end = RayMasterEnd(
+            self._connected(),
+            lambda: f"{self._address}/{self._namespace}/{self._run}",
+            self.cfg.request_timeout_s,
+        )
+        with self._lock:
+            self._masters.append(end)
+        return end
+
+    def slave_end(self, address: str) -> SlaveEnd:
+        gcs, namespace, run = parse_address(address)
+        with self._lock:
+            if self._link is None:
+                self._address, self._namespace, self._run = gcs, namespace, run
+            link = self._connected()
+            if (namespace, run) != (self._namespace, self._run):
+                raise ConfigError(
+                    f"{address!r} is the coordinator of another run; this process has joined "
+                    f"{self._address}/{self._namespace}/{self._run}",
+                    path="system.transport",
+                )
+        end = HttpSlaveEnd(
+            address,
+            lambda: SlaveLink(link),
+            self._scheduler,
+            lambda: _NO_SECRET,
+            max_bytes=MAX_MESSAGE_BYTES,
+            request_timeout_s=self.cfg.request_timeout_s,
+            lost_after_s=self.cfg.lost_after_s,
+        )
+        with self._lock:
+            self._slaves.append(end)
+        return end
+
+    def data_store(self) -> StepDataStore:
+        return RayDataStore(self._connected, self.cfg.request_timeout_s)
+
+    def policy_store(self) -> PolicyStore:
+        return RayPolicyStore(self._connected, self.cfg.request_timeout_s)
+
+    def abandon_worker(self, worker_id: str) -> None:
+        """Cut a worker off from this process's master as if its host had died."""
+        for end in self._masters:
+            end.abandon_worker(worker_id)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        with self._lock:
+            slaves, self._slaves = self._slaves, []
+            masters, self._masters = self._masters, []
+            link, self._link = self._link, None
+            workers, self._workers = self._workers, None
+        for slave in slaves:
+            slave.close(timeout_s)
+        for master in masters:
+            master.close(timeout_s)
+        self._scheduler.close(timeout_s)
+        if workers is not None:
+            workers.close()
+        if link is not None:
+            link.close()
+            cluster.disconnect()
+
+    def remove_data(self) -> None:
+        folder = self.run_dir / _FOLDER
+        if folder.is_dir() and not cluster.has_ended(self._address):
+            is_last = not self.cfg.namespace
+            self._connected().remove(self.cfg.request_timeout_s, is_last=is_last)
+            self.close()
+        if folder.is_dir():
+            with PrivateDir(folder, create=False) as root:
+                root.unlink(_RUN_FILE)
+
+    def _connected(self) -> HubLink:
+        with self._lock:
+            if self._link is None:
+                self._address = cluster.connect(
+                    self._address,
+                    allow_insecure=self.cfg.allow_insecure_ray,
+                    num_cpus=self._num_cpus,
+                    object_store_bytes=self.cfg.object_store_bytes,
+                    shows_logs=self._shows_logs,
+                )
+                self._run = self._run or _run_id(self.run_dir / _FOLDER)
+                self._namespace = self._namespace or f"dingsdk-{self._run}"
+                self._link = HubLink(self._namespace, self._run)
+            return self._link
+
+    def _options_of(self, role: str) -> dict[str, Any]:
+        found = self.cfg.resources.get(role, RoleResources())
+        return {"num_cpus": found.num_cpus, "num_gpus": found.num_gpus, "resources": found.custom}
+
+
+def _run_id(path: Path) -> str:
+    """Return the id of the run whose folder it is; the first of its processes draws it."""
+    with PrivateDir(path) as folder:
+        try:
+            return folder.read(_RUN_FILE, 64).decode()
+        except DataMissingError:
+            folder.write_atomic(_RUN_FILE, [secrets.token_hex(8).encode()], durable=True)
+            return folder.read(_RUN_FILE, 64).decode()
+
+
+def parse_address(address: str) -> tuple[str, str, str]:
+    """Return cluster, namespace and run of ``host:port/namespace/run``.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    gcs, namespace, run, *rest = (address + "//").split("/")
+    host, _, port = gcs.rpartition(":")
+    if host and port.isdecimal() and namespace and run and not any(rest):
+        return gcs, namespace, run
+    raise ConfigError(
+        f"{address!r} is no address of a coordinator; it prints one like "
+        "10.0.0.1:6379/dingsdk-1f2e3d4c/1f2e3d4c",
+        path="system.transport",
+    )

@@ -1,0 +1,220 @@
+"""Workers as actors: started where the cluster has room, watched, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from dingsdk.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+KILLED = -9
+"""What stands for the exit code of an actor that died; its process is elsewhere."""
+
+
+class RoleActor:
+    """One worker in a process of its own, which Ray has started."""
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+        self._joined = threading.Event()
+
+    def run(self, spec: Any) -> dict[str, Any]:
+        """Work until the run is over; return exit code and message of a worker process."""
+        from dingsdk.pipeline.worker_process import crashes_recorded
+
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(crashes_recorded(spec.crash_file))
+                return {"code": self._work(spec)}
+            except BaseException as error:
+                return {
+                    "code": 1,
+                    "event": "failed",
+                    "text": f"{type(error).__name__}: {error}",
+                    "traceback": "".join(traceback.format_exception(error)),
+                    "is_user_mistake": bool(getattr(error, "is_user_mistake", False)),
+                }
+            finally:
+                self._joined.set()
+
+    def wait_joined(self) -> None:
+        """Return once the coordinator knows the worker, or it has ended."""
+        self._joined.wait()
+
+    def stop(self) -> None:
+        """Have the worker leave."""
+        self._stop.set()
+
+    def _work(self, spec: Any) -> int:
+        from dingsdk.config import to_easydict
+        from dingsdk.pipeline.worker import run_worker
+        from dingsdk.pipeline.worker_process import OUT_OF_MEMORY
+        from dingsdk.plugins import default_manager
+
+        default_manager().restore(spec.snapshot)
+        should_restart = run_worker(
+            spec.role,
+            to_easydict(spec.cfg),
+            spec.address,
+            spec.worker_id,
+            spec.run_dir,
+            self._stop,
+            self._joined.set,
+        )
+        return OUT_OF_MEMORY if should_restart else 0
+
+
+class RayWorker:
+    """A started worker, as ``WorkerHandle``."""
+
+    def __init__(self, actor: Any, spec: Any) -> None:
+        self._actor = actor
+        self._run = actor.run.remote(spec)
+        self._joined: Any = actor.wait_joined.remote()
+        self._end: dict[str, Any] | None = None
+        self._has_told = False
+
+    @property
+    def exit_code(self) -> int | None:
+        self._look(0.0)
+        return None if self._end is None else int(self._end["code"])
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        import ray
+
+        self._look(0.0)
+        if self._joined is not None and ray.wait([self._joined], timeout=0)[0]:
+            self._joined = None
+            if self._end is None:
+                yield {"event": "joined"}
+        if self._end is not None and "event" in self._end and not self._has_told:
+            self._has_told = True
+            yield self._end
+
+    def send_stop(self) -> None:
+        self._actor.stop.remote()
+
+    def kill(self) -> None:
+        import ray
+
+        ray.kill(self._actor, no_restart=True)
+
+    def join(self, timeout_s: float) -> None:
+        self._look(timeout_s)
+
+    def close(self) -> None:
+        self.kill()
+
+    def _look(self, timeout_s: float) -> None:
+        import ray
+
+        if self._end is not None or not ray.wait([self._run], timeout=timeout_s)[0]:
+            return
+        try:
+            self._end = ray.get(self._run, timeout=1.0)
+        except ray.exceptions.RayError as error:
+            text = f"its actor died: {' '.join(str(error).split())[:300]}"
+            self._end = {"code": KILLED, "event": "failed", "text": text}
+
+
+class Workers:
+    """Starts the workers of a run.
+
+    Args:
+        demands: Id of each worker, and the resources that it takes.
+        placement: Strategy of a placement group for all; empty for none.
+        timeout_s: How long such a group may wait for room.
+
+    Raises:
+        ConfigError: there is no room.
+    """
+
+    def __init__(
+        self, demands: Sequence[tuple[str, Mapping[str, Any]]], placement: str, timeout_s: float
+    ) -> None:
+        self._options = dict(demands)
+        self._group: Any = None
+        self._indices = {worker_id: index for index, (worker_id, _) in enumerate(demands)}
+        bundles = [_bundle(options) for _, options in demands]
+        if placement:
+            self._group = _reserve(bundles, placement, timeout_s)
+        else:
+            _check_room(dict(zip(self._options, bundles, strict=True)))
+
+    def start(self, spec: Any) -> RayWorker:
+        """Start a worker; where no node has room, it starts when one comes."""
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        options = {key: value for key, value in self._options[spec.worker_id].items() if value}
+        options.setdefault("num_cpus", 0)
+        if self._group is not None:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=self._indices[spec.worker_id]
+            )
+        actor = ray.remote(max_restarts=0)(RoleActor).options(max_concurrency=4, **options)
+        return RayWorker(actor.remote(), spec)
+
+    def close(self) -> None:
+        """Give the room back."""
+        if self._group is not None:
+            from ray.util import remove_placement_group
+
+            remove_placement_group(self._group)
+
+
+def _bundle(options: Mapping[str, Any]) -> dict[str, float]:
+    found = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], **options["resources"]}
+    return {name: amount for name, amount in found.items() if amount}
+
+
+def _reserve(bundles: Sequence[Mapping[str, float]], placement: str, timeout_s: float) -> Any:
+    from ray.util import placement_group, remove_placement_group
+
+    filled = [dict(each) or {"CPU": 0.001} for each in bundles]
+    group = placement_group(filled, strategy=placement)
+    if not group.wait(timeout_s):
+        remove_placement_group(group)
+        raise ConfigError(
+            f"Ray has no room for the workers within {timeout_s:.0f} s: they take {filled} "
+            f"({placement}), and {_free()} is free; see system.transport.resources",
+            path="system.transport.placement",
+        )
+    return group
+
+
+def _check_room(bundles: Mapping[str, Mapping[str, float]]) -> None:
+    """Raise ConfigError unless one worker of each role has room now.
+
+    The others may start when nodes come.
+    """
+    import ray
+
+    free = ray.available_resources()
+    for worker_id, bundle in bundles.items():
+        if not worker_id.endswith("-0"):
+            continue
+        for name, amount in bundle.items():
+            free[name] = free.get(name, 0.0) - amount
+            if free[name] < 0:
+                raise ConfigError(
+                    f"Ray has no room for {worker_id}, which takes {amount:g} {name} beside the "
+                    f"first worker of each role before it: {_free()} is free; lower "
+                    f"system.transport.resources.{worker_id.rpartition('-')[0]}",
+                    path="system.transport.resources",
+                )
+
+
+def _free() -> str:
+    import ray
+
+    free = ray.available_resources()
+    return (
+        ", ".join(f"{free[name]:g} {name}" for name in ("CPU", "GPU") if name in free) or "nothing"
+    )
