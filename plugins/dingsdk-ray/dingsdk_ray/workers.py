@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dingsdk.errors import ConfigError
+from dingsdk.worker.comm import WorkerHandle
 
 _log = logging.getLogger(__name__)
 
@@ -70,8 +71,13 @@ class RoleActor:
         return OUT_OF_MEMORY if should_restart else 0
 
 
-class RayWorker:
-    """A started worker, as ``WorkerHandle``."""
+class RayWorker(WorkerHandle):
+    """A started worker.
+
+    Args:
+        actor: A ``RoleActor``.
+        spec: What it is told.
+    """
 
     def __init__(self, actor: Any, spec: Any) -> None:
         self._actor = actor
