@@ -9,13 +9,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from dingsdk_flask_fs.auth import Signer
-from dingsdk_flask_fs.connection import Answer, LinkError
-from dingsdk_flask_fs.messages import OVERHEAD_BYTES
-
 from dingsdk.data import decode_message, encode_message
 from dingsdk.errors import ClosedError, ProtocolError, WorkerLostError
 from dingsdk.worker.comm import MasterEnd, MasterListener, TaskAnswer, TaskMessage, WorkerInfo
+from dingsdk.worker.comm.requests import Answer, Link, LinkError
+from dingsdk.worker.comm.requests.messages import OVERHEAD_BYTES
 from dingsdk_ray.cluster import HubGoneError, HubLink
 from dingsdk_ray.hub import MAX_MESSAGE_BYTES, Op
 
@@ -27,17 +25,14 @@ _RETRY_S = 0.2
 _WAITING = ("join", "turn")
 
 
-class SlaveLink:
-    """A worker's connection, where flask_fs has an HTTP connection; requests are not signed.
-
-    Ray's own tokens say who may call the hub.
-    """
+class SlaveLink(Link[bool]):
+    """A worker's connection. Requests are not signed: Ray's tokens say who may call the hub."""
 
     def __init__(self, link: HubLink) -> None:
         self._link = link
         self._is_closed = False
 
-    def post(self, target: str, body: bytes, signer: Signer, deadline: float) -> Answer:
+    def post(self, target: str, body: bytes, key: bool, deadline: float) -> Answer:
         """Send a request, return its answer.
 
         Raises:

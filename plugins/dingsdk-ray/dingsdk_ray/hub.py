@@ -13,13 +13,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dingsdk_flask_fs.app import answer_of
-from dingsdk_flask_fs.messages import decode_request
-from dingsdk_flask_fs.request_handler import RequestHandler
-
 from dingsdk.data import decode_message, encode_message
 from dingsdk.errors import DingError, WorkerLostError
 from dingsdk.worker.comm import MasterListener, TaskAnswer, TaskMessage, ThreadScheduler, WorkerInfo
+from dingsdk.worker.comm.requests import (
+    Answer,
+    RequestHandler,
+    answer_of,
+    decode_request,
+    error_answer,
+)
 
 MAX_MESSAGE_BYTES = 4 << 20
 WAITING_CALLS = 128
@@ -29,7 +32,6 @@ INLINE_BYTES = 64 << 10
 to 100 KB. Larger ones are in the object store."""
 CONFIRM_S = 5.0
 """How long a join waits until the coordinator knows of it."""
-_UNAVAILABLE = 503, b'{"message": "no coordinator is open, or it does not answer"}'
 
 Event = tuple[Any, ...]
 """("joined", worker_id, inc, role, resource), ("renewed", worker_id, progress),
@@ -211,16 +213,16 @@ class Hub:
 
     # Of workers:
 
-    def request(self, kind: str, body: bytes) -> tuple[int, bytes]:
+    def request(self, kind: str, body: bytes) -> Answer:
         """Return status and content of the answer to a request; see ``RequestHandler``."""
         master = self._master
         if master is None:
-            return _UNAVAILABLE
+            return _unavailable()
         try:
             content = master.handler.handle(decode_request(body, kind, MAX_MESSAGE_BYTES))
             if kind == "join" and not master.events.wait_confirmed(CONFIRM_S):
-                return _UNAVAILABLE  # the same join, sent again, finds itself done
-            return 200, content
+                return _unavailable()  # the same join, sent again, finds itself done
+            return Answer(200, content)
         except DingError as error:
             return answer_of(error)
 
@@ -288,6 +290,10 @@ class Hub:
         A large argument of a call is an object of the caller, and lost with it.
         """
         return frame if isinstance(frame, bytes) else self._store(frame)
+
+
+def _unavailable() -> Answer:
+    return error_answer(503, "WorkerLostError", "no coordinator is open, or it does not answer")
 
 
 class HubActor:

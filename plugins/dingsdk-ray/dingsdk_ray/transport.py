@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
-from dingsdk_flask_fs.secret import Secret
-from dingsdk_flask_fs.slave_end import HttpSlaveEnd
 from msgspec import Meta
 
 from dingsdk.config import Section
@@ -27,6 +25,7 @@ from dingsdk.worker.comm import (
     Transport,
     WorkerHandle,
 )
+from dingsdk.worker.comm.requests import RequestSlaveEnd
 from dingsdk_ray import cluster
 from dingsdk_ray.cluster import HubLink
 from dingsdk_ray.ends import RayMasterEnd, SlaveLink
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 
 TYPE_KEY = "ray"
 _FOLDER, _RUN_FILE = "transport", "ray-run"
-_NO_SECRET = Secret(b"requests go through Ray's own connections", source="ray", is_explicit=False)
-"""The protocol of flask_fs signs its requests; Ray's tokens take the place of that here."""
 
 
 class RoleResources(Section, frozen=True, kw_only=True):
@@ -156,11 +153,11 @@ class RayTransport(Transport):
                     f"{self._address}/{self._namespace}/{self._run}",
                     path="system.transport",
                 )
-        end = HttpSlaveEnd(
+        end = RequestSlaveEnd(
             address,
             lambda: SlaveLink(link),
             self._scheduler,
-            lambda: _NO_SECRET,
+            lambda: True,
             max_bytes=MAX_MESSAGE_BYTES,
             request_timeout_s=self.cfg.request_timeout_s,
             lost_after_s=self.cfg.lost_after_s,
