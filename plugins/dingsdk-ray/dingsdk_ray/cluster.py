@@ -90,7 +90,7 @@ def connect(
         import ray
 
         if not ray.is_initialized():
-            _check_tokens(address, allow_insecure)
+            check_tokens(address, allow_insecure=allow_insecure)
             options: dict[str, Any] = {"address": address}
             if is_new:
                 options |= {"num_cpus": num_cpus, "include_dashboard": False}
@@ -144,7 +144,8 @@ def has_ended(address: str) -> bool:
     return address == "local" and not ray.is_initialized() and LOCAL_CLUSTER not in os.environ
 
 
-def _check_tokens(address: str, allow_insecure: bool) -> None:
+def check_tokens(address: str, *, allow_insecure: bool) -> None:
+    """Raise InsecureBindError for a cluster that others reach and that does without tokens."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         is_local = address == "local" or ipaddress.ip_address(host).is_loopback

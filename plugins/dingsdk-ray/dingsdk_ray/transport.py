@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
@@ -13,7 +15,8 @@ from msgspec import Meta
 
 from dingsdk.config import Section
 from dingsdk.data import PrivateDir
-from dingsdk.errors import ConfigError, DataMissingError
+from dingsdk.errors import ConfigError, DataMissingError, listing, nearest_name
+from dingsdk.plugins import default_manager
 from dingsdk.worker.comm import (
     MasterEnd,
     Place,
@@ -39,7 +42,7 @@ TYPE_KEY = "ray"
 _FOLDER, _RUN_FILE = "transport", "ray-run"
 
 
-class RoleResources(Section, frozen=True, kw_only=True):
+class RoleResources(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one worker of a role takes of the cluster.
 
     Attributes:
@@ -91,12 +94,22 @@ class RayTransport(Transport):
         request_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0
         lost_after_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
 
+        def __post_init__(self) -> None:
+            cluster.check_ray()
+            known = default_manager().known("roles") if self.resources else ()
+            for role in self.resources:
+                if role not in known:
+                    near = nearest_name(role, known)
+                    hint = f"; did you mean {near!r}" if near else ""
+                    raise ValueError(
+                        f"resources names {role!r}, which is no role{hint}; roles: {listing(known)}"
+                    )
+
     places: ClassVar[tuple[Place, ...]] = ("processes", "threads")
     starts_workers: ClassVar[bool] = True
 
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
         super().__init__(cfg, run_dir)
-        cluster.check_ray()
         self._lock = threading.RLock()
         self._address = self.cfg.address
         self._namespace, self._run = self.cfg.namespace, ""
@@ -230,7 +243,12 @@ def _run_id(path: Path) -> str:
         try:
             return folder.read(_RUN_FILE, 64).decode()
         except DataMissingError:
-            folder.write_atomic(_RUN_FILE, [secrets.token_hex(8).encode()], durable=True)
+            drawn = secrets.token_hex(8)
+            part = f"{_RUN_FILE}.{drawn}"
+            folder.write_atomic(part, [drawn.encode()], durable=True)
+            with contextlib.suppress(FileExistsError):  # two drew one: the first link counts
+                os.link(folder.path / part, folder.path / _RUN_FILE)
+            folder.unlink(part)
             return folder.read(_RUN_FILE, 64).decode()
 
 
