@@ -145,6 +145,7 @@ def compile_config(
     _check_device(compiled["policy"])
     _check_learners(compiled, found, mode)
     _check_recording(compiled, found, mode)
+    _check_replay(compiled, found, mode)
     if mode == "parallel":
         _check_memory_limit(compiled["system"], found["system.transport"])
     names = _add_columns(compiled["policy"], found)
@@ -529,6 +530,38 @@ def _check_learners(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: st
             "batch of all learners together, and each takes an equal part",
             path="policy.learn.batch_size",
         )
+
+
+def _check_replay(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
+    """Check that a replay server can hold the buffer of the run, if that is asked for.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    system, policy = cfg["system"], cfg["policy"]
+    if system["replay"]["type"] != "server":
+        return
+    path, why = "system.replay.type", ""
+    buffer = classes.get("policy.other.replay_buffer")
+    if mode == "serial":
+        why = "a serial run holds its replay buffer itself; use --mode parallel"
+    elif policy["on_policy"]:
+        why = f"a policy of type {policy['type']!r} trains on its newest samples alone"
+    elif getattr(buffer, "needs_order", "none") == "episode":
+        why = "a buffer of episodes stays with the learner; choose another buffer"
+    elif system["record_schedule"]:
+        why = "the schedule of a replay server is not recorded; leave out system.record_schedule"
+    elif system["journal"]["enabled"] is True:
+        why = (
+            "the server keeps the rows, of which a journal of the coordinator would not know; "
+            "leave system.journal.enabled at auto"
+        )
+    elif not hasattr(classes["system.learner"], "replay"):
+        why = f"a comm learner of type {system['learner']['type']!r} does not sample from one"
+    elif not hasattr(classes["system.collector"], "replay"):
+        why = f"a comm collector of type {system['collector']['type']!r} does not insert into one"
+    if why:
+        raise ConfigError(f"{path} is 'server', but {why}", path=path)
 
 
 def _check_recording(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
-from dingsdk.config import deep_merge_dicts, save_config, to_easydict
+from dingsdk.config import deep_merge_dicts, save_config, to_easydict, to_plain
+from dingsdk.data import derive_seed
 from dingsdk.data.files import Folder, ensure_dir, locked_folder
 from dingsdk.errors import (
     ConfigError,
@@ -28,8 +29,9 @@ from dingsdk.pipeline.context import (
     TaskStatus,
     WorkerStatus,
 )
+from dingsdk.pipeline.replay_process import ReplayProcess
 from dingsdk.pipeline.resume import JournaledRun
-from dingsdk.pipeline.run_folder import CONFIG_NAME, JOURNAL_FOLDER
+from dingsdk.pipeline.run_folder import CONFIG_NAME, JOURNAL_FOLDER, REPLAY_FOLDER
 from dingsdk.pipeline.worker import (
     ThreadWorkers,
     WorkerGroup,
@@ -53,6 +55,7 @@ from dingsdk.worker.evaluator.monitor import evaluation_statistics, write_return
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.learner.checkpoint import save_checkpoint
 from dingsdk.worker.replay_buffer.config import bounds_rates
+from dingsdk.worker.replay_server import ReplayServer
 from dingsdk.worker.run_logger import (
     TensorboardLogger,
     build_tb_logger,
@@ -91,6 +94,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
 
     with ExitStack() as stack:
         stack.enter_context(torch_threads(cfg.system.torch_threads))
+        replay = open_replay(cfg, context, stack)
         journal = open_journal(context, stack)
         ended_by: list[Reason] = []
         stack.callback(lambda: _end_journal(context, journal, ended_by))
@@ -128,7 +132,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             # What ends a run of its own may come at another moment here.
             while not (replayed.wait(POLL_S) or context.stop.is_set()):
                 workers.poll()
-        reason = _watch(context, coordinator, workers, tb_logger)
+        reason = _watch(context, coordinator, workers, tb_logger, replay)
         fill = coordinator.status().buffer_count
 
         def with_fill() -> RunStatus:
@@ -162,6 +166,8 @@ def has_journal(context: RunContext) -> bool:
         ConfigError: the commander cannot be resumed, and the journal was asked for.
     """
     cfg = context.cfg
+    if cfg.system.replay.type == "server":
+        return False
     section = cfg.system.journal
     place = place_of(transport_class(cfg), cfg.system.transport)
     is_wanted = section.enabled is True or context.on_address is not None or place == "processes"
@@ -177,6 +183,46 @@ def has_journal(context: RunContext) -> bool:
         _log.warning("the run keeps no journal: %s", text)
         return False
     return True
+
+
+def open_replay(cfg: Any, context: RunContext, stack: ExitStack) -> ReplayProcess | None:
+    """Start the replay server of a run that has one of its own, and write its address to ``cfg``.
+
+    Returns:
+        Its process; None where there is none to look after.
+
+    Raises:
+        ConfigError: workers of other hosts could not find a server of the run's own.
+        DingError: the server cannot start.
+    """
+    section = cfg.system.replay
+    if section.type != "server" or section.address:
+        return None
+    if context.on_address is not None:
+        raise ConfigError(
+            "system.replay.address is empty, and workers that start by themselves need to know "
+            "it: start `dingsdk replay-server`, and give its address",
+            path="system.replay.address",
+        )
+    buffer_cfg = to_plain(cfg.policy.other.replay_buffer)
+    if buffer_cfg.get("seed", 0) is None:
+        buffer_cfg["seed"] = derive_seed(int(cfg.seed), "buffer")
+    folder = context.run_dir / REPLAY_FOLDER
+    section.path = str(folder)
+    stack.callback(lambda: _remove_rows(context))
+    if place_of(transport_class(cfg), cfg.system.transport) == "threads":
+        server = ReplayServer({}, buffer_cfg, folder)
+        stack.callback(lambda: server.close(has_checkpoint=False))
+        section.address = server.address
+        return None
+    process = stack.enter_context(ReplayProcess(buffer_cfg, folder, int(cfg.system.restarts)))
+    section.address = process.address
+    return process
+
+
+def _remove_rows(context: RunContext) -> None:
+    with Folder(context.run_dir) as run_folder:
+        run_folder.remove_tree(REPLAY_FOLDER)
 
 
 def open_journal(context: RunContext, stack: ExitStack) -> Journal | None:
@@ -305,6 +351,7 @@ def _watch(
     coordinator: Coordinator,
     workers: WorkerGroup,
     tb_logger: TensorboardLogger,
+    replay: ReplayProcess | None,
 ) -> Reason:
     """Wait for the end of the run, whatever brings it about."""
     paces_at = time.monotonic()
@@ -320,6 +367,8 @@ def _watch(
         if (reason := context.why_end(status.env_steps, status.train_iter)) is not None:
             return reason
         workers.poll()
+        if replay is not None:
+            replay.poll()
     if coordinator.failure is not None:
         return "error"
     return "stop_value" if coordinator.has_reached_goal else "limit"

@@ -6,6 +6,7 @@
         config.yaml             the compiled config; can be trained and evaluated again
         resume/                 the newest saves for ``train --resume`` (serial mode)
         journal/                what ``train --resume`` goes on from (parallel mode)
+        replay/                 log and checkpoints of the run's replay server, if it has one
         transport/              data of the workers, which goes with the journal (parallel mode)
         ckpt/                   checkpoints: the newest iteration and the best evaluated
         log/                    text logs and tensorboard events
@@ -55,6 +56,7 @@ PROGRESS_NAME = "progress.jsonl"
 CURVE_NAME = "curve.png"
 CHECKPOINT_FOLDER = "ckpt"
 JOURNAL_FOLDER = "journal"
+REPLAY_FOLDER = "replay"
 RESULT_FORMAT = 1
 LINE = "#1f6fb4"
 STOP = "#c4501b"

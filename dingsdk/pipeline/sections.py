@@ -69,6 +69,27 @@ class EnvSection(Section, frozen=True, kw_only=True):
             )
 
 
+class ReplaySection(Section, frozen=True, kw_only=True):
+    """Section ``system.replay``: who holds the replay buffer of a parallel run.
+
+    Attributes:
+        type: With ``learner`` the coordinator has the metadata of the rows and the learner the
+            rows; with ``server`` a replay server has both.
+        address: ``host:port`` of a server that others use too; where empty, the run starts one.
+        path: Folder of that server, for its secret, where no environment variable names one.
+        timeout_s: Seconds for the server to answer, and to come back where it was lost.
+    """
+
+    type: Literal["learner", "server"] = "learner"
+    address: str = ""
+    path: str = ""
+    timeout_s: Positive = 30.0
+
+    def __post_init__(self) -> None:
+        if self.type == "learner" and self.address:
+            raise ValueError(f"address is {self.address!r}, but type is learner; set it to server")
+
+
 class SystemSection(Section, frozen=True, kw_only=True):
     """Section ``system``: what the run uses of the machine, and how its parts talk.
 
@@ -82,6 +103,7 @@ class SystemSection(Section, frozen=True, kw_only=True):
             workers are started of each (parallel mode).
         collector: Options of the comm collectors.
         learner: Options of the comm learners.
+        replay: Who holds the replay buffer (parallel mode).
         coordinator: Options of the coordinator (parallel mode).
         journal: What is kept of the run, so that it can be resumed (parallel mode).
         rejoin_s: Seconds that a worker looks for a coordinator that is gone, before it ends
@@ -113,6 +135,7 @@ class SystemSection(Section, frozen=True, kw_only=True):
     roles: Annotated[dict[str, Any], Part("roles", many=True)] = msgspec.field(default_factory=dict)
     collector: Annotated[dict[str, Any], Part("comm_collectors")] = preset("base")
     learner: Annotated[dict[str, Any], Part("comm_learners")] = preset("base")
+    replay: ReplaySection = ReplaySection()
     coordinator: CoordinatorSection = CoordinatorSection()
     journal: JournalSection = JournalSection()
     rejoin_s: Positive = 60.0

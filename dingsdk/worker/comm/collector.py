@@ -12,9 +12,18 @@ from numpy.typing import NDArray
 
 from dingsdk.config import Count, to_easydict
 from dingsdk.data import FrameInfo, SampleBatch
-from dingsdk.errors import ConfigError, ProtocolError, StorageFullError, TaskFail
+from dingsdk.data.list_samples import LIST, has_lists
+from dingsdk.errors import (
+    BufferFullError,
+    ConfigError,
+    ProtocolError,
+    SchemaMismatchError,
+    StorageFullError,
+    TaskFail,
+)
 from dingsdk.worker.collector.env_pool import EnvPool
 from dingsdk.worker.comm.publisher import PolicyPublisher
+from dingsdk.worker.comm.replay import LONGEST_WAIT_S, PAUSE_S, ServedReplay
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, TaskFunctions
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.comm.worker import ANSWER_WITHIN_S, CommWorker
@@ -42,6 +51,8 @@ class BaseCommCollector(CommWorker):
     """
 
     role = "collector"
+    replay: ServedReplay | None = None
+    """Where samples go in place of the step data store."""
 
     class Config(CommWorker.Config, frozen=True, kw_only=True):
         """Section ``system.collector``.
@@ -66,6 +77,8 @@ class BaseCommCollector(CommWorker):
         """Size and digest of the payloads that are stored and not announced yet."""
         self._columns: dict[str, dict[str, NDArray[Any]]] = {}
         """What the replay buffer needs to see of the payloads that are not announced yet."""
+        self._unsent: dict[str, SampleBatch] = {}
+        """Samples for the replay server that are not announced yet."""
         self._held_up_by = ""
         self._is_run_held_up = False
         self._admission = (0, 0)
@@ -89,6 +102,8 @@ class BaseCommCollector(CommWorker):
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         has_ended = super().close(timeout_s)
         self._env_pool.close()
+        if self.replay is not None:
+            self.replay.close()
         return has_ended
 
     def deal_with_collector_start(self, task_info: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -99,6 +114,7 @@ class BaseCommCollector(CommWorker):
             self._delivered = {}
             self._stored.clear()
             self._columns.clear()
+            self._unsent.clear()
             self._policy_versions.clear()
             self._policy_model = None
             self._held_up_by, self._is_run_held_up = "", False
@@ -220,6 +236,9 @@ class BaseCommCollector(CommWorker):
     def send_stepdata(self, path: str, stepdata: SampleBatch) -> None:
         """Store a payload under an id, waiting while the disk is full; takes ``stepdata`` over."""
         data_id = self._payload_id(path)
+        if self.replay is not None:
+            self._unsent[data_id] = stepdata
+            return
         self._columns[data_id] = announced_columns(stepdata, self._task_info.get("columns") or ())
         while not self.is_stopping:
             try:
@@ -250,6 +269,9 @@ class BaseCommCollector(CommWorker):
             )
         if "data_id" in metadata:
             metadata = {**metadata, "data_id": self._payload_id(str(metadata["data_id"]))}
+            samples = self._unsent.pop(str(metadata["data_id"]), None)
+            if samples is not None and not self._insert(samples, int(metadata["policy_iter"])):
+                return
         if "delivered_steps" in metadata:
             self._delivered = {key: metadata[key] for key in ("delivered_steps", "policy_iter")}
         info = self._stored.pop(str(metadata.get("data_id")), None)
@@ -262,6 +284,36 @@ class BaseCommCollector(CommWorker):
             if self.job_wait(lambda: len(self._reports) < self._cfg.queue_size):
                 self._reports.append(metadata)
                 self.condition.notify_all()
+
+    def _insert(self, samples: SampleBatch, policy_iter: int) -> bool:
+        """Insert samples into the replay server, waiting for its limiter; False: stop now.
+
+        Raises:
+            SchemaMismatchError: they are lists or hold some, or do not fit those before.
+            WorkerLostError: the server does not answer.
+        """
+        assert self.replay is not None
+        if has_lists(samples.columns):
+            raise SchemaMismatchError(
+                "the policy's train samples are lists or hold some, which a replay server does "
+                "not keep; leave system.replay.type at learner",
+                key=LIST,
+            )
+        collect_iter = np.full(len(samples), policy_iter, dtype=np.int64)
+        samples = samples.with_columns(collect_iter=collect_iter)
+        wait_s = 0.0 if self.scheduler.is_cooperative else LONGEST_WAIT_S
+        while not self.is_stopping:
+            try:
+                self.replay.client.insert(samples, timeout_s=wait_s)
+            except BufferFullError:
+                self.pause(PAUSE_S)
+            except StorageFullError as error:
+                self._held_up_by = str(error)
+                self.pause(STORAGE_PAUSE_S)
+            else:
+                self._held_up_by = ""
+                return True
+        return False
 
 
 def announced_columns(samples: SampleBatch, names: Iterable[str]) -> dict[str, NDArray[Any]]:

@@ -24,6 +24,7 @@ from dingsdk.errors import (
 )
 from dingsdk.policy import create_policy
 from dingsdk.worker.comm.publisher import PolicyPublisher
+from dingsdk.worker.comm.replay import LONGEST_WAIT_S, PAUSE_S, ServedReplay
 from dingsdk.worker.comm.row_store import RowStore
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, TaskFunctions
 from dingsdk.worker.comm.transport import Transport
@@ -33,12 +34,16 @@ from dingsdk.worker.learner.aggregator import RANK_S, LearnerAggregator
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 from dingsdk.worker.learner.hooks import LearnerHook
 from dingsdk.worker.learner.remote_ranks import RemoteRanks
+from dingsdk.worker.replay_server import ReplayClient
 
 _log = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 0.5
 """How long to look for all announced payloads of one learn task; rows of missing ones are then
 replaced by others."""
+SERVE_TIMEOUT_S = 20.0
+"""How long to wait for a batch of a replay server, before the coordinator is told that there is
+none yet."""
 LEARN_TIMEOUT_S = 3600.0
 """Bound on one learn task; the master's deadline is shorter, and the lease shorter still."""
 
@@ -94,6 +99,8 @@ class BaseCommLearner(CommWorker):
     """Processes that train together, as ``system.learner_num`` says; this is the first of them."""
     remote_ranks: RemoteRanks | None = None
     """The other ones, where somebody else has started them."""
+    replay: ServedReplay | None = None
+    """Where rows are sampled, in place of the step data store."""
 
     class Config(CommWorker.Config, frozen=True, kw_only=True):
         """Section ``system.learner``.
@@ -249,13 +256,19 @@ class BaseCommLearner(CommWorker):
             info = self._learn_info()
         return {"info": info, **self.task_ids()}
 
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
+        has_ended = super().close(timeout_s)
+        if self.replay is not None:
+            self.replay.close()
+        return has_ended
+
     def deal_with_learner_close(self) -> Mapping[str, Any]:
         """Stop the learner after its iteration; its after_run hooks run (checkpoint, policy)."""
         if not self.stop_job():
             raise TaskFail({"message": "stuck"}, f"{self.info.worker_id}: the learner hangs")
         self._learner = self._rows = None
         self.raise_job_error()
-        return self.task_ids()
+        return {**self.task_ids(), **self._replay_figures()}
 
     def stop_job(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Stop the learner, then the processes that train with it."""
@@ -358,6 +371,8 @@ class BaseCommLearner(CommWorker):
 
     def _gather(self, columns: dict[str, Any]) -> SampleBatch | list[Any] | None:
         """Return a leased batch, or episodes; None where payloads are lost, which is noted."""
+        if self.replay is not None:
+            return self._sample(self.replay.client, int(columns["batch_size"]))
         assert self._rows is not None  # made when the task started
         payload, row = columns.pop("payload"), columns.pop("row")
         lengths = columns.pop("lengths", None)
@@ -381,6 +396,21 @@ class BaseCommLearner(CommWorker):
         stops = np.cumsum(lengths).tolist()
         starts = [0, *stops[:-1]]
         return [batch[start:stop] for start, stop in zip(starts, stops, strict=True)]
+
+    def _sample(self, client: ReplayClient, size: int) -> SampleBatch | list[Any] | None:
+        """Return a batch of the replay server; None where it has none for a while."""
+        wait_s = 0.0 if self.scheduler.is_cooperative else LONGEST_WAIT_S
+        until = self._clock() + SERVE_TIMEOUT_S
+        while self._clock() < until and not self.is_stopping:
+            train_iter = self._learner.train_iter
+            batch = client.sample(size, train_iter=train_iter, timeout_s=wait_s)
+            if batch is not None:
+                return batch
+            self.pause(PAUSE_S)
+        return None
+
+    def _replay_figures(self) -> dict[str, Any]:
+        return {} if self.replay is None else {"replay": self.replay.client.stats()}
 
     def _next_lease(self, batch_size: int) -> dict[str, Any] | None:
         """Return the columns of the next leased batch, asking for more; None: stop."""
@@ -429,7 +459,10 @@ class BaseCommLearner(CommWorker):
         priorities = info.get("priority_info")
         # A buffer without priorities gave its rows no ids.
         if priorities and None not in priorities["replay_unique_id"]:
-            self._priorities.append(priorities)
+            if self.replay is not None:
+                self.replay.client.update(priorities)
+            else:
+                self._priorities.append(priorities)
         if info["learner_done"]:
             with self.condition:
                 self._info = self._learn_info()
@@ -437,7 +470,7 @@ class BaseCommLearner(CommWorker):
 
     def _learn_info(self) -> dict[str, Any]:
         """The learner's info, with the priorities of every batch since the last one."""
-        info = dict(self._learner.learn_info)
+        info = {**self._learner.learn_info, **self._replay_figures()}
         lost, self._lost_payloads = self._lost_payloads, {}
         info["lost_payloads"] = [[number, reason] for number, reason in lost.items()]
         parts, self._priorities = self._priorities, []

@@ -43,6 +43,7 @@ from dingsdk.worker.coordinator.roles import Role, TaskControl, create_roles
 from dingsdk.worker.coordinator.run_record import RunRecord
 from dingsdk.worker.coordinator.scheduler_state import SchedulerState
 from dingsdk.worker.coordinator.section import CoordinatorSection
+from dingsdk.worker.coordinator.served import ServedExperience
 from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
 from dingsdk.worker.factory import create_buffer, create_parallel_commander
 from dingsdk.worker.sample_counts import SampleCounts
@@ -128,6 +129,7 @@ class Coordinator(Configurable, TaskControl):
         self.scheduler = transport.scheduler
         self.clock = clock = clock or self.scheduler.clock
         self._tick_s = tick_s
+        self._is_served = (cfg["system"].get("replay") or {}).get("type") == "server"
         self.condition: Condition = self.scheduler.condition()
         self.data_store = transport.data_store()
         self.policy_store = transport.policy_store()
@@ -392,6 +394,8 @@ class Coordinator(Configurable, TaskControl):
 
     def _new_experience(self, state: TaskState) -> Experience:
         policy = self._cfg["policy"]
+        if self._is_served:
+            return ServedExperience()
         if policy.get("on_policy"):
             max_lag = policy["other"]["commander"].get("max_policy_lag", 0)
             trainings = int(policy["learn"].get("update_per_collect", 1))
@@ -432,7 +436,7 @@ class Coordinator(Configurable, TaskControl):
 
     def deal_with_collector_send_data(self, state: TaskState, meta: Mapping[str, Any]) -> bool:
         data_id = str(meta["data_id"])
-        if not self.data_store.has(data_id):
+        if not self._is_served and not self.data_store.has(data_id):
             with self.condition:
                 rows, experience = state.waiting.pop(data_id, 0), self.experience_of(state)
                 if experience is not None and experience.ledger.knows(data_id):
@@ -452,7 +456,7 @@ class Coordinator(Configurable, TaskControl):
                 state.waiting.pop(data_id, None)
                 self._state.outage.note_progress()
                 garbage = self._state.take_garbage(experience)
-                if data_id not in experience.ledger.numbers:
+                if not self._is_served and data_id not in experience.ledger.numbers:
                     # A late repeat: its payload was stored anew, and nobody would read it.
                     garbage.append(data_id)
             self._has_news = True
@@ -581,6 +585,9 @@ class Coordinator(Configurable, TaskControl):
         self, state: TaskState, finished: Mapping[str, Any], *, has_trained_out: bool
     ) -> None:
         with self.condition:
+            served = self.experience_of(state)
+            if isinstance(served, ServedExperience):
+                served.note_figures(finished.get("replay"))
             experience = self._state.finish_learner(state, finished)
             self._record.learner_tasks += has_trained_out
             if self._record.learner_tasks >= self.cfg.max_learner_tasks:

@@ -11,6 +11,7 @@ from dingsdk.config import Configurable, PartSection, Whole
 from dingsdk.data import derive_seed
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm.allowed_imports import named_modules
+from dingsdk.worker.comm.replay import ServedReplay
 from dingsdk.worker.comm.scheduler import Condition
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.comm.worker import CommWorker
@@ -235,6 +236,7 @@ class LearnerRole(Role):
         learner_num = int(self.run_cfg["system"]["learner_num"])
         if learner_num > 1:
             worker.learner_num = learner_num
+        worker.replay = _replay_of(self)
         return cast(CommWorker, worker)
 
     def next_task(self, commander: BaseParallelCommander) -> Task | None:
@@ -309,8 +311,9 @@ class CollectorRole(Role):
 
     def create_worker(self, transport: Transport, worker_id: str) -> CommWorker:
         cfg = _comm_section(self)
-        worker: CommWorker = create_comm_collector(cfg, transport=transport, worker_id=worker_id)
-        return worker
+        worker: Any = create_comm_collector(cfg, transport=transport, worker_id=worker_id)
+        worker.replay = _replay_of(self)
+        return cast(CommWorker, worker)
 
     def next_task(self, commander: BaseParallelCommander) -> Task | None:
         return commander.get_collector_task()
@@ -417,6 +420,12 @@ def create_role(name: str, cfg: Mapping[str, Any]) -> Role:
 
 def _extra(cfg: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     return cfg["system"].get("roles") or {}
+
+
+def _replay_of(role: Role) -> ServedReplay | None:
+    """Return the connection of a worker with the run's replay server, if it has one."""
+    section = role.run_cfg["system"].get("replay") or {}
+    return ServedReplay(section) if section.get("type") == "server" else None
 
 
 def _comm_section(role: Role) -> dict[str, Any]:

@@ -99,8 +99,11 @@ class ReplayServer(Configurable):
         for thread in self._threads:
             thread.start()
 
-    def close(self) -> None:
+    def close(self, *, has_checkpoint: bool = True) -> None:
         """End all connections, write a checkpoint and close the buffer. Idempotent.
+
+        Args:
+            has_checkpoint: Whether to write one; without, the next start reads more of the log.
 
         Raises:
             StorageFullError, RunFolderError: the checkpoint cannot be written; the log stays.
@@ -115,7 +118,8 @@ class ReplayServer(Configurable):
         for link in links:
             link.shut_down()
         try:
-            self.buffer.save()
+            if has_checkpoint:
+                self.buffer.save()
         finally:
             self.buffer.close()  # wakes those that wait for rows
             deadline = time.monotonic() + CLOSE_S

@@ -1,0 +1,99 @@
+"""The experience of a learner that samples from a replay server: figures, and no rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from dingsdk.worker.coordinator.experience import Experience
+from dingsdk.worker.coordinator.tasks import TaskState
+from dingsdk.worker.sample_counts import SampleCounts
+
+LEFT = ("overwritten", "cleared", "stale", "used_up")
+"""Counts of ``BufferStats`` that are of rows that left."""
+
+
+class ServerFigures:
+    """What stands in for the buffer: what its server last said of it.
+
+    Attributes:
+        figures: Counts of ``BufferStats``; empty before the first.
+        announced_rows: Rows that collectors have inserted.
+    """
+
+    def __init__(self) -> None:
+        self.figures: Mapping[str, int] = {}
+        self.announced_rows = 0
+
+    def columns_needed(self) -> tuple[str, ...]:
+        """Return nothing: the server sees the rows themselves."""
+        return ()
+
+    def add_remove_listener(self, listener: Callable[[Any, str], None]) -> None:
+        """Do nothing: the server counts what leaves."""
+
+    def count(self) -> int:
+        """Return how many rows the server holds."""
+        return self.figures.get("count", 0)
+
+    def can_push(self, rows: int) -> bool:
+        """Return True: what is announced is with the server, whose limiter admitted it."""
+        return True
+
+    def can_sample(self, size: int) -> bool:
+        """Whether there may be rows for a batch; the learner waits for the limiter."""
+        return self.announced_rows >= size
+
+    def close(self) -> None:
+        """Do nothing: the server is another's."""
+
+
+class ServedExperience(Experience):
+    """Counts what collectors insert, and grants batches that the learner draws by itself."""
+
+    def __init__(self) -> None:
+        self.buffer: ServerFigures
+        super().__init__(ServerFigures())
+        self._granted: dict[str, tuple[int, int]] = {}
+        """Batch size and train iteration of what a task may draw."""
+
+    def push(self, meta: Mapping[str, Any], envstep: int) -> bool:
+        """Count a payload; the server has refused repeats of its rows."""
+        self.buffer.announced_rows += int(meta["rows"])
+        return True
+
+    def lease(
+        self, state: TaskState, batch_size: int, batches: int, train_iter: int
+    ) -> dict[str, Any] | None:
+        """Let a learner draw ``batches`` batches; None before there are rows."""
+        if not self.can_sample(batch_size):
+            return None
+        self._granted[state.task_id] = (batch_size, train_iter)
+        return {"batches": [{"batch_size": batch_size}] * batches}
+
+    def settle(self, state: TaskState, info: Mapping[str, Any] | None = None) -> None:
+        """Count what was trained on, and take the server's figures over."""
+        batch_size, begun = self._granted.pop(state.task_id, (0, 0))
+        if info is not None:
+            self.trained_rows += self.trainings * batch_size * (int(info["learner_step"]) - begun)
+            self.note_figures(info.get("replay"))
+
+    def note_figures(self, figures: Mapping[str, int] | None) -> None:
+        """Take over what the server said of its buffer."""
+        if figures is not None:
+            self.buffer.figures = figures
+
+    def is_leased_to(self, state: TaskState) -> bool:
+        """Whether a learner's task has batches to draw."""
+        return state.task_id in self._granted
+
+    def counts(self) -> SampleCounts:
+        """What became of the samples, as the server counts those of all its clients."""
+        figures = self.buffer.figures
+        pushed = figures.get("pushed", 0)
+        evicted = {name: figures[name] for name in LEFT if figures.get(name)}
+        return SampleCounts(pushed, pushed, self.trained_rows, self.count_rows(), evicted)
+
+    def check(self, running: Collection[str] | None = None) -> None:
+        """Raise SamplesLostError where the server has lost count of rows."""
+        self.counts().check()

@@ -1,0 +1,184 @@
+"""Parallel runs whose replay buffer is with a replay server."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dingsdk import ReplayClient, ReplayServer
+from dingsdk.errors import ConfigError, WorkerCrashedError
+from dingsdk.pipeline.context import RunContext, RunResult
+from dingsdk.pipeline.parallel import parallel_pipeline
+from dingsdk.pipeline.replay_process import ReplayProcess
+from dingsdk.pipeline.train import compile_run
+
+from . import short_runs
+
+SERVED = ("system.replay.type=server", "system.validate_state=true")
+
+
+def context_of(
+    tmp_path: Path, *sets: str, transport: str = "in_memory", **options: Any
+) -> RunContext:
+    sets = (*short_runs.QUICK, *SERVED, *sets)
+    cfg = compile_run("cartpole-dqn", mode="parallel", transport=transport, sets=sets, seed=3)
+    return RunContext(cfg=cfg, run_dir=tmp_path / "run", **options)
+
+
+def run(tmp_path: Path, *sets: str, **options: Any) -> tuple[RunResult, Any]:
+    (tmp_path / "run").mkdir()
+    context = context_of(tmp_path, *sets, **options)
+    result = parallel_pipeline(context)
+    return result, context.status().samples
+
+
+@pytest.mark.parametrize("concurrency", ["greenlets", "threads"])
+def test_run_trains_from_a_server_of_its_own_and_accounts_for_each_row(
+    tmp_path: Path, concurrency: str
+) -> None:
+    result, samples = run(
+        tmp_path, f"system.transport.concurrency={concurrency}", "system.transport.check_wire=true"
+    )
+
+    assert (result.reason, result.train_iter) == ("limit", 200)
+    assert samples.trained == 200 * 16
+    assert samples.acknowledged >= 16
+    assert samples.acknowledged == samples.live + sum(samples.evicted.values())
+    assert samples.live <= 500
+    assert not (tmp_path / "run" / "replay").exists()
+    assert not list((tmp_path / "run").rglob("*.log"))
+
+
+@pytest.mark.slow
+def test_prioritized_run_sets_priorities(tmp_path: Path) -> None:
+    sets = ("policy.other.replay_buffer.type=advanced", "policy.priority=true")
+    result, samples = run(tmp_path, *sets)
+
+    assert (result.reason, result.train_iter) == ("limit", 200)
+    assert samples.acknowledged == samples.live + sum(samples.evicted.values())
+
+
+@pytest.mark.slow
+def test_several_runs_train_from_one_server(tmp_path: Path) -> None:
+    buffer = {"type": "naive", "replay_buffer_size": 5000}
+    with ReplayServer({}, buffer, tmp_path / "replay") as server:
+        sets = (
+            f"system.replay.address={server.address}",
+            f"system.replay.path={tmp_path / 'replay'}",
+        )
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+            result, _ = run(tmp_path / name, *sets)
+            assert result.train_iter == 200
+        with ReplayClient(server.address, tmp_path / "replay") as client:
+            stats = client.stats()
+        assert stats["sampled"] >= 2 * 200 * 16
+
+
+def _kill(name: str, code: int) -> bool:
+    for process in multiprocessing.active_children():
+        if process.name == name and process.pid is not None:
+            os.kill(process.pid, code)
+            return True
+    return False
+
+
+def _kill_and_wait(name: str) -> None:
+    (process,) = (each for each in multiprocessing.active_children() if each.name == name)
+    process.kill()
+    process.join(10.0)
+
+
+def _run_with_a_death(tmp_path: Path, name: str, *sets: str) -> tuple[RunResult, Any]:
+    """Kill a process of a run after its 20th iteration."""
+    (tmp_path / "run").mkdir()
+    context = context_of(tmp_path, *sets, transport="flask_fs")
+    is_over, killed = threading.Event(), []
+
+    def kill() -> None:
+        while not is_over.wait(0.01):
+            if context.status().train_iter >= 20:
+                killed.append(_kill(name, signal.SIGKILL))
+                return
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        result = parallel_pipeline(context)
+    finally:
+        is_over.set()
+        thread.join()
+    assert killed == [True]
+    return result, context.status().samples
+
+
+LONGER = ("policy.learn.learner.train_iterations=600",)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["replay-server", "learner-0"])
+def test_run_goes_on_after_the_death_of_a_process(tmp_path: Path, name: str) -> None:
+    checkpoints = "policy.learn.learner.hook.save_ckpt_after_iter=10"
+    result, samples = _run_with_a_death(tmp_path, name, *LONGER, checkpoints)
+
+    assert (result.reason, result.train_iter) == ("limit", 600)
+    assert samples.acknowledged == samples.live + sum(samples.evicted.values())
+
+
+@pytest.mark.slow
+def test_dead_server_is_started_again_at_its_address_as_often_as_allowed(tmp_path: Path) -> None:
+    with ReplayProcess({"type": "naive", "replay_buffer_size": 100}, tmp_path, 1) as server:
+        address = server.address
+        server.poll()
+        _kill_and_wait("replay-server")
+        server.poll()
+        assert server.address == address
+        with ReplayClient(address, tmp_path) as client:
+            assert client.stats()["capacity"] == 100
+        _kill_and_wait("replay-server")
+        with pytest.raises(WorkerCrashedError, match=r"died 2 times.*SIGKILL.*restarts is 1"):
+            server.poll()
+
+
+def test_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="replay_buffer_size"):
+        ReplayProcess({"type": "naive", "replay_buffer_size": 0}, tmp_path, 1)
+
+
+@pytest.mark.parametrize(
+    ("sets", "mode", "word"),
+    [
+        ([], "serial", "serial"),
+        (["system.journal.enabled=true"], "parallel", "journal"),
+        (
+            ["system.record_schedule=true", "system.transport.concurrency=greenlets"],
+            "parallel",
+            "schedule",
+        ),
+        (["policy.other.replay_buffer.type=episode"], "parallel", "episodes"),
+        (["system.replay.type=serve"], "parallel", "server"),
+        (["system.replay.type=learner", "system.replay.address=h:1"], "parallel", "learner"),
+    ],
+)
+def test_what_cannot_go_along_is_refused_by_name(sets: list[str], mode: Any, word: str) -> None:
+    with pytest.raises(ConfigError, match=word) as caught:
+        compile_run("cartpole-dqn", mode=mode, sets=["system.replay.type=server", *sets])
+    assert "system.replay" in str(caught.value.path)
+
+
+def test_on_policy_run_is_refused() -> None:
+    with pytest.raises(ConfigError, match="newest"):
+        compile_run("cartpole-ppo", mode="parallel", sets=["system.replay.type=server"])
+
+
+def test_workers_that_start_by_themselves_need_an_address(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    context = context_of(tmp_path, transport="flask_fs", on_address=lambda address, note: None)
+    with pytest.raises(ConfigError, match="dingsdk replay-server"):
+        parallel_pipeline(context)
