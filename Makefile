@@ -23,7 +23,7 @@ help:
 	@echo "make test    lint, type check and run the quick tests (options: JOBS=4 ARGS=\"-k buffer\")"
 	@echo "make test-all  the same with the slow tests too"
 	@echo "make mutate  try one-line mutants of the code on the tests (options: SEED=1 AREA=buffer)"
-	@echo "make chaos   train while processes are killed and stopped, and count what is lost (20 minutes)"
+	@echo "make chaos   train while processes are killed and the disk fills, and count what is lost (20 minutes)"
 	@echo "make soak    train for half an hour, and see whether processes grow"
 	@echo "make bench   run the benchmarks"
 	@echo "make docs    write the generated reference pages again"

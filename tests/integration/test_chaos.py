@@ -1,22 +1,37 @@
-"""A minute of a real run under faults, and how growth is read from measurements."""
+"""A minute of a real run under faults, and how its measurements are read."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tools.chaos.__main__ import run
+from tools.chaos.__main__ import MAX_USE, run
+from tools.chaos.counting import episode_lengths
+from tools.chaos.lengths import SETS, distance
 from tools.chaos.soak import growth_a_minute
 
 
 @pytest.mark.slow
-def test_run_under_faults_loses_nothing(tmp_path: Path) -> None:
-    arm = run(tmp_path, seconds=60.0, faults=12, seed=0)
+def test_run_under_faults_loses_nothing_and_starves_no_long_episodes(tmp_path: Path) -> None:
+    arm = run(tmp_path, seconds=60.0, kills=10, seed=0, sets=SETS)
 
     assert arm.problems == []
-    assert sum(arm.faults.values()) == 12
+    assert sum(count for kind, count in arm.faults.items() if kind.endswith("killed")) == 10
     assert arm.acknowledged_rows > 2_000
+    assert 0 < arm.most_uses <= MAX_USE
+    lengths = episode_lengths(tmp_path)
+    # The share of episodes of up to k steps, k < 1000, as ``HeavyTailed`` draws them.
+    shares = np.arange(1, 10_001) / 10_001
+    expected = np.minimum(1000, (5 * shares ** (-1 / 1.2)).astype(int)).tolist()
+    assert distance(lengths, expected) < 0.05 + 1 / len(lengths) ** 0.5
+
+
+def test_distance_is_that_of_the_distribution_functions_at_most() -> None:
+    # At 2 the shares are 2/4 and 0, at 3 they are 3/4 and 1/2.
+    assert distance([1, 2, 3, 5], [3, 5]) == 0.5
+    assert distance([1, 2], [2, 1, 1, 2]) == 0.0
 
 
 def test_growth_is_that_of_the_line_through_the_measurements() -> None:

@@ -1,20 +1,24 @@
-"""Kill and stop processes of a parallel run, and count what it lost.
+"""Kill and stop processes of a parallel run, fill its disk, and count what it lost.
 
-    make chaos                                         10 minutes, 120 faults
-    python -m tools.chaos --seconds 60 --faults 12 --seed 3
+    make chaos                                         10 minutes, 120 kills
+    python -m tools.chaos --seconds 60 --kills 12 --seed 3
 
 Two runs of the same length: one is left alone, one under faults. Each has a coordinator, a learner
 and two collectors as processes, connected by ``flask_fs``, with envs of 5 ms a step. Faults come at
-random times: SIGKILL of a random process of the run, the coordinator included, or SIGSTOP for some
-seconds. Then the run is interrupted, and held against what was acknowledged beside it.
+random times: SIGKILL of a random process of the run, the coordinator included; a fifth as often
+SIGSTOP for some seconds, and a twentieth as often a full disk for five seconds. The disk is a small
+one in memory, which only root can mount; without it, none is filled. Then the run is interrupted,
+and held against what was acknowledged and trained on beside it.
 
-Exits with 1 if an acknowledged sample is lost, a count does not add up, the run does not end well,
-or its env steps a second are under half of those of the run that was left alone.
+Exits with 1 if an acknowledged sample is lost, one is trained on too often, a count does not add
+up, the run does not end well, or its env steps a second are under half of those of the run that was
+left alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -25,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,10 +37,12 @@ from typing import Any
 import click
 import psutil
 
-from tools.chaos.counting import acknowledged_rows
+from tools.chaos.counting import acknowledged_rows, most_uses
 
 ROOT = Path(__file__).parents[2]
 STEP_S = 0.005
+MAX_USE = 8
+DISK_BYTES = 64 << 20
 SETS = (
     "env.stop_value=.inf",
     "env.collector_env_num=4",
@@ -45,15 +51,20 @@ SETS = (
     "policy.learn.learner.train_iterations=100000000",
     "policy.eval.evaluator.eval_freq=2000",
     "system.max_env_steps=null",
+    "policy.nstep=1",
+    "policy.other.replay_buffer.type=advanced",
+    f"policy.other.replay_buffer.max_use={MAX_USE}",
+    f"system.transport.min_free_bytes={1 << 20}",
     "system.restarts=100000",
     "system.coordinator.lease_s=5",
     "system.coordinator.max_attempts=100000",  # nobody means the task that a worker is killed at
     "system.validate_state=true",
     "exp_name=run",
 )
-STOPPED = 0.2
-"""Share of faults that stop a process instead of killing it."""
+STOPS, FILLS = 5, 20
+"""One process is stopped for so many kills, and the disk is filled once for so many."""
 LONGEST_STOP_S = 8.0
+FULL_S = 5.0
 PATIENCE_S = 120.0
 LOOK_S = 5.0
 
@@ -68,6 +79,7 @@ class Arm:
         steps_per_s: Env steps a second between start and interrupt.
         faults: How many of each kind there were.
         acknowledged_rows: Counted beside the run.
+        most_uses: With how many batches the sample was trained on that was with most, beside it.
         samples: What the run says of its samples.
         problems: What must not be, a line each.
     """
@@ -75,22 +87,47 @@ class Arm:
     steps_per_s: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
     acknowledged_rows: int = 0
+    most_uses: int = 0
     samples: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
 
-def run(folder: Path, seconds: float, faults: int, seed: int, look: Look = lambda *_: None) -> Arm:
-    """Train for so many seconds with so many faults; look at what is left.
+def run(
+    folder: Path,
+    seconds: float,
+    kills: int,
+    seed: int,
+    look: Look = lambda *_: None,
+    sets: Sequence[str] = (),
+    step_s: float = STEP_S,
+) -> Arm:
+    """Train for so many seconds with so many processes killed; look at what is left.
 
     Args:
         folder: An empty one, for what is written.
         seconds: From the first updates to the interrupt.
-        faults: How many, at random times.
+        kills: How many, at random times; stops and full disks come with them.
         seed: Of times, kinds and victims.
         look: Called every few seconds with the seconds since the start and the processes.
+        sets: More settings of the run.
+        step_s: How long a step of an env takes, seconds.
     """
-    arm, run_dir = Arm(), folder / "run"
-    command = [sys.executable, "-m", "tools.chaos.run", str(folder), str(STEP_S), *SETS]
+    with _disk(folder / "disk") as disk:
+        return _run(folder, disk, seconds, kills, random.Random(seed), look, sets, step_s)
+
+
+def _run(
+    folder: Path,
+    disk: Path | None,
+    seconds: float,
+    kills: int,
+    rng: random.Random,
+    look: Look,
+    sets: Sequence[str],
+    step_s: float,
+) -> Arm:
+    arm, run_dir = Arm(), folder / "disk" / "run"
+    command = [sys.executable, "-m", "tools.chaos.run", str(folder), str(step_s), *SETS, *sets]
     with (folder / "output").open("w") as output:
         process = subprocess.Popen(
             command,
@@ -102,12 +139,14 @@ def run(folder: Path, seconds: float, faults: int, seed: int, look: Look = lambd
         try:
             _wait_for_training(process, run_dir)
             steps, started = _status(run_dir)["env_steps"], time.monotonic()
-            _disturb(process, run_dir, arm, seconds, faults, random.Random(seed), look)
+            faults = _Faults(process, folder, disk, rng, arm)
+            faults.disturb(seconds, kills, look)
             arm.steps_per_s = (_status(run_dir)["env_steps"] - steps) / (time.monotonic() - started)
             process.send_signal(signal.SIGINT)
             code = process.wait(PATIENCE_S)
         except (TimeoutError, subprocess.TimeoutExpired) as error:
-            arm.problems.append(f"it does not go on or does not end: {error}")
+            text = (folder / "output").read_text()[-2000:]
+            arm.problems.append(f"it does not go on or does not end: {error}: {text}")
             return arm
         finally:
             _end(process)
@@ -117,6 +156,20 @@ def run(folder: Path, seconds: float, faults: int, seed: int, look: Look = lambd
         return arm
     _count(arm, folder, json.loads((run_dir / "result.json").read_text()))
     return arm
+
+
+@contextlib.contextmanager
+def _disk(path: Path) -> Iterator[Path | None]:
+    """Mount a small disk; yield None where we may not."""
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=0700", "tmpfs", str(path)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        yield None
+        return
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
 
 
 def _count(arm: Arm, folder: Path, result: dict[str, Any]) -> None:
@@ -130,48 +183,93 @@ def _count(arm: Arm, folder: Path, result: dict[str, Any]) -> None:
             f"workers were told that {arm.acknowledged_rows} samples are acknowledged, the run "
             f"knows of {samples['acknowledged']}"
         )
+    arm.most_uses = most_uses(folder)
+    if arm.most_uses > MAX_USE:
+        arm.problems.append(f"a sample is trained on {arm.most_uses} times, at most {MAX_USE} are")
     for reason in ("missing", "corrupt"):
         if samples["evicted"].get(reason):
             arm.problems.append(f"{samples['evicted'][reason]} acknowledged samples are {reason}")
 
 
-def _disturb(
-    process: subprocess.Popen[bytes],
-    run_dir: Path,
-    arm: Arm,
-    seconds: float,
-    faults: int,
-    rng: random.Random,
-    look: Look,
-) -> None:
-    started = looked = time.monotonic()
-    until = started + seconds
-    times = sorted(until - rng.uniform(0.1, 1) * seconds for _ in range(faults))
-    stopped: list[tuple[float, psutil.Process]] = []
-    while time.monotonic() < until:
-        if process.poll() is not None:
+class _Faults:
+    """Disturbs a run.
+
+    Args:
+        process: Its first process.
+        folder: Where it is.
+        disk: What it writes to, if that is a disk of its own.
+        rng: Chooses times, kinds and victims.
+        arm: Where faults are counted.
+    """
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        folder: Path,
+        disk: Path | None,
+        rng: random.Random,
+        arm: Arm,
+    ) -> None:
+        self._process = process
+        self._folder = folder
+        self._ballast = None if disk is None else disk / "ballast"
+        self._rng = rng
+        self._arm = arm
+        self._stopped: list[tuple[float, psutil.Process]] = []
+        self._full_until = 0.0
+
+    def disturb(self, seconds: float, kills: int, look: Look) -> None:
+        """Bring the faults about until the time is over, or the run is."""
+        started = looked = time.monotonic()
+        until = started + seconds
+        kinds = ["kill"] * kills + ["stop"] * (kills // STOPS) + ["fill"] * -(-kills // FILLS)
+        due = sorted((until - self._rng.uniform(0.1, 1) * seconds, kind) for kind in kinds)
+        while (now := time.monotonic()) < until and self._process.poll() is None:
+            self._end_faults(now)
+            if now - looked > LOOK_S:
+                looked = now
+                look(now - started, _processes(self._process))
+            if due and due[0][0] <= now:
+                self._begin(due.pop(0)[1], now)
+            time.sleep(0.05)
+        self._end_faults(float("inf"))
+
+    def _begin(self, kind: str, now: float) -> None:
+        if kind == "fill":
+            if self._ballast is not None:
+                self._full_until = now + FULL_S
+                self._arm.faults["disk filled"] += 1
             return
-        now = time.monotonic()
-        for due in [each for each in stopped if each[0] <= now]:
-            stopped.remove(due)
-            _send(due[1], signal.SIGCONT)
-        if now - looked > LOOK_S:
-            looked = now
-            look(now - started, _processes(process))
-        if times and times[0] <= now:
-            times.pop(0)
-            processes = _processes(process)
-            if processes:
-                victim = rng.choice(processes)
-                is_stop = rng.random() < STOPPED
-                name = "coordinator" if victim.pid in _coordinators(run_dir) else "worker"
-                if _send(victim, signal.SIGSTOP if is_stop else signal.SIGKILL):
-                    arm.faults[f"{name} {'stopped' if is_stop else 'killed'}"] += 1
-                if is_stop:
-                    stopped.append((now + rng.uniform(0.5, LONGEST_STOP_S), victim))
-        time.sleep(0.05)
-    for _, each in stopped:
-        _send(each, signal.SIGCONT)
+        processes = _processes(self._process)
+        if not processes:
+            return
+        victim = self._rng.choice(processes)
+        is_stop = kind == "stop"
+        if not _send(victim, signal.SIGSTOP if is_stop else signal.SIGKILL):
+            return
+        self._arm.faults[f"{self._name(victim.pid)} {'stopped' if is_stop else 'killed'}"] += 1
+        if is_stop:
+            self._stopped.append((now + self._rng.uniform(0.5, LONGEST_STOP_S), victim))
+
+    def _end_faults(self, now: float) -> None:
+        for each in [each for each in self._stopped if each[0] <= now]:
+            self._stopped.remove(each)
+            _send(each[1], signal.SIGCONT)
+        if self._ballast is None:
+            return
+        if now < self._full_until:
+            # Again and again: files that are deleted make room.
+            with contextlib.suppress(OSError), self._ballast.open("ab", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+        else:
+            self._ballast.unlink(missing_ok=True)
+
+    def _name(self, pid: int) -> str:
+        """Return which of the run's processes it is, without its number."""
+        lines = (self._folder / "processes").read_text().splitlines()
+        names = dict(line.split(" ", 1) for line in lines)
+        return re.sub(r"-\d+$", "", names.get(str(pid), "a process that starts"))
 
 
 def _processes(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
@@ -192,11 +290,6 @@ def _send(process: psutil.Process, number: int) -> bool:
     except psutil.NoSuchProcess:
         return False
     return True
-
-
-def _coordinators(run_dir: Path) -> set[int]:
-    owner = (run_dir / "journal" / "owner.json").read_text()
-    return {int(pid) for pid in re.findall(r"process (\d+) on ", owner)}
 
 
 def _status(run_dir: Path) -> dict[str, Any]:
@@ -227,24 +320,39 @@ def main() -> int:
     """Run both arms and print what was found."""
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=600.0, help="of each run")
-    parser.add_argument("--faults", type=int, default=120)
+    parser.add_argument("--kills", type=int, default=120)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     arms = {}
-    for name, faults in (("left alone", 0), ("under faults", args.faults)):
+    for name, kills in (("left alone", 0), ("under faults", args.kills)):
         with tempfile.TemporaryDirectory() as folder:
-            arms[name] = arm = run(Path(folder), args.seconds, faults, args.seed)
-        click.echo(f"{name}: {arm.steps_per_s:,.0f} env steps/s")
-        for kind, count in sorted(arm.faults.items()):
-            click.echo(f"  {count:4d} {kind}")
-        click.echo(f"  counted beside the run: {arm.acknowledged_rows:,} samples acknowledged")
-        click.echo(f"  counted by the run: {json.dumps(arm.samples)}")
-        for problem in arm.problems:
-            click.echo(f"  PROBLEM: {problem}")
+            arms[name] = arm = run(Path(folder), args.seconds, kills, args.seed)
+        report(name, arm)
     alone, disturbed = arms.values()
     ratio = disturbed.steps_per_s / max(alone.steps_per_s, 1e-9)
-    click.echo(f"env steps a second under faults: {ratio:.2f} of those alone")
+    samples = disturbed.samples.get("acknowledged", 0)
+    gone = disturbed.samples.get("evicted", {})
+    lost = max(0, disturbed.acknowledged_rows - samples)
+    lost += gone.get("missing", 0) + gone.get("corrupt", 0)
+    click.echo(
+        f"summary: seed {args.seed}, {args.seconds:.0f} s, "
+        f"{sum(disturbed.faults.values())} faults; "
+        f"{disturbed.acknowledged_rows:,} samples acknowledged, {lost} of them lost; trained on "
+        f"{disturbed.most_uses} times at most, {MAX_USE} allowed; env steps a second: {ratio:.2f} "
+        "of those without faults, 0.50 to hold"
+    )
     return int(bool(alone.problems or disturbed.problems) or ratio < 0.5)
+
+
+def report(name: str, arm: Arm) -> None:
+    """Print what became of a run."""
+    click.echo(f"{name}: {arm.steps_per_s:,.0f} env steps/s")
+    for kind, count in sorted(arm.faults.items()):
+        click.echo(f"  {count:4d} {kind}")
+    click.echo(f"  counted beside the run: {arm.acknowledged_rows:,} samples acknowledged")
+    click.echo(f"  counted by the run: {json.dumps(arm.samples)}")
+    for problem in arm.problems:
+        click.echo(f"  PROBLEM: {problem}")
 
 
 if __name__ == "__main__":

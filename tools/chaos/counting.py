@@ -1,32 +1,83 @@
-"""Counts what workers are told to be acknowledged, beside all parts of a run."""
+"""Counts what is acknowledged and trained on, beside all parts of a run."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from dingsdk.worker import Coordinator
+import numpy as np
+from numpy.typing import NDArray
 
-_NAME = "acknowledged"
+from dingsdk.worker import Coordinator
+from dingsdk.worker.comm import BaseCommLearner
+
+_ACKNOWLEDGED, _TRAINED = "acknowledged", "trained"
 
 
 def count_acknowledged(folder: Path) -> None:
-    """Have every coordinator of this process write down each payload that it acknowledges."""
+    """Have every coordinator of this process write down each payload that it acknowledges.
+
+    With it go the lengths of the episodes that end in the payload, where observations begin with
+    the number of steps taken before them.
+    """
     acknowledge = Coordinator.deal_with_collector_send_data
 
     def counted(self: Coordinator, state: Any, meta: Any) -> bool:
         is_taken = acknowledge(self, state, meta)
         if is_taken and self.experience_of(state) is not None:
-            with (folder / _NAME).open("a") as file:
-                file.write(f"{meta['data_id']} {meta['rows']}\n")
+            columns = self.data_store.get(str(meta["data_id"])).columns
+            ends = np.asarray(columns["done"], bool)
+            lengths = np.asarray(columns["obs"])[ends, 0].astype(int) + 1
+            text = ",".join(map(str, lengths.tolist()))
+            with (folder / _ACKNOWLEDGED).open("a") as file:
+                file.write(f"{meta['data_id']} {meta['rows']} {text};\n")
         return is_taken
 
     Coordinator.deal_with_collector_send_data = counted  # type: ignore[method-assign]
 
 
+def count_trained(folder: Path) -> None:
+    """Have every learner of this process write down the samples of each batch that it trains on."""
+    gather = BaseCommLearner._gather
+
+    def counted(self: BaseCommLearner, columns: dict[str, Any]) -> Any:
+        samples = np.stack([columns["payload"], columns["row"]], axis=1).astype(np.int64)
+        batch = gather(self, columns)
+        if batch is not None:
+            with (folder / _TRAINED).open("ab") as file:
+                file.write(np.unique(samples, axis=0).tobytes())
+        return batch
+
+    BaseCommLearner._gather = counted  # type: ignore[method-assign]
+
+
+def _acknowledged(folder: Path) -> list[tuple[int, list[int]]]:
+    """Return rows, and lengths of episodes, of each payload that was written down, once."""
+    lines = (folder / _ACKNOWLEDGED).read_text().split("\n")
+    found: dict[str, tuple[int, list[int]]] = {}
+    for line in lines:
+        if line.endswith(";"):  # a coordinator may have been killed in the middle of a line
+            data_id, rows, lengths = line[:-1].split(" ")
+            found[data_id] = int(rows), [int(each) for each in lengths.split(",") if each]
+    return list(found.values())
+
+
 def acknowledged_rows(folder: Path) -> int:
     """Return the rows of all payloads that were written down, each payload counted once."""
-    lines = (folder / _NAME).read_text().split("\n")
-    # A coordinator may have been killed in the middle of a line.
-    rows = dict(line.split() for line in lines if line.count(" ") == 1)
-    return sum(map(int, rows.values()))
+    return sum(rows for rows, _ in _acknowledged(folder))
+
+
+def episode_lengths(folder: Path) -> list[int]:
+    """Return the lengths of the episodes whose end was acknowledged."""
+    return [length for _, lengths in _acknowledged(folder) for length in lengths]
+
+
+def most_uses(folder: Path) -> int:
+    """Return with how many batches the sample was trained on that was with most."""
+    path = folder / _TRAINED
+    content = path.read_bytes() if path.exists() else b""
+    # A learner may have been killed in the middle of a batch.
+    samples: NDArray[np.int64] = np.frombuffer(content[: len(content) // 16 * 16], np.int64)
+    if not len(samples):
+        return 0
+    return int(np.unique(samples.reshape(-1, 2), axis=0, return_counts=True)[1].max())
