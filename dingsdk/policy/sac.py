@@ -24,6 +24,7 @@ from dingsdk.policy.base import BasePolicy, Stateful
 from dingsdk.policy.distributions import ActionBox, BoxModelSection, box_model
 from dingsdk.policy.encoders import MLP
 from dingsdk.policy.networks import flatten_parameters, frozen
+from dingsdk.policy.products import ReLULayer, linear, matmul
 from dingsdk.policy.returns import nstep_samples
 from dingsdk.policy.sections import CollectSection, LearnSection, PolicySection
 
@@ -108,8 +109,18 @@ class SquashedGaussian(nn.Module):
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean and the log standard deviation, float32[n, actions] each."""
-        mean, log_std = self.net.forward(obs).chunk(2, -1)
+        return self._split(self.net.forward(obs))
+
+    def _split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = outputs.chunk(2, -1)
         return mean, log_std.clamp(*_LOG_STD_RANGE)
+
+    def _forward_batch(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """``forward``, faster for batches on a CPU; exports need the plain one."""
+        *hidden, last = self.net.layers
+        for layer in hidden:
+            obs = ReLULayer.apply(obs, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
+        return self._split(last.forward(obs))
 
     def sample(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Draw actions.
@@ -121,7 +132,7 @@ class SquashedGaussian(nn.Module):
         Returns:
             Actions in (-1, 1), float32[n, actions], and their log-probabilities float32[n].
         """
-        mean, log_std = self.forward(obs)
+        mean, log_std = self._forward_batch(obs) if obs.is_cpu else self.forward(obs)
         raw = torch.addcmul(mean, log_std.exp(), noise)
         # log N(raw) - log |d tanh(raw) / d raw|, where 1 - tanh(x)^2 is
         # 4 / (exp(x) + exp(-x))^2: finite where tanh has reached 1.
@@ -172,7 +183,7 @@ class _Values(torch.autograd.Function):
         weights, biases = layers[::2], layers[1::2]
         taken = [inputs]
         for weight, bias in zip(weights[:-1], biases, strict=False):
-            taken.append(F.linear(taken[-1], weight, bias).relu_())
+            taken.append(linear(taken[-1], weight, bias, has_relu=True))
         ctx.save_for_backward(*taken, *weights)
         return torch.addmv(biases[-1], taken[-1], weights[-1][0])
 
@@ -188,11 +199,13 @@ class _Values(torch.autograd.Function):
             below = below.index_select(0, rows)
         for layer in range(count - 1, -1, -1):
             if trains:
-                weight_gradient = below.T @ taken[layer] if layer else (taken[0].T @ below).T
+                weight_gradient = matmul(below.T, taken[layer]) if layer else (taken[0].T @ below).T
                 found[2 * layer : 2 * layer + 2] = weight_gradient, below.sum(0)
             if layer:
                 active = taken[layer] if rows is None else taken[layer].index_select(0, rows)
-                product = below * weights[layer] if layer == count - 1 else below @ weights[layer]
+                product = (
+                    below * weights[layer] if layer == count - 1 else matmul(below, weights[layer])
+                )
                 below = torch.ops.aten.threshold_backward(product, active, 0)
         if not has_input_gradient:
             return None, *found
