@@ -239,17 +239,10 @@ class BasePolicy(Configurable, ABC):
         try:
             self.build()
         except (RuntimeError, MemoryError) as error:
-            if not any(words in str(error) for words in _TOO_LARGE):
+            # Sizes of 10**15 and more are an overflow.
+            if not (_is_out_of_memory(error) or "overflow" in str(error)):
                 raise
-            free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            text = str(error).splitlines()[0]
-            raise ConfigError(
-                f"the networks of policy.model do not fit memory ({text}; {free_bytes:,} bytes of "
-                f"main memory are free); lower the sizes of policy.model {self.section.model}",
-                path="policy.model",
-                expected=free_bytes,
-                found=text,
-            ) from error
+            raise self._no_room("the networks of policy.model do", "policy.model", error) from error
 
     @abstractmethod
     def build(self) -> None:
@@ -505,9 +498,9 @@ class BasePolicy(Configurable, ABC):
     @in_one_thread
     def _train(self, data: Any, **_: Any) -> dict[str, Any] | list[dict[str, Any]]:
         batch = collate(data)
-        if not self._is_on_cpu:
-            batch = map_leaves(lambda leaf: leaf.to(self.device, non_blocking=True), batch)
         try:
+            if not self._is_on_cpu:
+                batch = map_leaves(self._staged, batch)
             found = self.learn(batch)
             # Afterwards: what was collected was seen through the statistics of then.
             self._measure(batch)
@@ -528,8 +521,33 @@ class BasePolicy(Configurable, ABC):
                 f"{error}; the batch's {', '.join(bad)} hold NaN or infinity: look at the env",
                 **{**error.facts, "key": bad[0]},
             ) from error
-        except (RuntimeError, IndexError) as error:
+        except (RuntimeError, IndexError, MemoryError) as error:
+            if _is_out_of_memory(error):
+                what = f"an update on {_length(batch)} samples (policy.learn.batch_size) does"
+                raise self._no_room(what, "policy.learn.batch_size", error) from error
             raise self._misfit("batch does", batch, error) from error
+
+    def _no_room(self, what: str, path: str, error: Exception) -> ConfigError:
+        if self._is_on_cpu:
+            where = "main memory"
+            free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        else:
+            where, free_bytes = "the GPU's memory", torch.cuda.mem_get_info()[0]
+        text = str(error).partition("\n")[0]
+        return ConfigError(
+            f"{what} not fit memory ({text}; {free_bytes:,} bytes of {where} are free); lower it, "
+            f"or the sizes of policy.model {self.section.model}",
+            path=path,
+            expected=free_bytes,
+            found=text,
+        )
+
+    def _staged(self, leaf: torch.Tensor) -> torch.Tensor:
+        """Return a tensor on the GPU; the copy goes on while the host prepares the next one."""
+        # Only from pinned memory does CUDA copy by itself; small copies it stages anyway.
+        if leaf.nbytes >= _LEAST_PINNED_BYTES:
+            leaf = leaf.pin_memory()
+        return leaf.to(self.device, non_blocking=True)
 
     def _acting(self, field: str) -> Callable[..., dict[str, NDArray[Any]]]:
         act, explore, memory = self.act, field == "collect", self._memories.get(field)
@@ -746,9 +764,18 @@ def _device(cuda: bool) -> str:
 
 
 # What torch says where memory is short.
-_TOO_LARGE = ("can't allocate memory", "not enough memory", "out of memory", "overflow")
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+_LEAST_PINNED_BYTES = 64 * 2**10
 # What torch says where shapes, dtypes or indices do not fit.
 _MISFITS = ("shape", "size", "out of bounds", "out of range", "scalar type")
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY)
+
+
+def _length(batch: Mapping[str, Any]) -> int:
+    return len(flatten(batch)[0][1])
 
 
 def _is_finite(column: Any) -> bool:

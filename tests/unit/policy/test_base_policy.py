@@ -15,7 +15,7 @@ from torch import nn
 from dingsdk.config import Count
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, ConfigTypeError, SchemaMismatchError
-from dingsdk.policy import BasePolicy, PolicySection
+from dingsdk.policy import BasePolicy, DQNPolicy, PolicySection
 
 Timestep = namedtuple("Timestep", "obs reward done info")
 
@@ -118,6 +118,40 @@ def test_learning_takes_columns_and_lists_of_rows() -> None:
     assert policy.learn_mode.monitor_vars() == ["rows"]
     with pytest.raises(SchemaMismatchError, match="'action'"):
         policy.learn_mode.forward(SampleBatch({"obs": np.zeros(2)}))
+
+
+@pytest.mark.parametrize("error", [None, MemoryError()])
+def test_update_that_does_not_fit_memory_is_refused_with_its_size(error: Any) -> None:
+    class Greedy(Own):
+        def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
+            if error is not None:
+                raise error
+            return {"total_loss": float(torch.empty(1 << 50, dtype=torch.float64).sum())}
+
+    mode = Greedy({}, enable_field=["learn"], seed=0).learn_mode
+    batch = {name: np.zeros((5, 3), np.float32) for name in ("obs", "next_obs")}
+
+    with pytest.raises(ConfigError, match=r"update on 5 samples .*batch_size.* not fit") as caught:
+        mode.forward(SampleBatch(batch))
+
+    assert caught.value.path == "policy.learn.batch_size"
+    assert caught.value.facts["expected"] > 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("rows", [8, 40_000])
+def test_policy_on_a_gpu_learns_what_it_learns_on_the_cpu(rows: int) -> None:
+    rng = np.random.default_rng(0)
+    batch = {name: rng.normal(size=(rows, 3)).astype(np.float32) for name in ("obs", "next_obs")}
+    batch |= {"action": rng.integers(0, 2, rows), "reward": np.ones(rows, np.float32)}
+    batch["discount"] = np.full(rows, 0.9, np.float32)
+    losses = []
+    for cuda in (False, True):
+        cfg = {"model": {"obs_shape": 3, "action_shape": 2}, "cuda": cuda}
+        mode = DQNPolicy(cfg, enable_field=["learn"], seed=0).learn_mode
+        losses.append([mode.forward(SampleBatch(batch))["total_loss"] for _ in range(3)])
+
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 def test_settings_and_resets_reach_the_methods() -> None:
