@@ -148,6 +148,7 @@ def compile_config(
     _check_replay(compiled, found, mode)
     if mode == "parallel":
         _check_memory_limit(compiled["system"], found["system.transport"])
+        _check_inference(compiled, found)
     names = _add_columns(compiled["policy"], found)
     _try_env(compiled, found, mode)
     if names:
@@ -750,6 +751,40 @@ def _check_memory_limit(system: Mapping[str, Any], transport: Any) -> None:
             "another one, such as flask_fs, or leave it out",
             path="system.worker_memory_limit",
         )
+
+
+def _check_inference(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> None:
+    """Check that an inference server can act for the collectors, where there is one.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if "inference" not in (cfg["system"].get("roles") or {}):
+        return
+    from dingsdk.pipeline.worker import place_of
+    from dingsdk.policy import BasePolicy
+
+    policy, transport = cfg["policy"], cfg["system"]["transport"]
+    collector = policy["collect"]["parallel_collector"]["type"]
+    serial = policy["collect"]["collector"]["type"]
+    why = ""
+    if place_of(classes["system.transport"], transport) == "threads":
+        why = (
+            f"the transport {transport['type']!r} runs all workers in one process; choose one "
+            "whose workers are processes, such as flask_fs"
+        )
+    elif not issubclass(classes["policy"], BasePolicy):
+        why = f"a policy of type {policy['type']!r} is no BasePolicy, whose act it calls"
+    elif serial != "sample" or not getattr(
+        classes["policy.collect.parallel_collector"], "acts_remotely", False
+    ):
+        why = (
+            f"it acts for the parallel collector zergling, and this is {collector!r} with the "
+            f"collector {serial!r}"
+        )
+    if why:
+        path = "system.roles.inference"
+        raise ConfigError(f"{path} is set, but {why}; or leave it out", path=path)
 
 
 def _gpu_count() -> int:

@@ -100,7 +100,7 @@ class SystemSection(Section, frozen=True, kw_only=True):
             learner starts the others, unless torchrun has started them all. With ``policy.cuda``
             each has a GPU of its own, of one host.
         roles: Further roles of workers by their type key, each with its options; ``num``
-            workers are started of each (parallel mode).
+            workers are started of each (parallel mode). ``inference`` acts for the collectors.
         collector: Options of the comm collectors.
         learner: Options of the comm learners.
         replay: Who holds the replay buffer (parallel mode).

@@ -83,6 +83,7 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("env_wrappers", "record_video", "dingsdk.envs.wrappers:record_video"),
     ("roles", "learner", f"{_WORKER}.coordinator.roles:LearnerRole"),
     ("roles", "collector", f"{_WORKER}.coordinator.roles:CollectorRole"),
+    ("roles", "inference", f"{_WORKER}.inference.role:InferenceRole"),
     ("commands", "train", "dingsdk.cli.train:train"),
     ("commands", "bench-env", "dingsdk.cli.bench_env:bench_env"),
     ("commands", "check", "dingsdk.testing.command:check"),

@@ -28,6 +28,7 @@ class MarineParallelCollector(ZerglingParallelCollector):
     """
 
     max_players = float("inf")
+    acts_remotely = False
 
     class Config(ZerglingParallelCollector.Config, frozen=True, kw_only=True):
         """Section ``policy.collect.parallel_collector``."""

@@ -46,7 +46,8 @@ class BaseParallelCollector(Configurable, ABC):
     Args:
         cfg: ``eval_flag``, ``exp_name`` and what ``config`` of the class names;
             ``instance_name`` names the log file and is the source of its episodes; ``env_pool``
-            is where the envs of the task before may wait.
+            is where the envs of the task before may wait, and ``inference`` an ``InferenceClient``
+            that acts for collectors which can use one.
     """
 
     class Config(PartSection, frozen=True, kw_only=True):

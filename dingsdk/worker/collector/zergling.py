@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +65,8 @@ class ZerglingParallelCollector(BaseParallelCollector):
         update_policy_second: NotNegative = 3.0
         policy_timeout_s: Positive = 60.0
 
+    acts_remotely: ClassVar[bool] = True
+    """Whether an inference server can act for it."""
     _section: Config
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
@@ -72,6 +74,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
         if not self._eval_flag:
             self.collect_setting = dict(cfg.get("collect_setting") or {})
         self._is_on_policy = False
+        self._inference = None if self._eval_flag else cfg.get("inference")
         self._admitted_steps = 0
         self._policy_iter = 0  # version of the first player's policy
         paths, are_updated = cfg["policy_update_path"], cfg.get("policy_update_flag", [True])
@@ -144,8 +147,16 @@ class ZerglingParallelCollector(BaseParallelCollector):
 
     def _create_policy(self, cfg: Mapping[str, Any], seed: int | None) -> Any:
         field = "eval" if self._eval_flag else "collect"
-        policy = create_policy(cfg, enable_field=[field], seed=seed)
+        if self._inference is not None:
+            cfg = {**cfg, "cuda": False}  # here it acts only where the server does not
+        policy: Any = create_policy(cfg, enable_field=[field], seed=seed)
+        if self._inference is not None:
+            policy.act = self._inference.acting(policy.act, self._asked)
         return policy.eval_mode if self._eval_flag else policy.collect_mode
+
+    def _asked(self) -> tuple[str, int, bool]:
+        """Return what policy is to act: its id, its version, and whether no newer one will do."""
+        return self._paths[0], self._policy_iter, self._is_on_policy
 
     def _set_up_envs(self, cfg: Mapping[str, Any]) -> float:
         """Launch the envs; return how many episodes the task has (inf for no end)."""
@@ -200,7 +211,8 @@ class ZerglingParallelCollector(BaseParallelCollector):
         return self._rollout.step_env(policy_output)
 
     def _process_timestep(self, obs: Any, policy_output: Any, step: Any) -> None:
-        self._rollout.record(obs, policy_output, step, self._policy_iter)
+        acted = self._policy_iter if self._inference is None else self._inference.version
+        self._rollout.record(obs, policy_output, step, acted)
         episodes = self._rollout.episodes
         if episodes:
             self._rollout.episodes = []

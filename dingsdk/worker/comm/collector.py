@@ -28,6 +28,7 @@ from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, TaskFunctions
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.comm.worker import ANSWER_WITHIN_S, CommWorker
 from dingsdk.worker.factory import create_parallel_collector
+from dingsdk.worker.inference.client import InferenceClient
 
 STORAGE_PAUSE_S = 1.0
 LARGEST_ROW_BYTES = 64
@@ -68,6 +69,8 @@ class BaseCommCollector(CommWorker):
         super().__init__(cfg, transport, worker_id)
         self._collector: Any = None
         self._env_pool = EnvPool()
+        self.inference: InferenceClient | None = None
+        """Who acts in place of the collectors' own policies; None: nobody."""
         self._reports: deque[Mapping[str, Any]] = deque()
         self._sent_reports: list[Mapping[str, Any]] = []
         """Those of the last answer; the next question says that it has come."""
@@ -104,6 +107,8 @@ class BaseCommCollector(CommWorker):
         self._env_pool.close()
         if self.replay is not None:
             self.replay.close()
+        if self.inference is not None:
+            self.inference.close()
         return has_ended
 
     def deal_with_collector_start(self, task_info: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -191,7 +196,8 @@ class BaseCommCollector(CommWorker):
         # The run folder in the task is one of the master's host.
         own = {"exp_name": str(self.run_dir), "instance_name": self.collector_uid}
         cfg = to_easydict({**task_info["collector_cfg"], **own})
-        collector = create_parallel_collector({**cfg, "env_pool": self._env_pool})
+        shared = {"env_pool": self._env_pool, "inference": self.inference}
+        collector = create_parallel_collector({**cfg, **shared})
         collector.send_metadata = self.send_metadata
         collector.send_stepdata = self.send_stepdata
         collector.get_policy_update_info = self.get_policy_update_info

@@ -19,6 +19,7 @@ from dingsdk.worker.commander.base import BaseParallelCommander, Task
 from dingsdk.worker.coordinator.experience import Experience
 from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
 from dingsdk.worker.factory import create_comm_collector, create_comm_learner
+from dingsdk.worker.inference.client import InferenceClient
 
 WAIT_S = 1.0
 LAST_ANSWERS = 3
@@ -313,6 +314,8 @@ class CollectorRole(Role):
         cfg = _comm_section(self)
         worker: Any = create_comm_collector(cfg, transport=transport, worker_id=worker_id)
         worker.replay = _replay_of(self)
+        if "inference" in _extra(self.run_cfg):
+            worker.inference = InferenceClient(transport.run_dir, worker_id)
         return cast(CommWorker, worker)
 
     def next_task(self, commander: BaseParallelCommander) -> Task | None:

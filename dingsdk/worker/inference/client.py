@@ -1,0 +1,149 @@
+"""The collectors' side: ask a server for actions, and act here where it does not answer."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dingsdk.data.files import PrivateDir
+from dingsdk.data.pytree import flatten
+from dingsdk.data.secret import find_secret
+from dingsdk.errors import DingError
+from dingsdk.worker.inference.messages import (
+    FOLDER,
+    GREETING_S,
+    KIND,
+    MAX_BYTES,
+    SUFFIX,
+    Act,
+    Acted,
+    NotActed,
+)
+from dingsdk.worker.replay_server.link import Link, decode_value, encode_value, parse_address
+
+ANSWER_S = 1.0
+"""How long a server may take, before the collector acts by itself."""
+RETRY_S = 1.0
+"""Pause before a server that did not answer is asked again."""
+
+_log = logging.getLogger(__name__)
+
+Acting = Callable[..., dict[str, Any]]
+
+
+class InferenceClient:
+    """Asks an inference server of the run. Not safe for use from several threads.
+
+    Every call has a deadline. While no server answers, the policy of the collector acts, which it
+    has for that; a server that comes back is used again within ``RETRY_S``.
+
+    Args:
+        run_dir: Folder of the run.
+        name: Of the collector; of several servers it chooses one.
+
+    Attributes:
+        version: Version of the policy that gave the last actions.
+    """
+
+    def __init__(self, run_dir: Path, name: str) -> None:
+        self._run_dir, self._name = run_dir, name
+        self._id = secrets.token_hex(16)
+        self._link: Link | None = None
+        self._retry_at = 0.0
+        self._has_answered = False
+        self.version = 0
+
+    def acting(self, act: Acting, asked: Callable[[], tuple[str, int, bool]]) -> Acting:
+        """Return ``BasePolicy.act``, done by a server where there is one.
+
+        Args:
+            act: The policy's own, which explores.
+            asked: Returns the id of the policy, the version that ``act`` has, and whether the
+                actions must be of just that version; else they may be of a newer one.
+        """
+
+        def remote_act(
+            obs: Any, env_ids: Sequence[int] | None = None, **setting: Any
+        ) -> dict[str, Any]:
+            policy_id, version, is_exact = asked()
+            given = {key: value for key, value in setting.items() if key != "explore"}
+            found = self._ask(Act(policy_id, version, is_exact), obs, given)
+            if found is not None:
+                return found
+            self.version = version
+            return act(obs, env_ids, **setting)
+
+        return remote_act
+
+    def close(self) -> None:
+        """Hang up; idempotent."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def _ask(self, head: Act, obs: Any, setting: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return what the server answers; None where the collector is to act by itself."""
+        if not self._is_connected():
+            return None
+        assert self._link is not None
+        try:
+            frame = encode_value(KIND, {"obs": obs, "setting": dict(setting)})
+            self._link.send(head, frame, timeout_s=ANSWER_S)
+            answer, body = self._link.receive(Acted | NotActed, ANSWER_S)
+            if isinstance(answer, NotActed):
+                _log.debug("the inference server did not act: %s", answer.text)
+                return None
+            output = decode_value(KIND, body)
+            rows = len(flatten(obs)[0][1])
+            if any(len(column) != rows for column in output.values()):
+                raise ConnectionError("it answered for another number of envs")
+        except (OSError, DingError) as error:
+            self._hang_up(error)
+            return None
+        self.version = answer.version
+        return dict(output)
+
+    def _is_connected(self) -> bool:
+        if self._link is not None:
+            return True
+        if time.monotonic() < self._retry_at:
+            return False
+        try:
+            self._link = self._connected()
+        except (OSError, DingError) as error:
+            self._hang_up(error)
+        if self._link is None:
+            self._retry_at = time.monotonic() + RETRY_S
+            return False
+        self._has_answered = True
+        _log.info("%s acts through an inference server", self._name)
+        return True
+
+    def _connected(self) -> Link | None:
+        with PrivateDir(self._run_dir / FOLDER) as folder:
+            names = sorted(name for name in folder.names() if name.endswith(SUFFIX))
+            secret = find_secret(folder)
+            if not names or secret is None:
+                return None
+            name = names[zlib.crc32(self._name.encode()) % len(names)]
+            address = parse_address(bytes(folder.read(name, 100)).decode())
+        link = Link(socket.create_connection(address, ANSWER_S), MAX_BYTES)
+        try:
+            link.greet(secret, self._id, GREETING_S)
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    def _hang_up(self, error: Exception) -> None:
+        if self._has_answered:
+            _log.warning("%s acts by itself: the inference server does not (%s)", self._name, error)
+            self._has_answered = False
+        self.close()
+        self._retry_at = time.monotonic() + RETRY_S

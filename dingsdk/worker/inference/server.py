@@ -1,0 +1,282 @@
+"""The server: collects what many collectors ask, and asks the policy once."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dingsdk.data.files import PrivateDir
+from dingsdk.data.pytree import flatten
+from dingsdk.data.secret import create_secret
+from dingsdk.errors import AuthError, DingError, ProtocolError
+from dingsdk.policy import create_policy
+from dingsdk.policy.threads import in_one_thread
+from dingsdk.worker.comm.transport import PolicyStore
+from dingsdk.worker.inference.messages import (
+    FOLDER,
+    GREETING_S,
+    KIND,
+    MAX_BYTES,
+    SUFFIX,
+    Act,
+    Acted,
+    NotActed,
+)
+from dingsdk.worker.replay_server.link import (
+    Link,
+    Refused,
+    decode_value,
+    encode_value,
+    format_address,
+)
+
+POLL_S = 0.2
+MESSAGE_S = 5.0
+"""How long a message may take, once it has begun."""
+IDLE_S = 3600.0
+LOOK_S = 0.02
+"""Pause between two looks for a newer policy."""
+KEPT_VERSIONS = 4
+"""Policies that are kept, for collectors that still act with an older version."""
+CLOSE_S = 5.0
+_STATE = "state"
+
+_log = logging.getLogger(__name__)
+
+
+class _Request(NamedTuple):
+    link: Link
+    head: Act
+    obs: Any
+    setting: dict[str, Any]
+    """Keyword arguments of ``act``; of a recurrent policy ``state`` has one row an observation."""
+    rows: int
+
+
+class InferenceServer:
+    """Acts for collectors on this host.
+
+    Whatever has arrived while the policy computed is the next batch. Requests are joined that
+    ask the same version of a policy with the same settings.
+
+    Args:
+        policy_cfg: The config's ``policy`` section.
+        store: Where the versions of the policy are published.
+        run_dir: Gets the folder ``inference``: the secret, and the address of this server.
+        name: Of this server, unique in the run.
+        seed: Of exploration; None draws from the system.
+
+    Attributes:
+        request_count: Requests that were answered with actions.
+        batch_count: Calls of the policy for them.
+
+    Raises:
+        AuthError: the secret cannot be used.
+        RunFolderError, StorageFullError: the folder cannot be written.
+    """
+
+    def __init__(
+        self,
+        policy_cfg: Mapping[str, Any],
+        store: PolicyStore,
+        run_dir: Path,
+        name: str,
+        seed: int | None = None,
+    ) -> None:
+        self._policy_cfg, self._store, self._seed = policy_cfg, store, seed
+        self._policies: dict[tuple[str, int], Any] = {}
+        """The last ones used by id and version; the one that was used last at the end."""
+        self._newest: dict[str, int] = {}
+        self._looked_at: dict[str, float] = {}
+        self.request_count = self.batch_count = 0
+        self._requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._links: dict[Link, threading.Thread] = {}
+        self._folder = PrivateDir(run_dir / FOLDER)
+        self._file = f"{name}{SUFFIX}"
+        self._secret = create_secret(self._folder)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        address = format_address(*self._listener.getsockname()[:2])
+        self._thread = threading.Thread(target=self._accept, name="inference-accept", daemon=True)
+        self._thread.start()
+        self._folder.write_atomic(self._file, [address.encode()])
+
+    def run(self, advance: Callable[[], None] = lambda: None) -> None:
+        """Act until ``stop``; ``advance`` is called often."""
+        while not self._stop.is_set():
+            advance()
+            requests = self._take()
+            for group in _groups(requests):
+                self._answer(group)
+
+    def stop(self) -> None:
+        """Let ``run`` return; at once, from any thread."""
+        self._stop.set()
+
+    def close(self) -> None:
+        """End all connections; idempotent. Collectors act by themselves from then on."""
+        self._stop.set()
+        with self._lock:
+            links = dict(self._links)
+        try:
+            # Closing a listener does not wake who waits for it.
+            self._listener.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # closed before
+        for link in links:
+            link.shut_down()
+        deadline = time.monotonic() + CLOSE_S
+        for thread in (self._thread, *links.values()):
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._listener.close()
+        self._folder.unlink(self._file)
+        self._folder.close()
+
+    def _accept(self) -> None:
+        while not self._stop.is_set():
+            try:
+                sock, _ = self._listener.accept()
+            except OSError as error:
+                if not self._stop.wait(0.1):
+                    _log.warning("a connection could not be accepted: %s", error)
+                continue
+            link = Link(sock, MAX_BYTES)
+            thread = threading.Thread(
+                target=self._read, args=(link,), name="inference-connection", daemon=True
+            )
+            with self._lock:
+                self._links[link] = thread
+            thread.start()
+
+    def _read(self, link: Link) -> None:
+        try:
+            link.welcome(self._secret, GREETING_S)
+            while not self._stop.is_set():
+                head, frame = link.receive(Act, MESSAGE_S, IDLE_S)
+                asked = decode_value(KIND, frame)
+                obs, setting = asked["obs"], asked["setting"]
+                rows = len(flatten(obs)[0][1])
+                self._requests.put(_Request(link, head, obs, setting, rows))
+        except AuthError as error:
+            _log.warning("a connection was refused: %s", error)
+            link.send(Refused(error.code, "refused"), timeout_s=GREETING_S)
+        except OSError as error:
+            _log.debug("a connection ended: %s", error)
+        except (DingError, KeyError, TypeError, IndexError) as error:
+            _log.warning("a connection was closed: %s", error)
+        finally:
+            link.close()
+            with self._lock:
+                self._links.pop(link, None)
+
+    def _take(self) -> list[_Request]:
+        """Return all requests that wait, waiting a while for the first."""
+        found: list[_Request] = []
+        with contextlib.suppress(queue.Empty):
+            found.append(self._requests.get(timeout=POLL_S))
+            while True:
+                found.append(self._requests.get_nowait())
+        return found
+
+    def _answer(self, group: Sequence[_Request]) -> None:
+        head = group[0].head
+        try:
+            version, policy = self._policy(head)
+            output = in_one_thread(policy.act)(
+                _joined([each.obs for each in group]),
+                range(sum(each.rows for each in group)),
+                explore=True,
+                **_joined_setting([each.setting for each in group]),
+            )
+            ends = np.cumsum([each.rows for each in group])[:-1]
+            parts: list[dict[str, Any]] = [{} for _ in group]
+            for name, column in output.items():
+                for part, rows in zip(parts, np.split(column, ends), strict=True):
+                    part[name] = rows
+            answers: list[Any] = [Acted(version)] * len(group)
+            frames = [encode_value(KIND, part) for part in parts]
+            self.request_count += len(group)
+            self.batch_count += 1
+        except Exception as error:
+            # Each collector does the same by itself, and says what is wrong with its own.
+            answers = [NotActed(f"{type(error).__name__}: {error}"[:500])] * len(group)
+            frames = [[]] * len(group)
+        for each, answer, frame in zip(group, answers, frames, strict=True):
+            try:
+                each.link.send(answer, frame, timeout_s=MESSAGE_S)
+            except OSError:
+                each.link.shut_down()  # its thread closes it
+
+    def _policy(self, head: Act) -> tuple[int, Any]:
+        """Return a version of the policy that serves a request, and the policy."""
+        key = (head.policy_id, head.version)
+        if not head.is_exact or key not in self._policies:
+            self._look(head.policy_id, head.version)
+        if not head.is_exact:
+            key = (head.policy_id, max(head.version, self._newest.get(head.policy_id, -1)))
+        policy = self._policies.pop(key, None)
+        if policy is None:
+            raise ProtocolError(f"version {head.version} of {head.policy_id} is not here", where="")
+        self._policies[key] = policy
+        return key[1], policy
+
+    def _look(self, policy_id: str, version: int) -> None:
+        """Load the newest version of a policy, if there may be one that was not loaded yet."""
+        now, newest = time.monotonic(), self._newest.get(policy_id)
+        is_behind = newest is None or newest < version
+        if not is_behind and now - self._looked_at[policy_id] < LOOK_S:
+            return
+        self._looked_at[policy_id] = now
+        found = self._store.newest(policy_id, newest)
+        if found is None:
+            return
+        version, model = found
+        if len(self._policies) < KEPT_VERSIONS:
+            seed = None if self._seed is None else self._seed + len(self._policies)
+            policy: Any = create_policy(self._policy_cfg, enable_field=["collect"], seed=seed)
+        else:
+            policy = self._policies.pop(next(iter(self._policies)))
+        policy.collect_mode.load_state_dict({"model": model})
+        self._newest[policy_id] = version
+        self._policies[policy_id, version] = policy
+
+
+def _groups(requests: Sequence[_Request]) -> list[list[_Request]]:
+    """Return the requests that one call of a policy serves."""
+
+    def key(request: _Request) -> str:
+        head = request.head
+        plain = {name: value for name, value in request.setting.items() if name != _STATE}
+        shapes = [(path, leaf.shape[1:], leaf.dtype.str) for path, leaf in flatten(request.obs)]
+        return repr((head.policy_id, head.is_exact and head.version, sorted(plain.items()), shapes))
+
+    found = sorted(requests, key=key)
+    return [list(group) for _, group in itertools.groupby(found, key)]
+
+
+def _joined(columns: Sequence[Any]) -> Any:
+    """Return columns of several requests end to end, of dicts by name."""
+    first = columns[0]
+    if len(columns) == 1:
+        return first
+    if isinstance(first, Mapping):
+        return {name: _joined([each[name] for each in columns]) for name in first}
+    return np.concatenate(columns)
+
+
+def _joined_setting(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    found = dict(settings[0])
+    if _STATE in found:
+        found[_STATE] = np.concatenate([each[_STATE] for each in settings])
+    return found

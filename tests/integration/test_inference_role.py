@@ -1,0 +1,92 @@
+"""Runs whose collectors act through a process that serves all of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dingsdk.errors import ConfigError
+from dingsdk.pipeline.train import compile_run, train
+from dingsdk.worker.inference.messages import FOLDER
+
+from .process_cluster import ProcessCluster
+from .short_runs import QUICK
+
+SETS = (*QUICK, "system.roles.inference.num=1")
+
+
+def answered(run_dir: Path) -> tuple[int, int]:
+    """Return how many requests the server of a run answered, in how many batches."""
+    (file,) = (run_dir / "log" / "inference").glob("inference-0*")
+    found = re.search(r"acted for (\d+) requests in (\d+) batches", file.read_text())
+    assert found is not None
+    return int(found[1]), int(found[2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["flask_fs", "shared_memory"])
+def test_server_acts_for_the_collectors_of_a_run(transport: str, tmp_path: Path) -> None:
+    if transport == "shared_memory":
+        pytest.importorskip("dingsdk_shared_memory")
+    result = train("cartpole-dqn", "parallel", transport, sets=SETS, output=tmp_path)
+
+    assert (result.reason, result.train_iter) == ("limit", 200)
+    requests, batches = answered(result.run_dir)
+    assert requests > 20
+    assert 0 < batches <= requests
+    assert list((result.run_dir / FOLDER).glob("*.address")) == []
+
+
+@pytest.mark.slow
+def test_on_policy_training_takes_actions_of_its_own_version_alone(tmp_path: Path) -> None:
+    sets = (
+        "system.roles.inference.num=1",
+        "policy.collect.n_sample=128",
+        "policy.learn.batch_size=64",
+        "policy.learn.epoch_per_collect=1",
+        "policy.learn.learner.train_iterations=20",
+        "env.stop_value=1000",
+    )
+    result = train("cartpole-ppo", "parallel", "flask_fs", sets=sets, output=tmp_path)
+
+    assert result.reason == "limit"
+    assert answered(result.run_dir)[0] > 20
+
+
+@pytest.mark.slow
+def test_collectors_go_on_while_the_server_is_started_again(tmp_path: Path) -> None:
+    with closing(ProcessCluster(tmp_path / "run", ("system.roles.inference.num=1",))) as cluster:
+        folder = cluster.run_dir / FOLDER
+        cluster.expect(lambda: bool(list(folder.glob("*.address"))))
+        address = (folder / "inference-0.address").read_text()
+        before = cluster.incarnation("inference-0")
+
+        os.kill(cluster.pid("inference-0"), signal.SIGKILL)
+        steps = cluster.env_steps()
+        cluster.expect(lambda: cluster.env_steps() > steps + 100)
+        cluster.expect(lambda: cluster.incarnation("inference-0") > before)
+        cluster.expect(lambda: (folder / "inference-0.address").read_text() != address)
+        cluster.expect_training()
+
+
+@pytest.mark.parametrize(
+    ("sets", "reason"),
+    [
+        ((), "'in_memory' runs all workers in one process"),
+        (("policy.collect.collector.type=episode",), "acts for the parallel collector zergling"),
+    ],
+)
+def test_what_no_server_can_act_for_is_refused(sets: Any, reason: str) -> None:
+    transport = "in_memory" if not sets else "flask_fs"
+    sets = ("system.roles.inference.num=1", *sets)
+
+    with pytest.raises(ConfigError, match=reason) as caught:
+        compile_run("cartpole-dqn", "parallel", transport, sets, 0)
+
+    assert caught.value.path == "system.roles.inference"

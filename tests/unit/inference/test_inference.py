@@ -1,0 +1,248 @@
+"""One server acts for several collectors; a collector acts by itself where none answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dingsdk.errors import NonFiniteError
+from dingsdk.policy import DQNPolicy, R2D2Policy
+from dingsdk.worker.comm.transport import PolicyStore
+from dingsdk.worker.inference import InferenceClient, InferenceServer, client
+from dingsdk.worker.inference.messages import FOLDER
+
+CFG: dict[str, Any] = {
+    "type": "dqn",
+    "model": {"obs_shape": 3, "action_shape": 50, "encoder_hidden_size_list": [32]},
+}
+OBS = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+
+
+class Store(PolicyStore):
+    """The newest version of each policy."""
+
+    def __init__(self) -> None:
+        self.published: dict[str, tuple[int, dict[str, Any]]] = {}
+
+    def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
+        self.published[policy_id] = (version, {key: each.clone() for key, each in state.items()})
+
+    def newest(self, policy_id: str, newer_than: int | None = None) -> Any:
+        found = self.published.get(policy_id)
+        is_known = found is not None and newer_than is not None and found[0] <= newer_than
+        return None if is_known else found
+
+    def discard(self, policy_id: str) -> None:
+        self.published.pop(policy_id, None)
+
+
+def policy_of(seed: int, cls: Any = DQNPolicy, **cfg: Any) -> Any:
+    return cls({**CFG, **cfg}, enable_field=["collect"], seed=seed)
+
+
+def publish(store: Store, policy: Any, version: int) -> None:
+    store.publish("p", policy.collect_mode.state_dict()["model"], version)
+
+
+@contextmanager
+def serving(
+    run_dir: Path, store: Store, cfg: dict[str, Any] = CFG, name: str = "inference-0"
+) -> Iterator[InferenceServer]:
+    with closing(InferenceServer(cfg, store, run_dir, name, seed=1)) as server:
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+            thread.join(10)
+
+
+class Collector:
+    """A policy, and whoever acts for it."""
+
+    def __init__(self, run_dir: Path, policy: Any, version: int, is_exact: bool = False) -> None:
+        self.client = InferenceClient(run_dir, "collector-0")
+        self.policy, self.asked = policy, ("p", version, is_exact)
+        policy.act = self.client.acting(policy.act, lambda: self.asked)
+        self.mode = policy.collect_mode
+
+    def act(self, obs: Any = OBS, **setting: Any) -> list[int]:
+        output = self.mode.forward_batch(obs, range(len(obs)), **{"eps": 0.0, **setting})
+        return [int(each) for each in output["action"]]
+
+    def __enter__(self) -> Collector:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.client.close()
+
+
+def best(policy: Any, obs: Any = OBS) -> list[int]:
+    return [int(each) for each in policy.collect_mode.forward_batch(obs, eps=0.0)["action"]]
+
+
+def test_actions_are_those_of_the_newest_version_which_is_named(tmp_path: Path) -> None:
+    store, mine, newest = Store(), policy_of(1), policy_of(2)
+    assert best(mine) != best(newest)
+    expected = best(newest)
+    publish(store, newest, 7)
+    with serving(tmp_path, store) as server, Collector(tmp_path, mine, 3) as collector:
+        assert collector.act() == expected
+        assert collector.client.version == 7
+        rows = collector.mode.forward({5: OBS[0], 9: OBS[3]}, eps=0.0)
+        assert {env: int(each["action"]) for env, each in rows.items()} == {
+            5: expected[0],
+            9: expected[3],
+        }
+        assert (server.request_count, server.batch_count) == (2, 2)
+
+
+def test_requests_that_wait_are_one_batch_and_each_gets_its_own_rows(tmp_path: Path) -> None:
+    store, expected = Store(), best(policy_of(2))
+    publish(store, policy_of(2), 1)
+    server = InferenceServer(CFG, store, tmp_path, "inference-0", seed=1)
+    found: dict[int, list[int]] = {}
+
+    def ask(index: int) -> None:
+        with Collector(tmp_path, policy_of(5), 1) as collector:
+            if index < 4:
+                found[index] = collector.act(OBS[4 * index : 4 * index + 4])
+            else:
+                found[index] = collector.act(eps=1.0)
+
+    with closing(server):
+        threads = [threading.Thread(target=ask, args=(index,)) for index in range(5)]
+        for each in threads:
+            each.start()
+        deadline = time.monotonic() + 10
+        while server._requests.qsize() < 5 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        running = threading.Thread(target=server.run)
+        running.start()
+        for each in threads:
+            each.join(10)
+        server.stop()
+        running.join(10)
+
+    assert [found[index] for index in range(4)] == [expected[i : i + 4] for i in range(0, 16, 4)]
+    # Who explores is apart.
+    assert found[4] != expected
+    assert (server.request_count, server.batch_count) == (5, 2)
+
+
+def test_newer_version_is_used_without_being_asked_for(tmp_path: Path) -> None:
+    store = Store()
+    publish(store, policy_of(1), 1)
+    with serving(tmp_path, store) as server, Collector(tmp_path, policy_of(5), 1) as collector:
+        assert collector.act() == best(policy_of(1))
+        publish(store, policy_of(2), 2)
+        server._looked_at["p"] -= 1
+        assert (collector.act(), collector.client.version) == (best(policy_of(2)), 2)
+
+
+def test_exact_version_is_served_while_it_is_kept(tmp_path: Path) -> None:
+    store, first, second = Store(), policy_of(1), policy_of(2)
+    expected, later = best(first), best(second)
+    publish(store, first, 1)
+    own = policy_of(5)
+    by_itself = best(own)
+    with serving(tmp_path, store), Collector(tmp_path, own, 1, is_exact=True) as collector:
+        assert collector.act() == expected
+        publish(store, second, 2)
+        collector.asked = ("p", 2, True)
+        assert (collector.act(), collector.client.version) == (later, 2)
+        collector.asked = ("p", 1, True)
+        assert (collector.act(), collector.client.version) == (expected, 1)
+        collector.asked = ("p", 3, True)  # not published yet
+        assert (collector.act(), collector.client.version) == (by_itself, 3)
+        collector.asked = ("other", 1, False)
+        assert collector.act() == by_itself
+
+
+def test_only_the_last_versions_are_kept(tmp_path: Path) -> None:
+    store = Store()
+    with closing(InferenceServer(CFG, store, tmp_path, "inference-0", seed=1)) as server:
+        for version in range(8):
+            publish(store, policy_of(version), version)
+            server._look("p", version)
+        assert sorted(server._policies) == [("p", version) for version in (4, 5, 6, 7)]
+
+
+def test_recurrent_state_travels_with_its_row(tmp_path: Path) -> None:
+    cfg = {**CFG, "type": "r2d2"}
+    store = Store()
+    publish(store, policy_of(2, R2D2Policy, type="r2d2"), 1)
+    alone = policy_of(2, R2D2Policy, type="r2d2")
+    with serving(tmp_path, store, cfg) as server:
+        own = policy_of(5, R2D2Policy, type="r2d2")
+        with Collector(tmp_path, own, 1) as collector:
+            for _ in range(4):
+                assert collector.act() == best(alone)
+            collector.mode.reset([0, 3])
+            alone.collect_mode.reset([0, 3])
+            ours = collector.mode.forward_batch(OBS, range(16), eps=0.0)
+            theirs = alone.collect_mode.forward_batch(OBS, range(16), eps=0.0)
+            assert ours["state"] == pytest.approx(theirs["state"], abs=1e-6)
+        assert server.request_count == 5
+
+
+def test_collector_acts_by_itself_while_there_is_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client, "RETRY_S", 0.0)
+    store, own = Store(), policy_of(5)
+    by_itself, expected = best(own), best(policy_of(2))
+    publish(store, policy_of(2), 9)
+    with Collector(tmp_path, own, 3) as collector:
+        assert (collector.act(), collector.client.version) == (by_itself, 3)
+        for _ in range(2):
+            with serving(tmp_path, store):
+                assert (collector.act(), collector.client.version) == (expected, 9)
+            assert (collector.act(), collector.client.version) == (by_itself, 3)
+    assert "acts by itself" in caplog.text
+    assert list((tmp_path / FOLDER).glob("*.address")) == []
+
+
+def test_server_that_does_not_answer_costs_one_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "ANSWER_S", 0.3)
+    store, own = Store(), policy_of(5)
+    publish(store, policy_of(2), 1)
+    by_itself = best(own)
+    idle = InferenceServer(CFG, store, tmp_path, "inference-0")  # it does not run
+    with closing(idle), Collector(tmp_path, own, 1) as collector:
+        assert collector.act() == by_itself
+        assert collector.act() == by_itself
+        assert idle._requests.qsize() == 1  # the second was not sent
+
+
+def test_stranger_is_not_answered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store, own = Store(), policy_of(5)
+    publish(store, policy_of(2), 1)
+    by_itself = best(own)
+    with serving(tmp_path, store) as server:
+        (tmp_path / FOLDER / "secret").write_text("f" * 64)
+        with Collector(tmp_path, own, 1) as collector:
+            assert collector.act() == by_itself
+        assert server.request_count == 0
+    assert "a client does not know the secret" in caplog.text
+
+
+def test_error_of_the_policy_is_raised_by_the_collectors_own(tmp_path: Path) -> None:
+    store = Store()
+    publish(store, policy_of(2), 1)
+    with serving(tmp_path, store) as server:
+        with Collector(tmp_path, policy_of(5), 1) as collector:
+            with pytest.raises(NonFiniteError, match="look at the env"):
+                collector.act(OBS * np.nan)
+            assert collector.act() == best(policy_of(2))
+        assert server.request_count == 1
