@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dingsdk.config import to_easydict
+from dingsdk.data.capture import capture, revive
 from dingsdk.worker.commander.solo import SoloCommander
 
 CFG = to_easydict(
@@ -35,6 +38,15 @@ CFG = to_easydict(
 PICK = st.integers(0, 99)
 
 
+def written(commander):
+    """Return the state of a commander as a journal gives it back."""
+    return json.loads(json.dumps(capture(commander.state_dict())))
+
+
+def is_evaluation(task):
+    return task["collector_cfg"]["eval_flag"]
+
+
 class SoloMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
@@ -43,7 +55,7 @@ class SoloMachine(RuleBasedStateMachine):
         self.collectors, self.learners, self.goal = [], [], False
         self.limit, self.steps = 2, 0
 
-    @rule(seconds=st.floats(0, 10))
+    @rule(seconds=st.integers(0, 10))  # whole ones, so that sums are exact
     def pass_time(self, seconds):
         self.now += seconds
 
@@ -68,19 +80,15 @@ class SoloMachine(RuleBasedStateMachine):
     @rule(pick=PICK, fails=st.booleans(), value=st.sampled_from([10.0, 100.0]))
     def end_collector(self, pick, fails, value):
         task = self.collectors.pop(pick % len(self.collectors))
-        is_evaluation = task["collector_cfg"]["eval_flag"]
+        is_eval = is_evaluation(task)
         if fails:
             self.commander.notify_fail_collector_task(task)
             return
-        result = {"eval_flag": is_evaluation, "reward_mean": value, "train_iter": 1}
+        result = {"eval_flag": is_eval, "reward_mean": value, "train_iter": 1}
         result["step_count"] = 7
-        self.goal = self.goal or (is_evaluation and value >= 100)
+        self.goal = self.goal or (is_eval and value >= 100)
         assert self.commander.finish_collector_task(task["task_id"], result) is self.goal
-        if (
-            self.learners
-            and not is_evaluation
-            and task["buffer_id"] == self.learners[0]["buffer_id"]
-        ):
+        if self.learners and not is_eval and task["buffer_id"] == self.learners[0]["buffer_id"]:
             self.steps += 7
 
     @precondition(lambda self: self.learners)
@@ -94,6 +102,32 @@ class SoloMachine(RuleBasedStateMachine):
             end = {"buffer_id": task["buffer_id"]}
             assert self.commander.finish_learner_task(task["task_id"], end) == task["buffer_id"]
 
+    @precondition(lambda self: self.learners)
+    @rule(iterations=st.integers(1, 9))
+    def learn(self, iterations):
+        info = {"learner_step": iterations, "learner_done": False}
+        self.commander.update_learner_info(self.learners[0]["task_id"], info)
+
+    @precondition(lambda self: self.collectors)
+    @rule(pick=PICK, steps=st.integers(1, 7))
+    def collect(self, pick, steps):
+        task = self.collectors[pick % len(self.collectors)]
+        setting = self.commander.get_collect_setting(task["task_id"])
+        is_current = self.learners and task["buffer_id"] == self.learners[0]["buffer_id"]
+        assert (setting is not None) == bool(is_current and not is_evaluation(task))
+
+    @rule()
+    def start_again(self):
+        """Another coordinator goes on from what the journal has."""
+        state = written(self.commander)
+        self.now += 1000.0  # of another host's clock
+        other = SoloCommander(CFG, clock=lambda: self.now)
+        other.load_state_dict(revive(state))
+        assert written(other) == state
+        assert other.eval_history == self.commander.eval_history
+        assert other.best_eval == self.commander.best_eval
+        self.commander = other
+
     @rule(more=st.booleans())
     def move_limit(self, more):
         if more:
@@ -105,7 +139,7 @@ class SoloMachine(RuleBasedStateMachine):
 
     @invariant()
     def at_most_one_evaluation_is_out(self):
-        flags = [task["collector_cfg"]["eval_flag"] for task in self.collectors]
+        flags = [is_evaluation(task) for task in self.collectors]
         assert sum(flags) <= 1
 
     @invariant()
