@@ -183,12 +183,15 @@ class HubLink:
     Args:
         namespace: Ray's namespace of the hub.
         run: Id of the run.
+        start_timeout_s: How long the hub may take to start.
     """
 
-    def __init__(self, namespace: str, run: str) -> None:
+    def __init__(self, namespace: str, run: str, start_timeout_s: float) -> None:
         self._namespace = namespace
         self._run = run
+        self._start_timeout_s = start_timeout_s
         self._lock = threading.Lock()
+        self._starting = threading.Lock()
         self._hub: Any = None
         self._waits: dict[threading.Event, object] = {}
         self._is_closed = False
@@ -290,9 +293,13 @@ class HubLink:
             raise ClosedError("the transport was closed", what="transport")
 
     def _actor(self) -> Any:
-        with self._lock:
+        import ray
+
+        with self._starting:
             if self._hub is None:
-                self._hub = _find_hub(self._namespace)
+                hub = _find_hub(self._namespace)
+                ray.get(hub.__ray_ready__.remote(), timeout=self._start_timeout_s)
+                self._hub = hub
             return self._hub
 
 

@@ -74,11 +74,12 @@ class RayTransport(Transport):
                 the run has one of its own.
             allow_insecure_ray: Whether a cluster that other hosts reach may do without
                 RAY_AUTH_MODE=token.
-            resources: What one worker takes, by role; one CPU where a role is not named.
+            resources: What one worker takes, by role, as ``RoleResources``; one CPU where a role
+                is not named.
             placement: How the actors of a run are spread over nodes, as Ray's placement groups
                 have it; empty: wherever there is room, as nodes come and go.
             object_store_bytes: Size of the object store of a local Ray; 0 for Ray's own choice.
-            start_timeout_s: Seconds for a placement group to find room.
+            start_timeout_s: Seconds for the hub to start, and for a placement group to find room.
             request_timeout_s: Seconds for an immediate answer.
             lost_after_s: Seconds of silence after which a worker gives up its coordinator.
         """
@@ -87,7 +88,7 @@ class RayTransport(Transport):
         address: str = "local"
         namespace: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{0,64}$")] = ""
         allow_insecure_ray: bool = False
-        resources: dict[str, RoleResources] = msgspec.field(default_factory=dict)
+        resources: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
         placement: Literal["", "PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = ""
         object_store_bytes: Annotated[int, Meta(ge=0)] = 0
         start_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
@@ -97,13 +98,17 @@ class RayTransport(Transport):
         def __post_init__(self) -> None:
             cluster.check_ray()
             known = default_manager().known("roles") if self.resources else ()
-            for role in self.resources:
+            for role, found in self.resources.items():
                 if role not in known:
                     near = nearest_name(role, known)
                     hint = f"; did you mean {near!r}" if near else ""
                     raise ValueError(
                         f"resources names {role!r}, which is no role{hint}; roles: {listing(known)}"
                     )
+                try:
+                    msgspec.convert(found, RoleResources)
+                except msgspec.ValidationError as error:
+                    raise ValueError(f"resources of {role!r}: {error}") from error
 
     places: ClassVar[tuple[Place, ...]] = ("processes", "threads")
     starts_workers: ClassVar[bool] = True
@@ -229,11 +234,11 @@ class RayTransport(Transport):
                 )
                 self._run = self._run or _run_id(self.run_dir / _FOLDER)
                 self._namespace = self._namespace or f"dingsdk-{self._run}"
-                self._link = HubLink(self._namespace, self._run)
+                self._link = HubLink(self._namespace, self._run, self.cfg.start_timeout_s)
             return self._link
 
     def _options_of(self, role: str) -> dict[str, Any]:
-        found = self.cfg.resources.get(role, RoleResources())
+        found = msgspec.convert(self.cfg.resources.get(role, {}), RoleResources)
         return {"num_cpus": found.num_cpus, "num_gpus": found.num_gpus, "resources": found.custom}
 
 

@@ -109,6 +109,6 @@ def test_hub_applies_a_repeated_call_once_and_refuses_an_earlier_coordinator() -
 def test_section_is_read_with_resources_by_role(tmp_path: Path) -> None:
     cfg = {"resources": {"learner": {"num_cpus": 2, "num_gpus": 1}}, "placement": "SPREAD"}
     section = RayTransport({**cfg}, tmp_path).cfg
-    assert section.resources["learner"].num_gpus == 1.0
+    assert section.resources["learner"]["num_gpus"] == 1
     with pytest.raises(ConfigError, match="num_gpu"):
         RayTransport({"resources": {"learner": {"num_gpu": 1}}}, tmp_path)
