@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from dingsdk.data.files import PrivateDir
-from dingsdk.data.pytree import flatten
 from dingsdk.data.secret import find_secret
 from dingsdk.errors import DingError
 from dingsdk.worker.inference.messages import (
@@ -100,9 +99,6 @@ class InferenceClient:
                 _log.debug("the inference server did not act: %s", answer.text)
                 return None
             output = decode_value(KIND, body)
-            rows = len(flatten(obs)[0][1])
-            if any(len(column) != rows for column in output.values()):
-                raise ConnectionError("it answered for another number of envs")
         except (OSError, DingError) as error:
             self._hang_up(error)
             return None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,24 @@ def test_actions_are_those_of_the_newest_version_which_is_named(tmp_path: Path) 
         assert (server.request_count, server.batch_count) == (2, 2)
 
 
+@contextmanager
+def waiting(server: InferenceServer, *asks: Callable[[], None]) -> Iterator[None]:
+    """Let the server run once all ask it, and until all are answered."""
+    threads = [threading.Thread(target=ask) for ask in asks]
+    for each in threads:
+        each.start()
+    deadline = time.monotonic() + 10
+    while server._requests.qsize() < len(asks) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    running = threading.Thread(target=server.run)
+    running.start()
+    for each in threads:
+        each.join(10)
+    server.stop()
+    running.join(10)
+    yield
+
+
 def test_requests_that_wait_are_one_batch_and_each_gets_its_own_rows(tmp_path: Path) -> None:
     store, expected = Store(), best(policy_of(2))
     publish(store, policy_of(2), 1)
@@ -118,24 +137,28 @@ def test_requests_that_wait_are_one_batch_and_each_gets_its_own_rows(tmp_path: P
             else:
                 found[index] = collector.act(eps=1.0)
 
-    with closing(server):
-        threads = [threading.Thread(target=ask, args=(index,)) for index in range(5)]
-        for each in threads:
-            each.start()
-        deadline = time.monotonic() + 10
-        while server._requests.qsize() < 5 and time.monotonic() < deadline:
-            time.sleep(0.001)
-        running = threading.Thread(target=server.run)
-        running.start()
-        for each in threads:
-            each.join(10)
-        server.stop()
-        running.join(10)
+    with closing(server), waiting(server, *(partial(ask, index) for index in range(5))):
+        assert [found[i] for i in range(4)] == [expected[i : i + 4] for i in range(0, 16, 4)]
+        # Who explores is apart.
+        assert found[4] != expected
+        assert (server.request_count, server.batch_count) == (5, 2)
 
-    assert [found[index] for index in range(4)] == [expected[i : i + 4] for i in range(0, 16, 4)]
-    # Who explores is apart.
-    assert found[4] != expected
-    assert (server.request_count, server.batch_count) == (5, 2)
+
+def test_requests_for_exact_versions_are_apart(tmp_path: Path) -> None:
+    store = Store()
+    server = InferenceServer(CFG, store, tmp_path, "inference-0", seed=1)
+    for version in (1, 2):
+        publish(store, policy_of(version), version)
+        server._look("p", version)
+    found: dict[int, list[int]] = {}
+
+    def ask(version: int) -> None:
+        with Collector(tmp_path, policy_of(5), version, is_exact=True) as collector:
+            found[version] = collector.act()
+
+    with closing(server), waiting(server, partial(ask, 1), partial(ask, 2)):
+        assert found == {version: best(policy_of(version)) for version in (1, 2)}
+        assert (server.request_count, server.batch_count) == (2, 2)
 
 
 def test_newer_version_is_used_without_being_asked_for(tmp_path: Path) -> None:
@@ -192,6 +215,22 @@ def test_recurrent_state_travels_with_its_row(tmp_path: Path) -> None:
             theirs = alone.collect_mode.forward_batch(OBS, range(16), eps=0.0)
             assert ours["state"] == pytest.approx(theirs["state"], abs=1e-6)
         assert server.request_count == 5
+
+
+def test_recurrent_states_of_one_batch_stay_apart(tmp_path: Path) -> None:
+    store = Store()
+    publish(store, policy_of(2, R2D2Policy, type="r2d2"), 1)
+    expected = best(policy_of(2, R2D2Policy, type="r2d2"))
+    server = InferenceServer({**CFG, "type": "r2d2"}, store, tmp_path, "inference-0", seed=1)
+    found: dict[int, list[int]] = {}
+
+    def ask(index: int) -> None:
+        with Collector(tmp_path, policy_of(5, R2D2Policy, type="r2d2"), 1) as collector:
+            found[index] = collector.act(OBS[8 * index : 8 * index + 8])
+
+    with closing(server), waiting(server, partial(ask, 0), partial(ask, 1)):
+        assert found[0] + found[1] == expected
+        assert server.batch_count == 1
 
 
 def test_collector_acts_by_itself_while_there_is_no_server(

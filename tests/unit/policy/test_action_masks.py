@@ -195,7 +195,9 @@ def test_mask_is_no_feature_of_the_observation() -> None:
     allowed = {**policy.tensor(OBS), "action_mask": torch.ones(4, 3)}
 
     values, masked = network.forward(allowed), network.forward(policy.tensor(OBS))
+    over = network.forward({**allowed, "action_mask": torch.zeros(4, 3)})
 
+    assert torch.equal(over, values)  # nothing follows: no action is better than another
     assert network.encoder.features.width == 2
     legal = torch.from_numpy(MASK).bool()
     assert torch.equal(masked[legal], values[legal])
