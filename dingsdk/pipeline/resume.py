@@ -37,6 +37,7 @@ from dingsdk.data.seeding import derive_seed
 from dingsdk.envs import seed_envs
 from dingsdk.errors import (
     CheckpointCorruptError,
+    CheckpointError,
     CheckpointMissingError,
     ConfigError,
     DataCorruptError,
@@ -174,19 +175,24 @@ def find_unfinished(run: Path, cfg: Any) -> JournaledRun | None:
         return None
     found = find_run(run)
     assert isinstance(found, JournaledRun)
-    before, now = _flat(found.config), _flat(to_plain(cfg))
-    changed = sorted(
-        path
-        for path in before.keys() | now.keys()
-        if before.get(path) != now.get(path) and path not in (*CHANGEABLE, *_PLACE)
-    )
-    if changed:
+    if (changed := _difference(found.config, to_plain(cfg))) is not None:
+        path, before, now = changed
         raise ConfigError(
-            f"{run} holds a run with {changed[0]}: {before.get(changed[0])!r}, not "
-            f"{now.get(changed[0])!r}; give the same config to go on with it, or another folder",
-            path=changed[0],
+            f"{run} holds a run with {path}: {before!r}, not {now!r}; give the same config to go "
+            "on with it, or another folder",
+            path=path,
         )
     return found
+
+
+def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """Return the first key that differs and may not, with both values."""
+    flat_before, flat_now = _flat(before), _flat(now)
+    for path in sorted(flat_before.keys() | flat_now.keys()):
+        values = flat_before.get(path), flat_now.get(path)
+        if values[0] != values[1] and path not in (*CHANGEABLE, *_PLACE):
+            return path, *values
+    return None
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:
@@ -204,9 +210,10 @@ def find_save(run: Path) -> Save:
     Raises:
         CheckpointMissingError: there is none.
         CheckpointCorruptError: it is damaged; the message names the one before it, if any.
+        CheckpointError: it is of another run than the folder.
     """
     if (run / STATE_NAME).is_file():
-        return _read(run, [])
+        return _of_its_run(_read(run, []))
     found = _saves(run / RESUME_FOLDER)
     if not found:
         raise CheckpointMissingError(
@@ -215,7 +222,20 @@ def find_save(run: Path) -> Save:
             "ended before it saved, or it is in parallel mode and reached its stop value",
             path=str(run),
         )
-    return _read(found[-1], found[:-1])
+    return _of_its_run(_read(found[-1], found[:-1]))
+
+
+def _of_its_run(save: Save) -> Save:
+    path = save.run_dir / CONFIG_NAME
+    if path.is_file() and (changed := _difference(save.state.config, load_config(path))):
+        key, saved, found = changed
+        raise CheckpointError(
+            f"the save {save.path} is of another run: it has {key}: {saved!r}, and {path} has "
+            f"{found!r}; put the saves of this run there",
+            path=str(save.path),
+            key=key,
+        )
+    return save
 
 
 def _saves(folder: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -17,7 +18,7 @@ import pytest
 
 from dingsdk import resume, train
 from dingsdk.cli import main
-from dingsdk.config import load_config
+from dingsdk.config import load_config, save_config
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointMissingError,
@@ -241,6 +242,50 @@ def test_damaged_save_is_refused_and_the_one_before_it_named(run: Path) -> None:
         resume(run)
     assert _contents(run) == before
     assert resume(older).train_iter == 20
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("policy.other.replay_buffer.replay_buffer_size", 777),
+        ("policy.type", "sac"),
+        ("seed", 4),
+    ],
+)
+def test_save_of_another_run_is_refused(
+    run: Path, key: str, value: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config: dict[str, Any] = load_config(run / "config.yaml")
+    *path, last = key.split(".")
+    section = config
+    for name in path:
+        section = section[name]
+    section[last] = value
+    save_config(config, run / "config.yaml")
+    before = _contents(run)
+    assert main(["train", "--resume", str(run)]) == 2
+    error = capsys.readouterr().err
+    assert "is of another run" in error
+    assert f"{key}: " in error
+    assert error.count("\n") == 1
+    assert _contents(run) == before
+
+
+def test_disk_that_fills_while_saving_leaves_the_saves_before(
+    run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = sorted((run / "resume").iterdir())
+
+    def write(descriptor: int, buffers: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", write)
+        patch.setattr(os, "write", write)
+        resume(run, sets=["policy.learn.learner.train_iterations=24"])
+    assert "the run cannot be saved for resuming" in caplog.text
+    assert find_save(run).path in before
+    assert resume(run, sets=["policy.learn.learner.train_iterations=28"]).train_iter == 28
 
 
 def test_damaged_rows_are_refused_and_nothing_changes(run: Path) -> None:

@@ -23,7 +23,6 @@ from ..mutants.simulation_mutants import MUTANTS
 
 SEEDS = 10_000
 EASY = {
-    "an answer is forgotten before it is confirmed",
     "a payload counts as often as it is announced",
     "a payload without room is acknowledged",
 }
@@ -39,6 +38,7 @@ RARE = {
     "a damaged policy ends its reader",
     "a record that was torn is taken for damage",
     "another payload under a known id is taken for a repeat",
+    "an answer that is lost is not sent again",
     "an older policy replaces a newer one",
     "payloads of tasks that have ended are swept",
 }
@@ -143,6 +143,11 @@ def test_time_in_which_the_coordinator_stood_still_is_nobodys_fault() -> None:
 def test_worker_whose_connection_was_cut_is_back_soon() -> None:
     cut = SimulatedFault("cut", 12.0, "learner-0", 8.0)
     fails("a join waits for one answer until its deadline", [cut], Setting())
+
+
+def test_messages_that_are_lost_for_a_moment_cost_no_worker() -> None:
+    lost = [SimulatedFault("lost", 10.0 + 5 * n, f"collector-{n}", 1.0, 0.5) for n in range(4)]
+    fails("an answer that is lost is not sent again", lost, Setting())
 
 
 def test_worker_that_hangs_while_its_connection_is_cut_is_replaced() -> None:

@@ -181,10 +181,10 @@ MUTANTS = [
         "deadline",
     ),
     Mutant(
-        "an answer is forgotten before it is confirmed",
-        f"{_REQUESTS}.slave_end:RequestSlaveEnd._confirm",
-        "while self._answers and self._answers[0][0] <= reply.answered:",
-        "while self._answers:",
+        "an answer that is lost is not sent again",
+        f"{_REQUESTS}.slave_end:RequestSlaveEnd._unconfirmed",
+        "chosen = first_that_fit(self._answers, self._max_bytes)",
+        "chosen = first_that_fit(self._answers, self._max_bytes)\n    self._answers.clear()",
     ),
     Mutant(
         "what an earlier incarnation sends counts",

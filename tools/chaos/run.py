@@ -66,14 +66,15 @@ class HeavyTailed(gymnasium.Env[NDArray[np.float32], int]):
         return np.array([self._steps, 0, 0, 0], np.float32)
 
 
-gymnasium.register(SLOW, SlowCartPole, max_episode_steps=500)
-gymnasium.register(HEAVY_TAILED, HeavyTailed)
 FOLDER = Path(sys.argv[1])
-# Every process of the run imports this module.
-count_acknowledged(FOLDER)
-count_trained(FOLDER)
-with (FOLDER / "processes").open("a") as names:
-    names.write(f"{os.getpid()} {multiprocessing.current_process().name}\n")
+# Every process of the run imports this module, some of them twice: also as that of the envs.
+if SLOW not in gymnasium.registry:
+    gymnasium.register(SLOW, SlowCartPole, max_episode_steps=500)
+    gymnasium.register(HEAVY_TAILED, HeavyTailed)
+    count_acknowledged(FOLDER)
+    count_trained(FOLDER)
+    with (FOLDER / "processes").open("a") as names:
+        names.write(f"{os.getpid()} {multiprocessing.current_process().name}\n")
 
 if __name__ == "__main__":
     sets = (f"env.env_id=tools.chaos.run:{SLOW}", f"env.kwargs.step_s={sys.argv[2]}")

@@ -543,6 +543,7 @@ class Simulation:
             case "lost":
                 link.lost_share = fault.amount
                 world.at(end, lambda: setattr(link, "lost_share", 0.0))
+                may_lose = fault.for_s > 1.0  # else there is time to send all of it again
             case "doubled":
                 link.doubled_share = fault.amount
                 world.at(end, lambda: setattr(link, "doubled_share", 0.0))

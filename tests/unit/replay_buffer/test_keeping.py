@@ -205,6 +205,12 @@ def _to_pipe(folder: Path) -> None:
     os.mkfifo(path)
 
 
+def _to_folder(folder: Path) -> None:
+    path = _files(folder)[0]
+    path.unlink()
+    path.mkdir()
+
+
 def _to_link(folder: Path) -> None:
     path = _files(folder)[0]
     path.rename(folder / "elsewhere")
@@ -218,6 +224,7 @@ def _to_link(folder: Path) -> None:
         lambda folder: _files(folder)[0].write_bytes(_files(folder)[0].read_bytes()[:-1]),
         lambda folder: _files(folder)[0].write_bytes(_files(folder)[0].read_bytes()[:-1] + b"\7"),
         _to_pipe,
+        _to_folder,
         _to_link,
         lambda folder: (folder / "manifest.json").write_text("{"),
         lambda folder: (folder / "manifest.json").write_text("[]"),
