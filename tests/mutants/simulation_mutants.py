@@ -187,12 +187,6 @@ MUTANTS = [
         "chosen = first_that_fit(self._answers, self._max_bytes)\n    self._answers.clear()",
     ),
     Mutant(
-        "what an earlier incarnation sends counts",
-        f"{_REQUESTS}.handler:RequestHandler._current",
-        "return mailbox if mailbox is not None and mailbox.inc == inc else None",
-        "return mailbox",
-    ),
-    Mutant(
         "another payload under a known id is taken for a repeat",
         f"{_COORDINATOR}.experience:PayloadLedger.add",
         "raise ConflictError(",

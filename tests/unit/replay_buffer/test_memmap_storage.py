@@ -165,6 +165,19 @@ def test_a_damaged_folder_is_refused(tmp_path: Path, damage: Any) -> None:
             storage.recovered()
 
 
+def test_a_byte_of_a_column_that_changes_is_read_as_it_is(tmp_path: Path) -> None:
+    with opened(tmp_path / "rows") as storage:
+        filled(storage, 20)
+    with (tmp_path / "rows" / "column-0000.bin").open("r+b") as file:
+        byte = file.read(1)
+        file.seek(0)
+        file.write(bytes([byte[0] ^ 1]))
+    with opened(tmp_path / "rows", reopen=True) as storage:
+        positions = found(storage)[1].oldest_first()
+        assert storage.take(positions[:1]) != rows_of(0, 1)
+        assert storage.take(positions[1:]) == rows_of(1, 20)
+
+
 def test_links_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
     with opened(tmp_path / "rows", next_of="obs") as storage:
         filled(storage, 20)
