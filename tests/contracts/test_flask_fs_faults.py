@@ -31,6 +31,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         yield made
 
 
+@pytest.mark.slow
 @settings(
     max_examples=12,
     deadline=None,

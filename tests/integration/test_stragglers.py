@@ -80,7 +80,13 @@ def witness() -> Iterator[Witness]:
     gymnasium.registry.pop(ENV_ID)
 
 
-@pytest.mark.parametrize("concurrency", ["threads", None], ids=["in_memory", "flask_fs"])
+@pytest.mark.parametrize(
+    "concurrency",
+    [
+        pytest.param("threads", id="in_memory"),
+        pytest.param(None, id="flask_fs", marks=pytest.mark.slow),
+    ],
+)
 def test_slow_collector_is_named_once_and_loses_nothing(
     tmp_path: Path,
     concurrency: str | None,

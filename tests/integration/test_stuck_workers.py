@@ -60,6 +60,7 @@ def _one_thread_and_a_stuck_env() -> Iterator[None]:
     gymnasium.registry.pop("StuckCartPole-v0")
 
 
+@pytest.mark.slow
 def test_collector_whose_work_hangs_is_lost_and_its_task_goes_to_another(tmp_path: Path) -> None:
     cluster = JobCluster(tmp_path, "threads", *SETS, "system.collector.progress_timeout_s=0.5")
     try:
@@ -83,6 +84,7 @@ def test_collector_whose_work_hangs_is_lost_and_its_task_goes_to_another(tmp_pat
         cluster.close()
 
 
+@pytest.mark.slow
 def test_collector_that_builds_its_envs_for_longer_than_its_lease_keeps_it(tmp_path: Path) -> None:
     StuckCartPole.stuck_at = "build"
     lease_s = 3 * LEASE_S  # a busy machine is to renew it in time

@@ -13,8 +13,10 @@ from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 from .job_cluster import JobCluster
 
+CONCURRENCIES = ["threads", pytest.param("greenlets", marks=pytest.mark.slow)]
 
-@pytest.fixture(params=["greenlets", "threads"])
+
+@pytest.fixture(params=CONCURRENCIES)
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[JobCluster]:
     with torch_threads(1):
         made = JobCluster(tmp_path, request.param)
@@ -56,7 +58,7 @@ def test_learner_lost_over_and_over_ends_the_run(cluster: JobCluster) -> None:
     assert isinstance(failure.__cause__, WorkerLostError)
 
 
-@pytest.mark.parametrize("concurrency", ["greenlets", "threads"])
+@pytest.mark.parametrize("concurrency", CONCURRENCIES)
 def test_evaluation_that_loses_every_worker_is_given_up_and_the_others_go_on(
     tmp_path: Path, concurrency: str
 ) -> None:
