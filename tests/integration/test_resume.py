@@ -25,9 +25,10 @@ from dingsdk.errors import (
     ConfigError,
     RunFolderError,
 )
-from dingsdk.pipeline.resume import find_save
+from dingsdk.pipeline.resume import RunSaver, find_save
 from dingsdk.pipeline.run_folder import held
 from dingsdk.testing import StopAndGo
+from dingsdk.testing.os_calls import failing_calls
 from dingsdk.testing.stop_and_go import _compare
 
 SMALL = (
@@ -276,12 +277,14 @@ def test_disk_that_fills_while_saving_leaves_the_saves_before(
 ) -> None:
     before = sorted((run / "resume").iterdir())
 
-    def write(descriptor: int, buffers: Any) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    write = RunSaver._write
+
+    def write_without_room(saver: RunSaver, number: int) -> None:
+        with failing_calls({"write", "writev"}, 1, errno.ENOSPC, persistent=True):
+            write(saver, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "writev", write)
-        patch.setattr(os, "write", write)
+        patch.setattr(RunSaver, "_write", write_without_room)
         resume(run, sets=["policy.learn.learner.train_iterations=24"])
     assert "the run cannot be saved for resuming" in caplog.text
     assert find_save(run).path in before
