@@ -15,6 +15,8 @@ Sections:
                   collectors that are threads of 4 processes: messages a second, delays, errors,
                   and how the slowest worker fares against the mean.
     policy        6.7 MB published and read by 4 readers. Floor: bare safetensors, same folder.
+    ray           pieces from one Ray actor to another: the ray transport, a plain actor call a
+                  piece, a compiled graph.
     memory        in_memory: pieces moved a second against pieces collected a second.
 
 Every figure is the median of its repeats, but those of fanin, which are over its whole time;
@@ -37,6 +39,7 @@ import numpy as np
 from _buffers.measure import Report, ratio, say
 from _transport.cluster import ROWS, Bench, Cluster, flask_fs, median_rate, piece, scratch
 from _transport.fanin import fanin
+from _transport.over_ray import over_ray
 from _transport.trajectories import learner, trajectories
 
 from dingsdk.plugins import default_manager
@@ -133,6 +136,7 @@ SECTIONS = {
     "fanin": fanin,
     "policy": policy,
     "memory": memory,
+    "ray": over_ray,
 }
 
 

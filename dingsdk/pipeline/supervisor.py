@@ -131,8 +131,8 @@ class Supervisor:
         """Train; errors as ``parallel_pipeline``."""
         context = self._context
         context.status = lambda: self._status
-        self._launch()
         try:
+            self._launch()
             self._start(is_resumed=context.resumed is not None, rejoin_s=0.0)
             while self._over is None:
                 self._look()
@@ -153,11 +153,7 @@ class Supervisor:
 
         if transport_class(self._cfg).starts_workers:
             transport = self._transport = make_transport(self._cfg, self._context.run_dir)
-            try:
-                transport.launch(worker_ids(self._cfg))
-            except BaseException:
-                transport.close()
-                raise
+            transport.launch(worker_ids(self._cfg))
 
     def _look(self) -> None:
         """Take what the coordinator says, and see that all processes live."""

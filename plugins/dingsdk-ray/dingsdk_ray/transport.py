@@ -221,6 +221,8 @@ class RayTransport(Transport):
         if folder.is_dir():
             with PrivateDir(folder, create=False) as root:
                 root.unlink(_RUN_FILE)
+            with contextlib.suppress(OSError):  # not empty: it is somebody else's as well
+                folder.rmdir()
 
     def _connected(self) -> HubLink:
         with self._lock:

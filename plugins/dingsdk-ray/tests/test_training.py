@@ -1,29 +1,83 @@
-"""A training from the command line, and what it leaves."""
+"""A training from the command line, of which processes are killed, and what it leaves."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.slow
 
-CAP_S = 150
+PATIENCE_S = 120.0
+ENV_STEPS = 3000
 
 
-def test_command_line_starts_ray_trains_and_stops_it(tmp_path: Path) -> None:
-    sets = ["system.max_env_steps=1000", "system.transport.object_store_bytes=200000000"]
+@contextlib.contextmanager
+def training(folder: Path, *sets: str) -> Iterator[Any]:
     command = [sys.executable, "-m", "dingsdk", "train", "cartpole-dqn", "--mode", "parallel"]
-    command += ["--transport", "ray", "-q", "--output", str(tmp_path)]
+    command += ["--transport", "ray", "-q", "--output", str(folder)]
+    sets = ("system.transport.object_store_bytes=200000000", *sets)
     command += [part for each in sets for part in ("--set", each)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=CAP_S, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def wait_for(what: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError, psutil.NoSuchProcess):
+            if found := what():
+                return found
+        time.sleep(0.1)
+    raise AssertionError("it did not come in time")
+
+
+def processes_of(pid: int, text: str) -> list[psutil.Process]:
+    found = []
+    for each in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if text in " ".join(each.cmdline()):
+                found.append(each)
+    return found
+
+
+def env_steps(folder: Path) -> int:
+    status = json.loads((folder / "cartpole-dqn" / "status.json").read_text())
+    return int(status.get("env_steps", 0))
+
+
+def test_training_goes_on_without_a_killed_worker_and_a_killed_coordinator(tmp_path: Path) -> None:
+    with training(tmp_path, f"system.max_env_steps={ENV_STEPS}") as process:
+        wait_for(lambda: env_steps(tmp_path) > 0)
+        all_processes = psutil.Process(process.pid).children(recursive=True)
+        processes_of(process.pid, "ray::RoleActor")[-1].kill()
+        processes_of(process.pid, "spawn_main")[0].kill()
+        _, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, stderr.decode()
+    assert "the coordinator died" in stderr.decode()
     result = json.loads((tmp_path / "cartpole-dqn" / "result.json").read_text())
     assert result["reason"] == "limit"
-    assert result["env_steps"] >= 1000
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
-    assert str(tmp_path) not in listed.stdout
+    assert result["env_steps"] >= ENV_STEPS
+    _, left = psutil.wait_procs(all_processes, timeout=10.0)
+    assert left == []
+
+
+def test_workers_without_room_are_told_in_one_line_and_leave_no_run_folder(tmp_path: Path) -> None:
+    with training(tmp_path, "system.transport.resources.learner.num_gpus=99") as process:
+        _, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 2
+    lines = stderr.decode().strip().splitlines()
+    assert len(lines) == 1
+    assert "no room for learner-0, which takes 99 GPU" in lines[0]
+    assert list(tmp_path.iterdir()) == []
