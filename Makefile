@@ -7,6 +7,7 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 TRANSPORTS := plugins/dingsdk-in-memory plugins/dingsdk-flask-fs plugins/dingsdk-shared-memory
 # What earlier checkouts installed themselves as; it would stay beside the new names.
 FORMER := dingsdk dingsdk-in-memory dingsdk-flask-fs
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STAMP := .venv/installed
 STAMP_ALL := .venv/installed-all
 ARGS ?=
@@ -36,13 +37,12 @@ help:
 $(STAMP): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(TRANSPORTS))
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip uninstall -qq --yes $(FORMER)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		-e '.[dev]' $(foreach plugin,$(TRANSPORTS),-e ./$(plugin))
+	$(PIP) hatchling editables
+	$(PIP) --no-build-isolation -e '.[dev]' $(foreach plugin,$(TRANSPORTS),-e ./$(plugin))
 	@touch $@
 
 $(STAMP_ALL): $(STAMP) $(addsuffix /pyproject.toml,$(PLUGINS))
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		-e '.[dev,docs,envpool]' $(foreach plugin,$(PLUGINS),-e ./$(plugin))
+	$(PIP) --no-build-isolation -e '.[dev,dev-all]' $(foreach plugin,$(PLUGINS),-e ./$(plugin))
 	@touch $@
 
 train: $(STAMP)

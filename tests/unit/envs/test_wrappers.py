@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ import pytest
 from dingsdk.envs import EnvFn, create_env_manager, make_env_fns, measure_observations
 from dingsdk.errors import ConfigError, UnknownPluginError
 from dingsdk.pipeline.compile import compile_config
+
+needs_video = pytest.mark.skipif(
+    find_spec("moviepy") is None, reason="the extra video is not installed"
+)
 
 
 def make(*wrappers: Any, env_id: str = "CartPole-v1", **kwargs: Any) -> Any:
@@ -111,6 +116,7 @@ def test_statistics_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         make({"type": "normalize_obs", "statistics": str(path)})
 
 
+@needs_video
 def test_video_without_images_is_refused_before_the_run(tmp_path: Path) -> None:
     video = {"type": "record_video", "folder": str(tmp_path / "videos")}
     config = {
@@ -131,12 +137,14 @@ def test_video_without_its_package_names_it(
         make({"type": "record_video", "folder": str(tmp_path)}, render_mode="rgb_array")
 
 
+@needs_video
 def test_whole_episodes_are_recorded_and_by_default_each_hundredth(tmp_path: Path) -> None:
     env = make({"type": "record_video", "folder": str(tmp_path)}, render_mode="rgb_array")
     assert env.video_length == np.inf
     assert [n for n in range(201) if env.episode_trigger(n)] == [0, 100, 200]
 
 
+@needs_video
 def test_episodes_are_recorded_by_every_env(tmp_path: Path) -> None:
     video = {"type": "record_video", "folder": str(tmp_path), "every": 2}
     kwargs = {"render_mode": "rgb_array"}

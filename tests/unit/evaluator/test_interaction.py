@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 import time
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -15,6 +16,10 @@ from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.policy import create_policy
 from dingsdk.worker.evaluator.interaction import InteractionSerialEvaluator
 from dingsdk.worker.evaluator.monitor import write_mp4
+
+needs_video = pytest.mark.skipif(
+    find_spec("moviepy") is None, reason="the extra video is not installed"
+)
 
 
 class FixedLengthEnv(gym.Env[Any, Any]):
@@ -288,6 +293,7 @@ def test_a_deterministic_tie_is_no_new_best_and_a_better_one_is(make_evaluator, 
     evaluator.eval(None, n_episode=2)
 
 
+@needs_video
 @pytest.mark.parametrize("mode", ["train_iter", "envstep"])
 def test_videos_are_made_at_their_interval(make_evaluator, policy, tmp_path, mode: str) -> None:
     render = {"render_freq": 10, "mode": mode}
@@ -312,6 +318,7 @@ def test_videos_are_made_at_their_interval(make_evaluator, policy, tmp_path, mod
     assert len(writer.videos) == 4
 
 
+@needs_video
 def test_a_video_can_be_forced_and_needs_a_writer(make_evaluator, policy) -> None:
     evaluator = make_evaluator(policy, lengths=(2,), writer=(writer := Writer()))
     evaluator.eval(n_episode=1, train_iter=3)
@@ -381,6 +388,7 @@ def test_returns_are_written_as_a_histogram(make_evaluator, policy) -> None:
     assert writer.histograms == [("evaluator_iter/return", [2.0, 2.0, 3.0], 7)]
 
 
+@needs_video
 def test_mp4_shows_the_frames_that_it_was_given(tmp_path) -> None:
     from moviepy import VideoFileClip
 
