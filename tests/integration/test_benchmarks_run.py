@@ -20,6 +20,7 @@ COMMANDS = {
     "library": ["--env-steps", "1000", "--repeats", "1"],
     "plugins": ["--installed", "3", "--repeats", "1"],
     "policy_lag": ["--seconds", "6", "--repeats", "1"],
+    "replay_server": ["--seconds", "0.1", "--rounds", "1", "--rows", "20000"],
     "simulator": [],
     "startup": ["--repeats", "1"],
     "time_to_solve": ["--seeds", "1", "--set", "env.stop_value=1", "--transports", "in_memory"],

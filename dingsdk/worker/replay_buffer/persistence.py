@@ -117,6 +117,8 @@ def save(
     table: Table,
     segment_rows: int = _SEGMENT_ROWS,
     segment_bytes: int = _SEGMENT_BYTES,
+    *,
+    has_facts: bool = True,
 ) -> None:
     """Write the rows of one moment into a folder, and replace those that it held.
 
@@ -128,6 +130,8 @@ def save(
         table: The buffer.
         segment_rows: The most rows of a segment, a power of two.
         segment_bytes: About the most bytes of a segment of more than one row.
+        has_facts: Whether another kind of buffer is to load the rows with their priorities and
+            uses. Without, ``resume_data`` alone takes them over, and pushes wait half as long.
 
     Raises:
         RunFolderError: the folder cannot be written, or another save to it is under way; the
@@ -139,17 +143,25 @@ def save(
     taken = f"another save to {Path(path)} is under way; save again later, or elsewhere"
     with Folder(path) as folder, locked_folder(folder.path, taken):
         folder.sweep()
-        _Save(folder, table, segment_rows, segment_bytes).run()
+        _Save(folder, table, segment_rows, segment_bytes, has_facts).run()
 
 
 class _Save:
     """One save: which segments of the folder still count, and the files written anew."""
 
-    def __init__(self, folder: Folder, table: Table, segment_rows: int, segment_bytes: int) -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        table: Table,
+        segment_rows: int,
+        segment_bytes: int,
+        has_facts: bool,
+    ) -> None:
         self._folder = folder
         self._table = table
         self._segment_rows = segment_rows
         self._segment_bytes = segment_bytes
+        self._has_facts = has_facts
         self._token = secrets.token_hex(8)
         self._written: list[str] = []
         self._syncs: list[Future[None]] = []
@@ -205,7 +217,9 @@ class _Save:
                 is_there = segment and segment.first <= start and segment.stop == stop
                 rows: Rows = [] if is_there else now.rows(start, stop)
                 is_last = stop == now.last
-                rest = {"state": now.state(), "facts": now.facts()} if is_last else {}
+                rest = {}
+                if is_last:
+                    rest = {"state": now.state(), "facts": now.facts() if self._has_facts else {}}
                 hold = hold or start > patience
                 if not hold:
                     lock.close()

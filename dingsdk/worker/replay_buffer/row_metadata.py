@@ -209,9 +209,9 @@ class RowMetadata(NoMetadata):
         self.next_id = next_id
 
     def state_dict(self, positions: int) -> dict[str, Any]:
-        columns = self._facts[:positions].T
-        facts = {key: columns[index].copy() for index, key in enumerate(_KEYS)}
-        return {"next_unique_id": self.next_id, **facts}
+        # One copy of the whole is faster than one a column.
+        columns = self._facts[:positions, : len(_KEYS)].copy().T
+        return {"next_unique_id": self.next_id, **dict(zip(_KEYS, columns, strict=True))}
 
     def restored(self, state: Mapping[str, Any], positions: int) -> RowMetadata:
         try:

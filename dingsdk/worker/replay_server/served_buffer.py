@@ -71,7 +71,7 @@ class ServedBuffer(RowListener):
         RunFolderError: it is in use, or cannot be written.
     """
 
-    def __init__(self, cfg: Mapping[str, Any], path: Path | None) -> None:
+    def __init__(self, cfg: Mapping[str, Any], path: str | Path | None) -> None:
         buffer = create_buffer(cfg, instance_name="replay server")
         if not isinstance(buffer, Table):
             raise ConfigError(
@@ -174,7 +174,9 @@ class ServedBuffer(RowListener):
             with self.table.snapshot():
                 number, numbers = log.rotate(), dict(self._numbers)
             if self.table.push_count:
-                persistence.save(self._rows_path, self.table, SEGMENT_ROWS, SEGMENT_BYTES)
+                persistence.save(
+                    self._rows_path, self.table, SEGMENT_ROWS, SEGMENT_BYTES, has_facts=False
+                )
             pointer = {"log": number, "numbers": numbers}
             text = encode_json(_POINTER_KIND, pointer)
             folder.write_atomic(POINTER_NAME, [text], durable=True)

@@ -76,7 +76,10 @@ class ReplayServer(Configurable):
     Config: ClassVar[type[ReplayServerSection]] = ReplayServerSection
 
     def __init__(
-        self, cfg: Mapping[str, Any], buffer_cfg: Mapping[str, Any], path: Path | None = None
+        self,
+        cfg: Mapping[str, Any],
+        buffer_cfg: Mapping[str, Any],
+        path: str | Path | None = None,
     ) -> None:
         self.cfg: ReplayServerSection = self.read(cfg)
         self.secret = _secret_of(path)
@@ -243,7 +246,7 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _secret_of(path: Path | None) -> Secret:
+def _secret_of(path: str | Path | None) -> Secret:
     if path is not None:
         with PrivateDir(path) as folder:
             return create_secret(folder)

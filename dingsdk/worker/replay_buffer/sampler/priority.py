@@ -142,7 +142,8 @@ class PrioritySampler(Sampler):
     def state_dict(self) -> dict[str, Any]:
         """Return the random state, the priorities and the weights that they had."""
         weights = self._tree.weights
-        used = int(np.flatnonzero(weights).max(initial=-1)) + 1
+        is_used = weights[::-1] != 0
+        used = len(weights) - int(is_used.argmax()) if is_used.any() else 0
         return {
             **super().state_dict(),
             "alpha": self.alpha,

@@ -1,0 +1,237 @@
+"""The replay server against Reverb, over loopback, in one run.
+
+    python benchmarks/replay_server.py
+    python benchmarks/replay_server.py --reverb-python /tmp/reverb/bin/python --rounds 9
+
+Sections:
+    insert      CartPole transitions (45 bytes) a second, from one client process to the server in
+                chunks of 64. Ours waits for the acknowledgement of each chunk, which is in the log
+                by then; Reverb's writers have up to a chunk on its way, and keep it in memory.
+    sample      Transitions a second in batches of 256, drawn uniformly, as columns of numpy.
+    checkpoint  Of a full buffer of a million such rows: how long it kept the buffer's lock at most,
+                in processor time, and the longest insert meanwhile and without one.
+
+Both take turns in one run; ratios are medians over the rounds. Reverb needs an interpreter of its
+own (Python 3.11, tensorflow 2.14)::
+
+    python3.11 -m venv /tmp/reverb
+    /tmp/reverb/bin/pip install 'dm-reverb[tensorflow]==0.14.*' 'numpy<2'
+
+Of Reverb's writers and samplers (see ``_replay/reverb_peer.py``) the fastest counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _buffers.measure import Report, say
+
+from dingsdk import ReplayClient
+from dingsdk.data import SampleBatch
+from dingsdk.worker.replay_server.link import ROWS_KIND, encode_value
+from dingsdk.worker.replay_server.served_buffer import ServedBuffer
+
+CHUNK, BATCH, CAPACITY = 64, 256, 1_000_000
+GOALS = {"insert": 10.0, "sample": 5.0}
+PEER = Path(__file__).parent / "_replay" / "reverb_peer.py"
+Turn = Callable[[str, float], float]
+
+
+def rows(count: int) -> SampleBatch:
+    return SampleBatch(
+        {
+            "obs": np.zeros((count, 4), np.float32),
+            "next_obs": np.zeros((count, 4), np.float32),
+            "action": np.zeros(count, np.int64),
+            "reward": np.zeros(count, np.float32),
+            "done": np.zeros(count, np.bool_),
+        }
+    )
+
+
+@contextmanager
+def process(*command: str) -> Iterator[Any]:
+    """Yield a process with pipes; its input is closed in the end, and it ends by itself."""
+    child = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        yield child
+    finally:
+        assert child.stdin is not None
+        child.stdin.close()
+        if "dingsdk" in command:
+            child.terminate()
+        try:
+            child.wait(10.0)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+@contextmanager
+def ours(folder: Path) -> Iterator[Turn]:
+    """Yield what measures our server: (operation, seconds) -> transitions a second."""
+    size = f"replay_buffer_size={CAPACITY}"
+    command = (sys.executable, "-m", "dingsdk", "replay-server", "--data", str(folder))
+    with process(*command, "--set", size) as server:
+        address = server.stdout.readline().split()[-1]
+        with ReplayClient(address, folder) as client:
+            chunk = rows(CHUNK)
+
+            def turn(name: str, seconds: float) -> float:
+                begun, count = time.perf_counter(), 0
+                while time.perf_counter() - begun < seconds:
+                    if name == "insert":
+                        client.insert(chunk)
+                        count += CHUNK
+                    else:
+                        count += len(client.sample(BATCH) or ())
+                return count / (time.perf_counter() - begun)
+
+            yield turn
+
+
+@contextmanager
+def reverb(python: str) -> Iterator[tuple[list[str], Turn]]:
+    """Yield Reverb's operations, and what measures them."""
+    with process(python, str(PEER), "serve") as server:
+        port = server.stdout.readline().strip()
+        with process(python, str(PEER), "client", port) as client:
+            names = client.stdout.readline().split()
+
+            def turn(name: str, seconds: float) -> float:
+                client.stdin.write(f"{name} {seconds}\n")
+                client.stdin.flush()
+                count, took = client.stdout.readline().split()
+                return int(count) / float(took)
+
+            yield names, turn
+
+
+def compare(args: argparse.Namespace, report: Report) -> None:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=args.dir)))
+        turns: dict[str, Callable[[float], float]] = {}
+        mine = stack.enter_context(ours(folder / "served"))
+        for section in GOALS:
+            turns[section] = lambda seconds, name=section: mine(name, seconds)
+        if args.reverb_python:
+            names, peer = stack.enter_context(reverb(args.reverb_python))
+            for each in names:
+                turns[each] = lambda seconds, name=each: peer(name, seconds)
+        else:
+            report.missing.append("Reverb: no --reverb-python was given")
+        found: dict[str, list[float]] = {name: [] for name in turns}
+        for turn in turns.values():
+            turn(args.seconds)  # fills tables, warms caches
+        for _ in range(args.rounds):
+            for name, turn in turns.items():
+                found[name].append(turn(args.seconds))
+    for name, rates in found.items():
+        say(f"{name:20} {statistics.median(rates):12,.0f} transitions/s")
+    for section, goal in GOALS.items():
+        peers = [name for name in found if name.startswith(f"{section}-")]
+        if not peers:
+            continue
+        best = max(peers, key=lambda name: statistics.median(found[name]))
+        pairs = zip(found[section], found[best], strict=True)
+        times = statistics.median(a / b for a, b in pairs)
+        say(f"{section}: {times:.1f} x Reverb's {best} (goal {goal:g})")
+        report.goals.append({"name": section, "peer": best, "ratio": times, "goal": goal})
+    report.figures.append({name: statistics.median(rates) for name, rates in found.items()})
+
+
+def time_locks(buffer: ServedBuffer) -> list[float]:
+    """Return a list that takes the processor seconds of each hold of the lock by a checkpoint."""
+    held: list[float] = []
+    snapshot = buffer.table.snapshot
+
+    @contextmanager
+    def timed() -> Iterator[Any]:
+        with snapshot() as now:
+            begun = time.thread_time()
+            try:
+                yield now
+            finally:
+                held.append(time.thread_time() - begun)
+
+    buffer.table.snapshot = timed  # type: ignore[method-assign]
+    return held
+
+
+def checkpoint(args: argparse.Namespace, report: Report) -> None:
+    frame = memoryview(b"".join(bytes(each) for each in encode_value(ROWS_KIND, rows(CHUNK))))
+    big = memoryview(b"".join(bytes(each) for each in encode_value(ROWS_KIND, rows(10_000))))
+    with tempfile.TemporaryDirectory(dir=args.dir) as folder:
+        cfg = {"type": args.buffer, "replay_buffer_size": args.rows}
+        with ServedBuffer(cfg, Path(folder)) as buffer:
+            numbers = iter(range(1, 1 << 40))
+            held = time_locks(buffer)
+            for _ in range(args.rows // 10_000):
+                buffer.insert("0" * 32, next(numbers), 0, big, 0.0)
+
+            def insert_while(is_on: Callable[[], bool]) -> list[float]:
+                took = []
+                while is_on():
+                    begun = time.perf_counter()
+                    buffer.insert("0" * 32, next(numbers), 0, frame, 0.0)
+                    took.append(time.perf_counter() - begun)
+                    time.sleep(0.001)
+                return took
+
+            for _ in range(args.rounds):
+                held.clear()
+                saver = threading.Thread(target=buffer.save)
+                begun = time.perf_counter()
+                saver.start()
+                during = insert_while(saver.is_alive)
+                saver.join()
+                save_s = time.perf_counter() - begun
+                until = time.perf_counter() + save_s
+                beside = insert_while(lambda until=until: time.perf_counter() < until)
+                figures = {
+                    "save_ms": 1e3 * save_s,
+                    "longest_hold_ms": 1e3 * max(held),
+                    "longest_insert_ms": 1e3 * max(during),
+                    "longest_insert_without_ms": 1e3 * max(beside),
+                }
+                text = ", ".join(f"{name} {value:.1f}" for name, value in figures.items())
+                say(f"checkpoint of {args.rows:,} rows, {args.buffer}: {text}")
+                report.figures.append({"section": "checkpoint", **figures})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--reverb-python", help="interpreter that has dm-reverb")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of one turn")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rows", type=int, default=CAPACITY, help="of the checkpoint")
+    parser.add_argument("--buffer", default="naive", help="type of the buffer of the checkpoint")
+    parser.add_argument("--dir", help="folder for logs and checkpoints")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    args = parser.parse_args()
+    report = Report()
+    compare(args, report)
+    checkpoint(args, report)
+    if args.json:
+        facts = {"figures": report.figures, "goals": report.goals, "missing": report.missing}
+        args.json.write_text(json.dumps(facts, indent=1))
+    for line in report.missing:
+        say(f"not measured: {line}")
+
+
+if __name__ == "__main__":
+    main()
