@@ -19,7 +19,7 @@ from typing import Any
 from dingsdk import errors
 from dingsdk.config import to_plain
 from dingsdk.data.files import Folder
-from dingsdk.errors import DingError, WorkerCrashedError
+from dingsdk.errors import DingError, StorageFullError, WorkerCrashedError
 from dingsdk.pipeline.context import RunContext, RunResult, RunStatus
 from dingsdk.pipeline.coordinator_process import (
     CoordinatorSpec,
@@ -55,6 +55,7 @@ from dingsdk.worker.comm.transport import Transport
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.1
+NO_ROOM_PAUSE_S = 1.0
 CLOSE_S, INTERRUPTED_CLOSE_S = (10.0, 8.0), (5.0, 3.0)
 """How long the coordinator, then the workers may take to end."""
 
@@ -121,6 +122,8 @@ class Supervisor:
         self._workers: Any = None
         self._address = ""
         self._opened_at = 0.0
+        self._is_open = False
+        self._no_room_since: float | None = None
         self._deaths = Deaths()
         self._stopped_at: float | None = None
         self._is_ending = False
@@ -161,7 +164,7 @@ class Supervisor:
         assert coordinator is not None
         for message in coordinator.messages(POLL_S):
             self._take(message)
-        if self._over is not None:
+        if self._over is not None or coordinator is not self._coordinator:
             return
         if context.stop.is_set():
             self._stop(coordinator)
@@ -202,11 +205,27 @@ class Supervisor:
         elif isinstance(message, Over):
             self._over = message
         elif isinstance(message, Failed):
-            raise self._error_of(message)
+            self._fail(self._error_of(message))
+
+    def _fail(self, error: DingError) -> None:
+        """End the run, unless another coordinator found no room to go on from the journal."""
+        now = self._clock()
+        has_room = self._is_open or not isinstance(error, StorageFullError)
+        since = self._no_room_since = now if self._no_room_since is None else self._no_room_since
+        limit_s = float(self._cfg.system.coordinator.storage_timeout_s)
+        if has_room or not self._context.has_begun or now - since > limit_s:
+            raise error
+        if now == since:
+            _log.warning("the coordinator waits for up to %.0f s: %s", limit_s, error)
+        assert self._coordinator is not None
+        self._coordinator.end(KILL_S)
+        self._context.stop.wait(NO_ROOM_PAUSE_S)
+        self._start(is_resumed=True, rejoin_s=self._cfg.system.coordinator.lease_s)
 
     def _open(self, message: Opened) -> None:
         context = self._context
         self._opened_at = self._clock()
+        self._is_open, self._no_room_since = True, None
         if not context.has_begun and message.evaluations:
             context.recorder.resume(message.evaluations, message.elapsed_s)
         context.has_begun = True
@@ -226,6 +245,7 @@ class Supervisor:
         self._workers.start(message.address)
 
     def _start(self, *, is_resumed: bool, rejoin_s: float) -> None:
+        self._is_open = False
         self._coordinator = _Coordinator(
             CoordinatorSpec(
                 cfg=to_plain(self._cfg),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -105,6 +106,39 @@ def test_workers_go_on_with_a_coordinator_that_was_killed(tmp_path: Path, pause_
         assert load_checkpoint(hosts.data / "ckpt").iteration == result["train_iter"]
     finally:
         hosts.close()
+
+
+@pytest.mark.slow
+def test_coordinator_without_room_is_started_again_until_there_is_some(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=32m,mode=0700", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("no right to mount a file system")
+    sets = (f"{ITERATIONS}=500", "system.collector_num=1", "system.transport.min_free_bytes=65536")
+    try:
+        process, run = start(disk, *sets), disk / "run"
+        try:
+            wait_until(lambda: status(run)["train_iter"] > 100)
+            (coordinator,) = coordinators_of(process)
+            os.kill(coordinator, signal.SIGKILL)
+            until = time.monotonic() + 10.0
+            with (disk / "ballast").open("ab", buffering=0) as ballast:
+                while time.monotonic() < until:  # again and again: deleted files make room
+                    with contextlib.suppress(OSError):
+                        ballast.write(bytes(4096))
+                        continue
+                    time.sleep(0.01)
+            assert process.poll() is None
+            (disk / "ballast").unlink()
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            if process.poll() is None:
+                kill_all(process)
+        result = json.loads((run / "result.json").read_text())
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+    assert (result["reason"], result["train_iter"]) == ("limit", 500)
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.slow)])
