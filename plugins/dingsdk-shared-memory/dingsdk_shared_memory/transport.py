@@ -47,7 +47,8 @@ class SharedMemoryTransport(Transport):
             max_policy_bytes: Largest policy that is written or read, in bytes.
             min_free_bytes: Free bytes of shared memory below which collectors wait.
             keep_policy_versions: Versions of a policy that stay.
-            digest: Digest of payloads: xxh3 finds damage, sha256 also finds forgeries.
+            digest: Digest of payloads: of the head alone (kind, dtypes, shapes); xxh3 finds damage,
+                sha256 also finds forgeries.
             max_message_bytes: Largest message, in bytes.
             request_timeout_s: Seconds for a request to arrive, and for an immediate answer.
             lost_after_s: Seconds of silence after which a worker gives up its coordinator.
@@ -60,7 +61,7 @@ class SharedMemoryTransport(Transport):
         max_policy_bytes: Annotated[int, Meta(ge=1 << 20)] = 2 << 30
         min_free_bytes: Whole = 8 << 20
         keep_policy_versions: Annotated[int, Meta(ge=2)] = 3
-        digest: Literal["xxh3-128", "sha256"] = "xxh3-128"
+        digest: Literal["head", "xxh3-128", "sha256"] = "head"
         max_message_bytes: Annotated[int, Meta(ge=64 << 10, le=1 << 30)] = 4 << 20
         request_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0
         lost_after_s: Annotated[float, Meta(gt=0, le=3600)] = 15.0
@@ -119,6 +120,7 @@ class SharedMemoryTransport(Transport):
                     max_payload_bytes=self.cfg.max_payload_bytes,
                     min_free_bytes=self.cfg.min_free_bytes,
                     algorithm=self.cfg.digest,
+                    is_memory=True,
                 )
             return self._data_store
 
@@ -131,6 +133,7 @@ class SharedMemoryTransport(Transport):
                     keep_versions=self.cfg.keep_policy_versions,
                     max_policy_bytes=self.cfg.max_policy_bytes,
                     min_free_bytes=self.cfg.min_free_bytes,
+                    is_memory=True,
                 )
             return self._policy_store
 

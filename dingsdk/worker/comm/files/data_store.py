@@ -21,6 +21,7 @@ from dingsdk.data import (
     FrameInfo,
     PrivateDir,
     SampleBatch,
+    SharedDir,
     check_id,
     decode_batch,
     encode_batch,
@@ -61,8 +62,10 @@ class FileDataStore(StepDataStore):
         min_free_bytes: What to leave free on the disk.
         is_durable: Whether payloads survive a power cut (three times as slow).
         algorithm: Of the digests that readers compare payloads with: ``xxh3-128`` finds damage
-            and mix-ups; ``sha256``, at a quarter of the speed, also what was made to look alike.
+            and mix-ups; ``sha256``, at a quarter of the speed, also what was made to look alike;
+            ``head`` only finds other kinds, dtypes and shapes.
         pool_bytes: About how much of deleted files to keep, to be written again.
+        is_memory: Whether the folder is in shared memory: payloads above 64 KiB are views of it.
         clock: Seconds, monotonic.
 
     Attributes:
@@ -78,6 +81,7 @@ class FileDataStore(StepDataStore):
         is_durable: bool = False,
         algorithm: str = "xxh3-128",
         pool_bytes: int = 512 << 20,
+        is_memory: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_bytes = max_payload_bytes
@@ -88,7 +92,8 @@ class FileDataStore(StepDataStore):
         self._ownerless_since: dict[str, float] = {}
         self._closed = threading.Event()
         self.corrupt_count = 0
-        with PrivateDir(path) as root:
+        self._map_above = _SMALL_BYTES if is_memory else _COPIED_BYTES
+        with (SharedDir if is_memory else PrivateDir)(path) as root:
             with root.sub("data") as data:
                 # Kept open: to open one anew costs a third of what a small payload's put does.
                 self._shards = [data.sub(f"{index:x}") for index in range(_SHARDS)]
@@ -123,7 +128,7 @@ class FileDataStore(StepDataStore):
             )
         # One writer an id is the rule, and a repeated write the exception, so that between
         # this look and the rename only the same content can come.
-        if folder.stat(name) is not None and self._is_stored(folder, name, info):
+        if folder.stat(name) is not None and self._is_stored(folder, name, batch):
             return info
         if folder.free_bytes() - info.size_bytes < self._min_free_bytes:
             self._empty_pools()
@@ -134,7 +139,7 @@ class FileDataStore(StepDataStore):
     def get(
         self, data_id: str, timeout_s: float = 2.0, expected_digest: str | None = None
     ) -> SampleBatch:
-        """Return a payload as read-only views, of a map where it is larger than 8 MiB.
+        """Return a payload as read-only views, of a map where it is large.
 
         Args:
             data_id: Of the payload.
@@ -238,7 +243,7 @@ class FileDataStore(StepDataStore):
 
     def _load(self, folder: PrivateDir, name: str, expected_digest: str | None) -> SampleBatch:
         try:
-            content = folder.view(name, self._max_bytes, map_above=_COPIED_BYTES)
+            content = folder.view(name, self._max_bytes, map_above=self._map_above)
             return decode_batch(content, self._max_bytes, expected_digest=expected_digest)
         except DataCorruptError as error:
             data_id = name.removesuffix(_SUFFIX)
@@ -267,13 +272,13 @@ class FileDataStore(StepDataStore):
     def _empty_pools(self) -> int:
         return sum(pool.empty() for pool in self._pools)
 
-    def _is_stored(self, folder: PrivateDir, name: str, info: FrameInfo) -> bool:
+    def _is_stored(self, folder: PrivateDir, name: str, batch: SampleBatch) -> bool:
         """Whether the payload is there, whole; a damaged one is set aside."""
         try:
             stored = self._load(folder, name, None)
         except (DataMissingError, DataCorruptError):
             return False
-        if encode_batch(stored, algorithm=self._algorithm)[1] != info:
+        if encode_batch(stored)[1].digest != encode_batch(batch)[1].digest:
             data_id = name.removesuffix(_SUFFIX)
             raise ConflictError(
                 f"payload {data_id!r} exists with another content, which stays; ids are used once",

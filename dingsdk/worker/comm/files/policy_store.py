@@ -10,14 +10,16 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from dingsdk.data import (
+    Buffer,
     PrivateDir,
+    SharedDir,
     check_id,
     decode_frame,
     decode_json,
@@ -41,6 +43,8 @@ POINTER = "LATEST.json"
 _POINTER_BYTES = 4096
 _KIND, _POINTER_KIND = "policy", "newest-policy"
 _VERSION_FILE = re.compile(r"([0-9]{12})\.ding")
+_SPARE = "spare.ding"
+"""File of an old version, to be written again."""
 _MOVED_ON_TRIES = 1000
 _KEEP_KEY = "system.transport.keep_policy_versions"
 _logger = logging.getLogger(__name__)
@@ -72,6 +76,7 @@ class FilePolicyStore(PolicyStore):
             publications of time to open it, and a damaged one has others to fall back to.
         max_policy_bytes: Largest version to write or read.
         min_free_bytes: What to leave free on the disk.
+        is_memory: Whether the folder is in shared memory: files of old versions are written again.
         is_durable: Whether a published version survives a power cut. Not needed to resume: a
             learner publishes again what it resumes from.
     """
@@ -84,6 +89,7 @@ class FilePolicyStore(PolicyStore):
         max_policy_bytes: int = 2 << 30,
         min_free_bytes: int = 128 << 20,
         is_durable: bool = False,
+        is_memory: bool = False,
     ) -> None:
         if keep_versions < 2:
             raise ConfigError(f"{_KEEP_KEY} must be >= 2, found {keep_versions}", path=_KEEP_KEY)
@@ -95,7 +101,9 @@ class FilePolicyStore(PolicyStore):
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[str | None, int]] = {}
         self._damaged: set[tuple[str, str | None, int]] = set()
-        with path if isinstance(path, PrivateDir) else PrivateDir(path) as root:
+        self._is_memory = is_memory
+        folder_type = SharedDir if is_memory else PrivateDir
+        with path if isinstance(path, PrivateDir) else folder_type(path) as root:
             self._policies = root.sub(POLICY_FOLDER)
 
     def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
@@ -125,7 +133,7 @@ class FilePolicyStore(PolicyStore):
             check_free(folder, info.size_bytes, self._min_free_bytes)
             latest = _Latest(version, info.size_bytes, info.digest, life)
             pointer = encode_json(_POINTER_KIND, msgspec.structs.asdict(latest))
-            folder.write_atomic(_file_of(version), buffers, durable=self._is_durable)
+            self._write(folder, _file_of(version), buffers)
             folder.write_atomic(POINTER, [pointer], durable=self._is_durable)
             self._remove_old(policy_id, folder, version)
 
@@ -214,7 +222,12 @@ class FilePolicyStore(PolicyStore):
         policy_id, _, version = key
         is_announced = latest is not None and latest.version == version
         try:
-            content = folder.read(_file_of(version), self._max_bytes)
+            name = _file_of(version)
+            content = (
+                np.array(folder.view(name, self._max_bytes)).data
+                if self._is_memory
+                else folder.read(name, self._max_bytes)
+            )
             digest = latest.digest if latest is not None and is_announced else None
             found = decode_frame(_KIND, content, self._max_bytes, expected_digest=digest)
             if (found["policy_id"], found["version"]) != (policy_id, version):
@@ -231,11 +244,18 @@ class FilePolicyStore(PolicyStore):
             return None
         return dict(found["state"])
 
+    def _write(self, folder: PrivateDir, name: str, buffers: Sequence[Buffer]) -> None:
+        if not (self._is_memory and folder.rewrite(name, buffers, folder, _SPARE)):
+            folder.write_atomic(name, buffers, durable=self._is_durable)
+
     def _remove_old(self, policy_id: str, folder: PrivateDir, version: int) -> None:
         old = [found for found in _versions(folder) if found <= version][self._keep_versions :]
         try:
             for found in old:
-                folder.unlink(_file_of(found))
+                if self._is_memory:
+                    folder.move(_file_of(found), folder, _SPARE)
+                else:
+                    folder.unlink(_file_of(found))
             folder.sweep()  # nobody else writes here
         except (RunFolderError, StorageFullError) as error:
             # The version is out, and that is what was asked for; the next one tries again.
