@@ -62,8 +62,11 @@ def piece(kind: str) -> SampleBatch:
 
 
 def flask_fs(folder: Path) -> Any:
-    cfg = {"type": "flask_fs", "data_dir": str(folder)}
-    return default_manager().create("transports", cfg, folder)
+    return transport_in(folder, "flask_fs", data_dir=str(folder))
+
+
+def transport_in(folder: Path, kind: str, **keys: Any) -> Any:
+    return default_manager().create("transports", {"type": kind, **keys}, folder)
 
 
 def scratch(disk: Path) -> tempfile.TemporaryDirectory[str]:
@@ -93,9 +96,15 @@ def serve(transport: Any, address: str, workers: Mapping[str, Tasks]) -> None:
 class Cluster:
     """A master in this process and the worker processes it talks to."""
 
-    def __init__(self, folder: Path, processes: Sequence[Start], workers: Iterable[str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        processes: Sequence[Start],
+        workers: Iterable[str],
+        kind: str = "flask_fs",
+    ) -> None:
         self.workers = list(workers)
-        self.transport = flask_fs(folder)
+        self.transport = flask_fs(folder) if kind == "flask_fs" else transport_in(folder, kind)
         self.lost = 0
         self._joined = threading.Semaphore(0)
         self.master = Master(

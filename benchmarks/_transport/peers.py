@@ -1,7 +1,8 @@
-"""What flask_fs is held against: bare files, a queue of multiprocessing, Ray, and DI-engine."""
+"""What transports are held against: bare files, queues, Ray, iceoryx2 and DI-engine."""
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import os
@@ -13,6 +14,10 @@ from typing import Any
 import numpy as np
 
 from _transport.cluster import ROWS, SPAWN, STEPS, median_rate, piece, scratch
+from dingsdk.data import decode_batch, encode_batch
+
+WINDOW = 64
+"""Pieces under way to a peer that acknowledges each."""
 
 
 def bare_files(kind: str, seconds: float, disk: Path) -> float:
@@ -89,6 +94,132 @@ def ray_actors(kind: str, seconds: float) -> float | None:
             counts.append((time.perf_counter() - started, 1))
     ray.shutdown()
     return median_rate(counts)
+
+
+def iceoryx2(kind: str, seconds: float) -> float | None:
+    """Return pieces a second through iceoryx2, as frames; None where it is not installed.
+
+    They are copied in, copied out and acknowledged one by one, 64 on their way.
+    """
+    try:
+        import iceoryx2 as found
+    except ImportError:
+        return None
+    found.set_log_level(found.LogLevel.Error)
+    name, is_over = f"dingsdk-{os.getpid()}", SPAWN.Event()
+    process = SPAWN.Process(target=_fill_iceoryx2, args=(kind, name, is_over), daemon=True)
+    process.start()
+    node, pieces = _iceoryx2_service(name, kind)
+    _, acks = _iceoryx2_service(f"{name}-acks", "ack")
+    subscriber = pieces.subscriber_builder().buffer_size(WINDOW).create()
+    publisher = acks.publisher_builder().initial_max_slice_len(8).create()
+    home = {name: np.empty_like(column) for name, column in piece(kind).columns.items()}
+    counts: list[tuple[float, int]] = []
+    started = time.perf_counter()
+    while not counts or counts[-1][0] < seconds + 0.5:
+        sample = subscriber.receive()
+        if sample is None:
+            if time.perf_counter() - started > 30.0:
+                raise SystemExit("nothing came through iceoryx2")
+            time.sleep(0)
+            continue
+        frame = ctypes.string_at(sample.payload_ptr, sample.payload().len())
+        sample.delete()
+        for column, values in decode_batch(frame).columns.items():
+            home[column][...] = values
+        _send_iceoryx2(publisher, bytes(8))
+        if not counts:
+            started = time.perf_counter()
+        counts.append((time.perf_counter() - started, 1))
+    is_over.set()
+    process.join(5.0)
+    process.kill()
+    del node
+    return median_rate(counts)
+
+
+def _fill_iceoryx2(kind: str, name: str, is_over: Any) -> None:
+    import iceoryx2 as found
+
+    found.set_log_level(found.LogLevel.Error)
+    batch = piece(kind)
+    node, pieces = _iceoryx2_service(name, kind)
+    _, acks = _iceoryx2_service(f"{name}-acks", "ack")
+    size = encode_batch(batch)[1].size_bytes
+    publisher = pieces.publisher_builder().initial_max_slice_len(size).create()
+    subscriber = acks.subscriber_builder().buffer_size(WINDOW).create()
+    under_way = 0
+    while not is_over.is_set():
+        ack = subscriber.receive()
+        if ack is not None:
+            under_way -= 1
+            ack.delete()
+        elif under_way < WINDOW:
+            buffers, _ = encode_batch(batch)
+            _send_iceoryx2(publisher, b"".join(buffers))
+            under_way += 1
+        else:
+            time.sleep(0)
+    del node
+
+
+def _iceoryx2_service(name: str, kind: str) -> tuple[Any, Any]:
+    import iceoryx2 as found
+
+    node = found.NodeBuilder.new().create(found.ServiceType.Ipc)
+    builder = node.service_builder(found.ServiceName.new(name))
+    service = builder.publish_subscribe(found.Slice[ctypes.c_uint8])
+    service = service.subscriber_max_buffer_size(WINDOW).enable_safe_overflow(False)
+    return node, service.open_or_create()
+
+
+def _send_iceoryx2(publisher: Any, content: bytes) -> None:
+    sample = publisher.loan_slice_uninit(len(content))
+    ctypes.memmove(sample.payload_ptr, content, len(content))
+    sample.assume_init().send()
+
+
+def faster_fifo(kind: str, seconds: float) -> float | None:
+    """Return pieces a second through faster-fifo, as frames; None where it is not installed."""
+    try:
+        from faster_fifo import Queue
+    except ImportError:
+        return None
+    size = 2 * WINDOW * (encode_batch(piece(kind))[1].size_bytes + 1024)
+    pieces, acks, is_over = Queue(size), Queue(1 << 20), SPAWN.Event()
+    process = SPAWN.Process(target=_fill_fifo, args=(kind, pieces, acks, is_over), daemon=True)
+    process.start()
+    home = {name: np.empty_like(column) for name, column in piece(kind).columns.items()}
+    counts: list[tuple[float, int]] = []
+    started = time.perf_counter()
+    while not counts or counts[-1][0] < seconds + 0.5:
+        for frame in pieces.get_many(timeout=30.0):
+            for column, values in decode_batch(frame).columns.items():
+                home[column][...] = values
+            acks.put(0)
+            if not counts:
+                started = time.perf_counter()
+            counts.append((time.perf_counter() - started, 1))
+    is_over.set()
+    process.join(5.0)
+    process.kill()
+    return median_rate(counts)
+
+
+def _fill_fifo(kind: str, pieces: Any, acks: Any, is_over: Any) -> None:
+    from queue import Empty
+
+    batch, under_way = piece(kind), 0
+    while not is_over.is_set():
+        if under_way < WINDOW:
+            buffers, _ = encode_batch(batch)
+            pieces.put(b"".join(buffers))
+            under_way += 1
+            continue
+        try:
+            under_way -= len(acks.get_many(timeout=0.1))
+        except Empty:
+            continue
 
 
 def di_engine(python: Path, kind: str, seconds: float, folder: Path) -> dict[str, float]:

@@ -24,7 +24,7 @@ COMMANDS = {
     "simulator": [],
     "startup": ["--repeats", "1"],
     "time_to_solve": ["--seeds", "1", "--set", "env.stop_value=1", "--transports", "in_memory"],
-    "transport": ["trajectories", "policy", "--seconds", "0.4", "--rounds", "1"],
+    "transport": ["trajectories", "policy", "shared_memory", "--seconds", "0.4", "--rounds", "1"],
     "updates": ["--rounds", "1"],
     "watch": ["--env-steps", "10000", "--repeats", "1"],
 }

@@ -47,8 +47,8 @@ class SharedMemoryTransport(Transport):
             max_policy_bytes: Largest policy that is written or read, in bytes.
             min_free_bytes: Free bytes of shared memory below which collectors wait.
             keep_policy_versions: Versions of a policy that stay.
-            digest: Digest of payloads: of the head alone (kind, dtypes, shapes); xxh3 finds damage,
-                sha256 also finds forgeries.
+            digest: Digest of payloads and policies: of the head alone (kind, dtypes, shapes); xxh3
+                finds damage, sha256 also finds forgeries.
             max_message_bytes: Largest message, in bytes.
             request_timeout_s: Seconds for a request to arrive, and for an immediate answer.
             lost_after_s: Seconds of silence after which a worker gives up its coordinator.
@@ -134,6 +134,7 @@ class SharedMemoryTransport(Transport):
                     max_policy_bytes=self.cfg.max_policy_bytes,
                     min_free_bytes=self.cfg.min_free_bytes,
                     is_memory=True,
+                    algorithm=self.cfg.digest,
                 )
             return self._policy_store
 

@@ -77,6 +77,7 @@ class FilePolicyStore(PolicyStore):
         max_policy_bytes: Largest version to write or read.
         min_free_bytes: What to leave free on the disk.
         is_memory: Whether the folder is in shared memory: files of old versions are written again.
+        algorithm: Of the digests, as for payloads.
         is_durable: Whether a published version survives a power cut. Not needed to resume: a
             learner publishes again what it resumes from.
     """
@@ -90,6 +91,7 @@ class FilePolicyStore(PolicyStore):
         min_free_bytes: int = 128 << 20,
         is_durable: bool = False,
         is_memory: bool = False,
+        algorithm: str = "xxh3-128",
     ) -> None:
         if keep_versions < 2:
             raise ConfigError(f"{_KEEP_KEY} must be >= 2, found {keep_versions}", path=_KEEP_KEY)
@@ -102,6 +104,7 @@ class FilePolicyStore(PolicyStore):
         self._seen: dict[str, tuple[str | None, int]] = {}
         self._damaged: set[tuple[str, str | None, int]] = set()
         self._is_memory = is_memory
+        self._algorithm = algorithm
         folder_type = SharedDir if is_memory else PrivateDir
         with path if isinstance(path, PrivateDir) else folder_type(path) as root:
             self._policies = root.sub(POLICY_FOLDER)
@@ -124,7 +127,7 @@ class FilePolicyStore(PolicyStore):
             if newest >= version:
                 return  # a learner that resumed from a checkpoint has to catch up first
             value = {"policy_id": policy_id, "version": version, "state": dict(state)}
-            buffers, info = encode_frame(_KIND, value)
+            buffers, info = encode_frame(_KIND, value, algorithm=self._algorithm)
             if info.size_bytes > self._max_bytes:
                 raise ConfigError(
                     f"a policy of {info.size_bytes} bytes; at most {self._max_bytes} are read",

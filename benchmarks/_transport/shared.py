@@ -1,0 +1,175 @@
+"""shared_memory from one process to another, held against iceoryx2, faster-fifo and bare copies."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _buffers.measure import ratio, say
+
+from _transport import peers
+from _transport.cluster import Bench, Cluster, median_rate, piece, scratch, serve, transport_in
+
+TYPE = "shared_memory"
+A_REPORT = {"cartpole": 64, "atari": 8}
+UNDER_WAY = 2
+"""Reports that the reader has asked for and not had yet."""
+COPIES = 16
+NAMES = {
+    "head": "shared_memory",
+    "xxh3-128": "shared_memory, verified",
+    "iceoryx2": "iceoryx2, frames",
+    "faster-fifo": "faster-fifo, frames",
+    "memcpy": "copy into 16 buffers in turn",
+}
+GOALS = {"cartpole": {"iceoryx2": 0.8, "faster-fifo": 3.0}, "atari": {"memcpy": 0.8}}
+
+
+def shared_memory(bench: Bench) -> None:
+    for kind in A_REPORT:
+        rates: dict[str, list[float]] = {name: [] for name in NAMES}
+        for _ in range(bench.rounds):
+            for digest in ("head", "xxh3-128"):
+                rates[digest].append(_ours(kind, bench, digest))
+            found = {
+                "iceoryx2": peers.iceoryx2(kind, bench.seconds) if kind == "cartpole" else None,
+                "faster-fifo": peers.faster_fifo(kind, bench.seconds)
+                if kind == "cartpole"
+                else None,
+                "memcpy": _copies(kind, bench.seconds / 4) if kind == "atari" else None,
+            }
+            for name, rate in found.items():
+                rates[name] += [] if rate is None else [rate]
+        _tell(kind, rates, bench)
+    _policies(bench)
+
+
+def _tell(kind: str, rates: Mapping[str, list[float]], bench: Bench) -> None:
+    size = piece(kind).nbytes
+    say(f"shared memory, {kind}: {size:,} bytes, from process to process")
+    for name, found in rates.items():
+        if not found:
+            continue
+        rate, ours = statistics.median(found), ratio(rates["head"], found)
+        bench.report.figure("shared_memory", kind, name, pieces_s=rate, ratio=ours, rounds=found)
+        say(f"  {NAMES[name]:<30} {rate:>10,.0f} /s   ours is {ours:6.2f} x")
+    for name, least in GOALS[kind].items():
+        if rates[name]:
+            ours = ratio(rates["head"], rates[name])
+            bench.report.goal("shared_memory", kind, f"ours / {name}", ours, least, at_least=True)
+        else:
+            bench.report.lacks(f"{name} is not installed: benchmarks/requirements-peers.txt")
+
+
+def writer(address: str, folder: str, argument: tuple[str, str]) -> None:
+    """Put as many pieces as a report takes, for each report that is asked for."""
+    kind, digest = argument
+    transport = transport_in(Path(folder), TYPE, digest=digest)
+    store, batch = transport.data_store(), piece(kind)
+    numbers = itertools.count()
+
+    def data(task: Mapping[str, Any]) -> dict[str, Any]:
+        names = [f"bench-{next(numbers)}" for _ in range(A_REPORT[kind])]
+        for name in names:
+            store.put(name, batch)
+        return {"names": names}
+
+    serve(transport, address, {"collector": {"data": data}})
+    transport.close()
+
+
+def _ours(kind: str, bench: Bench, digest: str) -> float:
+    """Return pieces a second that another process puts, and this one reads and deletes."""
+    home = {name: np.empty_like(column) for name, column in piece(kind).columns.items()}
+    with scratch(bench.disk) as folder:
+        processes = [(writer, (kind, digest))]
+        cluster = Cluster(Path(folder) / "run", processes, ["collector"], TYPE)
+        store = cluster.transport.data_store()
+
+        def ask() -> Any:
+            return cluster.master.new_task("collector", {"name": "data"}).start()
+
+        under_way = [ask() for _ in range(UNDER_WAY)]
+        counts: list[tuple[float, int]] = []
+        started = time.perf_counter()
+        while not counts or counts[-1][0] < bench.seconds + 0.5:
+            names = under_way.pop(0).value(30.0)["names"]
+            under_way.append(ask())
+            for name in names:
+                columns = store.get(name).columns
+                if kind == "cartpole":  # a large one is used where it is
+                    for column, values in columns.items():
+                        home[column][...] = values
+            del columns
+            store.delete(names)
+            counts.append((time.perf_counter() - started, len(names)))
+        for each in under_way:
+            each.value(30.0)
+        cluster.close()
+        cluster.transport.remove_data()
+    return median_rate(counts)
+
+
+def _copies(kind: str, seconds: float) -> float:
+    columns = piece(kind).columns
+    homes = [{k: np.empty_like(column) for k, column in columns.items()} for _ in range(COPIES)]
+    counts = []
+    started = time.perf_counter()
+    for home in itertools.cycle(homes):
+        for name, column in columns.items():
+            home[name][...] = column
+        counts.append((time.perf_counter() - started + 0.5, 1))
+        if counts[-1][0] - 0.5 > seconds:
+            return median_rate(counts)
+    raise AssertionError("a cycle has no end")
+
+
+def _policies(bench: Bench) -> None:
+    """A policy of 6.7 MB to 4 readers, and as many bare copies into and out of shared memory."""
+    from multiprocessing.shared_memory import SharedMemory
+
+    import torch
+
+    state = {f"layer{i}.weight": torch.randn(512, 409) for i in range(8)}
+    flat = np.concatenate([tensor.numpy().reshape(-1) for tensor in state.values()])
+    times: dict[str, list[float]] = {"bare copies": []}
+    segments = [SharedMemory(create=True, size=flat.nbytes) for _ in range(4)]
+    with scratch(bench.disk) as folder, ExitStack() as stack:
+        for segment in segments:
+            stack.callback(segment.unlink)
+            stack.callback(segment.close)
+        stores = {}
+        for digest in ("head", "xxh3-128"):
+            path, times[NAMES[digest]] = Path(folder) / digest, []
+            made = [transport_in(path, TYPE, digest=digest) for _ in range(5)]
+            stack.callback(made[0].remove_data)
+            for each in made:
+                stack.callback(each.close)
+            stores[digest] = [each.policy_store() for each in made]
+        deadline = time.perf_counter() + bench.seconds
+        for version in itertools.count(1):
+            for digest, (publisher, *readers) in stores.items():
+                began = time.perf_counter()
+                publisher.publish("p", state, version)
+                for reader in readers:
+                    assert reader.newest("p", version - 1) is not None
+                times[NAMES[digest]].append(time.perf_counter() - began)
+            began = time.perf_counter()
+            home = np.ndarray(flat.shape, flat.dtype, segments[version % 4].buf)
+            home[...] = flat
+            for _ in readers:
+                home.copy()
+            times["bare copies"].append(time.perf_counter() - began)
+            del home
+            if time.perf_counter() > deadline:
+                break
+    load = f"{flat.nbytes:,} bytes, 4 readers"
+    bench.report.times("shared_memory policy", load, times, 1)
+    ours = ratio(times[NAMES["head"]], times["bare copies"])
+    bench.report.goal("shared_memory policy", load, "ours / bare copies", ours, 2.0)
