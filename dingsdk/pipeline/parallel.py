@@ -486,10 +486,11 @@ def _remove_data(
     journal: Journal | None,
     ended_by: Sequence[Reason],
 ) -> None:
-    if journal is not None and _can_be_resumed(context, ended_by):
-        return
     try:
-        transport.remove_data()
+        if journal is not None and _can_be_resumed(context, ended_by):
+            transport.keep_data()
+        else:
+            transport.remove_data()
     except DingError as error:
         _log.warning("files of the run remain: %s", error)
 

@@ -34,6 +34,18 @@ def test_distance_is_that_of_the_distribution_functions_at_most() -> None:
     assert distance([1, 2], [2, 1, 1, 2]) == 0.0
 
 
+@pytest.mark.slow
+def test_run_in_shared_memory_under_faults_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    run_memory = pytest.importorskip("dingsdk_shared_memory.run_memory")
+    sets = ["system.transport.type=shared_memory"]
+    arm = run(tmp_path, seconds=15.0, kills=4, seed=1, sets=sets)
+
+    assert arm.problems == []
+    assert sum(count for kind, count in arm.faults.items() if kind.endswith("killed")) == 4
+    assert arm.acknowledged_rows > 300
+    assert not run_memory.folder_of(tmp_path / "disk" / "run").exists()
+
+
 def test_growth_is_that_of_the_line_through_the_measurements() -> None:
     points = [(60.0 + 10 * k, 1_000_000 + 2_000 * k, 20) for k in range(5)]
 

@@ -60,6 +60,7 @@ SETS = (
     "system.coordinator.max_attempts=100000",  # nobody means the task that a worker is killed at
     "system.validate_state=true",
     "exp_name=run",
+    "system.transport.type=flask_fs",
 )
 STOPS, FILLS = 5, 20
 """One process is stopped for so many kills, and the disk is filled once for so many."""
@@ -322,11 +323,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0, help="of each run")
     parser.add_argument("--kills", type=int, default=120)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--transport", default="flask_fs", help="between the processes")
     args = parser.parse_args()
     arms = {}
     for name, kills in (("left alone", 0), ("under faults", args.kills)):
         with tempfile.TemporaryDirectory() as folder:
-            arms[name] = arm = run(Path(folder), args.seconds, kills, args.seed)
+            sets = [f"system.transport.type={args.transport}"]
+            arms[name] = arm = run(Path(folder), args.seconds, kills, args.seed, sets=sets)
         report(name, arm)
     alone, disturbed = arms.values()
     ratio = disturbed.steps_per_s / max(alone.steps_per_s, 1e-9)

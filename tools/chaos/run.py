@@ -79,4 +79,4 @@ if SLOW not in gymnasium.registry:
 if __name__ == "__main__":
     sets = (f"env.env_id=tools.chaos.run:{SLOW}", f"env.kwargs.step_s={sys.argv[2]}")
     disk = str(FOLDER / "disk")
-    train("cartpole-dqn", "parallel", "flask_fs", (*sets, *sys.argv[3:]), 0, disk)
+    train("cartpole-dqn", "parallel", None, (*sets, *sys.argv[3:]), 0, disk)

@@ -393,6 +393,13 @@ class Transport(Configurable, ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} starts no workers")
 
+    def keep_data(self) -> None:
+        """Make the files of a run last until it is resumed.
+
+        Called in place of ``remove_data`` where that is possible. Override it where what the
+        transport keeps would be in the way until then, or would not last.
+        """
+
     def joining_note(self) -> str:
         """Return what workers elsewhere need besides the address, for people to read."""
         return ""

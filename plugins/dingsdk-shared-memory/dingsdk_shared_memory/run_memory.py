@@ -4,6 +4,9 @@
 which live until they are unlinked, whichever processes end. Every process of the run holds a shared
 lock on ``lock``. A folder whose lock nobody holds, and whose run folder no run holds, is *stale*:
 the next master on this host removes it.
+
+Payloads of a run that can be resumed move to ``transport/`` in its run folder, on the disk, when it
+ends or is found stale. The master of the resumed run moves them back.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from dingsdk.data import PrivateDir, decode_json, encode_json, open_private
+from dingsdk.data import Folder, PrivateDir, decode_json, encode_json, open_private
 from dingsdk.errors import (
     ConfigError,
     DataCorruptError,
@@ -29,18 +32,21 @@ from dingsdk.errors import (
     DataVersionError,
     DingError,
     RunDirLockedError,
+    RunFolderError,
 )
 
 ROOT = Path("/dev/shm")
 LOCK, OWNER, SOCKET = "lock", "run.json", "socket"
 FORMAT = 1
 """Of the folder; another one belongs to another version of this package."""
+DATA, KEPT, JOURNAL = "data", "transport", "journal"
 UNCLAIMED_S = 60.0
 """Age at which a folder without an owner is stale: its maker writes it at once."""
 SWEPT_S = 5.0
 """How long the removal of what a dead run left in the same folder may take."""
 _KIND, _OWNER_BYTES = "shared-memory-run", 64 << 10
 _LONGEST_SOCKET = 107
+_NO_LIMIT = 1 << 62
 _NAME = re.compile(r"dingsdk-([0-9]+)-[0-9a-f]{16}")
 _log = logging.getLogger(__name__)
 
@@ -161,8 +167,61 @@ def remove(path: Path) -> None:
         path.rmdir()
 
 
+def keep(path: Path, run_dir: Path) -> None:
+    """Move the payloads of a run from its memory to its folder on the disk; remove the memory.
+
+    Raises:
+        StorageFullError, RunFolderError: they stay in memory.
+    """
+    if not path.is_dir():
+        return
+    with PrivateDir(path, create=False) as memory, PrivateDir(run_dir / KEPT) as disk:
+        _move_payloads(memory, disk)
+    remove(path)
+
+
+def bring_back(memory: PrivateDir, run_dir: Path) -> None:
+    """Move the payloads that ``keep`` moved to the disk back to memory.
+
+    Raises:
+        StorageFullError, RunFolderError: they stay on the disk, too.
+    """
+    try:
+        with PrivateDir(run_dir / KEPT, create=False) as disk:
+            _move_payloads(disk, memory)
+    except RunFolderError:
+        if (run_dir / KEPT).exists():
+            raise
+    forget_kept(run_dir)
+
+
+def forget_kept(run_dir: Path) -> None:
+    """Remove what ``keep`` moved to the disk."""
+    if (run_dir / KEPT).is_dir():
+        with Folder(run_dir) as folder:
+            folder.remove_tree(KEPT)
+
+
+def _move_payloads(source: PrivateDir, target: PrivateDir) -> None:
+    try:
+        opened = source.sub(DATA, create=False)
+    except DataMissingError:
+        return
+    with opened as shards, target.sub(DATA) as homes:
+        for shard in shards.names():
+            with shards.sub(shard, create=False) as folder, homes.sub(shard) as home:
+                folder.sweep()
+                for name in folder.names():
+                    if home.stat(name) is None:
+                        home.write_atomic(name, [folder.view(name, _NO_LIMIT)])
+                    folder.unlink(name)
+
+
 def remove_stale(root: Path = ROOT) -> int:
-    """Remove the folders of this user's runs of which no process lives; return how many."""
+    """Remove the folders of this user's runs of which no process lives; return how many.
+
+    Payloads of a run that can be resumed move to its run folder.
+    """
     count = 0
     for path in sorted(root.iterdir()):
         name = _NAME.fullmatch(path.name)
@@ -171,12 +230,22 @@ def remove_stale(root: Path = ROOT) -> int:
         try:
             with _alone(path) as is_alone:
                 if is_alone:
-                    remove(path)
+                    _clear(path)
                     _log.info("removed %s, which a dead run left", path)
                     count += 1
         except (OSError, DingError) as error:
             _log.warning("what a dead run left stays in %s: %s", path, error)
     return count
+
+
+def _clear(path: Path) -> None:
+    run_dir = None
+    with contextlib.suppress(DingError), PrivateDir(path, create=False) as folder:
+        run_dir = Path(_owner_of(folder).run_dir)
+    if run_dir is not None and (run_dir / JOURNAL).is_dir():
+        keep(path, run_dir)
+    else:
+        remove(path)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from dingsdk.worker.comm.files import FileDataStore, FilePolicyStore
 from dingsdk.worker.comm.requests import RequestSlaveEnd, Secret, find_secret
 from dingsdk_shared_memory.connection import Connection
 from dingsdk_shared_memory.master_end import SCHEME, SocketMasterEnd
-from dingsdk_shared_memory.run_memory import RunMemory, folder_of, remove
+from dingsdk_shared_memory.run_memory import RunMemory, folder_of, forget_kept, keep, remove
 
 TYPE_KEY = "shared_memory"
 
@@ -85,7 +85,7 @@ class SharedMemoryTransport(Transport):
 
     def master_end(self) -> MasterEnd:
         with self._lock:
-            end = SocketMasterEnd(self.cfg, self._own_memory())
+            end = SocketMasterEnd(self.cfg, self._own_memory(), self.run_dir)
             self._masters.append(end)
         return end
 
@@ -161,6 +161,10 @@ class SharedMemoryTransport(Transport):
 
     def remove_data(self) -> None:
         remove(self.data_dir)
+        forget_kept(self.run_dir)
+
+    def keep_data(self) -> None:
+        keep(self.data_dir, self.run_dir)
 
     def _own_memory(self) -> RunMemory:
         if self._memory is None:

@@ -165,3 +165,30 @@ def test_dead_master_is_noticed_at_the_deadline(
         worker.renew(1)
 
     assert 2.5 < time.monotonic() - started < 10.0
+
+
+def test_payloads_of_a_run_that_can_be_resumed_move_to_its_folder_and_back(
+    transport: SharedMemoryTransport, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    (other / "journal").mkdir(parents=True)
+    program = MASTER + "    transport.data_store().put('a', a_batch(20_000)); say('put')\n"
+    with Program(other, program) as killed:
+        killed.expect("open")
+        killed.expect("put")
+
+    transport.master_end().open(Listener())
+    assert not folder_of(other).exists()
+
+    resumed = SharedMemoryTransport({}, other)
+    resumed.master_end().open(Listener())
+    found = resumed.data_store().get("a")
+    resumed.close()
+    assert not (other / "transport").exists()
+    resumed.keep_data()
+    assert not folder_of(other).exists()
+    assert len(list((other / "transport").rglob("a.ding"))) == 1
+    resumed.remove_data()
+
+    assert found == a_batch(20_000)
+    assert [path.name for path in other.iterdir()] == ["journal"]
