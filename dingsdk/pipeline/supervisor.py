@@ -289,28 +289,38 @@ class Supervisor:
         is_urgent = context.stop.is_set() or self._over is None
         coordinator_s, workers_s = INTERRUPTED_CLOSE_S if is_urgent else CLOSE_S
         coordinator, self._coordinator = self._coordinator, None
+        code: int | None = 0
         if coordinator is not None:
             if self._stopped_at is not None:  # it has ended, or it had its time
                 coordinator_s = KILL_S if context.has_begun else 0.0
-            coordinator.end(coordinator_s)
+            code = coordinator.end(coordinator_s)
         if self._workers is not None:
             self._workers.close(workers_s)
         take_crash_report(self._crash_file)  # a file with a report stays
         if not context.has_begun and context.resumed is None:
             self._remove()
+        elif code != 0:
+            self._leave_data()
         if self._transport is not None:
             self._transport.close()
 
     def _remove(self) -> None:
         """Remove what a coordinator left that was ended before it began."""
-        from dingsdk.pipeline.worker import make_transport
-
         with Folder(self._context.run_dir) as folder:
             folder.remove_tree(JOURNAL_FOLDER)
+        self._leave_data()
+
+    def _leave_data(self) -> None:
+        """Do with the run's data what a coordinator that was killed did not live to do."""
+        from dingsdk.pipeline.worker import make_transport
+
         with suppress(DingError):
             transport = make_transport(self._cfg, self._context.run_dir)
             transport.close()
-            transport.remove_data()
+            if (self._context.run_dir / JOURNAL_FOLDER).is_dir():
+                transport.keep_data()
+            else:
+                transport.remove_data()
 
     def _error_of(self, message: Failed) -> DingError:
         kind = getattr(errors, message.code, DingError)
