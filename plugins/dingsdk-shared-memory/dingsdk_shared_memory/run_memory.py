@@ -39,7 +39,7 @@ ROOT = Path("/dev/shm")
 LOCK, OWNER, SOCKET = "lock", "run.json", "socket"
 FORMAT = 1
 """Of the folder; another one belongs to another version of this package."""
-DATA, KEPT, JOURNAL = "data", "transport", "journal"
+DATA, SEGMENTS, KEPT, JOURNAL = "data", "segments", "transport", "journal"
 UNCLAIMED_S = 60.0
 """Age at which a folder without an owner is stale: its maker writes it at once."""
 SWEPT_S = 5.0
@@ -203,18 +203,23 @@ def forget_kept(run_dir: Path) -> None:
 
 
 def _move_payloads(source: PrivateDir, target: PrivateDir) -> None:
-    try:
-        opened = source.sub(DATA, create=False)
-    except DataMissingError:
-        return
-    with opened as shards, target.sub(DATA) as homes:
-        for shard in shards.names():
-            with shards.sub(shard, create=False) as folder, homes.sub(shard) as home:
-                folder.sweep()
-                for name in folder.names():
-                    if home.stat(name) is None:
-                        home.write_atomic(name, [folder.view(name, _NO_LIMIT)])
-                    folder.unlink(name)
+    for name in (SEGMENTS, DATA):
+        if source.stat(name) is not None:
+            with source.sub(name, create=False) as folder, target.sub(name) as home:
+                _move_files(folder, home)
+
+
+def _move_files(source: PrivateDir, target: PrivateDir) -> None:
+    source.sweep()
+    for name in source.names():
+        found = source.stat(name)
+        if found is not None and stat.S_ISDIR(found.st_mode):
+            with source.sub(name, create=False) as folder, target.sub(name) as home:
+                _move_files(folder, home)
+            continue
+        if target.stat(name) is None:
+            target.write_atomic(name, [source.view(name, _NO_LIMIT)])
+        source.unlink(name)
 
 
 def remove_stale(root: Path = ROOT) -> int:

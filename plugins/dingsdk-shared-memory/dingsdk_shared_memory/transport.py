@@ -24,6 +24,7 @@ from dingsdk.worker.comm import (
 from dingsdk.worker.comm.files import FileDataStore, FilePolicyStore
 from dingsdk.worker.comm.requests import RequestSlaveEnd, Secret, find_secret
 from dingsdk_shared_memory.connection import Connection
+from dingsdk_shared_memory.data_store import SharedDataStore
 from dingsdk_shared_memory.master_end import SCHEME, SocketMasterEnd
 from dingsdk_shared_memory.run_memory import RunMemory, folder_of, forget_kept, keep, remove
 
@@ -75,7 +76,7 @@ class SharedMemoryTransport(Transport):
         self._memory: RunMemory | None = None
         self._masters: list[SocketMasterEnd] = []
         self._slaves: list[RequestSlaveEnd[Secret]] = []
-        self._data_store: FileDataStore | None = None
+        self._data_store: SharedDataStore | None = None
         self._policy_store: FilePolicyStore | None = None
         self._scheduler = ThreadScheduler()
 
@@ -114,14 +115,15 @@ class SharedMemoryTransport(Transport):
     def data_store(self) -> StepDataStore:
         with self._lock:
             if self._data_store is None:
-                self._own_memory()
-                self._data_store = FileDataStore(
+                memory = self._own_memory()
+                files = FileDataStore(
                     self.data_dir,
                     max_payload_bytes=self.cfg.max_payload_bytes,
                     min_free_bytes=self.cfg.min_free_bytes,
                     algorithm=self.cfg.digest,
                     is_memory=True,
                 )
+                self._data_store = SharedDataStore(memory.folder, files, self.cfg.min_free_bytes)
             return self._data_store
 
     def policy_store(self) -> PolicyStore:

@@ -57,7 +57,7 @@ def test_payload_of_another_kind_in_the_folder_is_refused(
     transport: SharedMemoryTransport,
 ) -> None:
     store = transport.data_store()
-    store.put("a", a_batch())
+    store.put("a", a_batch(20_000))
     path = next(transport.data_dir.glob("data/*/a.ding"))
     path.write_bytes(b"\x80\x04" + bytes(4096))
     with pytest.raises(DataCorruptError):
