@@ -28,6 +28,7 @@ from dingsdk.data.pytree import flatten, map_leaves
 from dingsdk.data.seeding import derive_seed
 from dingsdk.errors import (
     ConfigError,
+    DingError,
     NonFiniteError,
     PolicyOutputError,
     PolicyOutputTypeError,
@@ -521,7 +522,7 @@ class BasePolicy(Configurable, ABC):
                 f"{error}; the batch's {', '.join(bad)} hold NaN or infinity: look at the env",
                 **{**error.facts, "key": bad[0]},
             ) from error
-        except (RuntimeError, IndexError, MemoryError) as error:
+        except (RuntimeError, TypeError, IndexError, MemoryError) as error:
             if _is_out_of_memory(error):
                 what = f"an update on {_length(batch)} samples (policy.learn.batch_size) does"
                 raise self._no_room(what, "policy.learn.batch_size", error) from error
@@ -562,7 +563,7 @@ class BasePolicy(Configurable, ABC):
                 ids = range(len(flatten(obs)[0][1])) if env_ids is None else env_ids
                 state = memory.read(ids)
                 output = self._checked(act(obs, env_ids, explore=explore, state=state, **setting))
-            except RuntimeError as error:
+            except (RuntimeError, TypeError, IndexError) as error:
                 raise self._misfit("observations do", {"obs": obs}, error) from error
             memory.write(ids, self._next_state(output, state.shape))
             return {**output, "state": state} if explore else output
@@ -602,7 +603,7 @@ class BasePolicy(Configurable, ABC):
 
     def _misfit(self, what: str, given: Any, error: Exception) -> Exception:
         """Return what torch says of shapes, dtypes and indices that do not fit, in our words."""
-        if not any(word in str(error) for word in _MISFITS):
+        if isinstance(error, DingError) or not any(word in str(error) for word in _MISFITS):
             return error
         shapes = {
             ".".join(map(str, path)): tuple(getattr(leaf, "shape", ()))
@@ -767,7 +768,10 @@ def _device(cuda: bool) -> str:
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 _LEAST_PINNED_BYTES = 64 * 2**10
 # What torch says where shapes, dtypes or indices do not fit.
-_MISFITS = ("shape", "size", "out of bounds", "out of range", "scalar type")
+_MISFITS = (
+    *("shape", "size", "out of bounds", "out of range", "scalar type"),
+    *("must be Tensor", "invalid data type", "too many indices", "only integers"),
+)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

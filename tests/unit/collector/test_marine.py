@@ -20,7 +20,7 @@ GAMES = "tests.unit.envs.games"
 STONES = 7
 POLICY = {
     "type": "dqn",
-    "model": {"obs_shape": 2, "action_shape": 2},
+    "model": {"obs_shape": {"observation": 2, "action_mask": 2}, "action_shape": 2},
     "collect": {"n_sample": 8, "unroll_len": 1},
 }
 
@@ -35,7 +35,10 @@ def actor(seed: int) -> Callable[[int, int], int]:
     mode = create_policy(POLICY, enable_field=["eval"], seed=seed).eval_mode
 
     def act(seat: int, stones: int) -> int:
-        obs = np.array([[seat, stones]], np.float32)
+        obs = {
+            "observation": np.array([[seat, stones]], np.float32),
+            "action_mask": np.array([[1, stones >= 2]], np.int8),
+        }
         return int(mode.forward_batch(obs, np.arange(1))["action"][0])  # type: ignore[misc]
 
     return act
@@ -100,7 +103,8 @@ class Store:
         for batch in self.payloads:
             for row in batch:
                 obs, after = (
-                    tuple(int(value) for value in row[name]) for name in ("obs", "next_obs")
+                    tuple(int(value) for value in row[name]["observation"])
+                    for name in ("obs", "next_obs")
                 )
                 done = bool(row["done"])
                 found.append(Row(obs, int(row["action"]), float(row["reward"]), after, done))
@@ -244,7 +248,7 @@ def test_version_told_is_that_of_the_first_player(make_marine) -> None:
 
 def test_players_explore_apart(make_marine) -> None:
     collector = make_marine(Store(), ["new", "new"], [True, True])
-    obs = {0: np.zeros(2, np.float32)}
+    obs = {0: {"observation": np.zeros(2, np.float32), "action_mask": np.ones(2, np.int8)}}
 
     drawn = [
         [int(mode.forward(obs, eps=1.0)[0]["action"]) for _ in range(64)]

@@ -138,6 +138,28 @@ def test_update_that_does_not_fit_memory_is_refused_with_its_size(error: Any) ->
     assert caught.value.facts["expected"] > 0
 
 
+@pytest.mark.parametrize(
+    ("shape", "obs"),
+    [
+        (3, {"pos": np.zeros((2, 3), np.float32)}),
+        ({"pos": 3}, np.zeros((2, 3), np.float32)),
+    ],
+)
+def test_dict_where_the_network_takes_a_vector_is_refused_and_so_is_the_reverse(
+    shape: Any, obs: Any
+) -> None:
+    policy = DQNPolicy({"model": {"obs_shape": shape, "action_shape": 2}}, seed=0)
+    batch = {"obs": obs, "next_obs": obs, "action": np.zeros(2, np.int64)}
+    batch |= {"reward": np.zeros(2, np.float32), "discount": np.zeros(2, np.float32)}
+
+    with pytest.raises(SchemaMismatchError, match="observations do not fit") as caught:
+        policy.eval_mode.forward_batch(obs, range(2))
+    assert "(2, 3)" in str(caught.value)
+    assert "obs_shape" in str(caught.value)
+    with pytest.raises(SchemaMismatchError, match="batch does not fit"):
+        policy.learn_mode.forward(SampleBatch(batch))
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("rows", [8, 40_000])
 def test_policy_on_a_gpu_learns_what_it_learns_on_the_cpu(rows: int) -> None:
