@@ -225,6 +225,16 @@ def test_checkpoint_and_log_together_give_each_row_once(tmp_path: Path) -> None:
         assert "inserts-000001.log" not in logs
 
 
+def test_repeat_of_an_insert_before_the_checkpoint_counts_once(tmp_path: Path) -> None:
+    with opened(tmp_path) as buffer:
+        put(buffer, 1, 0)
+        put(buffer, 2, 64)
+        buffer.save()
+    with opened(tmp_path) as buffer:
+        put(buffer, 2, 64)
+        assert held(buffer) == list(range(128))
+
+
 def test_crash_between_rows_and_pointer_of_a_checkpoint_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
