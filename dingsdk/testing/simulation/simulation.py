@@ -252,7 +252,8 @@ class Simulation:
         self._hangs_until: dict[str, float] = {}
         self._repeats: dict[str, int] = {}
         self._harmed: set[str] = set()
-        self._has_damaged_checkpoint = False
+        self._damaged: set[str] = set()
+        """Which kinds of files were damaged."""
         self._is_ever_late = self._has_jumped = False
         self._poisoned = self._raising = self._conflicting = ""
         self._ends_by: type[DingError] | None = None
@@ -409,7 +410,7 @@ class Simulation:
             if saved:
                 self.fail(f"no checkpoint is left, and one was saved at iteration {saved}")
             return 0
-        if not self._has_damaged_checkpoint and (found.skipped or found.iteration < saved):
+        if "damage_checkpoint" not in self._damaged and (found.skipped or found.iteration < saved):
             self.fail(
                 f"the checkpoint of iteration {found.iteration} is loaded, {saved} was saved; "
                 f"passed over: {found.skipped}"
@@ -625,11 +626,15 @@ class Simulation:
                 disk.late_s = fault.amount
                 self._is_ever_late |= fault.amount > LATEST_S
                 world.at(end, lambda: setattr(disk, "late_s", 0.0))
-            case "damage_policy":
+            # One of each, and not the first: there is always a whole one before it.
+            case "damage_policy" if fault.kind not in self._damaged and any(
+                name.endswith(".ding") for name in disk.files
+            ):
+                self._damaged.add(fault.kind)
                 disk.damages_next = r"[0-9]+\.ding"
-            case "damage_checkpoint":
+            case "damage_checkpoint" if fault.kind not in self._damaged and self._saved:
+                self._damaged.add(fault.kind)
                 disk.damages_next = r"iteration_.*|latest\.json"
-                self._has_damaged_checkpoint = True
             case "lose_payload" | "damage_payload" | "swap_payload" if names:
                 chosen = world.random.choice(names)
                 self._harmed.add(chosen)
