@@ -109,27 +109,33 @@ def test_workers_go_on_with_a_coordinator_that_was_killed(tmp_path: Path, pause_
 
 
 @pytest.mark.slow
-def test_coordinator_without_room_is_started_again_until_there_is_some(tmp_path: Path) -> None:
+def test_coordinator_without_room_is_started_again_until_there_is_some(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=32m,mode=0700", "tmpfs", str(disk)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
         pytest.skip("no right to mount a file system")
     sets = (f"{ITERATIONS}=500", "system.collector_num=1", "system.transport.min_free_bytes=65536")
+    said = ""
+
+    def is_waiting_for_room() -> bool:
+        nonlocal said
+        with (disk / "ballast").open("ab", buffering=0) as ballast, contextlib.suppress(OSError):
+            while True:  # each time: deleted files make room
+                ballast.write(bytes(4096))
+        said += capfd.readouterr().err
+        return "the coordinator waits for up to" in said
+
     try:
         process, run = start(disk, *sets), disk / "run"
         try:
             wait_until(lambda: status(run)["train_iter"] > 100)
             (coordinator,) = coordinators_of(process)
             os.kill(coordinator, signal.SIGKILL)
-            until = time.monotonic() + 10.0
-            with (disk / "ballast").open("ab", buffering=0) as ballast:
-                while time.monotonic() < until:  # again and again: deleted files make room
-                    with contextlib.suppress(OSError):
-                        ballast.write(bytes(4096))
-                        continue
-                    time.sleep(0.01)
-            assert process.poll() is None
+            wait_until(lambda: is_waiting_for_room() or process.poll() is not None)
+            assert process.poll() is None, said
             (disk / "ballast").unlink()
             assert process.wait(PATIENCE_S) == 0
         finally:
