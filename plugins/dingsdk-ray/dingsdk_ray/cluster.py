@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.metadata
 import ipaddress
 import logging
@@ -87,6 +88,7 @@ def connect(
             # Ray listens on all addresses of the host, whatever it is told.
             os.environ[AUTH_MODE] = "token"
             os.environ[AUTH_TOKEN] = secrets.token_hex(32)
+            _read_tokens_again()
         import ray
 
         if not ray.is_initialized():
@@ -134,7 +136,15 @@ def disconnect() -> None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+        _read_tokens_again()
         _started = None
+
+
+def _read_tokens_again() -> None:
+    """Have Ray look at the environment, which it does once, at its import."""
+    raylet: Any = importlib.import_module("ray._raylet")
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def has_ended(address: str) -> bool:
