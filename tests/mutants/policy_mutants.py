@@ -74,7 +74,7 @@ class ExploresInEvaluations(Mutant):
 class EvaluatingDrawsFromTheExploration(Mutant):
     def act(self, obs: Any, env_ids: Any = None, *, explore: bool, **setting: Any) -> Any:
         if not explore:
-            self.rng.random()
+            self._exploration.explore(np.zeros(1, np.int64), 0.5, self.rng)
         return super().act(obs, env_ids, explore=explore, **setting)
 
 

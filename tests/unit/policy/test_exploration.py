@@ -6,8 +6,8 @@ import pytest
 from dingsdk.errors import CheckpointCorruptError
 from dingsdk.policy.exploration import EpsilonGreedy
 
-COUNTS = [1, 7, 64, 3, 1500, 8, 1024, 40, 40]
-EPS = [0.5, 0.5, 0.1, 1.0, 0.3, 0.3, 1e-3, 0.9, 0.9]
+COUNTS = [1, 7, 64, 3, 1500, 8, 1024, *[300] * 8]
+EPS = [0.5, 0.5, 0.1, 1.0, 0.3, 0.3, 1e-3, *[0.9] * 8]
 
 
 def explored(exploration, count, eps, rng):
@@ -38,9 +38,10 @@ def test_actions_below_eps_are_replaced_by_the_share_of_eps_that_was_drawn():
 def test_the_largest_draw_below_eps_chooses_the_last_action():
     class Drawn:
         def random(self, count):
-            return np.full(count, np.nextafter(1.0, 0.0))
+            return np.full(count, np.nextafter(0.1, 0.0))
 
-    assert explored(EpsilonGreedy(49), 1, 1.0, Drawn()) == [48]
+    # Its share of eps, times 5, rounds up to 5.
+    assert explored(EpsilonGreedy(5), 1, 0.1, Drawn()) == [4]
 
 
 def test_of_legal_actions_each_gets_its_share_of_eps():
