@@ -266,7 +266,8 @@ def test_game_that_cannot_be_played_is_refused(change: str, match: str) -> None:
 def test_shapes_of_a_game_are_those_of_one_player() -> None:
     model = compile_config(_game()).policy.model
 
-    assert (model.obs_shape, model.action_shape) == (18, 9)
+    assert model.obs_shape == {"observation": 18, "action_mask": 9}
+    assert model.action_shape == 9
 
 
 def test_stated_shape_may_be_a_list_of_one() -> None:
