@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dingsdk.data import open_private
@@ -20,7 +19,7 @@ from dingsdk.worker.comm.requests import (
     create_secret,
     decode_request,
 )
-from dingsdk_shared_memory.run_memory import RunMemory, bring_back, remove_stale
+from dingsdk_shared_memory.run_memory import RunMemory, remove_stale
 from dingsdk_shared_memory.server import SocketServer
 
 if TYPE_CHECKING:
@@ -36,12 +35,10 @@ class SocketMasterEnd(RequestMasterEnd):
     Args:
         cfg: ``system.transport``, complete.
         memory: The run's folder.
-        run_dir: Folder of the run on disk.
     """
 
-    def __init__(self, cfg: SharedMemoryTransport.Config, memory: RunMemory, run_dir: Path) -> None:
+    def __init__(self, cfg: SharedMemoryTransport.Config, memory: RunMemory) -> None:
         super().__init__()
-        self._run_dir = run_dir
         self._cfg = cfg
         self._memory = memory
 
@@ -59,7 +56,6 @@ class SocketMasterEnd(RequestMasterEnd):
         until_close.callback(os.close, self._be_the_only_one())
         remove_stale()
         secret = create_secret(folder)
-        bring_back(folder, self._run_dir)
         run, epoch = begin_epoch(folder)
         handler = RequestHandler(
             listener,

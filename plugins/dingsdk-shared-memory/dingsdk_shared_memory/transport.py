@@ -26,7 +26,14 @@ from dingsdk.worker.comm.requests import RequestSlaveEnd, Secret, find_secret
 from dingsdk_shared_memory.connection import Connection
 from dingsdk_shared_memory.data_store import SharedDataStore
 from dingsdk_shared_memory.master_end import SCHEME, SocketMasterEnd
-from dingsdk_shared_memory.run_memory import RunMemory, folder_of, forget_kept, keep, remove
+from dingsdk_shared_memory.run_memory import (
+    RunMemory,
+    bring_back,
+    folder_of,
+    forget_kept,
+    keep,
+    remove,
+)
 
 TYPE_KEY = "shared_memory"
 
@@ -86,7 +93,10 @@ class SharedMemoryTransport(Transport):
 
     def master_end(self) -> MasterEnd:
         with self._lock:
-            end = SocketMasterEnd(self.cfg, self._own_memory(), self.run_dir)
+            memory = self._own_memory()
+            # Before the coordinator looks which payloads of its journal are there.
+            bring_back(memory.folder, self.run_dir)
+            end = SocketMasterEnd(self.cfg, memory)
             self._masters.append(end)
         return end
 

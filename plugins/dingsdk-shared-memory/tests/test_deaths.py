@@ -172,7 +172,11 @@ def test_payloads_of_a_run_that_can_be_resumed_move_to_its_folder_and_back(
 ) -> None:
     other = tmp_path / "other"
     (other / "journal").mkdir(parents=True)
-    program = MASTER + "    transport.data_store().put('a', a_batch(20_000)); say('put')\n"
+    program = MASTER + (
+        "    transport.data_store().put('a', a_batch(20_000))\n"
+        "    transport.data_store().put('b', a_batch())\n"
+        "    say('put')\n"
+    )
     with Program(other, program) as killed:
         killed.expect("open")
         killed.expect("put")
@@ -181,8 +185,9 @@ def test_payloads_of_a_run_that_can_be_resumed_move_to_its_folder_and_back(
     assert not folder_of(other).exists()
 
     resumed = SharedMemoryTransport({}, other)
-    resumed.master_end().open(Listener())
-    found = resumed.data_store().get("a")
+    store = resumed.data_store()
+    resumed.master_end()
+    found, small = store.get("a"), store.get("b")  # before it listens
     resumed.close()
     assert not (other / "transport").exists()
     resumed.keep_data()
@@ -191,4 +196,5 @@ def test_payloads_of_a_run_that_can_be_resumed_move_to_its_folder_and_back(
     resumed.remove_data()
 
     assert found == a_batch(20_000)
+    assert small == a_batch()
     assert [path.name for path in other.iterdir()] == ["journal"]
