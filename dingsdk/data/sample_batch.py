@@ -450,7 +450,7 @@ def _concat(parts: list[dict[str, Any]], prefix: str) -> dict[str, Any]:
             joined[key] = _concat(columns, join_key(prefix, key))
             continue
         try:
-            joined[key] = np.concatenate(columns, casting="no")
+            joined[key] = np.concatenate(columns, casting="equiv")
         except (TypeError, ValueError):
             forms = [_form(other) for other in columns]
             index = next(index for index, form in enumerate(forms) if form != forms[0])
