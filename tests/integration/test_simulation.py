@@ -34,6 +34,7 @@ RARE = {
     "a sample is acknowledged that is not in the journal",
     "facts that found no room are forgotten",
     "a coordinator whose name is gone goes on",
+    "a checkpoint is named as the newest before it is written",
     "a damaged checkpoint is the end, whatever was saved before it",
     "a damaged policy ends its reader",
     "a record that was torn is taken for damage",

@@ -305,12 +305,6 @@ MUTANTS = [
         "if end > size:\n            raise _damaged(path, at)",
     ),
     Mutant(
-        "facts of all files but the newest are forgotten",
-        f"{_COORDINATOR}.journal:Journal.rotate",
-        "Begun(self.epoch, self._size)",
-        "Begun(self.epoch, 0)",
-    ),
-    Mutant(
         "a coordinator whose name is gone goes on",
         f"{_COORDINATOR}.journal:Journal._read_owner",
         'return _Owner(0, "nobody")',
