@@ -13,12 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from dingsdk.errors import ConfigError, ConfigTypeError, listing, nearest_name
-from dingsdk.plugins import default_manager, hookimpl
+from dingsdk.plugins import default_manager, hookimpl, hookspecs
 from dingsdk.plugins.observers import Observers
 from dingsdk.worker import LearnerHook
 
 HOOKS = (
-    *(name for name in vars(Observers) if not name.startswith("_")),
+    *(name for name in vars(Observers) if f"dingsdk_{name}" in vars(hookspecs)),
     "should_stop",
     "progress_columns",
     "result_fields",

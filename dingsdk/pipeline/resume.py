@@ -51,7 +51,7 @@ from dingsdk.errors import (
 from dingsdk.pipeline.context import Evaluation, RunContext
 from dingsdk.pipeline.run_folder import CONFIG_NAME, JOURNAL_FOLDER
 from dingsdk.plugins.discovery import version_of
-from dingsdk.policy import LearnMode
+from dingsdk.policy.base import acting_state
 from dingsdk.worker.coordinator.journal import OWNER_NAME, Journal
 from dingsdk.worker.sample_counts import SampleCounts
 
@@ -372,7 +372,7 @@ class RunSaver:
             envs={name: _envs_state(getattr(workers, name)) for name in ("collector", "evaluator")},
             policy={
                 "state": dict(workers.learner.policy.state_dict()),
-                "acting_state": _acting_state(workers.learner.policy),
+                "acting_state": acting_state(workers.learner.policy),
             },
             streams={
                 "python": capture(random.getstate()),
@@ -458,13 +458,6 @@ def _envs_state(worker: Any) -> dict[str, Any] | None:
     return state
 
 
-def _acting_state(policy: LearnMode) -> Any:
-    try:
-        return policy.get_attribute("acting_state")
-    except (NotImplementedError, KeyError, AttributeError):
-        return None
-
-
 def _inexact(cfg: Any, workers: Workers) -> list[str]:
     """Return what will not be exactly as it was, a line each."""
     found = []
@@ -480,7 +473,7 @@ def _inexact(cfg: Any, workers: Workers) -> list[str]:
         else:
             if not getattr(worker, "resumes", False):
                 found.append(f"the {name} {type(worker).__name__} begins new episodes")
-    if _acting_state(workers.learner.policy) is None:
+    if acting_state(workers.learner.policy) is None:
         found.append(
             f"the policy {cfg.policy.type} has no attribute acting_state to save, with its random "
             "numbers and recurrent states"

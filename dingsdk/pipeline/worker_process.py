@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -107,6 +107,20 @@ def _run(spec: WorkerSpec, link: Connection) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
     threading.Thread(target=_obey, args=(link, stop), name="parent-watch", daemon=True).start()
+    return work(spec, stop, lambda message: _tell(link, **message))
+
+
+def work(spec: WorkerSpec, stop: threading.Event, tell: Callable[[dict[str, Any]], None]) -> int:
+    """Be a worker of a run until ``stop``, in a process that is the worker's alone.
+
+    Args:
+        spec: What it is told.
+        stop: Set by whoever wants it to leave.
+        tell: Called with ``{"event": "joined"}`` and ``{"event": "failed", ...}``.
+
+    Returns:
+        The exit code of such a process.
+    """
     with ExitStack() as stack:
         try:
             stack.enter_context(crashes_recorded(spec.crash_file))
@@ -122,15 +136,16 @@ def _run(spec: WorkerSpec, link: Connection) -> int:
                 spec.worker_id,
                 spec.run_dir,
                 stop,
-                lambda: _tell(link, event="joined"),
+                lambda: tell({"event": "joined"}),
             )
         except BaseException as error:
-            _tell(
-                link,
-                event="failed",
-                text=f"{type(error).__name__}: {error}",
-                traceback="".join(traceback.format_exception(error)),
-                is_user_mistake=bool(getattr(error, "is_user_mistake", False)),
+            tell(
+                {
+                    "event": "failed",
+                    "text": f"{type(error).__name__}: {error}",
+                    "traceback": "".join(traceback.format_exception(error)),
+                    "is_user_mistake": bool(getattr(error, "is_user_mistake", False)),
+                }
             )
             return 1
     return OUT_OF_MEMORY if should_restart else 0

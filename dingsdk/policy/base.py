@@ -810,6 +810,17 @@ def create_policy(
     return policy
 
 
+def acting_state(mode: Any) -> Any:
+    """Return the random numbers and recurrent states that a mode acts with; None without any.
+
+    ``mode.set_attribute("acting_state", ...)`` takes them over.
+    """
+    try:
+        return mode.get_attribute("acting_state")
+    except (NotImplementedError, KeyError, AttributeError):
+        return None
+
+
 def get_policy_cls(cfg: Mapping[str, Any]) -> type[Policy]:
     """Return the class of the policy that ``cfg["type"]`` names; errors as ``create_policy``."""
     cls: type[Policy] = default_manager().class_of("policies", cfg, config_path="policy")

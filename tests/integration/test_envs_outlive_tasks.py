@@ -71,7 +71,7 @@ ENV = {"env_id": "CountedCartPole-v0", "collector_env_num": 2, "evaluator_env_nu
 
 
 def first_obs(pool: EnvPool, seed: int, env: dict[str, Any] = ENV) -> Any:
-    manager = pool.take("collector", {"type": "in_process"}, env, seed)
+    manager, _ = pool.take("collector", {"type": "in_process"}, env, seed)
     obs = np.stack([manager.ready_obs[index] for index in range(manager.env_num)])
     manager.step(manager.random_action())
     pool.give_back(manager, is_usable=True)
@@ -93,7 +93,7 @@ def test_other_sections_and_envs_that_failed_are_built_anew() -> None:
     first_obs(pool, 1)
     first_obs(pool, 1, {**ENV, "collector_env_num": 1})
     assert (len(CountedCartPole.made), len(CountedCartPole.closed)) == (3, 2)
-    manager = pool.take("collector", {"type": "in_process"}, {**ENV, "collector_env_num": 1}, 1)
+    manager, _ = pool.take("collector", {"type": "in_process"}, {**ENV, "collector_env_num": 1}, 1)
     pool.give_back(manager, is_usable=False)
     assert manager.closed
     first_obs(pool, 1)
@@ -103,7 +103,7 @@ def test_other_sections_and_envs_that_failed_are_built_anew() -> None:
 
 def test_envs_that_come_back_to_a_closed_pool_are_closed() -> None:
     pool = EnvPool()
-    manager = pool.take("evaluator", {"type": "in_process"}, ENV, None)
+    manager, _ = pool.take("evaluator", {"type": "in_process"}, ENV, None)
     pool.close()
     assert not manager.closed
     pool.give_back(manager, is_usable=True)

@@ -19,30 +19,49 @@ class EnvPool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: dict[EnvKind, tuple[Any, EnvManager]] = {}
+        self._idle: dict[EnvKind, tuple[Any, EnvManager, Any]] = {}
         self._lent: dict[EnvManager, tuple[EnvKind, Any]] = {}
         self._is_closed = False
 
     def take(
-        self, kind: EnvKind, manager_cfg: Mapping[str, Any], env_cfg: Any, seed: int | None
-    ) -> EnvManager:
-        """Return a launched manager whose envs are reset; a new one where its config changed.
+        self,
+        kind: EnvKind,
+        manager_cfg: Mapping[str, Any],
+        env_cfg: Any,
+        seed: int | None,
+        policy_cfg: Any = None,
+    ) -> tuple[EnvManager, Any]:
+        """Return a launched manager, a new one where its config changed, and what it goes on with.
+
+        Its envs are reset and that is None, unless a task of the same policy has left unfinished
+        episodes.
 
         Args:
             kind: What for; ``<kind>_env_num`` of ``env_cfg`` is the number of envs.
             manager_cfg: Section ``env_manager``.
             env_cfg: Section ``env``.
             seed: Root of the seeds; None to leave the envs as they are.
+            policy_cfg: Of the policy that is to act; None to reset the envs in any case.
         """
         section = (dict(manager_cfg), env_cfg)
         with self._lock:
-            found, manager = self._idle.pop(kind, (None, None))
+            found, manager, left = self._idle.pop(kind, (None, None, None))
         if manager is not None and found != section:
             manager.close()
             manager = None
         if manager is None:
             envs = make_env_fns(env_cfg, int(env_cfg[f"{kind}_env_num"]))
             manager = create_env_manager(manager_cfg, envs)
+            left = None
+        if left is None or policy_cfg is None or left[0] != policy_cfg:
+            self._reset(manager, kind, seed)
+            left = (None, None)
+        with self._lock:
+            self._lent[manager] = (kind, section)
+        return manager, left[1]
+
+    @staticmethod
+    def _reset(manager: EnvManager, kind: EnvKind, seed: int | None) -> None:
         try:
             if seed is not None:
                 seed_envs(manager, seed, kind)
@@ -53,17 +72,22 @@ class EnvPool:
         except BaseException:
             manager.close()
             raise
-        with self._lock:
-            self._lent[manager] = (kind, section)
-        return manager
 
-    def give_back(self, manager: EnvManager, *, is_usable: bool) -> None:
-        """Take a manager back; it is closed where it is not usable or not of this pool."""
+    def give_back(
+        self, manager: EnvManager, *, is_usable: bool, left: tuple[Any, Any] | None = None
+    ) -> None:
+        """Take a manager back; it is closed where it is not usable or not of this pool.
+
+        Args:
+            manager: Of ``take``.
+            is_usable: Whether another task can use it.
+            left: Config of the policy, and what ``take`` is to return for the episodes in progress.
+        """
         with self._lock:
             kind, section = self._lent.pop(manager, (None, None))
             is_kept = kind is not None and is_usable and not (self._is_closed or manager.closed)
             if kind is not None and is_kept and kind not in self._idle:
-                self._idle[kind] = (section, manager)
+                self._idle[kind] = (section, manager, left)
                 return
         manager.close()
 
@@ -72,5 +96,5 @@ class EnvPool:
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, {}
-        for _, manager in idle.values():
+        for _, manager, _ in idle.values():
             manager.close()

@@ -28,7 +28,7 @@ class MarineParallelCollector(ZerglingParallelCollector):
     """
 
     max_players = float("inf")
-    acts_remotely = False
+    acts_remotely = goes_on = False
 
     class Config(ZerglingParallelCollector.Config, frozen=True, kw_only=True):
         """Section ``policy.collect.parallel_collector``."""

@@ -73,6 +73,10 @@ class BaseParallelCollector(Configurable, ABC):
         self._has_started = False
         self._env_pool: EnvPool | None = cfg.get("env_pool")
         self._are_envs_usable = self._is_released = False
+        self._left: tuple[Any, Any] | None = None
+        """Config of the policy, and what its next task goes on with; None to begin anew there."""
+        self._begun: Any = None
+        """What this task goes on with; None for fresh episodes."""
         self.policy: Any = None
         """The collect or eval mode in use."""
         self._env_manager: EnvManager | None = None
@@ -136,17 +140,22 @@ class BaseParallelCollector(Configurable, ABC):
     def _release(self) -> None:
         if self._env_manager is not None and not self._is_released:
             (self._env_pool or EnvPool()).give_back(
-                self._env_manager, is_usable=self._are_envs_usable
+                self._env_manager, is_usable=self._are_envs_usable, left=self._left
             )
         self._is_released = True
         self._logger.close()
 
-    def _take_envs(self, kind: EnvKind) -> EnvManager:
-        """Return launched envs, those of the task before where their sections are the same."""
+    def _take_envs(self, kind: EnvKind, policy_cfg: Any = None) -> EnvManager:
+        """Return launched envs, those of the task before where their sections are the same.
+
+        With the config of a policy the envs may be amid episodes, see ``_begun``.
+        """
         # Quotas count episodes; a limit of the manager would be used up by the first task.
         manager_cfg = {**self._cfg["env_manager"], "episode_num": math.inf}
         pool, env_cfg = self._env_pool or EnvPool(), self._cfg["env"]
-        self._env_manager = pool.take(kind, manager_cfg, env_cfg, self._cfg.get("seed"))
+        self._env_manager, self._begun = pool.take(
+            kind, manager_cfg, env_cfg, self._cfg.get("seed"), policy_cfg
+        )
         return self._env_manager
 
     @property

@@ -42,6 +42,8 @@ class SerialTaskCollector(ZerglingParallelCollector):
     _evaluated: Mapping[str, Any] = {}
     """What the evaluator returned."""
 
+    goes_on = False
+
     def __repr__(self) -> str:
         return f"{type(self._serial).__name__} {self._uid}"
 

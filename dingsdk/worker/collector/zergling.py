@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,9 +14,10 @@ from numpy.typing import NDArray
 
 from dingsdk.config import NotNegative, Positive
 from dingsdk.data.list_samples import pack_samples
-from dingsdk.errors import ConfigError, NotSetError, TaskTimeoutError
+from dingsdk.errors import ConfigError, NotSavableError, NotSetError, TaskTimeoutError
 from dingsdk.plugins import observe
 from dingsdk.policy import create_policy
+from dingsdk.policy.base import acting_state
 from dingsdk.worker.collector.env_pool import EnvKind
 from dingsdk.worker.collector.factory import (
     create_collecting_rollout,
@@ -40,10 +42,12 @@ class ZerglingParallelCollector(BaseParallelCollector):
     """Plays the episodes of one collect or evaluation task.
 
     Collecting ends after ``env.collector_episode_num`` episodes per env *on average*: envs
-    that finish early go on, so that none idles. Evaluating plays a number of episodes that
-    is fixed per env up front (``env.evaluator_episode_num`` each where that is given, else
-    ``env.n_evaluator_episode`` spread over the envs); what an env plays beyond it does not
-    count.
+    that finish early go on, so that none idles. The next task of the worker goes on with the
+    episodes that are unfinished then; if it began anew, long ones would never end.
+
+    Evaluating plays a number of episodes that is fixed per env up front
+    (``env.evaluator_episode_num`` each where that is given, else ``env.n_evaluator_episode``
+    spread over the envs); what an env plays beyond it does not count.
 
     Other than in DI-engine a payload is a SampleBatch of about ``n_sample`` rows, or of one
     episode with ``policy.traj_len_inf``, and not one sample; trajectories are cut as the
@@ -67,6 +71,8 @@ class ZerglingParallelCollector(BaseParallelCollector):
 
     acts_remotely: ClassVar[bool] = True
     """Whether an inference server can act for it."""
+    goes_on: ClassVar[bool] = True
+    """Whether a task goes on with the episodes that the one before has left unfinished."""
     _section: Config
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
@@ -92,6 +98,8 @@ class ZerglingParallelCollector(BaseParallelCollector):
             self.policy = self._modes[0]
             self._target_episodes = self._set_up_envs(cfg)
             self._rollout = self._set_up_rollout()
+            if self._begun is not None:
+                self._go_on()
         except BaseException:
             self._release()
             raise
@@ -170,8 +178,26 @@ class ZerglingParallelCollector(BaseParallelCollector):
         else:
             asked = env_cfg.get("collector_episode_num")
             episodes = math.inf if asked is None else float(asked) * self._env_num
-        self._take_envs(kind)
+        may_go_on = self.goes_on and not self._eval_flag and self._inference is None
+        self._take_envs(kind, cfg["policy"] if may_go_on else None)
         return episodes
+
+    def _go_on(self) -> None:
+        """Take over the episodes in progress."""
+        acting, *states = self._begun
+        self.policy.set_attribute("acting_state", acting)
+        for part, state in zip((self._rollout, *self._writers), states, strict=True):
+            part.load_state_dict(state)
+        self._rollout.env_steps = 0  # those of this task
+
+    def _leave_unfinished(self) -> None:
+        """Keep the episodes in progress for the next task; it begins anew where that fails."""
+        acting = acting_state(self.policy)
+        if not self.goes_on or acting is None or self._inference is not None:
+            return
+        with suppress(NotSavableError):
+            states = [part.state_dict() for part in (self._rollout, *self._writers)]
+            self._left = (self._cfg["policy"], [acting, *states])
 
     def _set_up_rollout(self) -> Rollout:
         if self._quota is not None:
@@ -282,6 +308,8 @@ class ZerglingParallelCollector(BaseParallelCollector):
         # Once closed nobody waits for data, and sending might.
         if not self._is_closed:
             self._send_all()
+            if not self._eval_flag:
+                self._leave_unfinished()
         self.info(f"finished: {self._episode_count} episodes, {self._rollout.env_steps} steps")
 
     def _update_policy(self) -> None:

@@ -12,8 +12,7 @@ from typing import Any
 from dingsdk.data import decode_message, encode_message
 from dingsdk.errors import ClosedError, ProtocolError, WorkerLostError
 from dingsdk.worker.comm import MasterEnd, MasterListener, TaskAnswer, TaskMessage, WorkerInfo
-from dingsdk.worker.comm.requests import Answer, Link, LinkError
-from dingsdk.worker.comm.requests.messages import OVERHEAD_BYTES
+from dingsdk.worker.comm.requests import OVERHEAD_BYTES, Answer, Link, LinkError
 from dingsdk_ray.cluster import HubGoneError, HubLink
 from dingsdk_ray.hub import MAX_MESSAGE_BYTES, Op
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dingsdk.errors import ConfigError
+from dingsdk.pipeline import WorkerSpec, work
 from dingsdk.worker.comm import WorkerHandle
 
 _log = logging.getLogger(__name__)
@@ -25,24 +24,20 @@ class RoleActor:
         self._stop = threading.Event()
         self._joined = threading.Event()
 
-    def run(self, spec: Any) -> dict[str, Any]:
+    def run(self, spec: WorkerSpec) -> dict[str, Any]:
         """Work until the run is over; return exit code and message of a worker process."""
-        from dingsdk.pipeline.worker_process import crashes_recorded
+        failure: dict[str, Any] = {}
 
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(crashes_recorded(spec.crash_file))
-                return {"code": self._work(spec)}
-            except BaseException as error:
-                return {
-                    "code": 1,
-                    "event": "failed",
-                    "text": f"{type(error).__name__}: {error}",
-                    "traceback": "".join(traceback.format_exception(error)),
-                    "is_user_mistake": bool(getattr(error, "is_user_mistake", False)),
-                }
-            finally:
+        def tell(message: dict[str, Any]) -> None:
+            if message["event"] == "joined":
                 self._joined.set()
+            else:
+                failure.update(message)
+
+        try:
+            return {"code": work(spec, self._stop, tell), **failure}
+        finally:
+            self._joined.set()
 
     def wait_joined(self) -> None:
         """Return once the coordinator knows the worker, or it has ended."""
@@ -51,24 +46,6 @@ class RoleActor:
     def stop(self) -> None:
         """Have the worker leave."""
         self._stop.set()
-
-    def _work(self, spec: Any) -> int:
-        from dingsdk.config import to_easydict
-        from dingsdk.pipeline.worker import run_worker
-        from dingsdk.pipeline.worker_process import OUT_OF_MEMORY
-        from dingsdk.plugins import default_manager
-
-        default_manager().restore(spec.snapshot)
-        should_restart = run_worker(
-            spec.role,
-            to_easydict(spec.cfg),
-            spec.address,
-            spec.worker_id,
-            spec.run_dir,
-            self._stop,
-            self._joined.set,
-        )
-        return OUT_OF_MEMORY if should_restart else 0
 
 
 class RayWorker(WorkerHandle):
@@ -79,7 +56,7 @@ class RayWorker(WorkerHandle):
         spec: What it is told.
     """
 
-    def __init__(self, actor: Any, spec: Any) -> None:
+    def __init__(self, actor: Any, spec: WorkerSpec) -> None:
         self._actor = actor
         self._run = actor.run.remote(spec)
         self._joined: Any = actor.wait_joined.remote()
@@ -153,7 +130,7 @@ class Workers:
         else:
             _check_room(dict(zip(self._options, bundles, strict=True)))
 
-    def start(self, spec: Any) -> RayWorker:
+    def start(self, spec: WorkerSpec) -> RayWorker:
         """Start a worker; where no node has room, it starts when one comes."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

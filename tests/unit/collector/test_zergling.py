@@ -4,6 +4,7 @@ import itertools
 import re
 import threading
 import time
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ClosedError, ConfigError, NotSetError, TaskTimeoutError
 from dingsdk.policy import create_policy
+from dingsdk.worker.collector.env_pool import EnvPool
 from dingsdk.worker.collector.sample import SampleSerialCollector
 from dingsdk.worker.collector.zergling import ZerglingParallelCollector
 from dingsdk.worker.evaluator.interaction import InteractionSerialEvaluator
@@ -170,6 +172,77 @@ def test_a_setting_that_is_replaced_is_used_from_the_next_round_on(make_zergling
     collector.start()
     assert used[0] == 0.5
     assert set(used[1:]) == {0.25}
+
+
+R2D2 = {
+    "type": "r2d2",
+    "model": {"obs_shape": 4, "action_shape": 2},
+    "collect": {"n_sample": 32, "unroll_len": 1},
+}
+"""Acts by what it remembers of an episode."""
+
+
+@pytest.mark.parametrize("manager_type", ["in_process", "vector", "async_subprocess"])
+@pytest.mark.parametrize(
+    "policy", [POLICY, {**POLICY, "traj_len_inf": True}, R2D2], ids=["pieces", "episodes", "r2d2"]
+)
+def test_short_tasks_play_the_episodes_of_a_long_one(
+    make_zergling, manager_type: str, policy: dict[str, Any]
+) -> None:
+    """Nothing is cut where a task ends: no episode is too long for a task."""
+    env_num = 1 if manager_type.startswith("async") else 2  # several are ready in any order
+    wire = Wire()
+    wire.model = create_policy(policy, enable_field=["collect"]).collect_mode.state_dict()["model"]
+
+    def play(pool: EnvPool, episodes: int) -> tuple[list[float], int]:
+        collector = make_zergling(
+            wire=wire,
+            policy=policy,
+            env={"collector_episode_num": episodes, "collector_env_num": env_num},
+            env_manager={"type": manager_type},
+            env_pool=pool,
+        )
+        collector.start()
+        info = collector.get_finish_info()
+        return info["reward_raw"], info["step_count"]
+
+    with closing(EnvPool()) as pool:
+        long, long_steps = play(pool, 8)
+    wire.payloads.clear()
+    with closing(EnvPool()) as pool:
+        tasks = [play(pool, 1) for _ in range(8)]
+    short = [value for returns, _ in tasks for value in returns]
+    steps = sum(steps for _, steps in tasks)
+    assert short[: len(long)] == long
+    assert steps >= long_steps
+    rows = sum(len(batch) for batch in wire.payloads.values())
+    if policy is POLICY:
+        assert rows == steps
+    elif policy is not R2D2:
+        assert rows == sum(short)  # of whole episodes; CartPole pays 1 a step
+
+
+def test_task_of_another_policy_begins_anew(make_zergling) -> None:
+    with closing(EnvPool()) as pool:
+        first = make_zergling(wire=Wire(), env_pool=pool)
+        first.start()
+        same = make_zergling(wire=Wire(), env_pool=pool)
+        assert same._begun is not None
+        same.start()
+        other = {**POLICY, "model": {**POLICY["model"], "encoder_hidden_size_list": [8]}}
+        assert make_zergling(env_pool=pool, policy=other)._begun is None
+
+
+def test_task_that_was_closed_or_evaluates_leaves_nothing(make_zergling) -> None:
+    with closing(EnvPool()) as pool:
+        evaluation = make_zergling(eval_flag=True, wire=Wire(), env_pool=pool)
+        evaluation.start()
+        assert evaluation._left is None
+        collector = make_zergling(wire=Wire(), env_pool=pool)
+        collector.yield_turn = collector.close
+        collector.start()
+        assert collector._left is None
+        assert make_zergling(env_pool=pool)._begun is None
 
 
 def test_episodes_per_env_come_before_the_total(make_zergling) -> None:

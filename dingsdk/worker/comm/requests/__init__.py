@@ -25,7 +25,7 @@ from dingsdk.worker.comm.requests.link import (
     error_answer,
 )
 from dingsdk.worker.comm.requests.master_end import RequestMasterEnd, Server
-from dingsdk.worker.comm.requests.messages import BODIES, Request, decode_request
+from dingsdk.worker.comm.requests.messages import BODIES, OVERHEAD_BYTES, Request, decode_request
 from dingsdk.worker.comm.requests.slave_end import RequestSlaveEnd
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "EPOCH_FILE",
     "FILE_NAME",
     "FILE_VARIABLE",
+    "OVERHEAD_BYTES",
     "VARIABLE",
     "Answer",
     "ForeignAnswerError",
