@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -25,7 +26,14 @@ from dingsdk.config.plain import (
     plain_value,
     to_plain,
 )
-from dingsdk.errors import ConfigError, ConfigTypeError, RunFolderError, listing, nearest_name
+from dingsdk.errors import (
+    ConfigError,
+    ConfigTypeError,
+    RunFolderError,
+    StorageFullError,
+    listing,
+    nearest_name,
+)
 
 EXAMPLES_DIR = Path(__file__).parents[1] / "examples"
 """Folder of the shipped examples; ``load_config`` finds them by stem."""
@@ -178,6 +186,7 @@ def save_config(cfg: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     Raises:
         ConfigTypeError: a value that is not plain data.
         RunFolderError: the file cannot be written; an older one is left whole.
+        StorageFullError: as that, where the disk has no room.
     """
     text = dump_config(cfg)
     target = Path(path)
@@ -188,7 +197,11 @@ def save_config(cfg: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink()
-        raise RunFolderError(f"cannot write {target}: {error}", path=str(target)) from error
+        text = f"cannot write {target}: {error}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            name = errno.errorcode[error.errno]
+            raise StorageFullError(text, path=str(target), reason=name) from error
+        raise RunFolderError(text, path=str(target)) from error
 
 
 def apply_set(cfg: dict[str, Any], assignment: str) -> dict[str, Any]:

@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from dingsdk import train
+from dingsdk.config import save_config
 from dingsdk.errors import StorageFullError
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker import LearnerHook, register_learner_hook
@@ -101,3 +103,16 @@ def test_a_last_checkpoint_that_has_no_room_ends_the_run_by_name(tiny_disk: Path
     assert str(tiny_disk) in caught.value.path
     assert caught.value.is_user_mistake
     assert not list(tiny_disk.rglob(".tmp-*"))
+
+
+def test_config_that_has_no_room_is_a_full_disk_by_name(tiny_disk: Path) -> None:
+    """A coordinator that is started again waits for room, and writes the config first."""
+    save_config({"a": 1}, tiny_disk / "config.yaml")
+    with suppress(OSError), (tiny_disk / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    with pytest.raises(StorageFullError) as caught:
+        save_config({"a": "x" * 10_000}, tiny_disk / "config.yaml")
+    assert caught.value.reason == "ENOSPC"
+    assert (tiny_disk / "config.yaml").read_text() == "a: 1\n"
+    assert sorted(path.name for path in tiny_disk.iterdir()) == ["config.yaml", "filler"]
