@@ -245,7 +245,7 @@ class Supervisor:
         self._workers.start(message.address)
 
     def _start(self, *, is_resumed: bool, rejoin_s: float) -> None:
-        self._is_open = False
+        self._is_open = self._is_ending = False
         self._coordinator = _Coordinator(
             CoordinatorSpec(
                 cfg=to_plain(self._cfg),

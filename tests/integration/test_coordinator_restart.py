@@ -133,9 +133,13 @@ def test_coordinator_without_room_is_started_again_until_there_is_some(
         try:
             wait_until(lambda: status(run)["train_iter"] > 100)
             (coordinator,) = coordinators_of(process)
+            workers = workers_of(process) - {coordinator}
+            assert len(workers) == 2
             os.kill(coordinator, signal.SIGKILL)
             wait_until(lambda: is_waiting_for_room() or process.poll() is not None)
             assert process.poll() is None, said
+            for worker in workers:  # they are started again as well
+                os.kill(worker, signal.SIGKILL)
             (disk / "ballast").unlink()
             assert process.wait(PATIENCE_S) == 0
         finally:
@@ -178,6 +182,12 @@ def test_run_goes_on_when_its_coordinator_is_killed(tmp_path: Path, kills: int) 
     assert "loaded" not in learner, learner
     steps = [each["env_steps"] for each in result["evaluations"]]
     assert steps == sorted(steps)
+
+
+def workers_of(process: subprocess.Popen[bytes]) -> set[int]:
+    """Return the children of a run that work for it."""
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children_of(process.pid)}
+    return {pid for pid, command in commands.items() if b"spawn_main" in command}
 
 
 def coordinators_of(process: subprocess.Popen[bytes]) -> set[int]:
