@@ -64,6 +64,8 @@ SETS = (
 )
 STOPS, FILLS = 5, 20
 """One process is stopped for so many kills, and the disk is filled once for so many."""
+COORDINATOR_SHARE = 1 / 12
+"""Ten of 120 kills: while it starts nothing is collected or trained."""
 LONGEST_STOP_S = 8.0
 FULL_S = 5.0
 PATIENCE_S = 120.0
@@ -244,13 +246,20 @@ class _Faults:
         processes = _processes(self._process)
         if not processes:
             return
-        victim = self._rng.choice(processes)
+        victim = self._rng.choice(self._candidates(processes))
         is_stop = kind == "stop"
         if not _send(victim, signal.SIGSTOP if is_stop else signal.SIGKILL):
             return
         self._arm.faults[f"{self._name(victim.pid)} {'stopped' if is_stop else 'killed'}"] += 1
         if is_stop:
             self._stopped.append((now + self._rng.uniform(0.5, LONGEST_STOP_S), victim))
+
+    def _candidates(self, processes: list[psutil.Process]) -> list[psutil.Process]:
+        """Return the coordinator now and then, else the others."""
+        coordinators = [each for each in processes if self._name(each.pid) == "coordinator"]
+        others = [each for each in processes if each not in coordinators]
+        is_coordinators_turn = self._rng.random() < COORDINATOR_SHARE
+        return (coordinators if is_coordinators_turn else others) or processes
 
     def _end_faults(self, now: float) -> None:
         for each in [each for each in self._stopped if each[0] <= now]:
