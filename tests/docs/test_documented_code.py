@@ -37,8 +37,10 @@ PAGES = sorted(
 LANGUAGES = {"console", "python", "text", "yaml", "toml"}
 QUICK = {"README.md", "first-run.md", "write-a-plugin.md"}
 """Pages whose code runs in `make test` too."""
-BUDGET = ["--set", "system.max_env_steps=300", "-q"]
-"""Makes a documented training run short."""
+BUDGET = ["-q", "--set", "system.max_env_steps=300"]
+PARALLEL_BUDGET = ["-q", "--set", "system.max_env_steps=1500"]
+"""Make a documented training run short; with fewer env steps a limit may end a parallel run before
+its learner has got the first batch."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,9 @@ class Reader:
         if program == "dingsdk" and (arguments[0] == "watch" or "--watch" in arguments):
             self.run_until_ctrl_c(arguments)
         elif program == "dingsdk":
-            extra = BUDGET if arguments[0] == "train" else []
+            extra = []
+            if arguments[0] == "train":
+                extra = PARALLEL_BUDGET if "parallel" in arguments else BUDGET
             assert main([*arguments, *extra]) == 0, command
         elif program == "make":
             # Running it would set up an environment inside the tests that it runs.

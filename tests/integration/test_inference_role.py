@@ -34,9 +34,11 @@ def answered(run_dir: Path) -> tuple[int, int]:
 def test_server_acts_for_the_collectors_of_a_run(transport: str, tmp_path: Path) -> None:
     if transport == "shared_memory":
         pytest.importorskip("dingsdk_shared_memory")
-    result = train("cartpole-dqn", "parallel", transport, sets=SETS, output=tmp_path)
+    # Long enough for the server to start: until it has, collectors act by themselves.
+    sets = (*SETS, "policy.learn.learner.train_iterations=2500")
+    result = train("cartpole-dqn", "parallel", transport, sets=sets, output=tmp_path)
 
-    assert (result.reason, result.train_iter) == ("limit", 200)
+    assert (result.reason, result.train_iter) == ("limit", 2500)
     requests, batches = answered(result.run_dir)
     assert requests > 20
     assert 0 < batches <= requests
