@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 # What `make train` and `make test` need; `make test-all` installs the others too.
-TRANSPORTS := plugins/dingsdk-in-memory plugins/dingsdk-flask-fs plugins/dingsdk-shared-memory
+TRANSPORTS := plugins/dingsdk-in-memory plugins/dingsdk-flask-fs
 # What earlier checkouts installed themselves as; it would stay beside the new names.
 FORMER := dingsdk dingsdk-in-memory dingsdk-flask-fs
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import inspect
 import json
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -83,8 +84,15 @@ MODULES = (
     "dingsdk.worker.replay_buffer",
 )
 """Public modules: what they export is what a plugin may import."""
-FIRST_PARTY = {"transports": ("flask_fs", "in_memory", "shared_memory")}
-"""Parts of the plugins in this repository, which have keys in every config."""
+FIRST_PARTY = {
+    "transports": {
+        "flask_fs": "dingsdk_flask_fs.transport:FlaskFSTransport",
+        "in_memory": "dingsdk_in_memory.transport:InMemoryTransport",
+        "ray": "dingsdk_ray.transport:RayTransport",
+        "shared_memory": "dingsdk_shared_memory.transport:SharedMemoryTransport",
+    }
+}
+"""Parts of the plugins in this repository, installed or not."""
 NOTE = "<!-- Written by docs/generate.py; change the code's docstrings instead. -->"
 
 
@@ -334,13 +342,34 @@ def config_page() -> str:
         if (path, kind) in seen:
             continue
         seen.add((path, kind))
-        for key in default_manager().builtin_types(kind) + list(FIRST_PARTY.get(kind, ())):
-            cls = default_manager().get(kind, key)
+        for key, cls in _parts_of_repository(kind):
             section = config_type(cls, SECTION_BASES.get(kind, PartSection))
             title = f"`{path}`, type `{key}`\n\n{_first(cls)}"
             parts.append(_section_table(title, section, f"{path}."))
             waiting += _parts_in(section, f"{path}.")
     return _page("Config keys", "\n\n".join(parts))
+
+
+def _parts_of_repository(kind: str) -> Iterator[tuple[str, Any]]:
+    for key in default_manager().builtin_types(kind):
+        yield key, default_manager().get(kind, key)
+    for key, name in FIRST_PARTY.get(kind, {}).items():
+        yield key, _read(name)
+
+
+def _read(name: str) -> Any:
+    """Import a name of a plugin here; one that is not installed is forgotten again."""
+    package = name.partition(".")[0]
+    if importlib.util.find_spec(package) is not None:
+        return pkgutil.resolve_name(name)
+    folder = str(Path(__file__).parents[1] / "plugins" / package.replace("_", "-"))
+    sys.path.append(folder)
+    try:
+        return pkgutil.resolve_name(name)
+    finally:
+        sys.path.remove(folder)
+        for module in [each for each in sys.modules if each.partition(".")[0] == package]:
+            del sys.modules[module]
 
 
 def di_engine_keys_page() -> str:

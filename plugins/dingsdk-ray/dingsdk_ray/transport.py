@@ -78,7 +78,7 @@ class RayTransport(Transport):
                 is not named.
             placement: How the actors of a run are spread over nodes, as Ray's placement groups
                 have it; empty: wherever there is room, as nodes come and go.
-            object_store_bytes: Size of the object store of a local Ray; 0 for Ray's own choice.
+            object_store_bytes: Object store of a local Ray, in bytes; 0 for Ray's own choice.
             start_timeout_s: Seconds for the hub to start, and for a placement group to find room.
             request_timeout_s: Seconds for an immediate answer.
             lost_after_s: Seconds of silence after which a worker gives up its coordinator.
