@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -186,7 +187,13 @@ def test_part_for_several_players_is_refused_where_the_env_has_one(
 @pytest.mark.parametrize(
     ("change", "path"),
     [
-        ("policy.eval.evaluator.render={render_freq: 10}", "render.render_freq"),
+        pytest.param(
+            "policy.eval.evaluator.render={render_freq: 10}",
+            "render.render_freq",
+            marks=pytest.mark.skipif(
+                find_spec("moviepy") is None, reason="the extra video is not installed"
+            ),
+        ),
         ("policy.eval.evaluator.figure_path=figures", "figure_path"),
     ],
 )
