@@ -3,6 +3,7 @@
 This package needs numpy; torch is imported only by the functions that hand out tensors.
 """
 
+from dingsdk.data.connections import Connections
 from dingsdk.data.container import (
     FrameInfo,
     decode_batch,
@@ -33,6 +34,7 @@ from dingsdk.data.wire import decode_message, encode_message
 __all__ = [
     "AsyncDataLoader",
     "Buffer",
+    "Connections",
     "Folder",
     "FrameInfo",
     "LockContext",

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dingsdk.data.connections import Connections
 from dingsdk.data.files import PrivateDir
 from dingsdk.data.pytree import flatten
 from dingsdk.data.secret import create_secret
@@ -32,13 +33,7 @@ from dingsdk.worker.inference.messages import (
     Acted,
     NotActed,
 )
-from dingsdk.worker.replay_server.link import (
-    Link,
-    Refused,
-    decode_value,
-    encode_value,
-    format_address,
-)
+from dingsdk.worker.replay_server.link import Link, decode_value, encode_value, format_address
 
 POLL_S = 0.2
 MESSAGE_S = 5.0
@@ -49,6 +44,7 @@ LOOK_S = 0.02
 KEPT_VERSIONS = 4
 """Policies that are kept, for collectors that still act with an older version."""
 CLOSE_S = 5.0
+MOST_COLLECTORS = 4096
 _STATE = "state"
 
 _log = logging.getLogger(__name__)
@@ -101,15 +97,19 @@ class InferenceServer:
         self.request_count = self.batch_count = 0
         self._requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._stop = threading.Event()
-        self._lock = threading.Lock()
-        self._links: dict[Link, threading.Thread] = {}
+        self._is_closed = False
         self._folder = PrivateDir(run_dir / FOLDER)
         self._file = f"{name}{SUFFIX}"
         self._secret = create_secret(self._folder)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        address = format_address(*self._listener.getsockname()[:2])
-        self._thread = threading.Thread(target=self._accept, name="inference-accept", daemon=True)
-        self._thread.start()
+        listener = socket.create_server(("127.0.0.1", 0))
+        address = format_address(*listener.getsockname()[:2])
+        self._connections = Connections(
+            listener,
+            lambda sock: Link(sock, MAX_BYTES),
+            self._read,
+            most=MOST_COLLECTORS,
+            name="inference",
+        )
         self._folder.write_atomic(self._file, [address.encode()])
 
     def run(self, advance: Callable[[], None] = lambda: None) -> None:
@@ -127,37 +127,12 @@ class InferenceServer:
     def close(self) -> None:
         """End all connections; idempotent. Collectors act by themselves from then on."""
         self._stop.set()
-        with self._lock:
-            links = dict(self._links)
-        try:
-            # Closing a listener does not wake who waits for it.
-            self._listener.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # closed before
-        for link in links:
-            link.shut_down()
-        deadline = time.monotonic() + CLOSE_S
-        for thread in (self._thread, *links.values()):
-            thread.join(max(0.0, deadline - time.monotonic()))
-        self._listener.close()
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._connections.close(CLOSE_S)
         self._folder.unlink(self._file)
         self._folder.close()
-
-    def _accept(self) -> None:
-        while not self._stop.is_set():
-            try:
-                sock, _ = self._listener.accept()
-            except OSError as error:
-                if not self._stop.wait(0.1):
-                    _log.warning("a connection could not be accepted: %s", error)
-                continue
-            link = Link(sock, MAX_BYTES)
-            thread = threading.Thread(
-                target=self._read, args=(link,), name="inference-connection", daemon=True
-            )
-            with self._lock:
-                self._links[link] = thread
-            thread.start()
 
     def _read(self, link: Link) -> None:
         try:
@@ -170,15 +145,10 @@ class InferenceServer:
                 self._requests.put(_Request(link, head, obs, setting, rows))
         except AuthError as error:
             _log.warning("a connection was refused: %s", error)
-            link.send(Refused(error.code, "refused"), timeout_s=GREETING_S)
         except OSError as error:
             _log.debug("a connection ended: %s", error)
         except (DingError, KeyError, TypeError, IndexError) as error:
             _log.warning("a connection was closed: %s", error)
-        finally:
-            link.close()
-            with self._lock:
-                self._links.pop(link, None)
 
     def _take(self) -> list[_Request]:
         """Return all requests that wait, waiting a while for the first."""

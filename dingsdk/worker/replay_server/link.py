@@ -146,7 +146,7 @@ class Link:
         """Do the server's part of the handshake; return the client's name.
 
         Raises:
-            AuthError: the peer does not know the secret.
+            AuthError: the peer does not know the secret; it was told so.
             OSError, ProtocolError: as ``send`` and ``receive``.
         """
         mine = secrets.token_hex(16)
@@ -154,7 +154,10 @@ class Link:
         hello, _ = self.receive(Hello, timeout_s)
         expected = _proof(secret, "client", mine, hello.nonce, hello.client)
         if not hmac.compare_digest(expected, hello.mac):
-            raise AuthError("a client does not know the secret", reason="mac")
+            error = AuthError("a client does not know the secret", reason="mac")
+            with contextlib.suppress(OSError):
+                self.send(Refused(error.code, "refused"), timeout_s=timeout_s)
+            raise error
         proof = _proof(secret, "server", mine, hello.nonce, hello.client)
         self.send(Accepted(proof), timeout_s=timeout_s)
         self._max_bytes = self._granted_bytes
@@ -242,7 +245,7 @@ class Link:
             raise ProtocolError(f"the head of a message is wrong: {error}", where="head") from error
 
     def shut_down(self) -> None:
-        """Wake whoever waits for the peer; from any thread."""
+        """End the calls of other threads that are in progress."""
         with contextlib.suppress(OSError):  # it is closed already
             self._sock.shutdown(socket.SHUT_RDWR)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from dingsdk.config import Configurable
-from dingsdk.data import Secret, check_reach, create_secret, named_secret
+from dingsdk.data import Connections, Secret, check_reach, create_secret, named_secret
 from dingsdk.data.files import PrivateDir
 from dingsdk.errors import (
     AuthError,
@@ -93,14 +93,16 @@ class ReplayServer(Configurable):
         host = socket.gethostname() if self.cfg.host in {"", "0.0.0.0", "::"} else self.cfg.host
         self.address = format_address(host, self._listener.getsockname()[1])
         self._lock = threading.Lock()
-        self._links: dict[Link, threading.Thread] = {}
         self._stop = threading.Event()
-        self._threads = [
-            threading.Thread(target=each, name=f"replay-{name}", daemon=True)
-            for name, each in (("accept", self._accept), ("save", self._save))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._saver = threading.Thread(target=self._save, name="replay-save", daemon=True)
+        self._saver.start()
+        self._connections = Connections(
+            self._listener,
+            lambda sock: Link(sock, self.cfg.max_message_bytes),
+            self._serve,
+            most=self.cfg.max_connections,
+            name="replay",
+        )
 
     def close(self, *, has_checkpoint: bool = True) -> None:
         """End all connections, write a checkpoint and close the buffer. Idempotent.
@@ -115,48 +117,21 @@ class ReplayServer(Configurable):
             if self._stop.is_set():
                 return
             self._stop.set()
-            links = dict(self._links)
-        # Closing a listener does not wake who waits for it.
-        self._listener.shutdown(socket.SHUT_RDWR)
-        for link in links:
-            link.shut_down()
+        self._connections.shut_down()
         try:
             if has_checkpoint:
                 self.buffer.save()
         finally:
-            self.buffer.close()  # wakes those that wait for rows
+            self.buffer.close()  # ends the calls that wait for rows
             deadline = time.monotonic() + CLOSE_S
-            for thread in (*self._threads, *links.values()):
-                thread.join(max(0.0, deadline - time.monotonic()))
-            self._listener.close()
+            self._saver.join(CLOSE_S)
+            self._connections.close(max(0.0, deadline - time.monotonic()))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _accept(self) -> None:
-        while not self._stop.is_set():
-            try:
-                sock, _ = self._listener.accept()
-            except OSError as error:
-                if not self._stop.wait(0.1):
-                    _log.warning("a connection could not be accepted: %s", error)
-                continue
-            link = Link(sock, self.cfg.max_message_bytes)
-            thread = threading.Thread(
-                target=self._serve, args=(link,), name="replay-connection", daemon=True
-            )
-            with self._lock:
-                is_welcome = len(self._links) < self.cfg.max_connections and not self._stop.is_set()
-                if is_welcome:
-                    self._links[link] = thread
-            if is_welcome:
-                thread.start()
-            else:
-                _log.warning("a connection was refused: %d are open", self.cfg.max_connections)
-                link.close()
 
     def _save(self) -> None:
         saved = self.buffer.table.push_count
@@ -179,11 +154,13 @@ class ReplayServer(Configurable):
 
     def _serve(self, link: Link) -> None:
         try:
-            client = self._welcome(link)
-            while client and not self._stop.is_set():
+            client = link.welcome(self.secret, GREETING_S)
+            while not self._stop.is_set():
                 request, frame = link.receive(Request, self.cfg.request_timeout_s, IDLE_S)
                 head, parts = self._answer(client, request, frame)
                 link.send(head, parts, timeout_s=self.cfg.request_timeout_s)
+        except AuthError as error:
+            _log.warning("a connection was refused: %s", error)
         except OSError as error:
             _log.debug("a connection ended: %s", error)
         except ProtocolError as error:
@@ -191,18 +168,6 @@ class ReplayServer(Configurable):
         except Exception:
             # A defect, or rows that no buffer was made for: only who sent them is cut off.
             _log.exception("a connection was closed")
-        finally:
-            link.close()
-            with self._lock:
-                self._links.pop(link, None)
-
-    def _welcome(self, link: Link) -> str:
-        try:
-            return link.welcome(self.secret, GREETING_S)
-        except AuthError as error:
-            _log.warning("a connection was refused: %s", error)
-            link.send(Refused(error.code, "refused"), timeout_s=GREETING_S)
-            return ""
 
     def _answer(self, client: str, request: Request, frame: memoryview) -> tuple[Any, list[Any]]:
         """Return head and frame of the answer to a request."""

@@ -78,7 +78,7 @@ class Channel:
         del self._received[:count]
         return content
 
-    def shut(self) -> None:
+    def shut_down(self) -> None:
         """End whatever waits here, from another thread."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)

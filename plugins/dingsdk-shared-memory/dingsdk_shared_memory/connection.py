@@ -58,7 +58,7 @@ class Connection:
         with self._state:
             self._is_closed = True
             if self._channel is not None:
-                self._channel.shut()
+                self._channel.shut_down()
         # Whoever is in a request closes the descriptor itself; it may not be reused before.
         if self._lock.acquire(timeout=1.0):
             self._hang_up()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from dingsdk.data import Connections
 from dingsdk.errors import PortInUseError
 from dingsdk.worker.comm.requests import Answer, ForeignAnswerError, LinkError, Secret
 from dingsdk_shared_memory.channel import Channel
@@ -50,53 +50,21 @@ class SocketServer:
         self._path = path
         self._serve = serve
         self._secret = secret
-        self._most = connections
-        self._max_bytes = max_bytes
         self._timeout_s = timeout_s
-        self._lock = threading.Lock()
-        self._channels: dict[Channel, threading.Thread] = {}
-        self._is_closed = False
-        self._socket = _bind(path)
-        self._loop = threading.Thread(target=self._accept, name="socket-server", daemon=True)
-        self._loop.start()
+        self._connections = Connections(
+            _bind(path),
+            lambda sock: Channel(sock, max_bytes + _TARGET_BYTES),
+            self._talk,
+            most=connections,
+            name="socket",
+        )
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """End all connections; return whether all threads ended in time."""
-        deadline = time.monotonic() + timeout_s
-        with self._lock:
-            self._is_closed = True
-            threads = [self._loop, *self._channels.values()]
-            for channel in self._channels:
-                channel.shut()
-        with contextlib.suppress(OSError):  # wakes accept
-            self._socket.shutdown(socket.SHUT_RDWR)
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        self._socket.close()
+        has_ended = self._connections.close(timeout_s)
         with contextlib.suppress(OSError):  # the folder may be gone
             Path(self._path).unlink()
-        return not any(thread.is_alive() for thread in threads)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._socket.accept()
-            except OSError:
-                if self._is_closed:
-                    return
-                time.sleep(0.05)  # out of descriptors; the next look may find some
-                continue
-            channel = Channel(sock, self._max_bytes + _TARGET_BYTES)
-            thread = threading.Thread(
-                target=self._talk, args=(channel,), name="socket-connection", daemon=True
-            )
-            with self._lock:
-                is_welcome = not self._is_closed and len(self._channels) < self._most
-                if is_welcome:
-                    self._channels[channel] = thread
-                    thread.start()
-            if not is_welcome:
-                channel.close()
+        return has_ended
 
     def _talk(self, channel: Channel) -> None:
         """Answer requests until either end closes."""
@@ -115,10 +83,6 @@ class SocketServer:
             _log.warning("a connection was refused: %s", error)
         except (OSError, LinkError) as error:
             _log.debug("a connection ended: %s", error)
-        finally:
-            with self._lock:
-                self._channels.pop(channel, None)
-            channel.close()
 
 
 def _bind(path: str) -> socket.socket:

@@ -1,0 +1,114 @@
+"""Connections to a listening socket, with a thread for each."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+_log = logging.getLogger(__name__)
+
+PAUSE_S = 0.1
+"""Pause after a connection that could not be accepted, for want of descriptors."""
+
+
+class Peer(Protocol):
+    """One connection."""
+
+    def shut_down(self) -> None:
+        """End the calls of other threads that are in progress on it."""
+
+    def close(self) -> None:
+        """Close the socket; idempotent."""
+
+
+_Peer = TypeVar("_Peer", bound=Peer)
+
+
+class Connections(Generic[_Peer]):
+    """Accepts connections until it is closed, and serves each in a thread of its own.
+
+    Args:
+        listener: A listening socket; taken over.
+        connect: Makes a peer of an accepted socket.
+        serve: Called with each peer in its thread; the peer is closed when it returns.
+        most: Connections that may be open at once; further ones are closed.
+        name: Begins the names of the threads.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        connect: Callable[[socket.socket], _Peer],
+        serve: Callable[[_Peer], None],
+        *,
+        most: int,
+        name: str,
+    ) -> None:
+        self._listener = listener
+        self._connect = connect
+        self._serve = serve
+        self._most = most
+        self._name = name
+        self._lock = threading.Lock()
+        self._open: dict[_Peer, threading.Thread] = {}
+        self._stop = threading.Event()
+        self._loop = threading.Thread(target=self._accept, name=f"{name}-accept", daemon=True)
+        self._loop.start()
+
+    def shut_down(self) -> None:
+        """Accept no more, and shut all peers down. Idempotent."""
+        with self._lock:
+            self._stop.set()
+            peers = list(self._open)
+        # An accept in progress ends by a shutdown, and not when the listener is closed.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        for peer in peers:
+            peer.shut_down()
+
+    def close(self, timeout_s: float) -> bool:
+        """Shut down; return whether all threads ended in time. Idempotent."""
+        deadline = time.monotonic() + timeout_s
+        self.shut_down()
+        with self._lock:
+            threads = [self._loop, *self._open.values()]
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._listener.close()
+        return not any(thread.is_alive() for thread in threads)
+
+    def _accept(self) -> None:
+        while not self._stop.is_set():
+            try:
+                sock, _ = self._listener.accept()
+            except OSError as error:
+                if not self._stop.wait(PAUSE_S):
+                    _log.warning("a connection could not be accepted: %s", error)
+                continue
+            peer = self._connect(sock)
+            thread = threading.Thread(
+                target=self._run, args=(peer,), name=f"{self._name}-connection", daemon=True
+            )
+            with self._lock:
+                count = len(self._open)
+                is_welcome = count < self._most and not self._stop.is_set()
+                if is_welcome:
+                    self._open[peer] = thread
+                    thread.start()
+            if not is_welcome:
+                if not self._stop.is_set():
+                    _log.warning("a connection was refused: %d are open", count)
+                peer.close()
+
+    def _run(self, peer: _Peer) -> None:
+        try:
+            self._serve(peer)
+        finally:
+            with self._lock:
+                self._open.pop(peer, None)
+            peer.close()

@@ -1,0 +1,128 @@
+"""Connections are accepted up to a number, served each in a thread, and ended together."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from dingsdk.data import Connections
+
+PATIENCE_S = 10.0
+
+
+class Echo:
+    """A peer that sends back what comes."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.is_closed = False
+
+    def serve(self) -> None:
+        while content := self.sock.recv(64):
+            self.sock.sendall(content)
+
+    def shut_down(self) -> None:
+        self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.sock.close()
+
+
+class Site:
+    def __init__(self, most: int) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.address = listener.getsockname()
+        self.listener = listener
+        self.peers: list[Echo] = []
+        self.connections = Connections(listener, self.connect, Echo.serve, most=most, name="echo")
+
+    def connect(self, sock: socket.socket) -> Echo:
+        self.peers.append(Echo(sock))
+        return self.peers[-1]
+
+    def dial(self) -> socket.socket:
+        return socket.create_connection(self.address, PATIENCE_S)
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    made = Site(most=2)
+    yield made
+    assert made.connections.close(PATIENCE_S)
+
+
+def ask(sock: socket.socket, content: bytes = b"a") -> bytes:
+    sock.sendall(content)
+    return sock.recv(64)
+
+
+def wait_until(is_so: Iterator[bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not next(is_so):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_each_connection_is_served_while_others_are_open(site: Site) -> None:
+    with site.dial() as first, site.dial() as second:
+        assert ask(first, b"1") == b"1"
+        assert ask(second, b"2") == b"2"
+        assert ask(first, b"3") == b"3"
+
+
+def test_connection_beyond_the_number_is_closed_until_another_ends(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    with site.dial() as first, site.dial() as second:
+        assert ask(first) == ask(second) == b"a"
+        with site.dial() as third:
+            assert third.recv(64) == b""
+        assert caplog.messages == ["a connection was refused: 2 are open"]
+        first.close()
+        wait_until(iter(lambda: site.peers[0].is_closed, None))
+        with site.dial() as fourth:
+            assert ask(fourth) == b"a"
+
+
+def test_close_ends_peers_threads_and_the_listener() -> None:
+    before = threading.active_count()
+    site = Site(most=8)
+    with site.dial() as first, site.dial() as second:
+        assert ask(first) == ask(second) == b"a"
+        assert site.connections.close(PATIENCE_S)
+        assert first.recv(64) == second.recv(64) == b""
+    assert [each.is_closed for each in site.peers] == [True, True]
+    assert threading.active_count() == before
+    assert site.listener.fileno() == -1
+    assert site.connections.close(PATIENCE_S)
+    with pytest.raises(ConnectionRefusedError):
+        site.dial()
+
+
+def test_close_says_where_a_thread_does_not_end() -> None:
+    go_on = threading.Event()
+    listener = socket.create_server(("127.0.0.1", 0))
+    connections = Connections(
+        listener, Echo, lambda peer: go_on.wait(PATIENCE_S), most=1, name="stuck"
+    )
+    with socket.create_connection(listener.getsockname(), PATIENCE_S):
+        wait_until(iter(lambda: bool(connections._open), None))
+        assert not connections.close(0.05)
+        go_on.set()
+        assert connections.close(PATIENCE_S)
+
+
+def test_peer_whose_server_raises_is_closed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_type))
+    with site.dial() as client:
+        assert ask(client) == b"a"
+        site.peers[0].sock.settimeout(0.01)  # its next recv raises
+        assert ask(client) == b"a"
+        assert client.recv(64) == b""
+    assert seen == [TimeoutError]
