@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -17,19 +16,15 @@ from dingsdk.config import Whole
 from dingsdk.data import PrivateDir
 from dingsdk.errors import ConfigError
 from dingsdk.worker.comm import (
-    MasterEnd,
-    Place,
     PolicyStore,
-    Scheduler,
-    SlaveEnd,
     StepDataStore,
-    ThreadScheduler,
     Transport,
 )
 from dingsdk.worker.comm.requests import (
     EPOCH_FILE,
     FILE_VARIABLE,
     RequestSlaveEnd,
+    RequestTransport,
     find_secret,
     named_secret,
 )
@@ -45,7 +40,7 @@ if TYPE_CHECKING:
 TYPE_KEY = "flask_fs"
 
 
-class FlaskFSTransport(Transport):
+class FlaskFSTransport(RequestTransport):
     """One object a process; the README lists the config keys."""
 
     contract_capabilities: ClassVar[frozenset[str]] = frozenset(
@@ -94,8 +89,6 @@ class FlaskFSTransport(Transport):
         request_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0
         lost_after_s: Annotated[float, Meta(gt=0, le=3600)] = 15.0
 
-    places: ClassVar[tuple[Place, ...]] = ("processes", "threads")
-
     @classmethod
     def section_at(cls, section: Mapping[str, Any], address: str) -> Mapping[str, Any]:
         return {**section, "port": parse_address(address)[1]}
@@ -103,25 +96,14 @@ class FlaskFSTransport(Transport):
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
         super().__init__(cfg, run_dir)
         self.data_dir = Path(self.cfg.data_dir or Path(run_dir) / "transport")
-        self._lock = threading.Lock()
         self._folder: PrivateDir | None = None
-        self._masters: list[HttpMasterEnd] = []
-        self._slaves: list[RequestSlaveEnd[Signer]] = []
         self._data_store: FileDataStore | None = None
         self._policy_store: FilePolicyStore | None = None
-        self._scheduler = ThreadScheduler()
 
-    @property
-    def scheduler(self) -> Scheduler:
-        return self._scheduler
+    def make_master_end(self) -> HttpMasterEnd:
+        return HttpMasterEnd(self.cfg, self._own_folder())
 
-    def master_end(self) -> MasterEnd:
-        end = HttpMasterEnd(self.cfg, self._own_folder())
-        with self._lock:
-            self._masters.append(end)
-        return end
-
-    def slave_end(self, address: str) -> SlaveEnd:
+    def make_slave_end(self, address: str) -> RequestSlaveEnd[Signer]:
         host, port = parse_address(address)
         folder = self._own_folder()
 
@@ -129,7 +111,7 @@ class FlaskFSTransport(Transport):
             secret = find_secret(folder)
             return None if secret is None else Signer(secret)
 
-        end = RequestSlaveEnd(
+        return RequestSlaveEnd(
             f"{host}:{port}",
             lambda: Connection(host, port, self.cfg.max_message_bytes),
             self._scheduler,
@@ -138,9 +120,6 @@ class FlaskFSTransport(Transport):
             request_timeout_s=self.cfg.request_timeout_s,
             lost_after_s=self.cfg.lost_after_s,
         )
-        with self._lock:
-            self._slaves.append(end)
-        return end
 
     def data_store(self) -> StepDataStore:
         from dingsdk.worker.comm.files import FileDataStore
@@ -170,26 +149,11 @@ class FlaskFSTransport(Transport):
                 )
             return self._policy_store
 
-    def abandon_worker(self, worker_id: str) -> None:
-        """Cut a worker off from this process's master as if its host had died."""
-        for end in self._masters:
-            end.abandon_worker(worker_id)
-
-    def close(self, timeout_s: float = 5.0) -> None:
-        with self._lock:
-            slaves, self._slaves = self._slaves, []
-            masters, self._masters = self._masters, []
-            folder, self._folder = self._folder, None
-        for slave in slaves:
-            slave.close(timeout_s)
-        for master in masters:
-            master.close(timeout_s)
-        self._scheduler.close(timeout_s)
-        for store in (self._data_store, self._policy_store):
-            if store is not None:
-                store.close()
-        if folder is not None:
-            folder.close()
+    def release(self) -> None:
+        for each in (self._data_store, self._policy_store, self._folder):
+            if each is not None:
+                each.close()
+        self._folder = None
 
     def remove_data(self) -> None:
         if not self.cfg.keep_data:

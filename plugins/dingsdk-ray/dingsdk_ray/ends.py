@@ -11,8 +11,14 @@ from typing import Any
 
 from dingsdk.data import decode_message, encode_message
 from dingsdk.errors import ClosedError, ProtocolError, WorkerLostError
-from dingsdk.worker.comm import MasterEnd, MasterListener, TaskAnswer, TaskMessage, WorkerInfo
-from dingsdk.worker.comm.requests import OVERHEAD_BYTES, Answer, Link, LinkError
+from dingsdk.worker.comm import MasterListener, TaskAnswer, TaskMessage, WorkerInfo
+from dingsdk.worker.comm.requests import (
+    OVERHEAD_BYTES,
+    AbandoningMasterEnd,
+    Answer,
+    Link,
+    LinkError,
+)
 from dingsdk_ray.cluster import HubGoneError, HubLink
 from dingsdk_ray.hub import MAX_MESSAGE_BYTES, Op
 
@@ -55,7 +61,7 @@ class SlaveLink(Link[bool]):
         self._link.cancel(self)
 
 
-class RayMasterEnd(MasterEnd):
+class RayMasterEnd(AbandoningMasterEnd):
     """Serves while open, through the hub.
 
     Args:

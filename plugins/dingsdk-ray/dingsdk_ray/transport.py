@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -18,17 +17,12 @@ from dingsdk.data import PrivateDir
 from dingsdk.errors import ConfigError, DataMissingError, listing, nearest_name
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm import (
-    MasterEnd,
-    Place,
     PolicyStore,
-    Scheduler,
-    SlaveEnd,
     StepDataStore,
-    ThreadScheduler,
     Transport,
     WorkerHandle,
 )
-from dingsdk.worker.comm.requests import RequestSlaveEnd
+from dingsdk.worker.comm.requests import RequestSlaveEnd, RequestTransport
 from dingsdk_ray import cluster
 from dingsdk_ray.cluster import HubLink
 from dingsdk_ray.ends import RayMasterEnd, SlaveLink
@@ -56,7 +50,7 @@ class RoleResources(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     custom: dict[str, float] = msgspec.field(default_factory=dict)
 
 
-class RayTransport(Transport):
+class RayTransport(RequestTransport):
     """One object a process; the README lists the config keys."""
 
     contract_capabilities: ClassVar[frozenset[str]] = frozenset({"many_processes"})
@@ -110,25 +104,16 @@ class RayTransport(Transport):
                 except msgspec.ValidationError as error:
                     raise ValueError(f"resources of {role!r}: {error}") from error
 
-    places: ClassVar[tuple[Place, ...]] = ("processes", "threads")
     starts_workers: ClassVar[bool] = True
 
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
         super().__init__(cfg, run_dir)
-        self._lock = threading.RLock()
         self._address = self.cfg.address
         self._namespace, self._run = self.cfg.namespace, ""
         self._num_cpus = 1.0
         self._shows_logs = False
         self._link: HubLink | None = None
-        self._masters: list[RayMasterEnd] = []
-        self._slaves: list[SlaveEnd] = []
         self._workers: Workers | None = None
-        self._scheduler = ThreadScheduler()
-
-    @property
-    def scheduler(self) -> Scheduler:
-        return self._scheduler
 
     def launch(self, workers: Sequence[tuple[str, str]]) -> None:
         """Join the cluster, or start one, and find room for the workers.
@@ -149,29 +134,25 @@ class RayTransport(Transport):
         assert self._workers is not None  # launched
         return self._workers.start(spec)
 
-    def master_end(self) -> MasterEnd:
-        end = RayMasterEnd(
+    def make_master_end(self) -> RayMasterEnd:
+        return RayMasterEnd(
             self._connected(),
             lambda: f"{self._address}/{self._namespace}/{self._run}",
             self.cfg.request_timeout_s,
         )
-        with self._lock:
-            self._masters.append(end)
-        return end
 
-    def slave_end(self, address: str) -> SlaveEnd:
+    def make_slave_end(self, address: str) -> RequestSlaveEnd[bool]:
         gcs, namespace, run = parse_address(address)
-        with self._lock:
-            if self._link is None:
-                self._address, self._namespace, self._run = gcs, namespace, run
-            link = self._connected()
-            if (namespace, run) != (self._namespace, self._run):
-                raise ConfigError(
-                    f"{address!r} is the coordinator of another run; this process has joined "
-                    f"{self._address}/{self._namespace}/{self._run}",
-                    path="system.transport",
-                )
-        end = RequestSlaveEnd(
+        if self._link is None:
+            self._address, self._namespace, self._run = gcs, namespace, run
+        link = self._connected()
+        if (namespace, run) != (self._namespace, self._run):
+            raise ConfigError(
+                f"{address!r} is the coordinator of another run; this process has joined "
+                f"{self._address}/{self._namespace}/{self._run}",
+                path="system.transport",
+            )
+        return RequestSlaveEnd(
             address,
             lambda: SlaveLink(link),
             self._scheduler,
@@ -180,9 +161,6 @@ class RayTransport(Transport):
             request_timeout_s=self.cfg.request_timeout_s,
             lost_after_s=self.cfg.lost_after_s,
         )
-        with self._lock:
-            self._slaves.append(end)
-        return end
 
     def data_store(self) -> StepDataStore:
         return RayDataStore(self._connected, self.cfg.request_timeout_s)
@@ -190,22 +168,10 @@ class RayTransport(Transport):
     def policy_store(self) -> PolicyStore:
         return RayPolicyStore(self._connected, self.cfg.request_timeout_s)
 
-    def abandon_worker(self, worker_id: str) -> None:
-        """Cut a worker off from this process's master as if its host had died."""
-        for end in self._masters:
-            end.abandon_worker(worker_id)
-
-    def close(self, timeout_s: float = 5.0) -> None:
+    def release(self) -> None:
         with self._lock:
-            slaves, self._slaves = self._slaves, []
-            masters, self._masters = self._masters, []
             link, self._link = self._link, None
             workers, self._workers = self._workers, None
-        for slave in slaves:
-            slave.close(timeout_s)
-        for master in masters:
-            master.close(timeout_s)
-        self._scheduler.close(timeout_s)
         if workers is not None:
             workers.close()
         if link is not None:

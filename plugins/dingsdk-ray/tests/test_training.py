@@ -17,7 +17,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 PATIENCE_S = 120.0
-ENV_STEPS = 3000
+ENV_STEPS = 30_000  # seconds of training, so that it goes on while its processes are killed
 
 
 @contextlib.contextmanager

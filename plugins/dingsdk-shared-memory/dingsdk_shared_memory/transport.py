@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -12,17 +11,12 @@ from msgspec import Meta
 from dingsdk.config import Whole
 from dingsdk.errors import ConfigError
 from dingsdk.worker.comm import (
-    MasterEnd,
-    Place,
     PolicyStore,
-    Scheduler,
-    SlaveEnd,
     StepDataStore,
-    ThreadScheduler,
     Transport,
 )
 from dingsdk.worker.comm.files import FileDataStore, FilePolicyStore
-from dingsdk.worker.comm.requests import RequestSlaveEnd, Secret, find_secret
+from dingsdk.worker.comm.requests import RequestSlaveEnd, RequestTransport, Secret, find_secret
 from dingsdk_shared_memory.connection import Connection
 from dingsdk_shared_memory.data_store import SharedDataStore
 from dingsdk_shared_memory.master_end import SCHEME, SocketMasterEnd
@@ -38,7 +32,7 @@ from dingsdk_shared_memory.run_memory import (
 TYPE_KEY = "shared_memory"
 
 
-class SharedMemoryTransport(Transport):
+class SharedMemoryTransport(RequestTransport):
     """One object a process; the README lists the config keys."""
 
     contract_capabilities: ClassVar[frozenset[str]] = frozenset({"many_processes"})
@@ -74,33 +68,20 @@ class SharedMemoryTransport(Transport):
         request_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0
         lost_after_s: Annotated[float, Meta(gt=0, le=3600)] = 15.0
 
-    places: ClassVar[tuple[Place, ...]] = ("processes", "threads")
-
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
         super().__init__(cfg, run_dir)
         self.data_dir = Path(self.cfg.data_dir) if self.cfg.data_dir else folder_of(Path(run_dir))
-        self._lock = threading.Lock()
         self._memory: RunMemory | None = None
-        self._masters: list[SocketMasterEnd] = []
-        self._slaves: list[RequestSlaveEnd[Secret]] = []
         self._data_store: SharedDataStore | None = None
         self._policy_store: FilePolicyStore | None = None
-        self._scheduler = ThreadScheduler()
 
-    @property
-    def scheduler(self) -> Scheduler:
-        return self._scheduler
+    def make_master_end(self) -> SocketMasterEnd:
+        memory = self._own_memory()
+        # Before the coordinator looks which payloads of its journal are there.
+        bring_back(memory.folder, self.run_dir)
+        return SocketMasterEnd(self.cfg, memory)
 
-    def master_end(self) -> MasterEnd:
-        with self._lock:
-            memory = self._own_memory()
-            # Before the coordinator looks which payloads of its journal are there.
-            bring_back(memory.folder, self.run_dir)
-            end = SocketMasterEnd(self.cfg, memory)
-            self._masters.append(end)
-        return end
-
-    def slave_end(self, address: str) -> SlaveEnd:
+    def make_slave_end(self, address: str) -> RequestSlaveEnd[Secret]:
         path = address.removeprefix(SCHEME)
         if not address.startswith(SCHEME) or not path.startswith("/"):
             raise ConfigError(
@@ -108,19 +89,16 @@ class SharedMemoryTransport(Transport):
                 f"{SCHEME}{self.data_dir}/socket",
                 path="system.transport",
             )
-        with self._lock:
-            folder = self._own_memory().folder
-            end = RequestSlaveEnd(
-                path,
-                lambda: Connection(path, self.cfg.max_message_bytes),
-                self._scheduler,
-                lambda: find_secret(folder),
-                max_bytes=self.cfg.max_message_bytes,
-                request_timeout_s=self.cfg.request_timeout_s,
-                lost_after_s=self.cfg.lost_after_s,
-            )
-            self._slaves.append(end)
-        return end
+        folder = self._own_memory().folder
+        return RequestSlaveEnd(
+            path,
+            lambda: Connection(path, self.cfg.max_message_bytes),
+            self._scheduler,
+            lambda: find_secret(folder),
+            max_bytes=self.cfg.max_message_bytes,
+            request_timeout_s=self.cfg.request_timeout_s,
+            lost_after_s=self.cfg.lost_after_s,
+        )
 
     def data_store(self) -> StepDataStore:
         with self._lock:
@@ -150,26 +128,11 @@ class SharedMemoryTransport(Transport):
                 )
             return self._policy_store
 
-    def abandon_worker(self, worker_id: str) -> None:
-        """Cut a worker off from this process's master as if its host had died."""
-        for end in self._masters:
-            end.abandon_worker(worker_id)
-
-    def close(self, timeout_s: float = 5.0) -> None:
-        with self._lock:
-            slaves, self._slaves = self._slaves, []
-            masters, self._masters = self._masters, []
-            memory, self._memory = self._memory, None
-        for slave in slaves:
-            slave.close(timeout_s)
-        for master in masters:
-            master.close(timeout_s)
-        self._scheduler.close(timeout_s)
-        for store in (self._data_store, self._policy_store):
-            if store is not None:
-                store.close()
-        if memory is not None:
-            memory.close()
+    def release(self) -> None:
+        for each in (self._data_store, self._policy_store, self._memory):
+            if each is not None:
+                each.close()
+        self._memory = None
 
     def remove_data(self) -> None:
         remove(self.data_dir)

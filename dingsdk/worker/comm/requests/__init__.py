@@ -24,9 +24,10 @@ from dingsdk.worker.comm.requests.link import (
     answer_of,
     error_answer,
 )
-from dingsdk.worker.comm.requests.master_end import RequestMasterEnd, Server
+from dingsdk.worker.comm.requests.master_end import AbandoningMasterEnd, RequestMasterEnd, Server
 from dingsdk.worker.comm.requests.messages import BODIES, OVERHEAD_BYTES, Request, decode_request
 from dingsdk.worker.comm.requests.slave_end import RequestSlaveEnd
+from dingsdk.worker.comm.requests.transport import RequestTransport
 
 __all__ = [
     "BODIES",
@@ -35,6 +36,7 @@ __all__ = [
     "FILE_VARIABLE",
     "OVERHEAD_BYTES",
     "VARIABLE",
+    "AbandoningMasterEnd",
     "Answer",
     "ForeignAnswerError",
     "Link",
@@ -43,6 +45,7 @@ __all__ = [
     "RequestHandler",
     "RequestMasterEnd",
     "RequestSlaveEnd",
+    "RequestTransport",
     "Secret",
     "Server",
     "answer_of",

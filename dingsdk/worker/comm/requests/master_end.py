@@ -27,7 +27,15 @@ class Server(Protocol):
         """End all connections; return whether that was done in time."""
 
 
-class RequestMasterEnd(MasterEnd):
+class AbandoningMasterEnd(MasterEnd):
+    """A master's end that tests can cut workers off from."""
+
+    @abstractmethod
+    def abandon_worker(self, worker_id: str) -> None:
+        """Cut a worker off as if its host had died; it may join again."""
+
+
+class RequestMasterEnd(AbandoningMasterEnd):
     """Listens once opened; a transport says where, in ``listen``."""
 
     def __init__(self) -> None:
@@ -66,7 +74,6 @@ class RequestMasterEnd(MasterEnd):
         self._opened().drop(worker_id, incarnation)
 
     def abandon_worker(self, worker_id: str) -> None:
-        """Cut a worker off as if its host had died; it may join again."""
         self._opened().abandon(worker_id, None, "abandoned")
 
     def close(self, timeout_s: float = 5.0) -> None:
