@@ -88,6 +88,13 @@ class Deaths:
         self._times = [at for at in before if now - at < WINDOW_S] + [now]
         return len(self._times)
 
+    def text(self, what: str, reason: str, budget: int) -> str:
+        """Return what says that ``what`` died too often."""
+        return (
+            f"{what} died {len(self._times)} times within {WINDOW_S:.0f} s, at last by: {reason} "
+            f"(system.restarts is {budget})"
+        )
+
 
 class WorkerProcess:
     """A worker's process, started by ``spawn``, and the link to it.
@@ -211,8 +218,8 @@ class ProcessWorkers(WorkerGroup):
         cfg: The config as workers get it.
         run_dir: The run folder.
         workers: Role and id of each.
-        master: The run's ``Master``, or an object with the same two members. It is told of
-            deaths, so that no lease has to run out.
+        master: The run's ``Master``, or an object with the same two members. Its ``lose``
+            is called for each death, so that no lease has to run out.
         clock: Monotonic seconds.
         start: Starts a process.
 
@@ -313,10 +320,7 @@ class ProcessWorkers(WorkerGroup):
             raise member.crashed(f"worker {member.worker_id} cannot start: {reason}", code)
         deaths = member.deaths.add(now, now - member.joined_at)
         if deaths > self._budget:
-            text = (
-                f"worker {member.worker_id} died {deaths} times within "
-                f"{WINDOW_S:.0f} s, at last by: {reason} (system.restarts is {self._budget})"
-            )
+            text = member.deaths.text(f"worker {member.worker_id}", reason, self._budget)
             raise member.crashed(text, code)
         base, most = BACKOFF_S
         member.start_at = now + min(most, base * 2**deaths)

@@ -60,8 +60,7 @@ class ReplayProcess:
         deaths = self._deaths.add(now, now - self._started_at)
         if deaths > self._restarts:
             raise WorkerCrashedError(
-                f"the replay server died {deaths} times, at last by: {reason} (system.restarts is "
-                f"{self._restarts})",
+                self._deaths.text("the replay server", reason, self._restarts),
                 worker_id="replay",
                 exit_code=code,
                 traceback="",

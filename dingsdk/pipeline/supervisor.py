@@ -40,7 +40,6 @@ from dingsdk.pipeline.coordinator_process import (
 )
 from dingsdk.pipeline.process_group import (
     KILL_S,
-    WINDOW_S,
     Deaths,
     ProcessWorkers,
     WorkerProcess,
@@ -267,8 +266,7 @@ class Supervisor:
         budget = int(self._cfg.system.restarts)
         if not self._context.has_begun or deaths > budget:
             raise WorkerCrashedError(
-                f"the coordinator died {deaths} times within {WINDOW_S:.0f} s, at last "
-                f"by: {reason} (system.restarts is {budget})",
+                self._deaths.text("the coordinator", reason, budget),
                 worker_id="coordinator",
                 exit_code=code,
                 traceback=take_crash_report(self._crash_file),

@@ -115,7 +115,7 @@ def work(spec: WorkerSpec, stop: threading.Event, tell: Callable[[dict[str, Any]
 
     Args:
         spec: What it is told.
-        stop: Set by whoever wants it to leave.
+        stop: Set by the caller when the worker is to leave.
         tell: Called with ``{"event": "joined"}`` and ``{"event": "failed", ...}``.
 
     Returns:

@@ -178,9 +178,14 @@ class ZerglingParallelCollector(BaseParallelCollector):
         else:
             asked = env_cfg.get("collector_episode_num")
             episodes = math.inf if asked is None else float(asked) * self._env_num
-        may_go_on = self.goes_on and not self._eval_flag and self._inference is None
-        self._take_envs(kind, cfg["policy"] if may_go_on else None)
+        self._take_envs(kind, cfg["policy"] if self._keeps_episodes else None)
         return episodes
+
+    @property
+    def _keeps_episodes(self) -> bool:
+        """Whether episodes in progress pass from task to task; an inference server has no state
+        of them."""
+        return self.goes_on and not self._eval_flag and self._inference is None
 
     def _go_on(self) -> None:
         """Take over the episodes in progress."""
@@ -193,7 +198,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
     def _leave_unfinished(self) -> None:
         """Keep the episodes in progress for the next task; it begins anew where that fails."""
         acting = acting_state(self.policy)
-        if not self.goes_on or acting is None or self._inference is not None:
+        if acting is None:
             return
         with suppress(NotSavableError):
             states = [part.state_dict() for part in (self._rollout, *self._writers)]
@@ -308,7 +313,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
         # Once closed nobody waits for data, and sending might.
         if not self._is_closed:
             self._send_all()
-            if not self._eval_flag:
+            if self._keeps_episodes:
                 self._leave_unfinished()
         self.info(f"finished: {self._episode_count} episodes, {self._rollout.env_steps} steps")
 

@@ -171,7 +171,7 @@ def _torch_version() -> str:
 
 def _opened(directory: str | Path | Folder) -> AbstractContextManager[Folder]:
     if isinstance(directory, Folder):
-        return nullcontext(directory)  # whoever opened it closes it
+        return nullcontext(directory)  # the caller closes it
     return Folder(directory)
 
 

@@ -183,7 +183,7 @@ class ServedBuffer(RowListener):
             log.remove_before(number)
 
     def close(self) -> None:
-        """Close table and log; wakes whoever waits. Idempotent."""
+        """Close table and log; calls that wait end with BufferClosedError. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self.table.close()

@@ -221,7 +221,7 @@ class HubLink:
             *args: Its arguments.
             timeout_s: How long to wait for the answer.
             waits: Whether the method waits.
-            owner: Whoever may cancel the call.
+            owner: The object that may cancel the call.
 
         Raises:
             HubGoneError: no answer; whether the call was done is not known.
@@ -314,7 +314,7 @@ class HubLink:
 
 
 def _find_hub(namespace: str) -> Any:
-    """Return the hub of a run; whoever comes first starts it, on the own node."""
+    """Return the hub of a run; the first process that asks starts it, on its own node."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -232,7 +232,7 @@ class FileDataStore(StepDataStore):
         return count
 
     def close(self) -> None:
-        """Wake whoever waits with ClosedError, and give the descriptors back."""
+        """End calls that wait with ClosedError, and close the descriptors."""
         self._closed.set()
         for folder in (*self._shards, self._quarantine, *(pool.folder for pool in self._pools)):
             folder.close()

@@ -198,7 +198,7 @@ class RequestHandler:
                 self._listener.worker_left(worker_id, reason)
 
     def close(self) -> None:
-        """End all waits; whoever asks from now on is told that the run is over."""
+        """End all waits; later requests are answered with the end of the run."""
         with self._lock:
             mailboxes = list(self._mailboxes.values())
             self._mailboxes.clear()

@@ -84,7 +84,7 @@ class RequestMasterEnd(AbandoningMasterEnd):
             handler, server = self._handler, self._server
         deadline = time.monotonic() + timeout_s
         if handler is not None:
-            # Whoever is not told has to take the silence for a master that may come back.
+            # A worker that is not told waits for a master that may come back.
             handler.close()
             handler.wait_told(min(TELL_S, timeout_s / 2))
         timeout_s = max(0.1, deadline - time.monotonic())
