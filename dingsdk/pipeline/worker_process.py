@@ -101,22 +101,31 @@ def crashes_recorded(path: Path) -> Iterator[None]:
 
 
 def _run(spec: WorkerSpec, link: Connection) -> int:
-    stop = threading.Event()
+    stop, is_at_work = threading.Event(), threading.Event()
     # Ctrl-C reaches the whole process group; the parent alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
-    threading.Thread(target=_obey, args=(link, stop), name="parent-watch", daemon=True).start()
-    return work(spec, stop, lambda message: _tell(link, **message))
+    watch = threading.Thread(
+        target=_obey, args=(link, stop, is_at_work), name="parent-watch", daemon=True
+    )
+    watch.start()
+    return work(spec, stop, lambda message: _tell(link, **message), is_at_work.set)
 
 
-def work(spec: WorkerSpec, stop: threading.Event, tell: Callable[[dict[str, Any]], None]) -> int:
+def work(
+    spec: WorkerSpec,
+    stop: threading.Event,
+    tell: Callable[[dict[str, Any]], None],
+    on_imported: Callable[[], None] = lambda: None,
+) -> int:
     """Be a worker of a run until ``stop``, in a process that is the worker's alone.
 
     Args:
         spec: What it is told.
         stop: Set by the caller when the worker is to leave.
         tell: Called with ``{"event": "joined"}`` and ``{"event": "failed", ...}``.
+        on_imported: Called once all is imported; from then on the worker looks at ``stop``.
 
     Returns:
         The exit code of such a process.
@@ -129,6 +138,7 @@ def work(spec: WorkerSpec, stop: threading.Event, tell: Callable[[dict[str, Any]
             from dingsdk.plugins import default_manager
 
             default_manager().restore(spec.snapshot)
+            on_imported()
             should_restart = run_worker(
                 spec.role,
                 to_easydict(spec.cfg),
@@ -151,10 +161,13 @@ def work(spec: WorkerSpec, stop: threading.Event, tell: Callable[[dict[str, Any]
     return OUT_OF_MEMORY if should_restart else 0
 
 
-def _obey(link: Connection, stop: threading.Event) -> None:
+def _obey(link: Connection, stop: threading.Event, is_at_work: threading.Event) -> None:
     with contextlib.suppress(EOFError, OSError):  # the parent is dead: that says stop as well
         link.recv_bytes(64)
     stop.set()
+    if not is_at_work.is_set():
+        # Imports may take longer than `LEAVE_S` on a busy machine, and leave nothing to end.
+        os._exit(0)
     # A job that does not end must not outlive the run.
     threading.Event().wait(LEAVE_S)
     os._exit(1)
