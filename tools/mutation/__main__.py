@@ -43,7 +43,14 @@ AREAS = {
         "dingsdk/worker/coordinator/",
         "dingsdk/worker/commander/",
     ),
-    "comm": ("dingsdk/worker/comm/", "plugins/dingsdk-in-memory/dingsdk_in_memory/"),
+    "comm": ("dingsdk/worker/comm/",),
+    "transports": (
+        "plugins/dingsdk-in-memory/",
+        "plugins/dingsdk-flask-fs/",
+        "plugins/dingsdk-shared-memory/",
+        "plugins/dingsdk-ray/",
+    ),
+    "servers": ("dingsdk/worker/replay_server/", "dingsdk/worker/inference/"),
     "pipeline": ("dingsdk/pipeline/", "dingsdk/config"),
     "plugins": ("dingsdk/", "plugins/"),
 }
@@ -108,7 +115,7 @@ def _parse() -> argparse.Namespace:
 
 def area_of(path: str) -> str | None:
     """Return the area of a source file: the one with the longest matching path."""
-    if not path.endswith(".py") or path.startswith(LEFT_OUT):
+    if not path.endswith(".py") or path.startswith(LEFT_OUT) or "/tests/" in path:
         return None
     matching = [
         (len(prefix), area)
