@@ -129,6 +129,7 @@ def test_long_curves_are_thinned_evenly_with_both_ends(tmp_path: Path) -> None:
     assert (len(found), found[0], found[-1]) == (10, 0.0, 999.0)
     assert all(105 <= after - before <= 117 for before, after in itertools.pairwise(found))
     assert len(run.curves(points=1000)["elapsed_s"]) == 1000
+    assert len(run.curves()["elapsed_s"]) == 400
 
 
 def test_logs_are_listed_newest_first_and_tailed_from_a_whole_line(run_folder: Path) -> None:

@@ -271,6 +271,7 @@ def test_listening_beyond_this_machine_needs_a_name() -> None:
     assert allowed_hosts("0.0.0.0", ["Box.lan"]) == ["box.lan"]
     assert "127.0.0.1" not in allowed_hosts("::", ["box.lan"])
     assert "[::1]" in allowed_hosts("::1", [])
+    assert "127.0.0.2" in allowed_hosts("127.0.0.2", [])
 
 
 def test_closing_twice_and_answers_after_it(run_folder: Path, serve: Serve) -> None:

@@ -11,7 +11,7 @@ def test_tasks_are_issued_while_places_are_free(main_config):
 
     assert commander.get_collector_task() is None
     assert commander.get_learner_task() is None
-    assert first["task_id"] != second["task_id"]
+    assert [first["task_id"], second["task_id"]] == ["collector_task_id0", "collector_task_id1"]
     assert learner["task_id"] == "learner_task_id0"
     assert first["buffer_id"] == learner["buffer_id"]
     assert first["collector_cfg"]["policy_update_path"] == learner["policy_id"]

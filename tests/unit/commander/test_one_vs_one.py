@@ -355,6 +355,12 @@ def test_league_of_a_run_is_the_past_of_another_one(make_commander: Any, tmp_pat
     assert len(third.league.players) == 4
     train(third, learner, 100)
     assert len(third.league.players) == 5
+    resumed = make_commander(league={**LEAGUE, "load_path": str(path)}, run="third")
+    resumed.policy_store = third.policy_store
+    resumed.load_state_dict(third.state_dict())
+    resumed.notify_fail_learner_task(learner)
+    assert resumed.get_learner_task() is not None
+    assert list(resumed.league.players) == list(third.league.players)
 
     run = SerialRun(tmp_path / "serial", load_path=str(path))
     assert run.step(0) in (100, 200)

@@ -14,16 +14,26 @@ import numpy as np
 import pytest
 
 from dingsdk.errors import NonFiniteError
+from dingsdk.plugins import default_manager
 from dingsdk.policy import DQNPolicy, R2D2Policy
+from dingsdk.worker.comm import Master
 from dingsdk.worker.comm.transport import PolicyStore
-from dingsdk.worker.inference import InferenceClient, InferenceServer, client
+from dingsdk.worker.inference import InferenceClient, InferenceServer, client, role
 from dingsdk.worker.inference.messages import FOLDER
+
+PATIENCE_S = 60.0
 
 CFG: dict[str, Any] = {
     "type": "dqn",
     "model": {"obs_shape": 3, "action_shape": 50, "encoder_hidden_size_list": [32]},
 }
 OBS = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def _answers_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a collector would act by itself."""
+    monkeypatch.setattr(client, "ANSWER_S", PATIENCE_S)
 
 
 class Store(PolicyStore):
@@ -63,7 +73,7 @@ def serving(
             yield server
         finally:
             server.stop()
-            thread.join(10)
+            thread.join(PATIENCE_S)
 
 
 class Collector:
@@ -112,15 +122,15 @@ def waiting(server: InferenceServer, *asks: Callable[[], None]) -> Iterator[None
     threads = [threading.Thread(target=ask) for ask in asks]
     for each in threads:
         each.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while server._requests.qsize() < len(asks) and time.monotonic() < deadline:
         time.sleep(0.001)
     running = threading.Thread(target=server.run)
     running.start()
     for each in threads:
-        each.join(10)
+        each.join(PATIENCE_S)
     server.stop()
-    running.join(10)
+    running.join(PATIENCE_S)
     yield
 
 
@@ -142,6 +152,24 @@ def test_requests_that_wait_are_one_batch_and_each_gets_its_own_rows(tmp_path: P
         # Who explores is apart.
         assert found[4] != expected
         assert (server.request_count, server.batch_count) == (5, 2)
+
+
+def test_observations_of_another_shape_spoil_no_other_request(tmp_path: Path) -> None:
+    store, expected, by_itself = Store(), best(policy_of(2)), best(policy_of(5))
+    publish(store, policy_of(2), 1)
+    server = InferenceServer(CFG, store, tmp_path, "inference-0", seed=1)
+    found: dict[str, Any] = {}
+
+    def ask(name: str, obs: Any) -> None:
+        with closing(InferenceClient(tmp_path, name)) as alone:
+            act = alone.acting(lambda *_, **__: {"action": by_itself}, lambda: ("p", 1, False))
+            found[name] = list(act(obs, range(16), explore=True, eps=0.0)["action"])
+
+    with (
+        closing(server),
+        waiting(server, partial(ask, "good", OBS), partial(ask, "bad", OBS.repeat(2, axis=1))),
+    ):
+        assert found == {"good": expected, "bad": by_itself}
 
 
 def test_requests_for_exact_versions_are_apart(tmp_path: Path) -> None:
@@ -197,6 +225,7 @@ def test_only_the_last_versions_are_kept(tmp_path: Path) -> None:
             publish(store, policy_of(version), version)
             server._look("p", version)
         assert sorted(server._policies) == [("p", version) for version in (4, 5, 6, 7)]
+        server.close()  # the first of two
 
 
 def test_recurrent_state_travels_with_its_row(tmp_path: Path) -> None:
@@ -246,7 +275,7 @@ def test_collector_acts_by_itself_while_there_is_no_server(
             with serving(tmp_path, store):
                 assert (collector.act(), collector.client.version) == (expected, 9)
             assert (collector.act(), collector.client.version) == (by_itself, 3)
-    assert "acts by itself" in caplog.text
+    assert "collector-0 acts by itself" in caplog.text
     assert list((tmp_path / FOLDER).glob("*.address")) == []
 
 
@@ -254,6 +283,7 @@ def test_server_that_does_not_answer_costs_one_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "ANSWER_S", 0.3)
+    monkeypatch.setattr(client, "RETRY_S", PATIENCE_S)
     store, own = Store(), policy_of(5)
     publish(store, policy_of(2), 1)
     by_itself = best(own)
@@ -285,3 +315,43 @@ def test_error_of_the_policy_is_raised_by_the_collectors_own(tmp_path: Path) -> 
                 collector.act(OBS * np.nan)
             assert collector.act() == best(policy_of(2))
         assert server.request_count == 1
+
+
+def test_worker_acts_from_the_start_of_its_task_to_the_end_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(role, "ANSWER_WITHIN_S", 0.0)
+    cfg = {"type": "in_memory", "concurrency": "threads"}
+    transport = default_manager().create("transports", cfg, tmp_path)
+    master = Master(
+        transport.master_end(),
+        transport.scheduler,
+        on_join=lambda info: None,
+        on_renew=lambda worker_id: None,
+        on_lost=lambda info, reason: None,
+    )
+    worker = role.InferenceWorker({}, transport, "inference-0")
+    worker.start(master.start())
+    publish(transport.policy_store(), policy_of(2), 4)
+    task = {"task_id": "t", "policy": CFG, "seed": 1}
+
+    def ask(name: str, **data: Any) -> Mapping[str, Any]:
+        return master.ask("inference-0", {"name": f"inference_{name}_task", **data}, PATIENCE_S)
+
+    def files() -> list[Path]:
+        return list((tmp_path / FOLDER).glob("*.address"))
+
+    ask("start", task_info=task)
+    with Collector(tmp_path, policy_of(5), 1) as collector:
+        assert [collector.act() for _ in range(3)] == [best(policy_of(2))] * 3
+    assert ask("poll") == ask("close") == {"requests": 3, "batches": 3}
+    (log,) = (tmp_path / "log" / "inference").iterdir()
+    assert "acted for 3 requests in 3 batches" in log.read_text()
+    assert (files(), ask("poll")) == ([], {"requests": 0, "batches": 0})
+
+    ask("start", task_info=task)
+    assert len(files()) == 1
+    worker.close()
+    assert files() == []
+    master.close()
+    transport.close()
