@@ -273,7 +273,8 @@ def compile_run(
         raise ConfigError(f"mode is {mode!r}; known: parallel, serial", path="mode")
     # Read before the parts of a run are imported: a mistake in the file is told at once.
     user = dict(config) if isinstance(config, Mapping) else load_config(config)
-    from dingsdk.pipeline.compile import MULTI_BUFFER, compile_config
+    from dingsdk.pipeline.checks import MULTI_BUFFER
+    from dingsdk.pipeline.compile import compile_config
     from dingsdk.pipeline.given import name_env, name_policy
 
     user = deep_merge_dicts({}, user)

@@ -1,0 +1,260 @@
+"""What only an env can tell of a config: spaces, players, and the columns of its samples."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from math import inf
+from typing import Any
+
+from dingsdk.config import to_easydict
+from dingsdk.data import SampleBatch
+from dingsdk.data.list_samples import pack_samples
+from dingsdk.errors import ConfigError
+from dingsdk.pipeline.checks import buffer_parts
+
+_log = logging.getLogger(__name__)
+
+ADDED_COLUMNS = ("env_id", "episode_return")
+"""Columns that collectors add to samples where they are needed."""
+
+
+def add_columns(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> tuple[str, ...]:
+    """Have collectors add the columns that the replay buffer needs; return all that it needs."""
+    policy, parts = cfg["policy"], buffer_parts(cfg, classes)
+    names: tuple[str, ...] = ()
+    # Most need none, and a buffer takes memory to be asked.
+    if any(map(_may_need_columns, parts.values())):
+        from dingsdk.worker.coordinator.experience import metadata_config
+
+        cls, section = parts["policy.other.replay_buffer"], policy["other"]["replay_buffer"]
+        with closing(cls(to_easydict(metadata_config(section)))) as buffer:
+            names = buffer.columns_needed()
+    collect = policy["collect"]
+    wanted = dict.fromkeys([*collect["added_columns"], *(n for n in names if n in ADDED_COLUMNS)])
+    collect["added_columns"] = list(wanted)
+    if "episode_return" in wanted:
+        policy["traj_len_inf"] = True  # it is known at the end of an episode
+    return names
+
+
+def _may_need_columns(part: Any) -> bool:
+    """Whether a class names columns, or works them out from its config."""
+    from dingsdk.worker.replay_buffer.interface import IBuffer
+    from dingsdk.worker.replay_buffer.sampler import Sampler
+    from dingsdk.worker.replay_buffer.table import Table
+
+    plain = (None, IBuffer.columns_needed, Table.columns_needed, Sampler.columns_needed)
+    return bool(
+        getattr(part, "needs_columns", ()) or getattr(part, "columns_needed", None) not in plain
+    )
+
+
+def check_columns(
+    cfg: Mapping[str, Any], classes: Mapping[str, Any], names: Sequence[str], mode: str
+) -> None:
+    """Check that the policy's samples have the columns that the replay buffer needs.
+
+    Raises:
+        ConfigError: they do not, or in parallel mode these columns are too large.
+    """
+    samples = _first_samples(cfg, classes)
+    if samples is None:
+        return
+    if mode == "serial":
+        # There a sampler may do without columns that its section names.
+        parts = buffer_parts(cfg, classes).values()
+        names = [name for part in parts for name in getattr(part, "needs_columns", ())]
+    from dingsdk.worker.comm.collector import announced_columns
+
+    announced_columns(samples, names)
+
+
+def _first_samples(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> SampleBatch | None:
+    """Return train samples of a few steps in one env, None where they cannot be had here."""
+    from dingsdk.envs import create_env_manager, make_env_fns
+    from dingsdk.policy import create_policy
+    from dingsdk.worker.collector.episode import EpisodeSerialCollector
+    from dingsdk.worker.collector.factory import create_collecting_rollout
+    from dingsdk.worker.collector.sample import SampleSerialCollector
+
+    own = (SampleSerialCollector, EpisodeSerialCollector)
+    if not issubclass(classes["policy.collect.collector"], own):
+        return None
+    section = to_easydict({**cfg["policy"], "cuda": False})
+    steps = section.collect.unroll_len + section.nstep
+    try:
+        policy = create_policy(section, enable_field=["collect", "command"], seed=0)
+        setting = policy.command_mode.get_setting_collect({"envstep": 0, "learner_step": 0})
+        env = create_env_manager({"type": "in_process"}, make_env_fns(cfg["env"], 1))
+        with closing(env):
+            env.seed(0)
+            env.launch()
+            rollout, writer = create_collecting_rollout(env, policy.collect_mode, steps, True)
+            for _ in range(10 * steps):
+                rollout.round(0, setting)
+                if writer.pending_rows:
+                    break
+            return pack_samples(writer.flush())
+    except Exception as error:
+        # What is wrong with the policy or the env is for the run to say, in its own words.
+        _log.debug("no samples to check the replay buffer's columns with: %s", error)
+        return None
+
+
+def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> None:
+    """Make one env and close it again, and check against it what depends on it.
+
+    Args:
+        compiled: The compiled config; the env's spaces and the None values of ``policy.model``
+            are filled in place.
+        classes: The classes of the parts by config path.
+        mode: ``serial`` or ``parallel``.
+
+    Raises:
+        ConfigError: a stated shape is not the env's, the policy cannot use its spaces, or it
+            cannot be rendered as ``policy.eval.evaluator.render`` asks.
+        UnknownEnvError: gymnasium does not know the env, or cannot make it.
+    """
+    from dingsdk.envs import EnvFn
+    from dingsdk.envs.players import player_num, space_of_player
+    from dingsdk.envs.space_description import describe_space
+
+    env = compiled["env"]
+    made = EnvFn(env)()
+    try:
+        players = player_num(made)
+        _check_players(compiled, classes, players, mode)
+        found = {name: getattr(made, name) for name in ("observation_space", "action_space")}
+        if players > 1:
+            found = {name: space_of_player(space, players) for name, space in found.items()}
+        read = getattr(classes["policy"], "model_from_spaces", None)
+        shapes = {} if read is None else read(*found.values())
+        render_mode = made.render_mode
+        max_steps = None if made.spec is None else made.spec.max_episode_steps
+    finally:
+        made.close()
+    _fill_in(env, {name: describe_space(space) for name, space in found.items()}, env, "env")
+    _fill_in(compiled["policy"]["model"], shapes, env, "policy.model")
+    unroll_len = compiled["policy"]["collect"]["unroll_len"]
+    if max_steps is not None and unroll_len > max_steps:
+        raise ConfigError(
+            f"policy.collect.unroll_len is {unroll_len}, but an episode of {env['env_id']} has at "
+            f"most {max_steps} steps: no train sample could ever be made; lower it",
+            path="policy.collect.unroll_len",
+            found=unroll_len,
+        )
+    evaluator = compiled["policy"]["eval"]["evaluator"]
+    is_rendering = (evaluator.get("render") or {}).get("render_freq", -1) != -1
+    if is_rendering:
+        _check_rendering(classes["env_manager"], render_mode)
+    if mode == "parallel" and (is_rendering or evaluator.get("figure_path") is not None):
+        path = f"policy.eval.evaluator.{'render.render_freq' if is_rendering else 'figure_path'}"
+        raise ConfigError(
+            f"{path} asks for pictures, which evaluations in parallel mode do not take; leave it "
+            "out and add the wrapper record_video to env.wrappers, or use --mode serial",
+            path=path,
+        )
+
+
+_PLAYING = {
+    "serial": {
+        "policy.collect.collector": "sample_1v1 or episode_1v1",
+        "policy.other.serial_commander": "one_vs_one",
+    },
+    "parallel": {
+        "policy.collect.parallel_collector": "marine",
+        "policy.other.commander": "one_vs_one",
+    },
+}
+"""The parts that play by the number of players, and the types for several."""
+
+
+def _check_players(
+    cfg: Mapping[str, Any], classes: Mapping[str, Any], players: int, mode: str
+) -> None:
+    """Check that the parts of a run play as many players as an env has, and whom they play.
+
+    Raises:
+        ConfigError: one does not, or there is no such opponent or league.
+        CheckpointError: there is no such past.
+    """
+    from dingsdk.envs.players import find_opponent
+    from dingsdk.worker.commander.one_vs_one import create_league, saved_league
+
+    parts = {**_PLAYING[mode], "env_manager": "base, subprocess or async_subprocess"}
+    if players == 1:
+        parts = _PLAYING[mode] | {"policy.collect.collector": ""}
+    for path, types in parts.items():
+        most = getattr(classes.get(path), "max_players", inf if path == "env_manager" else 1)
+        if players <= most and not (players == 1 and most > 1):
+            continue
+        section: Any = cfg
+        for key in path.split("."):
+            section = section[key]
+        advice = "one for envs of one player" if players == 1 else types
+        if players > 2 and path.endswith("commander"):
+            advice = "an env of two players"
+        count = "one player" if most == 1 else "two players" if most == 2 else "several players"
+        raise ConfigError(
+            f"{path}.type is {section['type']!r}, which plays {count}, but {cfg['env']['env_id']} "
+            f"has {players}; choose {advice}",
+            path=f"{path}.type",
+            found=players,
+        )
+    if players > 1:
+        create_league(cfg["policy"], None)
+        past = cfg["policy"]["other"]["league"].get("load_path")
+        if past is not None:
+            saved_league(past)
+        for name in cfg["env"]["eval_opponents"]:
+            find_opponent(name)
+
+
+def _fill_in(
+    section: dict[str, Any], read: Mapping[str, Any], env: Mapping[str, Any], path: str
+) -> None:
+    """Fill what is None with what was read from the env, and check the rest against it."""
+    for key, found in read.items():
+        stated = section.get(key)
+        if stated is None:
+            section[key] = found
+        elif _as_list(stated) != _as_list(found):
+            path = f"{path}.{key}"
+            raise ConfigError(
+                f"{path} is {stated}, but {env['env_id']} has {found}; leave the key out to have "
+                "it read from the env",
+                path=path,
+                stated=stated,
+                found=found,
+            )
+
+
+def _check_rendering(env_manager: Any, render_mode: str | None) -> None:
+    path = "policy.eval.evaluator.render.render_freq"
+    if not hasattr(env_manager, "ready_imgs"):
+        raise ConfigError(
+            f"{path} asks for videos, but {env_manager.__name__} gives no images; set it to -1, "
+            "or env_manager.type to in_process",
+            path=path,
+        )
+    if render_mode != "rgb_array":
+        raise ConfigError(
+            f"{path} asks for videos, but env.kwargs.render_mode is {render_mode!r}; set it to "
+            "rgb_array, or the frequency to -1",
+            path=path,
+            found=render_mode,
+        )
+    if importlib.util.find_spec("moviepy") is None:
+        raise ConfigError(
+            f"{path} asks for videos, which need moviepy: pip install moviepy, or set it to -1",
+            path=path,
+        )
+
+
+def _as_list(shape: Any) -> Any:
+    if isinstance(shape, Mapping):
+        return {key: _as_list(part) for key, part in shape.items()}
+    return list(shape) if isinstance(shape, list | tuple) else [shape]
