@@ -156,7 +156,8 @@ def rule_08_new_rows_have_their_priority_or_the_largest(bench: PartBench) -> Non
 
     def check(*expected: float) -> None:
         where = np.arange(len(expected))
-        for found in (sampler.priorities(where), sampler.facts(where)["priority"]):
+        facts = sampler.facts(sampler.state_dict(), where)
+        for found in (sampler.priorities(where), facts["priority"]):
             expect(np.allclose(found, expected), f"priorities are {found}, not {expected}")
 
     _insert(sampler, 0, 1, 2)

@@ -208,8 +208,24 @@ class NoMetadata:
     def clear(self) -> None:
         """Forget all rows."""
 
-    def state_dict(self, positions: int) -> dict[str, Any]:
-        """Return what is known of the rows at positions ``0..positions-1``."""
+    def facts(self, state: Mapping[str, Any], where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """Return what a state says of the rows at positions, as arrays of one value a row."""
+        return {}
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Return views of those arrays of the state that have an entry for each position."""
+        return {}
+
+    def state_dict(
+        self, positions: int, columns: Mapping[str, NDArray[Any]] | None = None
+    ) -> dict[str, Any]:
+        """Return what is known of the rows at positions ``0..positions-1``.
+
+        Args:
+            positions: How many.
+            columns: Copies of ``columns()`` of so many, for the state to have; None: it makes its
+                own.
+        """
         return {}
 
     def restored(self, state: Mapping[str, Any], positions: int) -> NoMetadata:

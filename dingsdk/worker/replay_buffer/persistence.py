@@ -39,7 +39,14 @@ from dingsdk.errors import (
     SchemaMismatchError,
     StorageFullError,
 )
-from dingsdk.worker.replay_buffer.state import KEPT, Facts, Natural, Snapshot
+from dingsdk.worker.replay_buffer.state import (
+    KEPT,
+    ColumnCopy,
+    Facts,
+    Natural,
+    Snapshot,
+    facts_in,
+)
 from dingsdk.worker.replay_buffer.storage import Rows
 
 if TYPE_CHECKING:
@@ -117,8 +124,6 @@ def save(
     table: Table,
     segment_rows: int = _SEGMENT_ROWS,
     segment_bytes: int = _SEGMENT_BYTES,
-    *,
-    has_facts: bool = True,
 ) -> None:
     """Write the rows of one moment into a folder, and replace those that it held.
 
@@ -130,8 +135,6 @@ def save(
         table: The buffer.
         segment_rows: The most rows of a segment, a power of two.
         segment_bytes: About the most bytes of a segment of more than one row.
-        has_facts: Whether another kind of buffer is to load the rows with their priorities and
-            uses. Without, ``resume_data`` alone takes them over, and pushes wait half as long.
 
     Raises:
         RunFolderError: the folder cannot be written, or another save to it is under way; the
@@ -143,25 +146,17 @@ def save(
     taken = f"another save to {Path(path)} is under way; save again later, or elsewhere"
     with Folder(path) as folder, locked_folder(folder.path, taken):
         folder.sweep()
-        _Save(folder, table, segment_rows, segment_bytes, has_facts).run()
+        _Save(folder, table, segment_rows, segment_bytes).run()
 
 
 class _Save:
     """One save: which segments of the folder still count, and the files written anew."""
 
-    def __init__(
-        self,
-        folder: Folder,
-        table: Table,
-        segment_rows: int,
-        segment_bytes: int,
-        has_facts: bool,
-    ) -> None:
+    def __init__(self, folder: Folder, table: Table, segment_rows: int, segment_bytes: int) -> None:
         self._folder = folder
         self._table = table
         self._segment_rows = segment_rows
         self._segment_bytes = segment_bytes
-        self._has_facts = has_facts
         self._token = secrets.token_hex(8)
         self._written: list[str] = []
         self._syncs: list[Future[None]] = []
@@ -196,7 +191,8 @@ class _Save:
         Args:
             hold: Whether to keep others from the buffer all the time.
         """
-        with ExitStack() as lock:
+        copy: ColumnCopy | None = None
+        with ExitStack() as stack, ExitStack() as lock:
             now = lock.enter_context(self._table.snapshot())
             at, lineage = now.first, now.lineage
             newest = now.rows(max(at, now.last - _PROBED_ROWS), now.last)
@@ -215,12 +211,16 @@ class _Save:
                 start, stop = max(at, now.first), min((at // rows_each + 1) * rows_each, now.last)
                 segment = there.get(at // rows_each)
                 is_there = segment and segment.first <= start and segment.stop == stop
-                rows: Rows = [] if is_there else now.rows(start, stop)
                 is_last = stop == now.last
-                rest = {}
-                if is_last:
-                    rest = {"state": now.state(), "facts": now.facts() if self._has_facts else {}}
                 hold = hold or start > patience
+                if is_last and copy is None and now.has_columns and not hold:
+                    lock.close()
+                    copy = ColumnCopy(self._table)
+                    stack.callback(copy.close)
+                    copy.run()
+                    continue
+                rows: Rows = [] if is_there else now.rows(start, stop)
+                state = now.state(copy) if is_last else {}
                 if not hold:
                     lock.close()
                 if not is_there and len(rows):
@@ -230,6 +230,7 @@ class _Save:
                 if is_last:
                     break
                 at = max(start, stop)
+        rest = {"state": state, "facts": facts_in(self._table, state)}
         frame, info = encode_frame(_STATE_KIND, rest, max_manifest_bytes=_MAX_TEXT_BYTES)
         name = self._put("state", frame)
         return _Manifest(

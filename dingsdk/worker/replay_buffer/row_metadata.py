@@ -16,6 +16,7 @@ from dingsdk.data.columns import torch_to_numpy
 from dingsdk.errors import CheckpointCorruptError, InvalidPriorityError, SchemaMismatchError
 from dingsdk.worker.replay_buffer.interface import NoMetadata
 from dingsdk.worker.replay_buffer.kernels import Floats, Ints, compiled
+from dingsdk.worker.replay_buffer.state import KEPT
 from dingsdk.worker.replay_buffer.storage import Rows, Where
 
 NO_ROW = -1
@@ -208,10 +209,21 @@ class RowMetadata(NoMetadata):
         self._facts[here, _ID] += next_id - self.next_id
         self.next_id = next_id
 
-    def state_dict(self, positions: int) -> dict[str, Any]:
-        # One copy of the whole is faster than one a column.
-        columns = self._facts[:positions, : len(_KEYS)].copy().T
-        return {"next_unique_id": self.next_id, **dict(zip(_KEYS, columns, strict=True))}
+    def facts(self, state: Mapping[str, Any], where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        is_kept = state["replay_unique_id"][where] != NO_ROW
+        return {"use": state["use"][where], **({} if is_kept.all() else {KEPT: is_kept})}
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        return dict(zip(_KEYS, self._facts.T, strict=False))  # the last one is padding
+
+    def state_dict(
+        self, positions: int, columns: Mapping[str, NDArray[Any]] | None = None
+    ) -> dict[str, Any]:
+        if columns is None:
+            # One copy of the whole is faster than one a column.
+            copied = self._facts[:positions, : len(_KEYS)].copy().T
+            columns = dict(zip(_KEYS, copied, strict=True))
+        return {"next_unique_id": self.next_id, **columns}
 
     def restored(self, state: Mapping[str, Any], positions: int) -> RowMetadata:
         try:

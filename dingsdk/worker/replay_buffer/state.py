@@ -7,6 +7,9 @@ buffer adds.
 from __future__ import annotations
 
 import os
+import sys
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,7 +20,7 @@ from numpy.typing import NDArray
 from dingsdk.data import SampleBatch
 from dingsdk.errors import CheckpointCorruptError, CheckpointVersionError, SchemaMismatchError
 from dingsdk.worker.replay_buffer.remover import Remover
-from dingsdk.worker.replay_buffer.storage import Rows, Storage
+from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where
 
 if TYPE_CHECKING:
     from dingsdk.worker.replay_buffer.interface import NoMetadata
@@ -28,6 +31,11 @@ KEPT = "kept"
 """Fact: whether the row has not left early (used up, stale)."""
 LEFT = -1
 """The mark of a row that left early; the mark of another is how often it was sampled."""
+
+_PIECE_ROWS, _CHANGES_AT_ONCE = 1 << 13, 64
+"""How much of the columns is copied while others wait: 1 or 2 ms, and nobody can change so many
+positions in a pause."""
+_PAUSE_S = 0.001
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Facts = dict[str, NDArray[Any]]
@@ -54,6 +62,11 @@ class Snapshot:
         self.is_ordered = table._remover.is_fifo
         self.made_of = table._parts.made_of
 
+    @property
+    def has_columns(self) -> bool:
+        """Whether its state has arrays that are as long as the table, besides rows."""
+        return bool(self._table._sampler.columns() or self._table._metadata.columns())
+
     def rows(self, start: int, stop: int) -> Rows:
         """Return copies of rows ``start`` to ``stop``, all of which must be there."""
         if start >= stop:
@@ -65,39 +78,107 @@ class Snapshot:
         storage: Storage = self._table._storage  # type: ignore[assignment]
         return storage.take(slice(int(where[0]), int(where[-1]) + 1) if is_range else where)
 
-    def facts(self) -> Facts:
-        """Return what may change about stored rows, as arrays of one value a row.
-
-        ``kept`` is in it where rows left early: whether each has not.
-        """
-        table = self._table
-        where = table._remover.oldest_first()
-        facts = table._sampler.facts(where)
-        if table._metadata.keeps_facts:
-            facts = {**facts, "use": table._metadata.uses(where)}
-        living = table._metadata.living(where)
-        if isinstance(living, np.ndarray) and len(living) < len(where):
-            facts[KEPT] = np.isin(where, living)
-        return facts
-
-    def state(self) -> dict[str, Any]:
-        """Return the state of the table without its rows."""
-        storage, kind = self._table._storage, None
+    def state(self, columns: ColumnCopy | None = None) -> dict[str, Any]:
+        """Return the state of the table without its rows, with the copies that were begun."""
+        table, storage, kind = self._table, self._table._storage, None
         if storage is not None and self.first < self.last:
             kind = "object" if storage.holds_objects else "array"
-        table = self._table
+        held = table._remover.count
+        of_sampler, of_metadata = (None, None) if columns is None else columns.finish(held)
         return {
             "version": VERSION,
             "capacity": table.replay_buffer_size,
             "storage": kind,
             "push_count": table.push_count,
             **_described(table._remover, table._metadata),
-            "sampler": table._sampler.state_dict(),
+            "sampler": table._sampler.state_dict(*([of_sampler] if of_sampler else ())),
             "remover": table._remover.state_dict(),
             "limiter": table._limiter.state_dict(),
-            "metadata": table._metadata.state_dict(table._remover.count),
+            "metadata": table._metadata.state_dict(held, of_metadata or None),
             **table._extra_state(),
         }
+
+
+class ColumnCopy:
+    """Copies what the state of a table has of each position, in pieces, while others use the table.
+
+    The table notes which positions change meanwhile; those are copied again, the last few when the
+    state is taken.
+
+    Args:
+        table: The table, whose lock is not held.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._changed: deque[Where] = deque()
+        with table.snapshot():
+            self._sources = table._sampler.columns(), table._metadata.columns()
+            self._rewrites = table._sampler.rewrites
+            self._held = table._remover.count
+            table._column_copies = (*table._column_copies, self)
+        self._copies = [
+            # Filled, so that no page of theirs is new while others wait: that takes longer than
+            # the copy.
+            {name: np.full(len(source), 0, source.dtype) for name, source in part.items()}
+            for part in self._sources
+        ]
+
+    def run(self) -> None:
+        """Copy all positions, and what changed meanwhile, but for a little."""
+        for start in range(0, self._held, _PIECE_ROWS):
+            with self._table.snapshot():
+                self._copy(slice(start, min(start + _PIECE_ROWS, self._held)))
+            # Who waits for the lock needs this long to get it; else we would take it again.
+            time.sleep(_PAUSE_S)
+        before = sys.maxsize
+        while before > (left := len(self._changed)) > _CHANGES_AT_ONCE:
+            before = left
+            with self._table.snapshot():
+                self._copy_changed(_CHANGES_AT_ONCE)
+            time.sleep(_PAUSE_S)
+
+    def note(self, where: Where) -> None:
+        """Note positions that changed; the table's lock is held."""
+        self._changed.append(where if isinstance(where, slice) else where.copy())
+
+    def finish(self, positions: int) -> list[dict[str, NDArray[Any]]]:
+        """Return the columns of sampler and metadata as they are now, of positions 0 on.
+
+        The table's lock is held.
+        """
+        self._copy_changed(len(self._changed))
+        if self._table._sampler.rewrites != self._rewrites:
+            for name, source in self._sources[0].items():
+                self._copies[0][name][:positions] = source[:positions]
+        return [{name: copy[:positions] for name, copy in part.items()} for part in self._copies]
+
+    def close(self) -> None:
+        """Have the table note no more changes."""
+        with self._table._lock:
+            others = (each for each in self._table._column_copies if each is not self)
+            self._table._column_copies = tuple(others)
+
+    def _copy_changed(self, most: int) -> None:
+        for _ in range(min(most, len(self._changed))):
+            self._copy(self._changed.popleft())
+
+    def _copy(self, where: Where) -> None:
+        for sources, copies in zip(self._sources, self._copies, strict=True):
+            for name, source in sources.items():
+                copies[name][where] = source[where]
+
+
+def facts_in(table: Table, state: Mapping[str, Any]) -> Facts:
+    """Return what a state says of the rows, oldest first, as arrays of one value a row.
+
+    ``kept`` is in it where rows left early: whether each has not.
+    """
+    remover = table._parts.remover()
+    remover.load_state_dict(state["remover"])
+    where = remover.oldest_first()
+    of_sampler = table._sampler.facts(state["sampler"], where)
+    return {**of_sampler, **table._metadata.facts(state["metadata"], where)}
 
 
 class _State(msgspec.Struct):

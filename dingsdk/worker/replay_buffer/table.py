@@ -87,6 +87,7 @@ class Table(IBuffer):
         self._listeners: tuple[RowListener, ...] = ()
         self._tells_departures = False
         self._departures: list[tuple[Rows, str]] = []
+        self._column_copies: tuple[state.ColumnCopy, ...] = ()
         self._is_durable = False
         seconds = self._cfg.periodic_thruput_seconds
         self._throughput = ThroughputMonitor(instance_name, seconds, tb_logger)
@@ -328,10 +329,16 @@ class Table(IBuffer):
             self._count, priorities = self._metadata.count(self._count), facts.priorities
         if self._sampler_listens:
             self._sampler.on_insert(where, rows, priorities)
+        self._note_change(where)
         for listener in self._listeners:
             listener.on_insert(rows)
         if self._is_durable:
             self._storage.commit(self._committed_state())  # type: ignore[union-attr]
+
+    def _note_change(self, where: Where) -> None:
+        """Tell who copies them that columns of sampler or metadata changed at positions."""
+        for each in self._column_copies:
+            each.note(where)
 
     _suits_arrays = staticmethod(suits_arrays)
     """Whether ``auto`` means columns for these first rows."""
@@ -347,6 +354,7 @@ class Table(IBuffer):
             self._note_departure(where, reason)
         self._metadata.remove(where)
         self._sampler.on_remove(where)
+        self._note_change(where)
         self._storage.mark(where, state.LEFT)  # type: ignore[union-attr]
         self._left[reason] += len(where)
         self._limiter.size = self._count = self._count - len(where)
@@ -677,6 +685,7 @@ class Table(IBuffer):
             count = self._remover.count
             where = self._remover.by_age(np.arange(count - n, count))
             self._metadata.set_uses(where, uses)
+            self._note_change(where)
             self._use_up(where, uses)
 
     def state_dict(self) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,7 +54,7 @@ class InsertLog:
         self._folder = folder
         self.number = max(self._numbers(), default=0) + 1
         self.size_bytes = 0
-        self._descriptor = self._open()
+        self._descriptor = self._open(self.number)
 
     def append(self, record: Record) -> None:
         """Write a record; when this returns, it outlives the process.
@@ -75,21 +76,27 @@ class InsertLog:
             ) from error
         self.size_bytes += len(fixed) + size
 
-    def rotate(self) -> int:
-        """Begin another file; return its number.
+    @contextmanager
+    def next_file(self) -> Iterator[Callable[[], int]]:
+        """Make another file, and yield what begins to use it and returns its number.
+
+        To make and to close a file may take long, so the caller locks for the call alone.
 
         Raises:
-            StorageFullError, RunFolderError: it cannot be made; the one before stays in use.
+            StorageFullError, RunFolderError: it cannot be made.
         """
-        self.number += 1
+        spare = self._open(self.number + 1)
+
+        def rotate() -> int:
+            nonlocal spare
+            self.number += 1
+            spare, self._descriptor, self.size_bytes = self._descriptor, spare, 0
+            return self.number
+
         try:
-            descriptor = self._open()
-        except BaseException:
-            self.number -= 1
-            raise
-        os.close(self._descriptor)
-        self._descriptor, self.size_bytes = descriptor, 0
-        return self.number
+            yield rotate
+        finally:
+            os.close(spare)
 
     def remove_before(self, number: int) -> None:
         """Delete the files before one."""
@@ -118,9 +125,9 @@ class InsertLog:
         """Close the file; once."""
         os.close(self._descriptor)
 
-    def _open(self) -> int:
-        self._folder.append(_name(self.number), b"", 0)
-        return os.open(Path(self._folder.path, _name(self.number)), os.O_WRONLY | os.O_NOFOLLOW)
+    def _open(self, number: int) -> int:
+        self._folder.append(_name(number), b"", 0)
+        return os.open(Path(self._folder.path, _name(number)), os.O_WRONLY | os.O_NOFOLLOW)
 
     def _numbers(self) -> list[int]:
         matches = [_NAME.fullmatch(name) for name in self._folder.names()]

@@ -160,8 +160,9 @@ class ServedBuffer(RowListener):
     def save(self) -> None:
         """Write a checkpoint, while others insert and sample; delete the log that it covers.
 
-        Inserts wait for the copy of one segment at a time, a few ms. Where rows leave in another
-        order than they came, which the remover decides, they wait for all of it.
+        Inserts wait for the copy of one segment, or of as many priorities, at a time: 2 ms at most.
+        Where rows leave in another order than they came, which the remover decides, they wait for
+        all of it.
 
         Raises:
             StorageFullError, RunFolderError: it cannot be written; log and checkpoint before it
@@ -171,12 +172,10 @@ class ServedBuffer(RowListener):
         if folder is None or log is None:
             return
         with self._saving:
-            with self.table.snapshot():
-                number, numbers = log.rotate(), dict(self._numbers)
+            with log.next_file() as rotate, self.table.snapshot():
+                number, numbers = rotate(), dict(self._numbers)
             if self.table.push_count:
-                persistence.save(
-                    self._rows_path, self.table, SEGMENT_ROWS, SEGMENT_BYTES, has_facts=False
-                )
+                persistence.save(self._rows_path, self.table, SEGMENT_ROWS, SEGMENT_BYTES)
             pointer = {"log": number, "numbers": numbers}
             text = encode_json(_POINTER_KIND, pointer)
             folder.write_atomic(POINTER_NAME, [text], durable=True)

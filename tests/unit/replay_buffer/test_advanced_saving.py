@@ -6,6 +6,8 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,15 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
-from dingsdk.worker.replay_buffer import NaiveReplayBuffer
+from dingsdk.worker.replay_buffer import (
+    AdvancedReplayBuffer,
+    NaiveReplayBuffer,
+    persistence,
+    state,
+)
+from dingsdk.worker.replay_buffer.state import Snapshot
 
-from .prioritized_rows import STORAGES, batch, column, facts, make_buffer, row
+from .prioritized_rows import STORAGES, batch, column, equal_states, facts, info, make_buffer, row
 from .sampling_process import CAPACITY, buffer_in, numbers_in
 
 
@@ -124,3 +132,55 @@ def test_rows_that_a_killed_process_used_up_stay_gone(tmp_path: Path) -> None:
         pairs = zip(numbers_in(buffer), metadata.uses(where).tolist(), strict=True)
         wrong = {number for number, use in pairs if use != uses.get(number, 0)}
         assert len(wrong) <= 4
+
+
+class Disturbed(AdvancedReplayBuffer):
+    """A buffer that others use before each time that it is read.
+
+    Attributes:
+        meddle: What they do; None: nothing.
+    """
+
+    meddle: Callable[[], None] | None = None
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Snapshot]:
+        if self.meddle is not None:
+            self.meddle()
+        with super().snapshot() as now:
+            yield now
+
+
+@pytest.mark.parametrize("sampler", ["proportional", "rank"])
+@pytest.mark.parametrize("limits", [{}, {"max_use": 2}, {"max_staleness": 3}])
+def test_saved_state_is_that_of_the_last_look_whatever_changed_between_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: str, limits: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(state, "_PIECE_ROWS", 16)
+    monkeypatch.setattr(state, "_CHANGES_AT_ONCE", 8)
+    cfg = {"replay_buffer_size": 100, "sampler": {"type": sampler}, **limits}
+    buffer, rng = Disturbed({**cfg, "seed": 0}), np.random.default_rng(0)
+    looks, sampled = 0, list[dict[str, Any]]()
+
+    def meddle() -> None:
+        nonlocal looks
+        looks += 1
+        if looks > 20:
+            buffer.update(sampled[-20])
+        buffer.push(batch(*range(looks, looks + 3), collect_iter=np.full(3, looks)), 0)
+        sample = buffer.sample(2, looks)
+        assert isinstance(sample, SampleBatch)
+        sampled.append(info(sample, rng.random(2)))
+        sample.columns["replay_buffer_idx"][:] = -1  # the caller's own
+
+    for _ in range(40):
+        meddle()
+    for number in range(3):
+        buffer.meddle = meddle
+        persistence.save(tmp_path, buffer, 64)
+        buffer.meddle = None
+        new = AdvancedReplayBuffer({**cfg, "seed": 1})
+        new.resume_data(str(tmp_path))
+        assert equal_states(new.state_dict(), buffer.state_dict()), number
+        assert not buffer._column_copies
+    assert looks > 40 + 3 * 7

@@ -70,17 +70,33 @@ class Sampler(Needs, Configurable, ABC):
     def on_remove(self, where: Where) -> None:
         """Called when rows at positions leave and no other takes their place."""
 
-    def facts(self, where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """Return what is saved about rows at positions, as arrays of one value a row."""
+    def facts(self, state: Mapping[str, Any], where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """Return what a state says of the rows at positions, as arrays of one value a row."""
         return {}
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Return views of those arrays of the state that have an entry for each position.
+
+        Only what is called with positions changes them, or ``rewrites`` counts.
+        """
+        return {}
+
+    @property
+    def rewrites(self) -> int:
+        """How often the columns of all positions have changed at once."""
+        return 0
 
     def clear(self) -> None:
         """Forget all rows."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, columns: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
         """Return the random state, and what :meth:`on_restore` cannot build from rows.
 
         Plain numbers, text and arrays.
+
+        Args:
+            columns: Copies of ``columns()`` for the state to have; None: it makes its own. Only a
+                sampler that has some is given any.
         """
         state = self._rng.bit_generator.state
         # The generator's words have 128 bits, more than messages and checkpoints can hold.

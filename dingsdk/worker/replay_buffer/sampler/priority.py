@@ -132,25 +132,26 @@ class PrioritySampler(Sampler):
         """Return the priorities last assigned to positions: float64[n]."""
         return self._priorities.take(where)
 
-    def facts(self, where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        return {"priority": self.priorities(where)}
+    def facts(self, state: Mapping[str, Any], where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        priorities = np.zeros(self.capacity, np.float64)
+        priorities[: len(state["priorities"])] = state["priorities"]
+        return {"priority": priorities.take(where)}
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        return {"priorities": self._priorities, "weights": self._tree.weights}
 
     def clear(self) -> None:
         self._tree.clear()
         self.max_priority = 1.0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, columns: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
         """Return the random state, the priorities and the weights that they had."""
-        weights = self._tree.weights
-        is_used = weights[::-1] != 0
-        used = len(weights) - int(is_used.argmax()) if is_used.any() else 0
-        return {
-            **super().state_dict(),
-            "alpha": self.alpha,
-            "max_priority": self.max_priority,
-            "priorities": self._priorities[:used].copy(),
-            "weights": weights[:used].copy(),
-        }
+        if columns is None:
+            is_used = self._tree.weights[::-1] != 0
+            used = self.capacity - int(is_used.argmax()) if is_used.any() else 0
+            columns = {name: column[:used].copy() for name, column in self.columns().items()}
+        own = {"alpha": self.alpha, "max_priority": self.max_priority}
+        return {**super().state_dict(), **own, **columns}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state.
@@ -245,7 +246,8 @@ class RankSampler(PrioritySampler):
 
     _new = 0  # rows made drawable since the last sort
     _assigned = 0  # priorities assigned since
-    _sorted: NDArray[np.float64] = np.empty(0, np.float64)  # ascending, as of then
+    _sorted: NDArray[np.float64] = np.empty(0, np.float64)  # ascending, as of then; never changed
+    _sorts = 0
 
     def on_insert(
         self, where: Where, rows: Rows, priorities: NDArray[np.float64] | None = None
@@ -282,15 +284,21 @@ class RankSampler(PrioritySampler):
         self._tree.replace(weights)
         self._sorted = priorities[order[::-1]]
         self._new = self._assigned = 0
+        self._sorts += 1
+
+    @property
+    def rewrites(self) -> int:
+        return self._sorts
 
     def clear(self) -> None:
         super().clear()
         self._sorted = np.empty(0, np.float64)
         self._new = self._assigned = 0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, columns: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
         counts = {"new": self._new, "assigned": self._assigned}
-        return {**super().state_dict(), "sorted": self._sorted.copy(), **counts}
+        ordered = self._sorted if columns else self._sorted.copy()
+        return {**super().state_dict(columns), "sorted": ordered, **counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         ordered = self._checked(state, "sorted").copy()

@@ -130,7 +130,7 @@ class SequenceSampler(Sampler):
         self._count += n - leaving
         self._listed = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, columns: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
         """Return the random state, and where in its trajectory the oldest row lies."""
         first = self._since[self._first] if self._count else self._next_since
         return {**super().state_dict(), "first_since": int(first)}
