@@ -12,6 +12,7 @@ import pytest
 from dingsdk.pipeline.predict import load_policy
 from dingsdk.pipeline.train import resume, train
 from dingsdk.worker.commander.one_vs_one import saved_league
+from dingsdk.worker.coordinator import Coordinator
 
 from .process_cluster import ProcessCluster
 
@@ -62,6 +63,72 @@ def test_parallel_run_plays_itself_and_its_past(transport: str, tmp_path: Any) -
     free[5] = 1
     obs = {"observation": np.zeros(18, np.float32), "action_mask": free}
     assert load_policy(result.run_dir).predict(obs)[0] == 5
+
+
+PPO: dict[str, Any] = {
+    "exp_name": "ppo-selfplay",
+    "env": {
+        "env_id": "pettingzoo.classic.tictactoe.tictactoe:env",
+        "wrappers": ["flatten_players"],
+        "collector_env_num": 4,
+        "evaluator_env_num": 2,
+        "n_evaluator_episode": 4,
+        "stop_value": 2,
+        "collector_episode_num": 4,
+    },
+    "env_manager": {"type": "base"},
+    "policy": {
+        "type": "ppo",
+        "model": {"encoder_hidden_size_list": [32]},
+        "learn": {
+            "batch_size": 64,
+            "epoch_per_collect": 2,
+            "learner": {"train_iterations": 120},
+        },
+        "collect": {
+            "n_sample": 128,
+            "collector": {"type": "sample_1v1"},
+            "parallel_collector": {"type": "marine"},
+        },
+        "eval": {"evaluator": {"eval_freq": 60}},
+        "other": {
+            "serial_commander": {"type": "one_vs_one"},
+            "commander": {"type": "one_vs_one"},
+            "league": {"one_phase_step": 40},
+        },
+    },
+}
+
+
+def test_on_policy_serial_run_plays_itself_and_its_past(tmp_path: Any) -> None:
+    result = train(PPO, output=tmp_path)
+
+    assert result.reason == "limit"
+    assert len(saved_league(str(result.run_dir / "league"))["players"]) > 1
+
+
+@pytest.mark.parametrize("max_lag", [0, 2])
+def test_on_policy_parallel_run_trains_on_games_as_new_as_asked_for(
+    max_lag: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evicted: list[dict[str, int]] = []
+    close = Coordinator.close
+
+    def look(self: Coordinator, *args: Any, **kwargs: Any) -> Any:
+        self.validate_state()
+        evicted.append(dict(self.status().evicted))
+        return close(self, *args, **kwargs)
+
+    monkeypatch.setattr(Coordinator, "close", look)
+    sets = (f"policy.other.commander.max_policy_lag={max_lag}", "system.collector_num=2")
+    result = train(PPO, mode="parallel", transport="in_memory", sets=sets, output=tmp_path)
+
+    assert result.reason == "limit"
+    assert result.train_iter >= 120
+    assert result.policy_lag is not None
+    assert 0 <= result.policy_lag["mean"] <= result.policy_lag["largest"] <= max_lag
+    assert evicted[0].keys() == {"trained"}
+    assert len(saved_league(str(result.run_dir / "league"))["players"]) > 1
 
 
 @pytest.mark.slow

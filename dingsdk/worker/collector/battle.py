@@ -42,6 +42,7 @@ class _Turn(NamedTuple):
     obs: Any
     output: Any
     reward: Any
+    train_iter: int
 
 
 class BattleRollout(DictRollout):
@@ -73,7 +74,23 @@ class BattleRollout(DictRollout):
         super().__init__(env, players, None, quota, has_tensor_obs, deepcopy_obs)  # type: ignore[arg-type]
         self._players = players.modes
         self._writers = writers
-        self._turns: dict[tuple[int, int], _Turn] = {}
+        self._turns: list[dict[int, _Turn]] = [{} for _ in writers]
+        """Of each player those that are not over, by env."""
+
+    def write_to(self, writers: Sequence[RowsWriter | None]) -> None:
+        """Write the transitions to these from now on."""
+        for writer, former, turns in zip(writers, self._writers, self._turns, strict=True):
+            if writer is None and former is not None:
+                former.clear()
+                turns.clear()
+        self._writers = writers
+
+    def forget_turns(self) -> int:
+        """Forget the turns that are not over, as of older policies; return how many."""
+        count = sum(map(len, self._turns))
+        for turns in self._turns:
+            turns.clear()
+        return count
 
     def infer(self, obs: dict[int, Any], policy_kwargs: Mapping[str, Any]) -> Any:
         if not obs:
@@ -120,29 +137,31 @@ class BattleRollout(DictRollout):
         self, player: int, env_id: int, timestep: Timestep, info: Info, train_iter: int
     ) -> None:
         """Record the transition of one player, if its last turn is over."""
-        key, reward = (player, env_id), timestep.reward[player]
-        turn = self._turns.pop(key, None)
+        turns, reward = self._turns[player], timestep.reward[player]
+        turn = turns.pop(env_id, None)
         if turn is not None:
             turn = turn._replace(reward=turn.reward + reward)
         if info.get("acted", True):
             obs = part_of(self._obs_pool[env_id], player)
-            turn = _Turn(obs, self._output_pool[env_id][player], reward)
+            turn = _Turn(obs, self._output_pool[env_id][player], reward, train_iter)
         if turn is None:
             return  # it had no turn yet, or has left
         has_left = bool(info.get("terminated") or info.get("truncated"))
         is_done = bool(timestep.done) or has_left
         if not (is_done or info.get("acts_next", True)):
-            self._turns[key] = turn
+            turns[env_id] = turn
             return
         own = timestep._replace(
             obs=part_of(timestep.obs, player), reward=turn.reward, done=is_done, info=info
         )
         transition = self._players[player].process_transition(turn.obs, turn.output, own)
-        self._writers[player].record(env_id, transition, train_iter, is_done)  # type: ignore[union-attr]
+        writer: Any = self._writers[player]
+        writer.record(env_id, transition, turn.train_iter, is_done)
 
     def _abandon(self, env_ids: list[int]) -> None:
-        for key in [key for key in self._turns if key[1] in env_ids]:
-            del self._turns[key]
+        for turns in self._turns:
+            for env_id in env_ids:
+                turns.pop(env_id, None)
         for writer in self._writers:
             if writer is not None:
                 writer.drop(env_ids)
@@ -397,6 +416,8 @@ class BattleSampleSerialCollector(BattleCollector):
 
     def _discard(self) -> None:
         """Throw away, and count, what older policies collected."""
+        if self._rollout is not None:
+            self._dropped_sample_count += self._rollout.forget_turns()
         for writer, stock in zip(self._writers, self._stocks, strict=True):
             self._dropped_sample_count += len(stock)
             stock.clear()

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
 from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
 from dingsdk.envs.base import EnvManager
 
 EnvKind = Literal["collector", "evaluator"]
+
+
+class Unfinished(NamedTuple):
+    """What a task hands on to the next one, which goes on with its episodes.
+
+    Attributes:
+        policy_cfg: Config of the policies that act; a task of others begins anew.
+        parts: What plays the episodes.
+        close: Called where no task goes on with them.
+    """
+
+    policy_cfg: Any
+    parts: Any
+    close: Callable[[], None] = lambda: None
 
 
 class EnvPool:
@@ -19,7 +33,7 @@ class EnvPool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: dict[EnvKind, tuple[Any, EnvManager, Any]] = {}
+        self._idle: dict[EnvKind, tuple[Any, EnvManager, Unfinished | None]] = {}
         self._lent: dict[EnvManager, tuple[EnvKind, Any]] = {}
         self._is_closed = False
 
@@ -33,32 +47,33 @@ class EnvPool:
     ) -> tuple[EnvManager, Any]:
         """Return a launched manager, a new one where its config changed, and what it goes on with.
 
-        Its envs are reset and that is None, unless a task of the same policy has left unfinished
-        episodes.
+        Its envs are reset and that is None, unless a task of the same policies has left unfinished
+        episodes: then it is what plays them.
 
         Args:
             kind: What for; ``<kind>_env_num`` of ``env_cfg`` is the number of envs.
             manager_cfg: Section ``env_manager``.
             env_cfg: Section ``env``.
             seed: Root of the seeds; None to leave the envs as they are.
-            policy_cfg: Of the policy that is to act; None to reset the envs in any case.
+            policy_cfg: Of the policies that are to act; None to reset the envs in any case.
         """
         section = (dict(manager_cfg), env_cfg)
         with self._lock:
             found, manager, left = self._idle.pop(kind, (None, None, None))
+        if left is not None and (found != section or left.policy_cfg != policy_cfg):
+            left.close()
+            left = None
         if manager is not None and found != section:
             manager.close()
             manager = None
         if manager is None:
             envs = make_env_fns(env_cfg, int(env_cfg[f"{kind}_env_num"]))
             manager = create_env_manager(manager_cfg, envs)
-            left = None
-        if left is None or policy_cfg is None or left[0] != policy_cfg:
+        if left is None:
             self._reset(manager, kind, seed)
-            left = (None, None)
         with self._lock:
             self._lent[manager] = (kind, section)
-        return manager, left[1]
+        return manager, None if left is None else left.parts
 
     @staticmethod
     def _reset(manager: EnvManager, kind: EnvKind, seed: int | None) -> None:
@@ -74,14 +89,14 @@ class EnvPool:
             raise
 
     def give_back(
-        self, manager: EnvManager, *, is_usable: bool, left: tuple[Any, Any] | None = None
+        self, manager: EnvManager, *, is_usable: bool, left: Unfinished | None = None
     ) -> None:
         """Take a manager back; it is closed where it is not usable or not of this pool.
 
         Args:
             manager: Of ``take``.
             is_usable: Whether another task can use it.
-            left: Config of the policy, and what ``take`` is to return for the episodes in progress.
+            left: Of the episodes in progress, for the next task; None to end them.
         """
         with self._lock:
             kind, section = self._lent.pop(manager, (None, None))
@@ -89,6 +104,8 @@ class EnvPool:
             if kind is not None and is_kept and kind not in self._idle:
                 self._idle[kind] = (section, manager, left)
                 return
+        if left is not None:
+            left.close()
         manager.close()
 
     def close(self) -> None:
@@ -96,5 +113,7 @@ class EnvPool:
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, {}
-        for _, manager, _ in idle.values():
+        for _, manager, left in idle.values():
+            if left is not None:
+                left.close()
             manager.close()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, Self
 
 import numpy as np
 
@@ -21,19 +21,23 @@ class MarineParallelCollector(ZerglingParallelCollector):
     Its task has lists of one entry a player: ``policy`` (configs), ``policy_update_path`` and
     ``policy_update_flag``, which says whether a player trains. Of players that train, samples are
     sent, and newer policies are loaded between two rounds; of the others the policy is loaded once.
-    An evaluation has one player, and an env that brings its opponent.
+    An evaluation has one player, and an env that brings its opponent. Games that a task goes on
+    with against another opponent are played to their end, but are no results of it.
 
     Other than in DI-engine, what an episode's end has cut short is sent too, and the policies of
     all players are loaded.
     """
 
     max_players = float("inf")
-    acts_remotely = goes_on = False
+    acts_remotely = False
 
     class Config(ZerglingParallelCollector.Config, frozen=True, kw_only=True):
         """Section ``policy.collect.parallel_collector``."""
 
         type: str = "marine"
+
+    _mixed: Set[int] = frozenset()
+    """Envs whose game was begun by others: its result is nobody's."""
 
     def __repr__(self) -> str:
         return f"Marine {'evaluator' if self._eval_flag else 'collector'} {self._uid}"
@@ -47,7 +51,6 @@ class MarineParallelCollector(ZerglingParallelCollector):
         return {**super().get_finish_info(), "game_result": self._results}
 
     def _create_policies(self, policies: Any) -> list[Any]:
-        self._results: list[list[str]] = []
         modes = []
         for index, cfg in enumerate(policies):
             seed = self._cfg.get("seed")
@@ -55,30 +58,51 @@ class MarineParallelCollector(ZerglingParallelCollector):
             modes.append(self._create_policy(cfg, seed))
         return modes
 
-    def _set_up_envs(self, cfg: Mapping[str, Any]) -> float:
-        episodes = super()._set_up_envs(cfg)
-        self._results = [[] for _ in range(self._env_num)]
-        if self.env_manager.player_num != len(self._modes):
+    def _set_up_envs(self, cfg: Mapping[str, Any]) -> tuple[float, Self | None]:
+        found = super()._set_up_envs(cfg)
+        self._results: list[list[str]] = [[] for _ in range(self._env_num)]
+        if self.env_manager.player_num != len(cfg["policy"]):
             raise ConfigError(
-                f"the task names {len(self._modes)} policies, and an env has "
+                f"the task names {len(cfg['policy'])} policies, and an env has "
                 f"{self.env_manager.player_num} players; choose a commander for as many",
                 path="policy.other.commander.type",
             )
-        return episodes
+        return found
 
-    def _collecting_rollout(self, traj_len: int | None) -> tuple[Rollout, Sequence[Writer]]:
-        writers = [
-            RowsWriter(self._env_num, traj_len, _sampling_of(mode)) if trains else None
-            for mode, trains in zip(self._modes, self._are_updated, strict=True)
+    def _collecting_rollout(
+        self, traj_len: int | None, before: Self | None
+    ) -> tuple[Rollout, Sequence[Writer]]:
+        if before is None:
+            self._all_writers = [
+                RowsWriter(self._env_num, traj_len, _sampling_of(mode)) for mode in self._modes
+            ]
+            self._games = BattleRollout(
+                self.env_manager, Players(self._modes), self._all_writers, has_tensor_obs=True
+            )
+        else:
+            self._all_writers, self._games = before._all_writers, before._games
+            self._mixed = before._mixed
+            if self._paths != before._paths:
+                self._mixed = set(range(self._env_num))
+        training = [
+            writer if trains else None
+            for writer, trains in zip(self._all_writers, self._are_updated, strict=True)
         ]
-        rollout = BattleRollout(
-            self.env_manager, Players(self._modes), writers, has_tensor_obs=True
-        )
-        return rollout, [writer for writer in writers if writer is not None]
+        self._games.write_to(training)
+        return self._games, [writer for writer in training if writer is not None]
+
+    def _load(self, path: str, update: Mapping[str, Any]) -> None:
+        if self._is_on_policy and path == self._paths[0]:
+            # Their rows would be of the older policy's actions.
+            self._games.forget_turns()
+        super()._load(path, update)
 
     def _note_episodes(self, episodes: Sequence[EpisodeRecord]) -> None:
         super()._note_episodes(episodes)
         for each in episodes:
+            if each.env_id in self._mixed:
+                self._mixed -= {each.env_id}
+                continue
             if self._eval_flag:
                 outcome = outcome_of(each.episode_return, 0.0)
             else:

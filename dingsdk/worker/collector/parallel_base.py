@@ -17,7 +17,7 @@ from dingsdk.config import Configurable, Count, PartSection, fields_of
 from dingsdk.data import SampleBatch
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ClosedError, NotSetError
-from dingsdk.worker.collector.env_pool import EnvKind, EnvPool
+from dingsdk.worker.collector.env_pool import EnvKind, EnvPool, Unfinished
 from dingsdk.worker.run_logger import build_logger
 
 
@@ -73,10 +73,8 @@ class BaseParallelCollector(Configurable, ABC):
         self._has_started = False
         self._env_pool: EnvPool | None = cfg.get("env_pool")
         self._are_envs_usable = self._is_released = False
-        self._left: tuple[Any, Any] | None = None
-        """Config of the policy, and what its next task goes on with; None to begin anew there."""
-        self._begun: Any = None
-        """What this task goes on with; None for fresh episodes."""
+        self._left: Unfinished | None = None
+        """For the next task; None where that begins anew."""
         self.policy: Any = None
         """The collect or eval mode in use."""
         self._env_manager: EnvManager | None = None
@@ -145,18 +143,19 @@ class BaseParallelCollector(Configurable, ABC):
         self._is_released = True
         self._logger.close()
 
-    def _take_envs(self, kind: EnvKind, policy_cfg: Any = None) -> EnvManager:
-        """Return launched envs, those of the task before where their sections are the same.
+    def _take_envs(self, kind: EnvKind, policy_cfg: Any = None) -> Any:
+        """Launch envs, or take those of the task before where their sections are the same.
 
-        With the config of a policy the envs may be amid episodes, see ``_begun``.
+        With ``policy_cfg`` they may be amid episodes: then what that task has left is returned,
+        else None.
         """
         # Quotas count episodes; a limit of the manager would be used up by the first task.
         manager_cfg = {**self._cfg["env_manager"], "episode_num": math.inf}
         pool, env_cfg = self._env_pool or EnvPool(), self._cfg["env"]
-        self._env_manager, self._begun = pool.take(
+        self._env_manager, begun = pool.take(
             kind, manager_cfg, env_cfg, self._cfg.get("seed"), policy_cfg
         )
-        return self._env_manager
+        return begun
 
     @property
     def _is_closed(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from dingsdk.config import to_easydict
 from dingsdk.data import SampleBatch, derive_seed
@@ -42,21 +42,20 @@ class SerialTaskCollector(ZerglingParallelCollector):
     _evaluated: Mapping[str, Any] = {}
     """What the evaluator returned."""
 
-    goes_on = False
-
     def __repr__(self) -> str:
         return f"{type(self._serial).__name__} {self._uid}"
 
-    def _set_up_envs(self, cfg: Mapping[str, Any]) -> float:
+    def _set_up_envs(self, cfg: Mapping[str, Any]) -> tuple[float, Self | None]:
         env_cfg = cfg["env"]
         kind: EnvKind = "evaluator" if self._eval_flag else "collector"
         self._env_num = int(env_cfg[f"{kind}_env_num"])
         self._counts_of_rollout = _Counts()
-        manager = self._take_envs(kind)
+        before = self._take_envs(kind, None if self._eval_flag else cfg["policy"])
         for name in STEPS:
-            setattr(manager, name, self._with_turns(getattr(manager, name)))
+            setattr(self.env_manager, name, self._with_turns(getattr(self.env_manager, name)))
         self._calls_left = int(env_cfg["collector_episode_num"])
-        return math.inf if self._eval_flag else float(self._calls_left * self._env_num)
+        episodes = math.inf if self._eval_flag else float(self._calls_left * self._env_num)
+        return episodes, before
 
     def _with_turns(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Let others run before each step, and count it."""
@@ -70,10 +69,11 @@ class SerialTaskCollector(ZerglingParallelCollector):
 
     def _policy_with_turns(self) -> Any:
         """Return the mode in use; others run before each of its calls, for those without a step."""
+        acting = self._acting
 
         def with_turns(forward: Callable[..., Any]) -> Callable[..., Any]:
             def asked(*args: Any, **kwargs: Any) -> Any:
-                self._give_turn()
+                cast(SerialTaskCollector, acting[0])._give_turn()
                 return forward(*args, **kwargs)
 
             return asked
@@ -89,7 +89,14 @@ class SerialTaskCollector(ZerglingParallelCollector):
         if self._is_closed:
             raise ClosedError("the task is over", what="collector")
 
-    def _set_up_rollout(self) -> Rollout:
+    def _set_up_rollout(self, before: Self | None) -> Rollout:
+        self._serial: Any = self._create_serial() if before is None else before._serial
+        if not self._eval_flag:
+            self._unroll_len = int(self.policy.get_attribute("unroll_len"))
+            self._steps_before = self._serial.envstep
+        return cast(Rollout, self._counts_of_rollout)
+
+    def _create_serial(self) -> Any:
         policy_cfg, seed = self._cfg["policy"], self._cfg.get("seed")
         parts = {
             "env": self._env_manager,
@@ -98,20 +105,17 @@ class SerialTaskCollector(ZerglingParallelCollector):
             "exp_name": self._exp_name,
             "instance_name": self._instance_name,
         }
-        self._serial: Any
         if self._eval_flag:
             section = to_easydict(policy_cfg["eval"]["evaluator"])
             if not getattr(get_serial_evaluator_cls(section), "plays", True):
                 parts["env"] = None
-            self._serial = create_serial_evaluator(section, **parts)
-            self._serial.tells_observers = False  # the coordinator does, of every evaluation
-        else:
-            self._unroll_len = int(self.policy.get_attribute("unroll_len"))
-            section = to_easydict(policy_cfg["collect"]["collector"])
-            if section.get("seed", 0) is None and seed is not None:
-                section.seed = derive_seed(seed, "collector")
-            self._serial = create_serial_collector(section, **parts)
-        return cast(Rollout, self._counts_of_rollout)
+            evaluator: Any = create_serial_evaluator(section, **parts)
+            evaluator.tells_observers = False  # the coordinator does, of every evaluation
+            return evaluator
+        section = to_easydict(policy_cfg["collect"]["collector"])
+        if section.get("seed", 0) is None and seed is not None:
+            section.seed = derive_seed(seed, "collector")
+        return create_serial_collector(section, **parts)
 
     def _episode_info(self) -> Mapping[str, Any]:
         return self._evaluated
@@ -126,7 +130,7 @@ class SerialTaskCollector(ZerglingParallelCollector):
         """Evaluate or collect once; return the result."""
         if self._eval_flag:
             return self._serial.eval(train_iter=self._policy_iter)[1]
-        self._serial.last_episodes = ()
+        self._serial.last_episodes = None
         self._calls_left -= 1
         return self._serial.collect(
             train_iter=self._policy_iter, policy_kwargs=self.collect_setting
@@ -138,10 +142,10 @@ class SerialTaskCollector(ZerglingParallelCollector):
             self._evaluated = step if isinstance(step, Mapping) else {}
             self._counts_of_rollout.is_finished = True
         else:
-            returns = [each.episode_return for each in self._serial.last_episodes]
-            self._counts_of_rollout.env_steps = self._serial.envstep
-            is_counted = self._episode_count or returns
-            self._counts_of_rollout.is_finished = not is_counted and self._calls_left <= 0
+            ended = self._serial.last_episodes
+            returns = [each.episode_return for each in ended or ()]
+            self._counts_of_rollout.env_steps = self._serial.envstep - self._steps_before
+            self._counts_of_rollout.is_finished = ended is None and self._calls_left <= 0
             for samples in step if self._is_of_episodes(step) else [step]:
                 if len(samples):
                     self._check_samples(samples)
@@ -171,13 +175,17 @@ class SerialTaskCollector(ZerglingParallelCollector):
         )
 
     def _release(self) -> None:
-        serial = getattr(self, "_serial", None)
-        if serial is not None:
-            serial.detach_env()  # it may serve the next task
-            serial.close()
+        if self._left is None:
+            self._end_unfinished()
         for name in STEPS if self._env_manager is not None else ():
             vars(self._env_manager).pop(name, None)
         super()._release()
+
+    def _end_unfinished(self) -> None:
+        serial = getattr(self, "_serial", None)
+        if serial is not None:
+            serial.detach_env()  # the next task may use it
+            serial.close()
 
 
 class _Counts:

@@ -6,19 +6,17 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.config import NotNegative, Positive
 from dingsdk.data.list_samples import pack_samples
-from dingsdk.errors import ConfigError, NotSavableError, NotSetError, TaskTimeoutError
+from dingsdk.errors import ConfigError, NotSetError, TaskTimeoutError
 from dingsdk.plugins import observe
 from dingsdk.policy import create_policy
-from dingsdk.policy.base import acting_state
-from dingsdk.worker.collector.env_pool import EnvKind
+from dingsdk.worker.collector.env_pool import EnvKind, Unfinished
 from dingsdk.worker.collector.factory import (
     create_collecting_rollout,
     create_measuring_rollout,
@@ -71,15 +69,17 @@ class ZerglingParallelCollector(BaseParallelCollector):
 
     acts_remotely: ClassVar[bool] = True
     """Whether an inference server can act for it."""
-    goes_on: ClassVar[bool] = True
-    """Whether a task goes on with the episodes that the one before has left unfinished."""
     _section: Config
+    _modes: list[Any]
+    _acting: list[ZerglingParallelCollector]
+    """The task that the policies act for now, one item: they outlive it."""
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         super().__init__(cfg)
         if not self._eval_flag:
             self.collect_setting = dict(cfg.get("collect_setting") or {})
-        self._is_on_policy = False
+        policy = cfg["policy"] if isinstance(cfg["policy"], Mapping) else cfg["policy"][0]
+        self._is_on_policy = bool(policy.get("on_policy")) and not self._eval_flag
         self._inference = None if self._eval_flag else cfg.get("inference")
         self._admitted_steps = 0
         self._policy_iter = 0  # version of the first player's policy
@@ -94,12 +94,12 @@ class ZerglingParallelCollector(BaseParallelCollector):
         self._payload_count = 0
         self._writers: Sequence[Writer] = ()
         try:
-            self._modes = self._create_policies(cfg["policy"])
+            self._target_episodes, before = self._set_up_envs(cfg)
+            self._acting = [self] if before is None else before._acting
+            self._acting[0] = self
+            self._modes = self._create_policies(cfg["policy"]) if before is None else before._modes
             self.policy = self._modes[0]
-            self._target_episodes = self._set_up_envs(cfg)
-            self._rollout = self._set_up_rollout()
-            if self._begun is not None:
-                self._go_on()
+            self._rollout = self._set_up_rollout(before)
         except BaseException:
             self._release()
             raise
@@ -150,7 +150,6 @@ class ZerglingParallelCollector(BaseParallelCollector):
 
     def _create_policies(self, policy: Any) -> list[Any]:
         """Return the modes of all players, for the ``policy`` of the task."""
-        self._is_on_policy = bool(policy.get("on_policy")) and not self._eval_flag
         return [self._create_policy(policy, self._cfg.get("seed"))]
 
     def _create_policy(self, cfg: Mapping[str, Any], seed: int | None) -> Any:
@@ -159,15 +158,21 @@ class ZerglingParallelCollector(BaseParallelCollector):
             cfg = {**cfg, "cuda": False}  # here it acts only where the server does not
         policy: Any = create_policy(cfg, enable_field=[field], seed=seed)
         if self._inference is not None:
-            policy.act = self._inference.acting(policy.act, self._asked)
+            acting = self._acting
+            policy.act = self._inference.acting(policy.act, lambda: acting[0]._asked())
         return policy.eval_mode if self._eval_flag else policy.collect_mode
 
     def _asked(self) -> tuple[str, int, bool]:
         """Return what policy is to act: its id, its version, and whether no newer one will do."""
         return self._paths[0], self._policy_iter, self._is_on_policy
 
-    def _set_up_envs(self, cfg: Mapping[str, Any]) -> float:
-        """Launch the envs; return how many episodes the task has (inf for no end)."""
+    def _set_up_envs(self, cfg: Mapping[str, Any]) -> tuple[float, Self | None]:
+        """Launch the envs.
+
+        Returns:
+            How many episodes the task has (inf for no end), and the task whose unfinished ones it
+            goes on with.
+        """
         env_cfg = cfg["env"]
         kind: EnvKind = "evaluator" if self._eval_flag else "collector"
         self._env_num = int(env_cfg[f"{kind}_env_num"])
@@ -178,33 +183,9 @@ class ZerglingParallelCollector(BaseParallelCollector):
         else:
             asked = env_cfg.get("collector_episode_num")
             episodes = math.inf if asked is None else float(asked) * self._env_num
-        self._take_envs(kind, cfg["policy"] if self._keeps_episodes else None)
-        return episodes
+        return episodes, self._take_envs(kind, None if self._eval_flag else cfg["policy"])
 
-    @property
-    def _keeps_episodes(self) -> bool:
-        """Whether episodes in progress pass from task to task; an inference server has no state
-        of them."""
-        return self.goes_on and not self._eval_flag and self._inference is None
-
-    def _go_on(self) -> None:
-        """Take over the episodes in progress."""
-        acting, *states = self._begun
-        self.policy.set_attribute("acting_state", acting)
-        for part, state in zip((self._rollout, *self._writers), states, strict=True):
-            part.load_state_dict(state)
-        self._rollout.env_steps = 0  # those of this task
-
-    def _leave_unfinished(self) -> None:
-        """Keep the episodes in progress for the next task; it begins anew where that fails."""
-        acting = acting_state(self.policy)
-        if acting is None:
-            return
-        with suppress(NotSavableError):
-            states = [part.state_dict() for part in (self._rollout, *self._writers)]
-            self._left = (self._cfg["policy"], [acting, *states])
-
-    def _set_up_rollout(self) -> Rollout:
+    def _set_up_rollout(self, before: Self | None) -> Rollout:
         if self._quota is not None:
             return create_measuring_rollout(self.env_manager, self.policy, self._quota)
         read = self.policy.get_attribute
@@ -222,11 +203,16 @@ class ZerglingParallelCollector(BaseParallelCollector):
         self._sends_episodes = bool(read("cfg").get("traj_len_inf"))
         if self._is_on_policy:
             self._rows_per_payload = math.inf  # they are sent with the last step admitted
-        rollout, self._writers = self._collecting_rollout(traj_len)
+        rollout, self._writers = self._collecting_rollout(traj_len, before)
+        rollout.env_steps = 0  # those of this task
         return rollout
 
-    def _collecting_rollout(self, traj_len: int | None) -> tuple[Rollout, Sequence[Writer]]:
+    def _collecting_rollout(
+        self, traj_len: int | None, before: Self | None
+    ) -> tuple[Rollout, Sequence[Writer]]:
         """Return the rollout of a collect task, and the writers whose samples are sent."""
+        if before is not None:
+            return before._rollout, before._writers
         rollout, writer = create_collecting_rollout(
             self.env_manager, self.policy, traj_len, has_tensor_obs=True
         )
@@ -271,7 +257,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
     def _is_admitted(self) -> bool:
         """Whether the next round may be taken; a payload has the steps of one policy version."""
         steps = self._rollout.env_steps
-        (path,) = self._paths
+        path = self._paths[0]
         update = self.get_policy_update_info(path)
         if update is None and steps < self._admitted_steps:
             return True
@@ -287,7 +273,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
             return False
         self._admitted_steps, policy_iter = admission
         while self._policy_iter < policy_iter and not self._is_closed:
-            self._update_policy()
+            self._update_one(path)
         return not self._is_closed
 
     def _send_all(self) -> None:
@@ -313,9 +299,12 @@ class ZerglingParallelCollector(BaseParallelCollector):
         # Once closed nobody waits for data, and sending might.
         if not self._is_closed:
             self._send_all()
-            if self._keeps_episodes:
-                self._leave_unfinished()
+            if not self._eval_flag:
+                self._left = Unfinished(self._cfg["policy"], self, self._end_unfinished)
         self.info(f"finished: {self._episode_count} episodes, {self._rollout.env_steps} steps")
+
+    def _end_unfinished(self) -> None:
+        """Called where no task goes on with the episodes that this one has left."""
 
     def _update_policy(self) -> None:
         for path in dict.fromkeys(self._paths):

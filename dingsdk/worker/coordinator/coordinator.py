@@ -400,8 +400,12 @@ class Coordinator(Configurable, TaskControl):
             max_lag = policy["other"]["commander"].get("max_policy_lag", 0)
             trainings = int(policy["learn"].get("update_per_collect", 1))
             n_sample, unroll_len = policy["collect"]["n_sample"], policy["collect"]["unroll_len"]
-            unrolled = int(unroll_len) * int(self._cfg["env"]["collector_env_num"])
-            least_steps = unrolled if unroll_len > 1 else 1
+            least_steps = 1
+            if unroll_len > 1:
+                players = getattr(self._state.commander, "max_players", 1)
+                # By turns, the first one of a player may come last, and ends with its next one.
+                turns = unroll_len if players == 1 else players * (unroll_len + 1)
+                least_steps = int(turns) * int(self._cfg["env"]["collector_env_num"])
             return OnPolicyExperience(int(n_sample), int(max_lag), trainings, least_steps)
         cfg = metadata_config(state.task["replay_buffer_cfg"])
         exp_name, writer = str(self._cfg["exp_name"]), self._tb_logger

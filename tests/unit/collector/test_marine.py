@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, TaskTimeoutError
 from dingsdk.policy import create_policy
+from dingsdk.worker.collector.env_pool import EnvPool
 from dingsdk.worker.collector.marine import MarineParallelCollector
 
 pytest.importorskip("pettingzoo", reason="the extra multiagent is not installed")
@@ -116,7 +118,7 @@ def make_marine(tmp_path: Any) -> Iterator[Any]:
     made: list[MarineParallelCollector] = []
 
     def make(store: Store, paths: Any, flags: Any, *, eval_flag: bool = False, **changes: Any):
-        env = {"env_id": f"{GAMES}:Nim", "kwargs": {"stones": STONES}}
+        env: Any = {"env_id": f"{GAMES}:Nim", "kwargs": {"stones": STONES}}
         env |= {"collector_env_num": 2, "evaluator_env_num": 2, "collector_episode_num": 6}
         env |= {"n_evaluator_episode": 6} | changes.pop("env", {})
         cfg = {
@@ -219,6 +221,117 @@ def test_an_evaluation_is_one_player_against_the_opponent_of_its_env(make_marine
     assert info["game_result"] == [names, names]
     assert (info["real_episode_count"], store.payloads) == (6, [])
     assert sorted(info["reward_raw"]) == sorted(played * 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [("base", [True, True]), ("base", [True, False]), ("async_subprocess", [True, True])],
+)
+def test_short_tasks_play_the_games_of_a_long_one(make_marine, kind: str, flags: Any) -> None:
+    """Nothing is cut where a task ends: no game is too long for a task."""
+    env_num = 1 if kind.startswith("async") else 2  # several are ready in any order
+    env = {"collector_env_num": env_num, "kwargs": {"stones": 25}}
+
+    def play(pool: EnvPool, episodes: int) -> tuple[list[float], list[Row]]:
+        store = Store(new=weights(6), old=weights(4))
+        paths = ["new", "new" if flags[1] else "old"]
+        collector = make_marine(
+            store,
+            paths,
+            flags,
+            env={**env, "collector_episode_num": episodes},
+            env_manager={"type": kind},
+            env_pool=pool,
+            collect_setting={"eps": 0.5},
+        )
+        collector.start()
+        info = collector.get_finish_info()
+        games = [outcome for results in info["game_result"] for outcome in results]
+        assert len(games) == len(info["reward_raw"])
+        return info["reward_raw"], store.rows()
+
+    with closing(EnvPool()) as pool:
+        returns, rows = play(pool, 6)
+    with closing(EnvPool()) as pool:
+        tasks = [play(pool, 1) for _ in range(6)]
+    assert [value for values, _ in tasks for value in values][: len(returns)] == returns
+    played = [row for _, sent in tasks for row in sent]
+    assert {*rows} <= {*played}
+    assert len(set(returns)) == 2
+
+
+def test_game_that_goes_on_against_another_opponent_is_no_result(make_marine) -> None:
+    store = Store(new=weights(6), old=weights(4))
+    env = {"collector_episode_num": 1, "kwargs": {"stones": 25}}
+
+    def play(pool: EnvPool, opponent: str, trains: bool) -> MarineParallelCollector:
+        store.told.clear()
+        store.payloads.clear()
+        paths, flags = ["new", opponent], [True, trains]
+        collector = make_marine(store, paths, flags, env=env, env_pool=pool)
+        collector.start()
+        return collector
+
+    with closing(EnvPool()) as pool:
+        first = play(pool, "new", True)
+        second = play(pool, "old", False)
+        third = play(pool, "old", False)
+
+    assert first.get_finish_info()["game_result"] != [[], []]
+    info = second.get_finish_info()
+    counted = sum(map(len, info["game_result"]))
+    assert counted == info["real_episode_count"] - 2  # each env had begun a game
+    info = third.get_finish_info()
+    assert sum(map(len, info["game_result"])) == info["real_episode_count"]
+
+
+def test_rows_have_the_version_that_acted_not_the_one_at_the_next_turn(make_marine) -> None:
+    store = Store(new=weights(6))
+    env = {"collector_env_num": 1}
+    collector = make_marine(store, ["new"] * 2, [True] * 2, update_policy_second=0, env=env)
+    acted: list[tuple[int, int, int]] = []
+    step_env = collector._rollout.step_env
+
+    def note(output: Any) -> Any:
+        stones = int(collector.env_manager.ready_obs[0]["observation"][0, 1])
+        seat = 1 - acted[-1][0] if acted and stones < STONES else 0
+        acted.append((seat, stones, collector._policy_iter))
+        return step_env(output)
+
+    def turn() -> None:
+        store.versions["new"] += 1
+
+    collector._rollout.step_env, collector.yield_turn = note, turn
+    collector.start()
+
+    iters = np.concatenate([batch.columns["collect_iter"] for batch in store.payloads])
+    sent = [(*row.obs, int(each)) for row, each in zip(store.rows(), iters, strict=True)]
+    assert sorted(sent) == sorted(acted)
+    assert len(set(iters)) == len(acted)
+
+
+def test_on_policy_games_have_no_turn_of_two_versions(make_marine) -> None:
+    store = Store(new=weights(6), old=weights(4))
+    policy = {**POLICY, "on_policy": True}
+    env = {"collector_episode_num": 99}
+    collector = make_marine(store, ["new", "old"], [True, False], policy=[policy] * 2, env=env)
+    asked: list[int] = []
+
+    def admit(steps: int) -> Any:
+        asked.append(steps)
+        if len(asked) > 20:
+            return None
+        store.versions["new"] = 3 + len(asked)
+        return steps + 6, store.versions["new"]  # three rounds of two envs
+
+    collector.await_admission = admit
+    collector.start()
+
+    sent = [meta for meta in store.metas if "data_id" in meta]
+    for meta, batch in zip(sent, store.payloads, strict=True):
+        assert set(batch.columns["collect_iter"]) == {meta["policy_iter"]}
+    assert len(sent) > 10
+    assert store.asked.count("old") == 1
 
 
 def test_players_of_task_and_env_must_be_as_many(make_marine) -> None:

@@ -15,13 +15,14 @@ from dingsdk.errors import ClosedError, ConfigError, NotSetError, TaskTimeoutErr
 from dingsdk.policy import create_policy
 from dingsdk.worker.collector.env_pool import EnvPool
 from dingsdk.worker.collector.sample import SampleSerialCollector
+from dingsdk.worker.collector.serial_task import SerialTaskCollector
 from dingsdk.worker.collector.zergling import ZerglingParallelCollector
 from dingsdk.worker.evaluator.interaction import InteractionSerialEvaluator
 
 POLICY = {
     "type": "dqn",
     "model": {"obs_shape": 4, "action_shape": 2},
-    "collect": {"n_sample": 32, "unroll_len": 1},
+    "collect": {"n_sample": 32, "unroll_len": 1, "collector": {"type": "sample"}},
 }
 
 
@@ -67,12 +68,17 @@ class Wire:
 def make_zergling(tmp_path):
     made: list[ZerglingParallelCollector] = []
 
-    def make(*, eval_flag: bool = False, wire: Wire | None = None, **changes: Any):
+    def make(
+        *,
+        kind: Any = ZerglingParallelCollector,
+        eval_flag: bool = False,
+        wire: Wire | None = None,
+        **changes: Any,
+    ):
         env = {"env_id": "CartPole-v1", "collector_env_num": 3, "evaluator_env_num": 2}
         env |= {"collector_episode_num": 4, "n_evaluator_episode": 5} | changes.pop("env", {})
         cfg = {
-            **ZerglingParallelCollector.default_config(),
-            "type": "zergling",
+            **kind.default_config(),
             "env": env,
             "env_manager": {"type": "vector"},
             "policy": POLICY,
@@ -83,7 +89,7 @@ def make_zergling(tmp_path):
             "seed": 11,
             **changes,
         }
-        collector = ZerglingParallelCollector(cfg)
+        collector = kind(cfg)
         made.append(collector)
         return collector if wire is None else wire.attach(collector)
 
@@ -177,17 +183,29 @@ def test_a_setting_that_is_replaced_is_used_from_the_next_round_on(make_zergling
 R2D2 = {
     "type": "r2d2",
     "model": {"obs_shape": 4, "action_shape": 2},
-    "collect": {"n_sample": 32, "unroll_len": 1},
+    "collect": {"n_sample": 32, "unroll_len": 1, "collector": {"type": "sample"}},
 }
 """Acts by what it remembers of an episode."""
 
 
-@pytest.mark.parametrize("manager_type", ["in_process", "vector", "async_subprocess"])
+WHOLE = {**POLICY, "traj_len_inf": True}
+
+
+MANAGERS = ["in_process", "vector", "async_subprocess"]
+
+
 @pytest.mark.parametrize(
-    "policy", [POLICY, {**POLICY, "traj_len_inf": True}, R2D2], ids=["pieces", "episodes", "r2d2"]
+    ("kind", "policy", "manager_type"),
+    [
+        *((ZerglingParallelCollector, POLICY, each) for each in MANAGERS),
+        *((ZerglingParallelCollector, WHOLE, each) for each in MANAGERS[:2]),
+        *((ZerglingParallelCollector, R2D2, each) for each in MANAGERS[:2]),
+        *((SerialTaskCollector, POLICY, each) for each in MANAGERS),
+        (SerialTaskCollector, R2D2, "vector"),
+    ],
 )
 def test_short_tasks_play_the_episodes_of_a_long_one(
-    make_zergling, manager_type: str, policy: dict[str, Any]
+    make_zergling, kind: Any, policy: dict[str, Any], manager_type: str
 ) -> None:
     """Nothing is cut where a task ends: no episode is too long for a task."""
     env_num = 1 if manager_type.startswith("async") else 2  # several are ready in any order
@@ -196,6 +214,7 @@ def test_short_tasks_play_the_episodes_of_a_long_one(
 
     def play(pool: EnvPool, episodes: int) -> tuple[list[float], int]:
         collector = make_zergling(
+            kind=kind,
             wire=wire,
             policy=policy,
             env={"collector_episode_num": episodes, "collector_env_num": env_num},
@@ -216,9 +235,11 @@ def test_short_tasks_play_the_episodes_of_a_long_one(
     assert short[: len(long)] == long
     assert steps >= long_steps
     rows = sum(len(batch) for batch in wire.payloads.values())
-    if policy is POLICY:
+    if kind is SerialTaskCollector:
+        assert rows % 32 == 0  # those of a call beyond n_sample come with the next task
+    elif policy is POLICY:
         assert rows == steps
-    elif policy is not R2D2:
+    elif policy is WHOLE:
         assert rows == sum(short)  # of whole episodes; CartPole pays 1 a step
 
 
@@ -227,10 +248,23 @@ def test_task_of_another_policy_begins_anew(make_zergling) -> None:
         first = make_zergling(wire=Wire(), env_pool=pool)
         first.start()
         same = make_zergling(wire=Wire(), env_pool=pool)
-        assert same._begun is not None
+        assert same.policy is first.policy
         same.start()
         other = {**POLICY, "model": {**POLICY["model"], "encoder_hidden_size_list": [8]}}
-        assert make_zergling(env_pool=pool, policy=other)._begun is None
+        assert make_zergling(env_pool=pool, policy=other)._rollout is not same._rollout
+
+
+@pytest.mark.parametrize("ends_by", ["policy", "pool"])
+def test_serial_collector_that_no_task_goes_on_with_is_closed(make_zergling, ends_by: str) -> None:
+    with closing(EnvPool()) as pool:
+        first = make_zergling(kind=SerialTaskCollector, wire=Wire(), env_pool=pool)
+        first.start()
+        assert not first._serial._is_closed
+        if ends_by == "policy":
+            make_zergling(kind=SerialTaskCollector, env_pool=pool, policy=WHOLE)
+            assert first._serial._is_closed
+    assert first._serial._is_closed
+    assert not first.env_manager.closed or ends_by == "pool"
 
 
 def test_task_that_was_closed_or_evaluates_leaves_nothing(make_zergling) -> None:
@@ -242,7 +276,7 @@ def test_task_that_was_closed_or_evaluates_leaves_nothing(make_zergling) -> None
         collector.yield_turn = collector.close
         collector.start()
         assert collector._left is None
-        assert make_zergling(env_pool=pool)._begun is None
+        assert make_zergling(env_pool=pool)._rollout is not collector._rollout
 
 
 def test_episodes_per_env_come_before_the_total(make_zergling) -> None:
