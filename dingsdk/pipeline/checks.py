@@ -249,20 +249,22 @@ def _check_on_policy(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: s
     if not policy["on_policy"]:
         return
     collect = policy["collect"]
-    kind = collect["collector"]["type"]
+    kind, parallel = collect["collector"]["type"], "policy.collect.parallel_collector"
+    is_held = kind == "sample" and collect["parallel_collector"]["type"] != "serial"
+    own = "sample with the parallel collector zergling"
+    if getattr(classes.get(parallel), "max_players", 1) > 1:
+        counts = getattr(classes.get("policy.collect.collector"), "counts", "")
+        is_held, own = counts != "n_episode", "sample_1v1"
     path = why = ""
     if not collect["n_sample"]:
         path = "policy.collect.n_sample"
         why = "needs policy.collect.n_sample, the samples of one training; set it"
-    elif kind != "sample" or collect["parallel_collector"]["type"] == "serial":
+    elif not is_held:
         path = "policy.collect.collector.type"
         why = (
             "holds collectors back between two env steps, which a serial collector of type "
-            f"{kind!r} cannot do; choose sample with the parallel collector zergling"
+            f"{kind!r} cannot do; choose {own}"
         )
-    elif getattr(classes.get("policy.collect.parallel_collector"), "max_players", 1) > 1:
-        path = "policy.type"
-        why = "counts the steps of one player; choose an off-policy policy for an env of several"
     elif policy["traj_len_inf"]:
         path = "policy.traj_len_inf"
         why = (
