@@ -1,59 +1,77 @@
-"""Payloads in shared memory: small ones in segments of many, large ones in files of their own."""
+"""Payloads in shared memory: encoded, checked, and waited for."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterable
 
-from dingsdk.data import (
-    FrameInfo,
-    PrivateDir,
-    SampleBatch,
-    check_id,
-    decode_batch,
-    encode_batch,
+from dingsdk.data import FrameInfo, PrivateDir, SampleBatch, check_id, decode_batch, encode_batch
+from dingsdk.errors import (
+    ClosedError,
+    ConfigError,
+    ConflictError,
+    DataCorruptError,
+    DataMissingError,
+    StorageFullError,
 )
-from dingsdk.errors import ConflictError, DataCorruptError, StorageFullError
 from dingsdk.worker.comm import StepDataStore
-from dingsdk.worker.comm.files import FileDataStore
-from dingsdk_shared_memory.run_memory import SEGMENTS
-from dingsdk_shared_memory.segments import Segments
+from dingsdk_shared_memory.segments import INLINE_BYTES, Segments
 
-SMALL_BYTES = 16 << 10
-"""Payloads with less than this are copied; a larger one is a view of its file."""
+_WAIT_S = 0.002
 
 
 class SharedDataStore(StepDataStore):
     """Payloads of one host. Safe for use from many threads.
 
     Args:
-        memory: Folder of the run.
-        files: Store of large payloads, and of all where there is no room for a segment.
+        folder: Of the payloads; closed with the store.
+        max_payload_bytes: Largest payload to write or read.
         min_free_bytes: What to leave free.
+        algorithm: Of the digests; ``head`` holds for payloads that are not copied.
     """
 
-    def __init__(self, memory: PrivateDir, files: FileDataStore, min_free_bytes: int) -> None:
-        self._memory = memory
-        self._files = files
+    def __init__(
+        self,
+        folder: PrivateDir,
+        *,
+        max_payload_bytes: int = 1 << 62,
+        min_free_bytes: int = 0,
+        algorithm: str = "head",
+    ) -> None:
+        self._folder = folder
+        self._max_bytes = max_payload_bytes
         self._min_free_bytes = min_free_bytes
-        self._segments = Segments(memory.sub(SEGMENTS), self._check_free)
+        self._algorithm = algorithm
+        self._closed = threading.Event()
+        self.segments = Segments(folder, self._check_free)
 
     def put(self, data_id: str, batch: SampleBatch) -> FrameInfo:
-        """Store a payload; errors are those of ``FileDataStore.put``."""
+        """Store a payload; storing the same again changes nothing.
+
+        Raises:
+            ProtocolError: the id is none.
+            ConflictError: another payload has this id; it stays.
+            StorageFullError: no room now; nothing was stored, and the call may be repeated.
+            ConfigError: the payload is larger than any reader takes.
+            SchemaMismatchError: a container cannot hold the batch.
+        """
         check_id(data_id, "data_id")
-        if batch.nbytes >= SMALL_BYTES:
-            return self._files.put(data_id, batch)
-        # Always with a digest: it costs nothing at this size, and finds what was read too early.
-        buffers, info = encode_batch(batch)
-        if info.size_bytes >= 2 * SMALL_BYTES or self._files.has(data_id, 0.0):
-            return self._files.put(data_id, batch)
-        frame = b"".join(buffers)
-        found = self._segments.read(data_id)
+        algorithm = self._algorithm
+        if algorithm == "head" and batch.nbytes < INLINE_BYTES:
+            # What is copied has a digest: it costs little, and finds what was read too early.
+            algorithm = "xxh3-128"
+        buffers, info = encode_batch(batch, algorithm=algorithm)
+        if info.size_bytes > self._max_bytes:
+            raise ConfigError(
+                f"a payload of {info.size_bytes} bytes; at most {self._max_bytes} are read. "
+                "Lower policy.collect.n_sample",
+                path="policy.collect.n_sample",
+            )
+        found = self.segments.read(data_id, is_new=True)
         if found is None:
-            try:
-                self._segments.add(data_id, frame)
-            except StorageFullError:
-                return self._files.put(data_id, batch)
-        elif found != frame:
+            self.segments.add(data_id, buffers, info.size_bytes)
+        elif bytes(found) != b"".join(buffers):
             raise ConflictError(
                 f"payload {data_id!r} exists with another content, which stays; ids are used once",
                 data_id=data_id,
@@ -68,42 +86,56 @@ class SharedDataStore(StepDataStore):
 
     def delete(self, data_ids: Iterable[str]) -> None:
         for data_id in data_ids:
-            if not self._segments.delete(check_id(data_id, "data_id")):
-                self._files.delete([data_id])
+            self.segments.delete(check_id(data_id, "data_id"))
 
     def has(self, data_id: str, timeout_s: float = 2.0) -> bool:
         check_id(data_id, "data_id")
-        return self._segments.has(data_id) or self._files.has(data_id, timeout_s)
+        return self.segments.has(data_id) or self._wait(
+            lambda: self.segments.has(data_id), timeout_s
+        )
 
     def sweep_orphans(self, is_live: Callable[[str], bool], grace_s: float) -> int:
-        found = self._segments.sweep(is_live, grace_s)
-        return found + self._files.sweep_orphans(is_live, grace_s)
+        return self.segments.sweep(is_live, grace_s)
 
     def __len__(self) -> int:
-        return len(self._segments.ids()) + len(self._files)
+        return len(self.segments.ids())
 
     def close(self) -> None:
         """Let go of the memory; calls that wait end with ClosedError."""
-        self._segments.close()
-        self._files.close()
+        self._closed.set()
+        self.segments.close()
 
     def _get(self, data_id: str, digest: str | None, timeout_s: float) -> SampleBatch:
-        frame = self._segments.read(check_id(data_id, "data_id"))
+        frame = self.segments.read(check_id(data_id, "data_id"))
+        if frame is None and self._wait(lambda: self.segments.has(data_id), timeout_s):
+            frame = self.segments.read(data_id)
         if frame is None:
-            return self._files.get(data_id, timeout_s, digest)
+            raise DataMissingError(
+                f"no payload {data_id!r} within {timeout_s} s: it was never put, or deleted since",
+                data_id=data_id,
+            )
         try:
-            return decode_batch(frame, expected_digest=digest)
+            return decode_batch(frame, self._max_bytes, expected_digest=digest)
         except DataCorruptError as error:
             raise DataCorruptError(
                 f"payload {data_id!r}: {error}", where=error.where, data_id=data_id
             ) from error
 
+    def _wait(self, is_there: Callable[[], bool], timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            if self._closed.wait(min(_WAIT_S, left_s)):
+                raise ClosedError("the data store was closed", what="data store")
+            if is_there():
+                return True
+        return False
+
     def _check_free(self, size_bytes: int) -> None:
-        free_bytes = self._memory.free_bytes()
+        free_bytes = self._folder.free_bytes()
         if free_bytes - size_bytes < self._min_free_bytes:
             raise StorageFullError(
-                f"{self._memory.path}: {free_bytes} bytes free, {size_bytes} to take and "
+                f"{self._folder.path}: {free_bytes} bytes free, {size_bytes} to take and "
                 f"{self._min_free_bytes} to leave free; make room in shared memory",
-                path=str(self._memory.path),
+                path=str(self._folder.path),
                 reason="low_space",
             )

@@ -20,6 +20,7 @@ import re
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -32,14 +33,14 @@ from dingsdk.errors import (
     DataVersionError,
     DingError,
     RunDirLockedError,
-    RunFolderError,
 )
+from dingsdk_shared_memory.data_store import SharedDataStore
 
 ROOT = Path("/dev/shm")
 LOCK, OWNER, SOCKET = "lock", "run.json", "socket"
-FORMAT = 1
+FORMAT = 2
 """Of the folder; another one belongs to another version of this package."""
-DATA, SEGMENTS, KEPT, JOURNAL = "data", "segments", "transport", "journal"
+DATA, KEPT, JOURNAL = "data", "transport", "journal"
 UNCLAIMED_S = 60.0
 """Age at which a folder without an owner is stale: its maker writes it at once."""
 SWEPT_S = 5.0
@@ -176,22 +177,29 @@ def keep(path: Path, run_dir: Path) -> None:
     if not path.is_dir():
         return
     with PrivateDir(path, create=False) as memory, PrivateDir(run_dir / KEPT) as disk:
-        _move_payloads(memory, disk)
+        if memory.stat(DATA) is not None:
+            with closing(SharedDataStore(memory.sub(DATA, create=False))) as store:
+                for data_id in store.segments.ids():
+                    frame = store.segments.read(data_id)
+                    if frame is not None:
+                        disk.write_atomic(f"{data_id}.ding", [frame])
     remove(path)
 
 
-def bring_back(memory: PrivateDir, run_dir: Path) -> None:
+def bring_back(store: SharedDataStore, run_dir: Path) -> None:
     """Move the payloads that ``keep`` moved to the disk back to memory.
 
     Raises:
         StorageFullError, RunFolderError: they stay on the disk, too.
     """
-    try:
-        with PrivateDir(run_dir / KEPT, create=False) as disk:
-            _move_payloads(disk, memory)
-    except RunFolderError:
-        if (run_dir / KEPT).exists():
-            raise
+    if not (run_dir / KEPT).exists():
+        return
+    with PrivateDir(run_dir / KEPT, create=False) as disk:
+        for name in disk.names():
+            data_id = name.removesuffix(".ding")
+            if data_id != name and not store.segments.has(data_id):
+                frame = disk.view(name, _NO_LIMIT)
+                store.segments.add(data_id, [frame], len(frame))
     forget_kept(run_dir)
 
 
@@ -200,26 +208,6 @@ def forget_kept(run_dir: Path) -> None:
     if (run_dir / KEPT).is_dir():
         with Folder(run_dir) as folder:
             folder.remove_tree(KEPT)
-
-
-def _move_payloads(source: PrivateDir, target: PrivateDir) -> None:
-    for name in (SEGMENTS, DATA):
-        if source.stat(name) is not None:
-            with source.sub(name, create=False) as folder, target.sub(name) as home:
-                _move_files(folder, home)
-
-
-def _move_files(source: PrivateDir, target: PrivateDir) -> None:
-    source.sweep()
-    for name in source.names():
-        found = source.stat(name)
-        if found is not None and stat.S_ISDIR(found.st_mode):
-            with source.sub(name, create=False) as folder, target.sub(name) as home:
-                _move_files(folder, home)
-            continue
-        if target.stat(name) is None:
-            target.write_atomic(name, [source.view(name, _NO_LIMIT)])
-        source.unlink(name)
 
 
 def remove_stale(root: Path = ROOT) -> int:

@@ -1,19 +1,26 @@
-"""Small payloads, many in one segment that stays mapped by all who use it.
+"""Payloads in shared memory: where they are written, and how readers find them.
 
-A file for each payload costs a dozen calls of the system. A writer appends to a segment instead,
-which it alone appends to::
+A file for each payload costs a dozen system calls, and new memory costs more than the copy: the
+first use of 3.6 MB takes 10 ms, a copy of it 0.15 ms. So a writer (one process) keeps files that it
+writes to again and again. ``<writer>-<number>.seg`` is a *segment*, which it appends to::
 
     header   64 bytes: magic, generation, number of entries
     entries  of each payload its id, size, place, and the generation in which it was deleted
-    frames   at the places, which are multiples of 64
+    frames   of payloads of up to 16 KiB, at places that are multiples of 64
+
+A larger frame is alone in a *slot*, ``<writer>-<number>.slot``; its place is minus that number.
 
 The number of entries is written last: what a writer that is killed had not finished is seen by
 nobody. Whoever deletes a payload notes the generation. A writer whose segment is full begins the
-next generation of one in which all payloads are deleted, or makes another one. Readers copy a
-frame, and look again afterwards whether it is still that of the payload.
+next generation of one in which all payloads are deleted, or makes another one. It writes to a slot
+again once its payload is deleted and nobody views it.
 
-A writer holds a lock on its segments, which goes with its process. Without one, a segment is
-removed once its payloads are deleted.
+Readers copy a frame out of a segment, and look again afterwards whether it is still that of the
+payload. They view a frame in a slot. A view holds a shared lock on its slot (``flock``), which goes
+with the process; a writer that cannot lock a slot alone uses another one.
+
+A writer holds a lock on ``<writer>.lock``, which goes with its process. Without one, its files are
+removed once their payloads are deleted.
 """
 
 from __future__ import annotations
@@ -21,33 +28,44 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import mmap
 import os
 import secrets
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dingsdk.data import PrivateDir, open_private
-from dingsdk.errors import StorageFullError
+from dingsdk.data import Buffer, PrivateDir, open_private
+from dingsdk.errors import DataCorruptError, StorageFullError
 
-SEGMENT_BYTES = 4 << 20
-MOST_ENTRIES = 1024
+INLINE_BYTES = 16 << 10
+"""Largest frame in a segment."""
+SEGMENT_BYTES = 1 << 20
+MOST_ENTRIES = 256
+MAGIC = b"DINGSEG2"
 SETTLED_NS = 100_000_000
-MAGIC = b"DINGSEG1"
+MOST_MAPS = 256
+"""Slots that a process keeps mapped; each map has a descriptor."""
+FREE_BYTES = 128 << 20
+"""Of the slots that a writer keeps to be written again."""
 _HEADER = struct.Struct("<8sQQ")
-_COUNT = struct.Struct("<Q")
-_COUNT_AT, _GENERATION_AT = 16, 8
-_ENTRY = struct.Struct("<64sIIQ")
-_DELETED = struct.Struct("<Q")
-_DELETED_AT = 72
+_STATE = struct.Struct("<QQ")  # generation, number of entries
+_NUMBER = struct.Struct("<Q")
+_GENERATION_AT, _COUNT_AT = 8, 16
+_ENTRY = struct.Struct("<64sQqQ")
+_PLACE = struct.Struct("<QqQ")  # size, place, generation of the deletion
+_ID_BYTES = _PLACE_AT = 64
+_DELETED_AT = 80
 _ENTRIES_AT = 64
 _FRAMES_AT = _ENTRIES_AT + MOST_ENTRIES * _ENTRY.size
 _ALIGNMENT = 64
-_COLUMNS = np.dtype([("id", "S64"), ("size", "<u4"), ("place", "<u4"), ("deleted", "<u8")])
+_COLUMNS = np.dtype([("id", "S64"), ("size", "<u8"), ("place", "<i8"), ("deleted", "<u8")])
 
 
 class _Segment:
@@ -56,65 +74,80 @@ class _Segment:
     Attributes:
         seen: How many entries of ``generation`` this process knows.
         ids: Those of the entries that it knows, in order.
-        lock: Descriptor that holds the writer's lock; -1 for the segment of another writer.
     """
 
-    def __init__(self, name: str, descriptor: int) -> None:
+    def __init__(self, name: str, map_: mmap.mmap, is_own: bool) -> None:
         self.name = name
-        self.map = mmap.mmap(descriptor, SEGMENT_BYTES)
+        self.writer = name.partition("-")[0]
+        self.is_own = is_own
+        self.map = map_
         self.generation = 0
         self.seen = 0
         self.ids: list[str] = []
         self.end = _FRAMES_AT
-        self.lock = -1
 
     def state(self) -> tuple[int, int]:
         """Return generation and number of entries."""
-        _, generation, count = _HEADER.unpack_from(self.map)
+        generation, count = _STATE.unpack_from(self.map, _GENERATION_AT)
         return generation, min(count, MOST_ENTRIES)
 
-    def entry(self, number: int) -> tuple[str, int, int, int]:
-        """Return id, size, place and generation of the deletion."""
-        name, size, place, deleted = _ENTRY.unpack_from(self.map, _entry_at(number))
-        return name.rstrip(b"\0").decode("latin-1"), size, place, deleted
+    def id_of(self, number: int) -> str:
+        at = _entry_at(number)
+        return self.map[at : at + _ID_BYTES].rstrip(b"\0").decode("latin-1")
+
+    def place_of(self, number: int, generation: int) -> tuple[int, int] | None:
+        """Return size and place of a payload; None where it was deleted."""
+        size, place, deleted = _PLACE.unpack_from(self.map, _entry_at(number) + _PLACE_AT)
+        found = _NUMBER.unpack_from(self.map, _GENERATION_AT)[0]
+        return (size, place) if found == generation != deleted else None
 
     def delete(self, number: int) -> None:
-        _DELETED.pack_into(self.map, _entry_at(number) + _DELETED_AT, self.generation)
+        _NUMBER.pack_into(self.map, _entry_at(number) + _DELETED_AT, self.generation)
 
-    def live(self) -> list[int]:
-        """Return the numbers of the entries that were not deleted."""
+    def live_slots(self) -> list[int]:
+        """Return the place of each payload that was not deleted: a slot's, or 0."""
         generation, count = self.state()
         columns = np.frombuffer(self.map, _COLUMNS, count, _ENTRIES_AT)
-        return [int(each) for each in np.flatnonzero(columns["deleted"] != generation)]
+        places = columns["place"][columns["deleted"] != generation]
+        return [min(int(place), 0) for place in places]
 
     def has_room(self, size: int) -> bool:
         return self.seen < MOST_ENTRIES and self.end + size <= SEGMENT_BYTES
 
-    def append(self, data_id: str, frame: bytes) -> int:
-        number, place = self.seen, self.end
-        self.map[place : place + len(frame)] = frame
-        _ENTRY.pack_into(self.map, _entry_at(number), data_id.encode(), len(frame), place, 0)
-        _COUNT.pack_into(self.map, _COUNT_AT, number + 1)
-        self.end = -(-(place + len(frame)) // _ALIGNMENT) * _ALIGNMENT
+    def append(self, data_id: str, size: int, place: int) -> int:
+        number = self.seen
+        _ENTRY.pack_into(self.map, _entry_at(number), data_id.encode(), size, place, 0)
+        _NUMBER.pack_into(self.map, _COUNT_AT, number + 1)
         self.seen = number + 1
         self.ids.append(data_id)
         return number
 
     def begin_generation(self) -> None:
         """Forget all payloads, which are deleted."""
-        _COUNT.pack_into(self.map, _COUNT_AT, 0)
+        _NUMBER.pack_into(self.map, _COUNT_AT, 0)
         self.generation += 1
-        _COUNT.pack_into(self.map, _GENERATION_AT, self.generation)
+        _NUMBER.pack_into(self.map, _GENERATION_AT, self.generation)
         self.seen, self.end, self.ids = 0, _FRAMES_AT, []
 
-    def close(self) -> None:
-        if self.lock >= 0:
-            os.close(self.lock)
-            self.lock = -1
+
+class _Slot:
+    """A slot of this writer; ``entry`` is that of the payload in it."""
+
+    def __init__(self, number: int, size: int) -> None:
+        self.number = number
+        self.size = size
+        self.entry: tuple[_Segment, int, int] | None = None
+
+    @property
+    def is_free(self) -> bool:
+        if self.entry is None:
+            return False
+        segment, number, generation = self.entry
+        return segment.place_of(number, generation) is None
 
 
 class Segments:
-    """Small payloads by id. Safe for use from many threads.
+    """Frames by id. Safe for use from many threads.
 
     Args:
         folder: That all processes of the run share; closed with this object.
@@ -134,94 +167,154 @@ class Segments:
         self._clock = clock
         self._lock = threading.Lock()
         self._segments: dict[str, _Segment] = {}
-        self._own: _Segment | None = None
         self._index: dict[str, tuple[_Segment, int, int]] = {}
-        self._listed_ns = -1
+        self._listed_ns: int | None = None
         self._ownerless: dict[str, float] = {}
+        self._maps: OrderedDict[str, mmap.mmap] = OrderedDict()
+        # As a writer:
+        self._writer = ""
+        self._writer_lock = -1
+        self._own: _Segment | None = None
+        self._numbers = itertools.count(1)
+        self._slots: dict[int, _Slot] = {}
+        self._free: list[_Slot] = []
 
-    def add(self, data_id: str, frame: bytes) -> None:
-        """Store a payload.
+    def add(self, data_id: str, buffers: Sequence[Buffer], size: int) -> None:
+        """Store a frame.
 
         Raises:
-            StorageFullError: there is no room for a segment.
+            StorageFullError: there is no room for it.
+        """
+        if size <= INLINE_BYTES:
+            with self._lock:
+                own = self._segment_for(size)
+                place = own.end
+                _fill(own.map, place, buffers)
+                self._index[data_id] = own, own.append(data_id, size, place), own.generation
+                own.end = -(-(place + size) // _ALIGNMENT) * _ALIGNMENT
+            return
+        slot, target = self._take_slot(size)
+        _fill(target, 0, buffers)  # without the lock: other threads go on
+        with self._lock:
+            try:
+                own = self._segment_for(0)
+            except StorageFullError:
+                self._free.append(slot)
+                raise
+            entry = own, own.append(data_id, size, -slot.number), own.generation
+            self._index[data_id] = slot.entry = entry
+
+    def read(self, data_id: str, is_new: bool = False) -> Buffer | None:
+        """Return a frame, None where there is none: a copy of a small one, else a read-only view.
+
+        Args:
+            data_id: Of the payload.
+            is_new: Whether it is enough to look at what this process knows: its own payloads,
+                and those of others that were there when it looked first.
         """
         with self._lock:
-            own = self._own
-            if own is None or not own.has_room(len(frame)):
-                own = self._own = self._next_own()
-            self._index[data_id] = own, own.append(data_id, frame), own.generation
-
-    def read(self, data_id: str) -> bytes | None:
-        """Return a copy of a payload's frame; None where there is none of that id."""
-        with self._lock:
-            found = self._find(data_id)
+            found = self._find(data_id, is_new)
             if found is None:
                 return None
-            segment, number, generation = found
-            _, size, place, _ = segment.entry(number)
+            segment, number, generation, size, place = found
+            if place < 0:
+                return self._view(segment, number, generation, size, -place)
             frame = segment.map[place : place + size]
-            return frame if self._is_there(segment, number, generation) else None
+            return frame if segment.place_of(number, generation) else None
 
     def has(self, data_id: str) -> bool:
         """Return whether there is a payload of that id."""
         with self._lock:
             return self._find(data_id) is not None
 
-    def delete(self, data_id: str) -> bool:
-        """Delete a payload; return whether there was one."""
+    def delete(self, data_id: str) -> None:
+        """Delete a payload, if there is one."""
         with self._lock:
             found = self._find(data_id)
             if found is not None:
                 found[0].delete(found[1])
                 del self._index[data_id]
-            return found is not None
 
     def sweep(self, is_live: Callable[[str], bool], grace_s: float) -> int:
         """Delete payloads without an owner, as ``StepDataStore.sweep_orphans`` has it.
 
-        Segments of dead writers without payloads are removed.
+        Files of dead writers without payloads are removed.
         """
         now = self._clock()
-        names = self.ids()
-        since = {name: self._ownerless.get(name, now) for name in names if not is_live(name)}
-        ripe = [name for name, first in since.items() if now - first >= grace_s]
-        count = sum(map(self.delete, ripe))
-        self._ownerless = {name: first for name, first in since.items() if name not in set(ripe)}
+        since = {name: self._ownerless.get(name, now) for name in self.ids() if not is_live(name)}
+        ripe = {name for name, first in since.items() if now - first >= grace_s}
+        for name in ripe:
+            self.delete(name)
+        self._ownerless = {name: first for name, first in since.items() if name not in ripe}
         with self._lock:
-            for segment in list(self._segments.values()):
-                if segment.lock < 0 and not segment.live():
-                    self._remove_if_dead(segment)
-        return count
+            for name in self._folder.names():
+                if name.endswith(".lock") and name != f"{self._writer}.lock":
+                    self._clear_dead(name.removesuffix(".lock"))
+        return len(ripe)
 
     def ids(self) -> list[str]:
         """Return the ids of all payloads."""
         with self._lock:
             self._refresh()
-            return [
-                name
-                for name, (segment, number, generation) in self._index.items()
-                if self._is_there(segment, number, generation)
-            ]
+            return [name for name, found in self._index.items() if found[0].place_of(*found[1:])]
 
     def close(self) -> None:
-        """Let go of the segments."""
+        """Let go of the memory; views that are in use stay valid."""
         with self._lock:
             for segment in self._segments.values():
-                segment.close()
+                segment.map.close()
             self._segments.clear()
             self._index.clear()
+            self._maps.clear()
+            self._slots.clear()
+            self._free.clear()
             self._own = None
+            if self._writer_lock >= 0:
+                os.close(self._writer_lock)
+            self._writer, self._writer_lock = "", -1
             self._folder.close()
 
-    def _find(self, data_id: str) -> tuple[_Segment, int, int] | None:
-        found = self._index.get(data_id)
-        if found is None or not self._is_there(*found):
-            self._refresh()
-            found = self._index.get(data_id)
-        return found if found is not None and self._is_there(*found) else None
+    # Readers.
 
-    def _is_there(self, segment: _Segment, number: int, generation: int) -> bool:
-        return segment.entry(number)[3] != generation and segment.state()[0] == generation
+    def _find(
+        self, data_id: str, is_new: bool = False
+    ) -> tuple[_Segment, int, int, int, int] | None:
+        """Return a payload's segment, number, generation, size and place."""
+        for is_known in (True, False):
+            if not is_known:
+                if is_new and self._listed_ns is not None:
+                    return None
+                self._refresh()
+            found = self._index.get(data_id)
+            if found is not None and (place := found[0].place_of(found[1], found[2])):
+                return *found, *place
+        return None
+
+    def _view(
+        self, segment: _Segment, number: int, generation: int, size: int, slot: int
+    ) -> memoryview | None:
+        name = f"{segment.writer}-{slot}.slot"
+        try:
+            lock = os.open(f"{self._path}/{name}", os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if segment.place_of(number, generation) is None:
+                os.close(lock)
+                return None
+            whole = self._map(name)
+            if len(whole) < size:
+                raise DataCorruptError(f"{name} has {len(whole)} of {size} bytes", where=name)
+            pinned = np.frombuffer(whole, np.uint8, size)
+        except BlockingIOError:  # its writer takes it: the payload was deleted
+            os.close(lock)
+            return None
+        except BaseException:
+            os.close(lock)
+            raise
+        weakref.finalize(pinned, os.close, lock).atexit = False
+        return pinned.data.toreadonly()
 
     def _refresh(self) -> None:
         """Learn the entries that were added since the last look."""
@@ -240,7 +333,7 @@ class Segments:
                 self._forget(segment)
                 segment.generation, segment.seen, segment.ids = generation, 0, []
             for number in range(segment.seen, count):
-                name = segment.entry(number)[0]
+                name = segment.id_of(number)
                 self._index[name] = segment, number, generation
                 segment.ids.append(name)
             segment.seen = max(segment.seen, count)
@@ -248,22 +341,19 @@ class Segments:
     def _list(self) -> None:
         names = set(self._folder.names())
         for name in names - self._segments.keys():
-            segment = self._opened(name)
-            if segment is not None:
-                self._segments[name] = segment
-            else:
-                self._listed_ns = -1
+            if name.endswith(".seg"):
+                try:
+                    found = self._map_file(name, os.O_RDWR)
+                except (OSError, ValueError):  # it is being made, or removed
+                    found = None
+                if found is not None and len(found) == SEGMENT_BYTES and found[:8] == MAGIC:
+                    self._segments[name] = _Segment(name, found, is_own=False)
+                else:
+                    self._listed_ns = -1
         for name in self._segments.keys() - names:
             self._forget(self._segments.pop(name))
-
-    def _opened(self, name: str) -> _Segment | None:
-        """Return another writer's segment, None while it is being made or removed."""
-        try:
-            with self._open(name) as descriptor:
-                segment = _Segment(name, descriptor)
-        except (OSError, ValueError):
-            return None
-        return segment if segment.map[: len(MAGIC)] == MAGIC else None
+        for name in self._maps.keys() - names:
+            del self._maps[name]
 
     def _forget(self, segment: _Segment) -> None:
         for name in segment.ids:
@@ -271,60 +361,176 @@ class Segments:
             if found is not None and found[0] is segment:
                 del self._index[name]
 
-    def _next_own(self) -> _Segment:
-        for segment in self._segments.values():
-            if segment.lock >= 0 and not segment.live():
-                self._forget(segment)
-                segment.begin_generation()
-                return segment
-        return self._make()
+    # Writers.
 
-    def _make(self) -> _Segment:
-        self._check_free(SEGMENT_BYTES)
-        name = f"{secrets.token_hex(8)}.seg"
-        path = f"{self._path}/{name}"
+    def _segment_for(self, size: int) -> _Segment:
+        """Return a segment of our own that has room."""
+        if self._own is None or not self._own.has_room(size):
+            for segment in self._segments.values():
+                if segment.is_own and not segment.live_slots():
+                    self._forget(segment)
+                    segment.begin_generation()
+                    self._own = segment
+                    break
+            else:
+                name, found = self._make("seg", SEGMENT_BYTES)
+                _HEADER.pack_into(found, 0, MAGIC, 1, 0)
+                self._own = self._segments[name] = _Segment(name, found, is_own=True)
+                self._own.generation = 1
+        return self._own
+
+    def _take_slot(self, size: int) -> tuple[_Slot, mmap.mmap]:
+        """Return a slot that nobody else will use, and its memory."""
+        with self._lock:
+            for is_again in (False, True):
+                if is_again:
+                    self._find_free()
+                for index in range(len(self._free) - 1, -1, -1):
+                    slot = self._free[index]
+                    if size <= slot.size <= 2 * size:
+                        name = f"{self._writer}-{slot.number}.slot"
+                        if self._is_unused(name):
+                            del self._free[index]
+                            return slot, self._map(name)
+            # Slots are of few sizes, so that one of about the size fits.
+            step = max(mmap.PAGESIZE, 1 << (size.bit_length() - 4))
+            slot_size = -(-size // step) * step
+            try:
+                name, found = self._make("slot", slot_size)
+            except StorageFullError:
+                if not self._drop_free(0):
+                    raise
+                name, found = self._make("slot", slot_size)
+            self._keep_map(name, found)
+            slot = _Slot(int(name.partition("-")[2].partition(".")[0]), slot_size)
+            self._slots[slot.number] = slot
+        return slot, found
+
+    def _find_free(self) -> None:
+        """Move the slots of deleted payloads to the free ones."""
+        for slot in self._slots.values():
+            if slot.is_free:
+                slot.entry = None
+                self._free.append(slot)
+        self._drop_free(FREE_BYTES)
+
+    def _drop_free(self, most_bytes: int) -> int:
+        """Remove free slots until they have at most so many bytes; return how many."""
+        count, left = 0, sum(slot.size for slot in self._free)
+        while left > most_bytes:
+            slot = self._free.pop(0)
+            left -= slot.size
+            del self._slots[slot.number]
+            name = f"{self._writer}-{slot.number}.slot"
+            self._maps.pop(name, None)
+            self._folder.unlink(name)
+            count += 1
+        return count
+
+    def _is_unused(self, name: str) -> bool:
+        """Whether nobody views a slot. Who opens it later finds that its payload was deleted."""
         try:
+            lock = os.open(f"{self._path}/{name}", os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:  # the run is over
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(lock)
+        return True
+
+    def _make(self, kind: str, size: int) -> tuple[str, mmap.mmap]:
+        """Make a file of our own; return its name and its memory."""
+        self._check_free(size)
+        name = ""
+        try:
+            if self._writer_lock < 0:
+                self._begin_writing()
+            name = f"{self._writer}-{next(self._numbers)}.{kind}"
+            path = f"{self._path}/{name}"
             descriptor = open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            try:
+                os.posix_fallocate(descriptor, 0, size)
+            finally:
+                os.close(descriptor)
+            return name, self._map_file(name, os.O_RDWR)
         except OSError as error:
-            raise _full(path, error) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.posix_fallocate(descriptor, 0, SEGMENT_BYTES)
-            if os.fstat(descriptor).st_nlink == 0:  # swept before it was locked
-                raise StorageFullError(f"{path} was removed", path=path, reason="swept")
-            with self._open(name) as mapped:  # a map of the same open file would keep the lock
-                segment = _Segment(name, mapped)
-            segment.generation = 1
-            _HEADER.pack_into(segment.map, 0, MAGIC, 1, 0)
-        except BaseException as error:
-            os.close(descriptor)
             with contextlib.suppress(OSError):
-                self._folder.unlink(name)
-            if isinstance(error, OSError) and not isinstance(error, StorageFullError):
-                raise _full(path, error) from error
-            raise
-        segment.lock = descriptor
-        self._segments[name] = segment
-        return segment
+                if name:
+                    self._folder.unlink(name)
+            reason = errno.errorcode.get(error.errno or 0, "")
+            raise StorageFullError(
+                f"cannot make {self._path}/{name}: {error.strerror}", path=self._path, reason=reason
+            ) from error
 
-    @contextlib.contextmanager
-    def _open(self, name: str) -> Iterator[int]:
-        descriptor = os.open(self._folder.path / name, os.O_RDWR | os.O_NOFOLLOW)
+    def _begin_writing(self) -> None:
+        """Take a name as a writer, and the lock that says that we live."""
+        while self._writer_lock < 0:
+            self._writer = secrets.token_hex(8)
+            path = f"{self._path}/{self._writer}.lock"
+            lock = open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            with contextlib.suppress(BlockingIOError):  # it is being swept, as a dead writer's
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(lock).st_nlink:
+                    self._writer_lock = lock
+                    return
+            os.close(lock)
+
+    def _clear_dead(self, writer: str) -> None:
+        """Remove what a writer without a lock left, but for payloads."""
+        with contextlib.suppress(OSError):
+            lock = open_private(f"{self._path}/{writer}.lock", os.O_RDWR)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._listed_ns = -1  # what it made last has to be known
+                self._refresh()
+                kept = set()
+                for segment in self._segments.values():
+                    if segment.writer == writer and (places := segment.live_slots()):
+                        kept |= {segment.name, *(f"{writer}-{-place}.slot" for place in places)}
+                for name in self._folder.names():
+                    if name.startswith(f"{writer}-") and name not in kept:
+                        self._folder.unlink(name)
+                if not kept:
+                    self._folder.unlink(f"{writer}.lock")
+            finally:
+                os.close(lock)
+
+    def _map(self, name: str) -> mmap.mmap:
+        """Return the memory of a slot; the first use of a map costs, so it is kept."""
+        found = self._maps.pop(name, None)
+        if found is None:
+            is_own = name.startswith(f"{self._writer}-")
+            found = self._map_file(name, os.O_RDWR if is_own else os.O_RDONLY)
+        self._keep_map(name, found)
+        return found
+
+    def _keep_map(self, name: str, found: mmap.mmap) -> None:
+        self._maps[name] = found
+        if len(self._maps) > MOST_MAPS:
+            self._maps.popitem(last=False)
+
+    def _map_file(self, name: str, flags: int) -> mmap.mmap:
+        # Opened for the map alone: it would keep a lock of the same open file.
+        descriptor = os.open(f"{self._path}/{name}", flags | os.O_NOFOLLOW)
         try:
-            yield descriptor
+            access = mmap.ACCESS_READ if flags == os.O_RDONLY else mmap.ACCESS_WRITE
+            return mmap.mmap(descriptor, 0, access=access)
         finally:
             os.close(descriptor)
 
-    def _remove_if_dead(self, segment: _Segment) -> None:
-        """Remove a segment whose writer holds no lock any more."""
-        with contextlib.suppress(OSError), self._open(segment.name) as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._folder.unlink(segment.name)
 
-
-def _full(path: str, error: OSError) -> StorageFullError:
-    reason = errno.errorcode.get(error.errno or 0, "")
-    return StorageFullError(f"cannot make {path}: {error.strerror}", path=path, reason=reason)
+def _fill(target: mmap.mmap, start: int, buffers: Sequence[Buffer]) -> None:
+    whole = np.frombuffer(target, np.uint8)
+    for buffer in buffers:
+        size = memoryview(buffer).nbytes
+        if size <= INLINE_BYTES:
+            target[start : start + size] = buffer
+        else:  # unlike the other one, this copy lets other threads go on
+            whole[start : start + size] = np.frombuffer(buffer, np.uint8)
+        start += size
 
 
 def _entry_at(number: int) -> int:

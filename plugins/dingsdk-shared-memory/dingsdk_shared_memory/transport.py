@@ -12,15 +12,15 @@ from dingsdk.config import Whole
 from dingsdk.errors import ConfigError
 from dingsdk.worker.comm import (
     PolicyStore,
-    StepDataStore,
     Transport,
 )
-from dingsdk.worker.comm.files import FileDataStore, FilePolicyStore
+from dingsdk.worker.comm.files import FilePolicyStore
 from dingsdk.worker.comm.requests import RequestSlaveEnd, RequestTransport, Secret, find_secret
 from dingsdk_shared_memory.connection import Connection
 from dingsdk_shared_memory.data_store import SharedDataStore
 from dingsdk_shared_memory.master_end import SCHEME, SocketMasterEnd
 from dingsdk_shared_memory.run_memory import (
+    DATA,
     RunMemory,
     bring_back,
     folder_of,
@@ -76,10 +76,9 @@ class SharedMemoryTransport(RequestTransport):
         self._policy_store: FilePolicyStore | None = None
 
     def make_master_end(self) -> SocketMasterEnd:
-        memory = self._own_memory()
         # Before the coordinator looks which payloads of its journal are there.
-        bring_back(memory.folder, self.run_dir)
-        return SocketMasterEnd(self.cfg, memory)
+        bring_back(self.data_store(), self.run_dir)
+        return SocketMasterEnd(self.cfg, self._own_memory())
 
     def make_slave_end(self, address: str) -> RequestSlaveEnd[Secret]:
         path = address.removeprefix(SCHEME)
@@ -100,18 +99,15 @@ class SharedMemoryTransport(RequestTransport):
             lost_after_s=self.cfg.lost_after_s,
         )
 
-    def data_store(self) -> StepDataStore:
+    def data_store(self) -> SharedDataStore:
         with self._lock:
             if self._data_store is None:
-                memory = self._own_memory()
-                files = FileDataStore(
-                    self.data_dir,
+                self._data_store = SharedDataStore(
+                    self._own_memory().folder.sub(DATA),
                     max_payload_bytes=self.cfg.max_payload_bytes,
                     min_free_bytes=self.cfg.min_free_bytes,
                     algorithm=self.cfg.digest,
-                    is_memory=True,
                 )
-                self._data_store = SharedDataStore(memory.folder, files, self.cfg.min_free_bytes)
             return self._data_store
 
     def policy_store(self) -> PolicyStore:

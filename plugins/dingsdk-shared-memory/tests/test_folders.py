@@ -58,8 +58,8 @@ def test_payload_of_another_kind_in_the_folder_is_refused(
 ) -> None:
     store = transport.data_store()
     store.put("a", a_batch(20_000))
-    path = next(transport.data_dir.glob("data/*/a.ding"))
-    path.write_bytes(b"\x80\x04" + bytes(4096))
+    with next(transport.data_dir.glob("data/*.slot")).open("r+b") as file:
+        file.write(b"\x80\x04" + bytes(4096))
     with pytest.raises(DataCorruptError):
         store.get("a")
 
@@ -130,10 +130,10 @@ def test_same_payload_again_changes_nothing_and_another_is_refused(
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 1 MiB."""
+    """A tmpfs of 4 MiB."""
     path = tmp_path / "small"
     path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", str(path)]
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "tmpfs", str(path)]
     if subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("a file system cannot be mounted here")
     yield path
@@ -153,19 +153,21 @@ def test_full_memory_stores_nothing_and_goes_on_once_there_is_room(
             store.put(f"p{index}", a_batch())
             stored.append(f"p{index}")
 
+    store.put("large", a_batch(20_000))
     with pytest.raises(StorageFullError) as full:
         fill()
     rejected = f"p{len(stored)}"
     has_rejected = store.has(rejected, 0.0)
     for name in stored:
         assert store.get(name) == a_batch()
-    store.delete(stored[: len(stored) // 2])
+    store.delete(stored[: 3 * len(stored) // 4])
     store.put(rejected, a_batch())
-    found = store.get(rejected)
+    found, is_large_there = store.get(rejected), store.get("large") == a_batch(20_000)
     transport.close()
     transport.remove_data()
 
-    assert len(stored) > 50
+    assert len(stored) > 500
+    assert is_large_there
     assert not has_rejected
     assert "\n" not in str(full.value)
     assert found == a_batch()

@@ -9,7 +9,9 @@ import pytest
 from dingsdk_shared_memory.segments import MOST_ENTRIES, SEGMENT_BYTES, Segments
 
 from dingsdk.data import PrivateDir
-from dingsdk.errors import StorageFullError
+from dingsdk.errors import DataCorruptError, StorageFullError
+
+LARGE = 1 << 16
 
 
 class Clock:
@@ -37,8 +39,12 @@ def reader(tmp_path: Path) -> Iterator[Segments]:
     made.close()
 
 
-def files(path: Path) -> int:
-    return len(list((path / "s").iterdir()))
+def add(segments: Segments, name: str, frame: bytes) -> None:
+    segments.add(name, [frame[:10], frame[10:]], len(frame))
+
+
+def files(path: Path, kind: str = "seg") -> int:
+    return len(list((path / "s").glob(f"*.{kind}")))
 
 
 def test_frames_of_every_size_come_back_to_another_reader(
@@ -47,7 +53,7 @@ def test_frames_of_every_size_come_back_to_another_reader(
     frames = {f"p{size}": bytes([size % 251]) * size for size in (1, 63, 64, 65, 4096, 16384)}
     for name, frame in frames.items():
         assert reader.read(name) is None
-        writer.add(name, frame)
+        add(writer, name, frame)
         assert reader.read(name) == frame
     for name, frame in frames.items():
         assert reader.read(name) == writer.read(name) == frame
@@ -60,9 +66,9 @@ def test_segment_is_written_again_once_all_its_payloads_are_deleted(
 ) -> None:
     for index in range(3 * MOST_ENTRIES):
         frame = index.to_bytes(8, "little") * (size // 8)
-        writer.add(f"p{index}", frame)
+        add(writer, f"p{index}", frame)
         assert reader.read(f"p{index}") == frame
-        assert reader.delete(f"p{index}")
+        reader.delete(f"p{index}")
         assert reader.read(f"p{index}") is None
     assert files(tmp_path) == 1
     assert writer.ids() == reader.ids() == []
@@ -72,10 +78,10 @@ def test_segment_with_a_payload_left_is_not_written_again(
     tmp_path: Path, writer: Segments, reader: Segments
 ) -> None:
     for index in range(2 * MOST_ENTRIES):
-        writer.add(f"p{index}", index.to_bytes(8, "little"))
+        add(writer, f"p{index}", index.to_bytes(8, "little"))
         if index != 5:
             reader.delete(f"p{index}")
-    writer.add("last", b"x")
+    add(writer, "last", b"x")
     assert reader.read("p5") == (5).to_bytes(8, "little")
     assert reader.ids() == ["p5", "last"]
     assert files(tmp_path) == 2
@@ -84,7 +90,7 @@ def test_segment_with_a_payload_left_is_not_written_again(
 def test_deletion_that_comes_late_leaves_the_next_generation_alone(
     writer: Segments, reader: Segments
 ) -> None:
-    writer.add("old", b"old")
+    add(writer, "old", b"old")
     segment, number, _ = reader._index["old"] if reader.read("old") else (None, 0, 0)
     assert segment is not None
     writer.delete("old")
@@ -92,7 +98,7 @@ def test_deletion_that_comes_late_leaves_the_next_generation_alone(
     assert own is not None
     own.begin_generation()
     writer._index.clear()
-    writer.add("new", b"new")
+    add(writer, "new", b"new")
 
     segment.delete(number)  # of the generation that the reader knows
 
@@ -102,12 +108,10 @@ def test_deletion_that_comes_late_leaves_the_next_generation_alone(
 
 
 def test_deleting_twice_or_nothing_changes_nothing(writer: Segments, reader: Segments) -> None:
-    writer.add("a", b"a")
-    writer.add("b", b"b")
-    assert reader.delete("a")
-    assert not reader.delete("a")
-    assert not writer.delete("a")
-    assert not writer.delete("none")
+    add(writer, "a", b"a")
+    add(writer, "b", b"b")
+    for segments, name in ((reader, "a"), (reader, "a"), (writer, "a"), (writer, "none")):
+        segments.delete(name)
     assert writer.has("b")
     assert not writer.has("a")
 
@@ -115,11 +119,11 @@ def test_deleting_twice_or_nothing_changes_nothing(writer: Segments, reader: Seg
 def test_entry_that_its_writer_did_not_live_to_count_is_not_seen(
     writer: Segments, reader: Segments
 ) -> None:
-    writer.add("a", b"a")
+    add(writer, "a", b"a")
     own = writer._own
     assert own is not None
     count = own.map[16:24]
-    writer.add("b", b"b")
+    add(writer, "b", b"b")
     own.map[16:24] = count
     assert reader.ids() == ["a"]
     assert reader.read("b") is None
@@ -134,9 +138,9 @@ def test_orphans_go_after_their_grace_and_segments_of_dead_writers_with_the_last
         opened(tmp_path / "s"),
         opened(tmp_path / "s", clock),
     )
-    dead.add("a", b"a")
-    dead.add("b", b"b")
-    living.add("c", b"c")
+    add(dead, "a", b"a")
+    add(dead, "b", b"b")
+    add(living, "c", b"c")
     dead.close()
 
     assert keeper.sweep({"a", "c"}.__contains__, 10.0) == 0
@@ -150,9 +154,122 @@ def test_orphans_go_after_their_grace_and_segments_of_dead_writers_with_the_last
     keeper.delete("c")
     keeper.sweep(lambda name: True, 10.0)
     assert files(tmp_path) == 1  # that of the writer who lives
-    living.add("d", b"d")
+    add(living, "d", b"d")
     assert keeper.read("d") == b"d"
     living.close()
+    keeper.close()
+
+
+def test_slot_is_written_again_once_its_payload_is_deleted_and_nobody_views_it(
+    tmp_path: Path, writer: Segments, reader: Segments
+) -> None:
+    views = []
+    for index in range(6):
+        size = LARGE - 1000 * index
+        frame = bytes([index]) * size
+        add(writer, f"p{index}", frame)
+        view = reader.read(f"p{index}")
+        assert isinstance(view, memoryview)
+        assert view.readonly
+        assert bytes(view) == bytes(writer.read(f"p{index}") or b"") == frame
+        views += [view] if index == 1 else []
+        reader.delete(f"p{index}")
+        assert reader.read(f"p{index}") is None
+        del view
+
+    assert bytes(views[0]) == b"\1" * (LARGE - 1000)
+    assert files(tmp_path, "slot") == 2
+    views.clear()
+    for index in range(6, 10):
+        add(writer, f"p{index}", bytes(LARGE))
+    assert files(tmp_path, "slot") == 4
+
+
+def test_slots_of_other_sizes_are_not_used_and_go_where_there_is_no_room(tmp_path: Path) -> None:
+    room = [1 << 30]
+
+    def check_free(size: int) -> None:
+        if size > room[0]:
+            raise StorageFullError("full", path="", reason="low_space")
+
+    made = Segments(PrivateDir(tmp_path / "s"), check_free)
+    for size in (LARGE, 3 * LARGE, LARGE, 3 * LARGE, LARGE // 3):
+        add(made, "a", bytes(size))
+        made.delete("a")
+    assert files(tmp_path, "slot") == 3
+
+    room[0] = 0
+    with pytest.raises(StorageFullError):
+        add(made, "b", bytes(7 * LARGE))
+    assert files(tmp_path, "slot") == 0
+    assert not made.has("b")
+    made.close()
+
+
+def test_free_slots_that_are_kept_are_limited(
+    tmp_path: Path, writer: Segments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dingsdk_shared_memory.segments.FREE_BYTES", 2 * LARGE)
+    for index in range(6):
+        add(writer, f"p{index}", bytes(LARGE))
+    for index in range(6):
+        writer.delete(f"p{index}")
+    add(writer, "last", bytes(LARGE))
+    assert 1 <= files(tmp_path, "slot") <= 2
+
+
+def test_reader_that_comes_late_does_not_see_the_next_payload_in_a_slot(
+    writer: Segments, reader: Segments
+) -> None:
+    add(writer, "old", b"o" * LARGE)
+    assert reader.has("old")
+    known = reader._index["old"]
+    writer.delete("old")
+    add(writer, "new", b"n" * LARGE)
+    assert writer._slots.keys() == {1}
+
+    assert reader._view(*known, LARGE, 1) is None
+    assert bytes(reader.read("new") or b"") == b"n" * LARGE
+
+
+def test_payload_of_a_slot_that_its_writer_did_not_live_to_list_is_not_seen(
+    tmp_path: Path, writer: Segments, reader: Segments
+) -> None:
+    add(writer, "a", b"a")
+    writer._take_slot(LARGE)
+    writer.close()
+    assert reader.ids() == ["a"]
+    assert files(tmp_path, "slot") == 1
+    reader.sweep(lambda name: True, 10.0)
+    assert files(tmp_path, "slot") == 0
+    assert reader.ids() == ["a"]
+
+
+def test_slot_that_was_cut_off_is_refused(
+    tmp_path: Path, writer: Segments, reader: Segments
+) -> None:
+    add(writer, "a", bytes(LARGE))
+    with next((tmp_path / "s").glob("*.slot")).open("r+b") as file:
+        file.truncate(LARGE - 4096)
+    with pytest.raises(DataCorruptError, match=f"of {LARGE} bytes"):
+        reader.read("a")
+
+
+def test_slots_of_a_dead_writer_stay_as_long_as_their_payloads(tmp_path: Path) -> None:
+    dead, keeper = opened(tmp_path / "s"), opened(tmp_path / "s")
+    for name in ("a", "b"):
+        add(dead, name, name.encode() * LARGE)
+    dead.delete("b")
+    keeper.sweep(lambda name: True, 0.0)
+    assert files(tmp_path, "slot") == 2
+    dead.close()
+
+    keeper.sweep(lambda name: True, 0.0)
+    assert files(tmp_path, "slot") == 1
+    assert bytes(keeper.read("a") or b"") == b"a" * LARGE
+    keeper.delete("a")
+    keeper.sweep(lambda name: True, 0.0)
+    assert list((tmp_path / "s").iterdir()) == []
     keeper.close()
 
 
@@ -163,7 +280,7 @@ def test_no_room_for_a_segment_is_reported_and_leaves_nothing(tmp_path: Path) ->
 
     made = Segments(PrivateDir(tmp_path / "s"), refuse)
     with pytest.raises(StorageFullError):
-        made.add("a", b"a")
+        add(made, "a", b"a")
     assert files(tmp_path) == 0
     assert not made.has("a")
     made.close()
@@ -174,7 +291,7 @@ def test_segments_made_within_one_tick_of_the_clock_are_all_found(
 ) -> None:
     writers = [opened(tmp_path / "s") for _ in range(8)]
     for index, each in enumerate(writers):
-        each.add(f"p{index}", b"x")
+        add(each, f"p{index}", b"x")
         assert reader.has(f"p{index}")
     for each in writers:
         each.close()
@@ -183,10 +300,10 @@ def test_segments_made_within_one_tick_of_the_clock_are_all_found(
 def test_segment_that_is_being_made_is_found_once_it_is_whole(
     tmp_path: Path, writer: Segments, reader: Segments
 ) -> None:
-    writer.add("a", b"a")
-    whole = next((tmp_path / "s").iterdir())
+    add(writer, "a", b"a")
+    whole = next((tmp_path / "s").glob("*.seg"))
     content = whole.read_bytes()
-    half = whole.with_name("0123456789abcdef.seg")
+    half = whole.with_name("0123456789abcdef-1.seg")
     half.touch(0o600)
     writer.delete("a")
     assert not reader.has("a")

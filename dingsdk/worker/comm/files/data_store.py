@@ -21,7 +21,6 @@ from dingsdk.data import (
     FrameInfo,
     PrivateDir,
     SampleBatch,
-    SharedDir,
     check_id,
     decode_batch,
     encode_batch,
@@ -65,7 +64,6 @@ class FileDataStore(StepDataStore):
             and mix-ups; ``sha256``, at a quarter of the speed, also what was made to look alike;
             ``head`` only finds other kinds, dtypes and shapes.
         pool_bytes: About how much of deleted files to keep, to be written again.
-        is_memory: Whether the folder is in shared memory: payloads above 64 KiB are views of it.
         clock: Seconds, monotonic.
 
     Attributes:
@@ -81,7 +79,6 @@ class FileDataStore(StepDataStore):
         is_durable: bool = False,
         algorithm: str = "xxh3-128",
         pool_bytes: int = 512 << 20,
-        is_memory: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_bytes = max_payload_bytes
@@ -92,8 +89,7 @@ class FileDataStore(StepDataStore):
         self._ownerless_since: dict[str, float] = {}
         self._closed = threading.Event()
         self.corrupt_count = 0
-        self._map_above = _SMALL_BYTES if is_memory else _COPIED_BYTES
-        with (SharedDir if is_memory else PrivateDir)(path) as root:
+        with PrivateDir(path) as root:
             with root.sub("data") as data:
                 # Kept open: to open one anew costs a third of what a small payload's put does.
                 self._shards = [data.sub(f"{index:x}") for index in range(_SHARDS)]
@@ -243,7 +239,7 @@ class FileDataStore(StepDataStore):
 
     def _load(self, folder: PrivateDir, name: str, expected_digest: str | None) -> SampleBatch:
         try:
-            content = folder.view(name, self._max_bytes, map_above=self._map_above)
+            content = folder.view(name, self._max_bytes, map_above=_COPIED_BYTES)
             return decode_batch(content, self._max_bytes, expected_digest=expected_digest)
         except DataCorruptError as error:
             data_id = name.removesuffix(_SUFFIX)
