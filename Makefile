@@ -11,7 +11,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 STAMP := .venv/installed
 STAMP_ALL := .venv/installed-all
 ARGS ?=
-JOBS ?= 2
+# One more than two cores, as some tests wait.
+JOBS ?= 3
 SEED ?= 0
 COUNT ?= 120
 AREA ?=
@@ -53,8 +54,18 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-test: lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests $(TRANSPORTS) $(ARGS)
+# The type checker works beside the tests, and its output follows theirs. A process gets all tests
+# of a file, in the order of the files: the short ones of tests/unit are last, so that none is left
+# with a long file at the end.
+define TEST
+	@$(BIN)/ruff check && $(BIN)/ruff format --check
+	@$(BIN)/mypy >.venv/mypy.log 2>&1 & types=$$!; \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(1) $(ARGS); code=$$?; \
+	wait $$types || code=1; echo "mypy:"; cat .venv/mypy.log; exit $$code
+endef
+
+test: $(STAMP)
+	$(call TEST,$(TRANSPORTS) tests)
 
 # Apart from all else: DI-engine asks for versions that cannot be installed beside ours.
 DI_ENGINE := plugins/dingsdk-di-engine/requirements.txt
@@ -63,8 +74,8 @@ DI_ENGINE := plugins/dingsdk-di-engine/requirements.txt
 		--target $@ -r $(DI_ENGINE)
 	@touch $@
 
-test-all: $(STAMP_ALL) lint .venv/di-engine
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "" --hypothesis-profile=thorough $(ARGS)
+test-all: $(STAMP_ALL) .venv/di-engine
+	$(call TEST,plugins tests -m "" --hypothesis-profile=thorough)
 
 mutate: $(STAMP_ALL)
 	$(BIN)/python -m tools.mutation --seed $(SEED) --count $(COUNT) --jobs $(JOBS) \
