@@ -4,49 +4,55 @@ from __future__ import annotations
 
 import re
 import runpy
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-GENERATED = runpy.run_path(str(DOCS / "generate.py"))
-PAGES: dict[str, str] = GENERATED["pages"]()
-HOW_TO: dict[str, str] = GENERATED["how_to_pages"]()
 
 
-@pytest.mark.parametrize("name", sorted(PAGES))
-def test_reference_page_is_up_to_date(name: str) -> None:
-    written = (DOCS / "reference" / name).read_text(encoding="utf-8")
-
-    assert written == PAGES[name], "run `make docs`"
+@pytest.fixture(scope="module")
+def generated() -> dict[str, Any]:
+    return runpy.run_path(str(DOCS / "generate.py"))
 
 
-@pytest.mark.parametrize("name", sorted(HOW_TO))
-def test_page_of_a_template_is_up_to_date(name: str) -> None:
-    written = (DOCS / "how-to" / name).read_text(encoding="utf-8")
-
-    assert written == HOW_TO[name], "run `make docs`"
-
-
-def test_reference_folder_holds_no_other_pages() -> None:
-    folder = DOCS / "reference"
-    found = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-
-    assert sorted(found) == sorted(PAGES)
+@pytest.fixture(scope="module")
+def pages(generated: dict[str, Any]) -> dict[str, str]:
+    made: dict[str, str] = generated["pages"]()
+    return made
 
 
-def test_every_hook_kind_and_error_is_described() -> None:
-    for line in PAGES["errors.md"].splitlines():
+def written(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    return {name: (folder / name).read_text(encoding="utf-8") for name in names}
+
+
+def test_reference_pages_are_up_to_date(pages: dict[str, str]) -> None:
+    found = [path for path in (DOCS / "reference").rglob("*") if path.is_file()]
+    names = {path.relative_to(DOCS / "reference").as_posix() for path in found}
+
+    assert written(DOCS / "reference", names) == pages, "run `make docs`"
+
+
+def test_pages_of_templates_are_up_to_date(generated: dict[str, Any]) -> None:
+    made = generated["how_to_pages"]()
+
+    assert written(DOCS / "how-to", made) == made, "run `make docs`"
+
+
+def test_every_hook_kind_and_error_is_described(pages: dict[str, str]) -> None:
+    for line in pages["errors.md"].splitlines():
         if line.startswith("| `"):
             assert line.split("|")[-2].strip(), line
-    assert "None" not in PAGES["hooks.md"].replace("non-None", "").split("\n\n")
+    assert "None" not in pages["hooks.md"].replace("non-None", "").split("\n\n")
 
 
 KEY_ROW = re.compile(r"^\| `([\w.]+)` \| (.+?) \| (required|see below|`.*?`) \| ?(.*?) ?\|$")
 
 
-def test_every_config_key_has_a_type_a_default_and_a_meaning() -> None:
-    rows = [line for line in PAGES["config.md"].splitlines() if line.startswith("| `")]
+def test_every_config_key_has_a_type_a_default_and_a_meaning(pages: dict[str, str]) -> None:
+    rows = [line for line in pages["config.md"].splitlines() if line.startswith("| `")]
     assert len(rows) > 400
     for line in rows:
         found = KEY_ROW.match(line)
@@ -56,8 +62,8 @@ def test_every_config_key_has_a_type_a_default_and_a_meaning() -> None:
         assert meaning.endswith("."), line
 
 
-def test_seconds_and_bytes_are_named_where_a_key_is_in_them() -> None:
-    for line in PAGES["config.md"].splitlines():
+def test_seconds_and_bytes_are_named_where_a_key_is_in_them(pages: dict[str, str]) -> None:
+    for line in pages["config.md"].splitlines():
         if found := KEY_ROW.match(line):
             key, _, _, meaning = found.groups()
             if key.endswith(("_s", "_timeout", "_seconds")):
