@@ -1,4 +1,7 @@
-"""The example packages are built, installed, tested, used from a config and removed again."""
+"""The example packages are built, installed, used from a config and removed again.
+
+Their own tests run with the pages that show them.
+"""
 
 from __future__ import annotations
 
@@ -63,9 +66,13 @@ def test_tutorial_of_the_buffer_shows_every_file() -> None:
 
 
 def test_example_policy_is_the_one_of_its_page() -> None:
-    package = EXAMPLES / "dingsdk-example-policy" / "dingsdk_example_policy" / "__init__.py"
+    folder, shown = EXAMPLES / "dingsdk-example-policy", blocks_of(POLICY_PAGE)
+    package = folder / "dingsdk_example_policy" / "__init__.py"
     _, _, code = package.read_text(encoding="utf-8").partition("\n\n")
-    assert code == blocks_of(POLICY_PAGE)["reinforce.py"]
+    assert code == shown["reinforce.py"]
+    tests = (folder / "tests" / "test_reinforce.py").read_text(encoding="utf-8")
+    tests = tests.replace("from dingsdk_example_policy", "from reinforce")
+    assert sorted(tests.splitlines()) == sorted(shown["test_reinforce.py"].splitlines())
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +91,6 @@ def test_package_is_installed_used_and_removed(
     dingsdk = [python, "-m", "dingsdk"]
 
     assert name in run([*dingsdk, "plugins", "--kind", kind], cwd=tmp_path)
-    run([python, "-m", "pytest", "-q", "-c", "/dev/null", "--rootdir", tmp_path,
-         "-p", "no:cacheprovider", EXAMPLES / name / "tests"], cwd=tmp_path)  # fmt: skip
     run([*dingsdk, "train", *arguments, *SHORT], cwd=tmp_path)
     (result,) = (tmp_path / "runs").glob("*/config.yaml")
     assert key in result.read_text(encoding="utf-8")

@@ -69,34 +69,32 @@ def test_package_keeps_the_rules_and_trains(
     assert json.loads((tmp_path / "badge.json").read_text())["color"] == "brightgreen"
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A venv that sees the packages of this one, editable ones too."""
-    folder = tmp_path_factory.mktemp("venv")
+def new_environment(folder: Path) -> str:
+    """Make a venv that sees the packages of this one, editable ones too; return its Python."""
     venv.create(folder, with_pip=False)
     site = next(folder.glob("lib/python*/site-packages"))
     ours = sysconfig.get_paths()["purelib"]
     (site / "ours.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
-    return folder / "bin" / "python"
+    return str(folder / "bin" / "python")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", TEMPLATES)
-def test_package_is_installed_without_a_network_and_found(
-    kind: str, tmp_path: Path, python: Path
-) -> None:
-    name = f"an-{kind}"
-    package = new_plugin(kind, name, tmp_path)
+def test_packages_are_installed_without_a_network_and_found(tmp_path: Path) -> None:
+    packages = {kind: new_plugin(kind, f"an-{kind}", tmp_path) for kind in TEMPLATES}
+    python = new_environment(tmp_path / "venv")
     quiet = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-build-isolation"]
+    editable = [part for package in packages.values() for part in ("-e", str(package))]
 
-    run([str(python), "-m", "pip", "install", *quiet, "--no-deps", "-e", str(package)], tmp_path)
-    rows = json.loads(run([str(python), "-m", "dingsdk", "plugins", "--json"], tmp_path))
+    run([python, "-m", "pip", "install", *quiet, "--no-deps", *editable], tmp_path)
+    rows = json.loads(run([python, "-m", "dingsdk", "plugins", "--json"], tmp_path))
 
-    (row,) = [row for row in rows if row["distribution"] == package.name]
-    assert row["kind"] == TEMPLATES[kind].group
-    assert row["state"] == "available"
+    for kind, package in packages.items():
+        (row,) = [row for row in rows if row["distribution"] == package.name]
+        assert row["kind"] == TEMPLATES[kind].group
+        assert row["state"] == "available"
+    # With the settings of the package; the tests of the documentation run those of every kind.
     options = ["-q", "-W", "error", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    run([str(python), "-m", "pytest", *options, str(package)], package)
+    run([python, "-m", "pytest", *options, str(packages["limiter"])], packages["limiter"])
 
 
 @pytest.mark.slow
