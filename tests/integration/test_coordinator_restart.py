@@ -151,8 +151,9 @@ def test_coordinator_without_room_is_started_again_until_there_is_some(
     assert (result["reason"], result["train_iter"]) == ("limit", 500)
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_run_goes_on_when_its_coordinator_is_killed(tmp_path: Path, kills: int) -> None:
+@pytest.mark.slow
+def test_run_goes_on_when_its_coordinator_is_killed_three_times(tmp_path: Path) -> None:
+    kills = 3
     iterations = 300 + 200 * kills
     sets = (f"{ITERATIONS}={iterations}", "system.collector_num=1")
     process, run = start(tmp_path, *sets), tmp_path / "run"

@@ -75,7 +75,7 @@ def test_simulated_run_of_in_memory_keeps_its_promises() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", [SimulatedFlaskFS, SimulatedInMemory])
 def test_simulated_runs_keep_their_promises(transport: Any) -> None:
-    for seed in range(2, 200):
+    for seed in range(2, 100):
         simulation(seed, transport=transport).run()
 
 
