@@ -202,7 +202,7 @@ def test_opponents_of_evaluations_grow_stronger_and_the_last_one_ends_the_run(
     # 7 of 10 points are not more than 0.7.
     assert evaluate_at(20, 1.0, wins=6, draws=2, losses=2) is False
     assert commander.statistics()["eval_opponent"] == 0
-    assert evaluate_at(40, 1.0, wins=8, losses=2) is False
+    assert evaluate_at(40, 1.0, wins=7, draws=2, losses=1) is False
     task = next_evaluation(commander, learner, 60)
     assert task["collector_cfg"]["env"]["eval_opponent"] == "a:strong"
     assert evaluate(commander, task, 0.4, wins=8, losses=2) is False  # short of the stop value
@@ -378,7 +378,9 @@ def test_folder_without_a_league_is_refused(tmp_path: Any) -> None:
         saved_league(str(tmp_path))
 
 
-def test_league_that_finds_no_room_on_the_disk_plays_on(make_commander: Any, tmp_path: Any) -> None:
+def test_league_that_finds_no_room_on_the_disk_plays_on(
+    make_commander: Any, tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "run").mkdir(mode=0o700)
     commander = make_commander()
     learner = start(commander)
@@ -387,6 +389,7 @@ def test_league_that_finds_no_room_on_the_disk_plays_on(make_commander: Any, tmp
 
     assert list(commander.league.players) == ["player_0", "player_0_0"]
     assert not list((tmp_path / "run").glob("league/*.safetensors"))
+    assert "player player_0_0 of the league is not saved" in caplog.text
 
 
 def test_curves_are_of_the_league_and_of_the_evaluations(make_commander: Any) -> None:
