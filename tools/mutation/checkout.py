@@ -35,7 +35,8 @@ class Checkout:
         self._runner: subprocess.Popen[str] | None = None
         self._copy(tree)
         if not self.python.exists():
-            self._make_environment(tree)
+            self._make_environment()
+        self._name_packages()
         sources = [name for name in ("dingsdk", "plugins", "tests") if (self.root / name).exists()]
         self._run(["-m", "compileall", "-q", *sources])
 
@@ -141,17 +142,23 @@ class Checkout:
             now[name] = [digest, target.stat().st_mtime_ns]
         copied.write_text(json.dumps(now))
 
-    def _make_environment(self, tree: Tree) -> None:
-        """Make an environment that holds only the way to this copy and to what is installed."""
+    def _name_packages(self) -> None:
+        """Have the environment find this copy, its plugins, and all that is installed."""
+        packages = [self.root, *sorted((self.root / "plugins").glob("*/"))]
+        paths = map(str, [*packages, sysconfig.get_path("purelib")])
+        (self._site() / "copy.pth").write_text("\n".join(paths) + "\n")
+
+    def _site(self) -> Path:
+        (site,) = (self.root / ".venv" / "lib").glob("*/site-packages")
+        return site
+
+    def _make_environment(self) -> None:
+        """Make an environment without packages of its own."""
         subprocess.run(
             [sys.executable, "-m", "venv", "--without-pip", str(self.root / ".venv")], check=True
         )
-        site = Path(self._run(["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]))
-        installed = Path(sysconfig.get_path("purelib"))
-        packages = [self.root, *sorted((self.root / "plugins").glob("*/"))]
-        (site / "copy.pth").write_text("\n".join(map(str, [*packages, installed])) + "\n")
-        for file in installed.glob("*coverage*.pth"):
-            shutil.copy(file, site)
+        for file in Path(sysconfig.get_path("purelib")).glob("*coverage*.pth"):
+            shutil.copy(file, self._site())
         for script in Path(sys.executable).parent.iterdir():
             with contextlib.suppress(UnicodeDecodeError, IsADirectoryError):
                 text = script.read_text()
@@ -160,11 +167,10 @@ class Checkout:
                     copy.write_text(f"#!{self.python}\n" + text.partition("\n")[2])
                     copy.chmod(0o755)
 
-    def _run(self, arguments: list[str]) -> str:
-        done = subprocess.run(
+    def _run(self, arguments: list[str]) -> None:
+        subprocess.run(
             [str(self.python), *arguments], cwd=self.root, check=False, capture_output=True
         )
-        return done.stdout.decode().strip()
 
 
 def _batches(tests: list[Test]) -> list[list[Test]]:
