@@ -88,9 +88,8 @@ class Server:
             self._server.pull_trigger()
             self._thread.join(timeout=5)
         self._server.task_dispatcher.shutdown(timeout=5)
-        self._server.close()
-        for channel in list(self._map.values()):
-            channel.close()
+        for each in list(self._map.values()):  # the listener among them
+            each.close()
 
     def __enter__(self) -> Server:
         self.start()

@@ -219,13 +219,14 @@ def test_exact_version_is_served_while_it_is_kept(tmp_path: Path) -> None:
 
 
 def test_only_the_last_versions_are_kept(tmp_path: Path) -> None:
-    store = Store()
+    store, open_files = Store(), len(list(Path("/proc/self/fd").iterdir()))
     with closing(InferenceServer(CFG, store, tmp_path, "inference-0", seed=1)) as server:
         for version in range(8):
             publish(store, policy_of(version), version)
             server._look("p", version)
         assert sorted(server._policies) == [("p", version) for version in (4, 5, 6, 7)]
         server.close()  # the first of two
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_files
 
 
 def test_recurrent_state_travels_with_its_row(tmp_path: Path) -> None:
