@@ -161,8 +161,9 @@ class RecurrentQNetwork(nn.Module):
 class ActorCritic(nn.Module):
     """Outputs for a distribution of actions, and a state value.
 
-    A vector has two multi-layer perceptrons, ``actor`` and ``critic``. Other observations have one
-    encoder, and linear layers of these names after it.
+    Two multi-layer perceptrons, ``actor`` and ``critic``, so that large errors of the values do not
+    move the actor. Only convolutions are shared: with them there is one encoder, and linear layers
+    of these names after it.
 
     Args:
         obs_shape: Shape of an observation, as ``make_encoder`` takes it.
@@ -181,19 +182,18 @@ class ActorCritic(nn.Module):
     ) -> None:
         super().__init__()
         self.distribution = distribution
-        encoder = make_encoder(obs_shape, hidden_sizes, is_tanh=True)
-        if isinstance(encoder, MLP):
-            self.encoder = None
-            sizes = [*([obs_shape] if isinstance(obs_shape, int) else obs_shape), *hidden_sizes]
-        else:
-            self.encoder, sizes = encoder, [encoder.width]
+        self.encoder = make_encoder(obs_shape, (), is_tanh=True)
+        sizes = [self.encoder.width, *hidden_sizes]
+        if next(self.encoder.parameters(), None) is not None:
+            self.encoder = make_encoder(obs_shape, hidden_sizes, is_tanh=True)
+            sizes = [self.encoder.width]
         self.actor = MLP([*sizes, distribution.width], is_tanh=True)
         self.critic = MLP([*sizes, 1], is_tanh=True)
         _make_orthogonal(self, self.actor.layers[-1], self.critic.layers[-1])
 
     def forward(self, obs: Any) -> tuple[Tensor, Tensor]:
         """Return outputs ``float32[n, distribution.width]`` and values ``float32[n]``."""
-        hidden = obs if self.encoder is None else self.encoder.forward(obs)
+        hidden = self.encoder.forward(obs)
         outputs = without_illegal(self.actor.forward(hidden), obs)
         return outputs, self.critic.forward(hidden).squeeze(-1)
 

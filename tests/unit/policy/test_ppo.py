@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from dingsdk.data import SampleBatch
+from dingsdk.data import SampleBatch, collate
 from dingsdk.errors import ConfigError, NonFiniteError, SchemaMismatchError
 from dingsdk.policy.ppo import PPOPolicy
 
 MODEL = {"obs_shape": 3, "action_shape": 2, "encoder_hidden_size_list": [8]}
 ENDS = np.array([3, 8])
+SEEN = np.array([[3, -1, 2], [-2, 4, 1], [1, 2, -3]], np.float32)
 
 
 def make(fields: list[str] | None = None, seed: int = 0, **cfg: Any) -> PPOPolicy:
@@ -296,6 +297,36 @@ def test_approximate_kl_is_the_mean_of_ratio_minus_one_minus_its_logarithm() -> 
 def test_option_that_would_do_nothing_is_refused(option: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(option))):
         make(**option)
+
+
+@pytest.mark.parametrize(
+    ("model", "obs"),
+    [
+        ({"obs_shape": 3}, SEEN),
+        ({"obs_shape": 3, "normalize_obs": True}, SEEN),
+        ({"obs_shape": "Discrete(3)"}, np.arange(3)),
+        (
+            {"obs_shape": {"arm": 1, "speed": 1}},
+            {"arm": SEEN[:, :1], "speed": SEEN[:, 1:2]},
+        ),
+    ],
+    ids=["vector", "normalized", "number", "dict"],
+)
+def test_errors_of_values_move_no_action_where_no_image_is_seen(
+    model: dict[str, Any], obs: Any
+) -> None:
+    learn = {"entropy_weight": 0.0}
+    policy = PPOPolicy({"model": {**MODEL, **model}, "learn": learn}, seed=0)
+    network, seen = policy.state()["model"], policy.tensor(obs)
+    far = {"advantage": np.zeros(3, np.float32), "return": np.full(3, 100, np.float32)}
+    batch = collate(SampleBatch({"obs": obs, **policy.act(obs, explore=True), **far}))
+    outputs, value = (each.detach() for each in network.forward(seen))
+
+    policy.learn(batch)
+
+    after, learned = network.forward(seen)
+    assert torch.equal(after, outputs)
+    assert (learned - value).abs().min() > 1e-4
 
 
 def test_dicts_and_images_share_one_encoder() -> None:
