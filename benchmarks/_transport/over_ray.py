@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from _buffers.measure import say
 
-from _transport.cluster import ROWS, Bench, median_rate, piece, scratch
+from _transport.cluster import ROWS, Bench, median_rate, piece, scratch, serve, transport_in
+from dingsdk.worker.comm import Master
 
 GOALS = {"call": 3.0, "compiled graph": 0.8}
 NAMES = {
-    "ray": "ray transport, verified",
+    "ray": "ray transport, one node",
+    "gateway": "ray transport, two nodes",
     "call": "an actor call a piece",
     "compiled graph": "a compiled graph",
 }
-WAIT_S = 30.0
+WAIT_S = 60.0
+A_REPORT, UNDER_WAY = 8, 2
+"""Pieces that a collector announces together, and reports that are asked for ahead."""
 
 
 def over_ray(bench: Bench) -> None:
@@ -34,9 +39,12 @@ def over_ray(bench: Bench) -> None:
     try:
         for kind in ROWS:
             with scratch(bench.disk) as folder:
-                section = {"type": "ray", "address": address}
+                section = {"kind": "ray", "address": address}
                 rates = {
-                    "ray": _ours(ray, section, Path(folder) / "run", kind, bench.seconds),
+                    "ray": _ours(ray, section, Path(folder) / "near", kind, bench.seconds),
+                    "gateway": _ours(
+                        ray, section, Path(folder) / "far", kind, bench.seconds, is_far=True
+                    ),
                     "call": _calls(ray, kind, bench.seconds / 2),
                     "compiled graph": _compiled(ray, kind, bench.seconds / 2),
                 }
@@ -55,19 +63,20 @@ def over_ray(bench: Bench) -> None:
 class Writer:
     """An actor that stores pieces as fast as it can, or returns them."""
 
-    def put(self, section: dict[str, Any], folder: Path, kind: str, seconds: float) -> int:
-        """Store pieces under rising numbers; return how many."""
-        from dingsdk.plugins import default_manager
+    def serve(self, section: dict[str, Any], folder: Path, kind: str, address: str) -> None:
+        """Be a collector that stores as many pieces as a report takes, for each that is asked."""
+        transport = transport_in(folder, **section)
+        numbers = itertools.count()
 
-        transport = default_manager().create("transports", section, folder)
-        store, batch = transport.data_store(), piece(kind)
-        started = time.perf_counter()
-        for number in itertools.count():
-            if time.perf_counter() - started > seconds:
-                transport.close()
-                return number
-            store.put(f"p{number}", batch)
-        raise AssertionError
+        def data(task: Mapping[str, Any]) -> dict[str, Any]:
+            names = [f"p{next(numbers)}" for _ in range(A_REPORT)]
+            for name in names:
+                transport.data_store().put(name, batch)
+            return {"names": names}
+
+        batch = piece(kind)
+        serve(transport, address, {"collector": {"data": data}})
+        transport.close()
 
     def columns(self, kind: str) -> dict[str, Any]:
         """Return a piece as arrays."""
@@ -98,26 +107,49 @@ def _timed(step: Callable[[], Any], seconds: float) -> list[tuple[float, int]]:
     return counts
 
 
-def _ours(ray: Any, section: dict[str, Any], folder: Path, kind: str, seconds: float) -> float:
-    from dingsdk.plugins import default_manager
-
+def _ours(
+    ray: Any,
+    section: dict[str, Any],
+    folder: Path,
+    kind: str,
+    seconds: float,
+    *,
+    is_far: bool = False,
+) -> float:
     folder.mkdir()
-    transport = default_manager().create("transports", section, folder)
+    transport = transport_in(folder, **section)
+    joined = threading.Event()
+    end, scheduler = transport.master_end(), transport.scheduler
+    master = Master(
+        end,
+        scheduler,
+        on_join=lambda info: joined.set(),
+        on_renew=lambda worker_id: None,
+        on_lost=lambda info, reason: None,
+    )
+    address = master.start()
+    if is_far:  # both are here, but the writer takes the way from another node
+        address = address.replace(ray.get_runtime_context().get_node_id(), "0")
+    running = ray.remote(num_cpus=0)(Writer).remote()
+    running = running.serve.remote(section, folder, kind, address)
+    if not joined.wait(WAIT_S):
+        raise SystemExit("the writer did not join in time")
     store, sink = transport.data_store(), Sink()
-    len(store)  # the hub starts
-    writer = ray.remote(num_cpus=0)(Writer).remote()
-    ray.get(writer.columns.remote(kind), timeout=WAIT_S)
-    running = writer.put.remote(section, folder, kind, seconds + 1.0)
-    store.get("p0", WAIT_S)
-    numbers = itertools.count()
-
-    def step() -> None:
-        name = f"p{next(numbers)}"
-        sink.take(store.get(name, WAIT_S).columns)
-        store.delete([name])
-
-    counts = _timed(step, seconds)
+    asked = [master.new_task("collector", {"name": "data"}).start() for _ in range(UNDER_WAY)]
+    counts: list[tuple[float, int]] = []
+    started = time.perf_counter()
+    while not counts or counts[-1][0] < seconds + 0.5:
+        names = asked.pop(0).value(WAIT_S)["names"]
+        asked.append(master.new_task("collector", {"name": "data"}).start())
+        for name in names:
+            sink.take(store.get(name).columns)
+        store.delete(names)
+        counts.append((time.perf_counter() - started, len(names)))
+    for each in asked:
+        each.value(WAIT_S)
+    master.ask("collector", {"name": "stop"}, WAIT_S)
     ray.get(running, timeout=WAIT_S)
+    master.close()
     transport.close()
     transport.remove_data()
     return median_rate(counts)
@@ -136,8 +168,8 @@ def _compiled(ray: Any, kind: str, seconds: float) -> float:
     sink = ray.remote(num_cpus=0)(Sink).remote()
     with InputNode() as asked:
         graph = sink.take.bind(writer.columns.bind(asked))
-    compiled = graph.experimental_compile()
+    compiled = graph.experimental_compile(_buffer_size_bytes=2 * piece(kind).nbytes)
     try:
-        return median_rate(_timed(lambda: ray.get(compiled.execute(kind)), seconds))
+        return median_rate(_timed(lambda: ray.get(compiled.execute(kind), timeout=WAIT_S), seconds))
     finally:
         compiled.teardown()

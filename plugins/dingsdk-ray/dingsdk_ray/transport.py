@@ -1,39 +1,44 @@
-"""The ray transport: workers as actors, payloads and policies in the object store."""
+"""The ray transport: workers as actors of a cluster, payloads on the coordinator's node.
+
+On that node it is the shared_memory transport. Workers on other nodes go through the run's gateway.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
+from dingsdk_shared_memory.connection import Connection
+from dingsdk_shared_memory.master_end import SCHEME, SocketMasterEnd
+from dingsdk_shared_memory.run_memory import RunMemory, folder_of
+from dingsdk_shared_memory.server import SocketServer
+from dingsdk_shared_memory.transport import SharedMemoryTransport
 from msgspec import Meta
 
 from dingsdk.config import Section
-from dingsdk.data import PrivateDir
-from dingsdk.errors import ConfigError, DataMissingError, listing, nearest_name
+from dingsdk.data import Secret, find_secret
+from dingsdk.errors import ConfigError, listing, nearest_name
 from dingsdk.plugins import default_manager
-from dingsdk.worker.comm import (
-    PolicyStore,
-    StepDataStore,
-    Transport,
-    WorkerHandle,
-)
-from dingsdk.worker.comm.requests import RequestSlaveEnd, RequestTransport
+from dingsdk.worker.comm import MasterListener, PolicyStore, StepDataStore, WorkerHandle
+from dingsdk.worker.comm.requests import RequestHandler, RequestSlaveEnd
 from dingsdk_ray import cluster
-from dingsdk_ray.cluster import HubLink
-from dingsdk_ray.ends import RayMasterEnd, SlaveLink
-from dingsdk_ray.hub import MAX_MESSAGE_BYTES
-from dingsdk_ray.stores import RayDataStore, RayPolicyStore
+from dingsdk_ray.far import (
+    FarDataStore,
+    FarLink,
+    FarPolicyStore,
+    GatewayCalls,
+    LateDataStore,
+    LatePolicyStore,
+)
 
 if TYPE_CHECKING:
     from dingsdk_ray.workers import Workers
 
 TYPE_KEY = "ray"
-_FOLDER, _RUN_FILE = "transport", "ray-run"
+FAR_SCHEME = "ray://"
 
 
 class RoleResources(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,22 +55,15 @@ class RoleResources(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     custom: dict[str, float] = msgspec.field(default_factory=dict)
 
 
-class RayTransport(RequestTransport):
+class RayTransport(SharedMemoryTransport):
     """One object a process; the README lists the config keys."""
 
-    contract_capabilities: ClassVar[frozenset[str]] = frozenset({"many_processes"})
-    """What `dingsdk check` holds it to beyond the rules for all transports."""
-    contract_config: ClassVar[Mapping[str, Any]] = {"namespace": "check"}
-    """What `dingsdk check` sets: a hub takes seconds to start, and the rules share one."""
-
-    class Config(Transport.Config, frozen=True, kw_only=True):
-        """Section ``system.transport``.
+    class Config(SharedMemoryTransport.Config, frozen=True, kw_only=True):
+        """Section ``system.transport``: the keys of ``shared_memory``, and these.
 
         Attributes:
             address: ``local`` starts a Ray on this host and stops it after the run; ``auto`` joins
                 the cluster of this host, ``host:port`` the one of that GCS.
-            namespace: Ray's namespace of the hub, an actor that runs of one namespace share; empty:
-                the run has one of its own.
             allow_insecure_ray: Whether a cluster that other hosts reach may do without
                 RAY_AUTH_MODE=token.
             resources: What one worker takes, by role, as ``RoleResources``; one CPU where a role
@@ -73,21 +71,16 @@ class RayTransport(RequestTransport):
             placement: How the actors of a run are spread over nodes, as Ray's placement groups
                 have it; empty: wherever there is room, as nodes come and go.
             object_store_bytes: Object store of a local Ray, in bytes; 0 for Ray's own choice.
-            start_timeout_s: Seconds for the hub to start, and for a placement group to find room.
-            request_timeout_s: Seconds for an immediate answer.
-            lost_after_s: Seconds of silence after which a worker gives up its coordinator.
+            start_timeout_s: Seconds for a placement group to find room.
         """
 
         type: str = TYPE_KEY
         address: str = "local"
-        namespace: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{0,64}$")] = ""
         allow_insecure_ray: bool = False
         resources: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
         placement: Literal["", "PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = ""
         object_store_bytes: Annotated[int, Meta(ge=0)] = 0
         start_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
-        request_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0
-        lost_after_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
 
         def __post_init__(self) -> None:
             cluster.check_ray()
@@ -108,11 +101,8 @@ class RayTransport(RequestTransport):
 
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
         super().__init__(cfg, run_dir)
-        self._address = self.cfg.address
-        self._namespace, self._run = self.cfg.namespace, ""
-        self._num_cpus = 1.0
-        self._shows_logs = False
-        self._link: HubLink | None = None
+        self._is_connected = False
+        self._far: GatewayCalls | None = None
         self._workers: Workers | None = None
 
     def launch(self, workers: Sequence[tuple[str, str]]) -> None:
@@ -125,118 +115,146 @@ class RayTransport(RequestTransport):
         from dingsdk_ray.workers import Workers
 
         demands = [(worker_id, self._options_of(role)) for role, worker_id in workers]
-        self._num_cpus = max(1.0, sum(each["num_cpus"] for _, each in demands))
-        self._shows_logs = True
-        self._connected()
+        num_cpus = max(1.0, sum(each["num_cpus"] for _, each in demands))
+        self._connect(num_cpus=num_cpus, shows_logs=True)
         self._workers = Workers(demands, self.cfg.placement, self.cfg.start_timeout_s)
 
     def start_worker(self, spec: Any) -> WorkerHandle:
         assert self._workers is not None  # launched
         return self._workers.start(spec)
 
-    def make_master_end(self) -> RayMasterEnd:
-        return RayMasterEnd(
-            self._connected(),
-            lambda: f"{self._address}/{self._namespace}/{self._run}",
-            self.cfg.request_timeout_s,
-        )
+    def make_master_end(self) -> SocketMasterEnd:
+        end = super().make_master_end()
+        return end if self.cfg.address == "local" else _ClusterMasterEnd(self, self._own_memory())
 
-    def make_slave_end(self, address: str) -> RequestSlaveEnd[bool]:
-        gcs, namespace, run = parse_address(address)
-        if self._link is None:
-            self._address, self._namespace, self._run = gcs, namespace, run
-        link = self._connected()
-        if (namespace, run) != (self._namespace, self._run):
+    def make_slave_end(self, address: str) -> RequestSlaveEnd[Any]:
+        if address.startswith(SCHEME):
+            return super().make_slave_end(address)
+        node_id, name = parse_address(address)
+        if self.cfg.address == "local":
             raise ConfigError(
-                f"{address!r} is the coordinator of another run; this process has joined "
-                f"{self._address}/{self._namespace}/{self._run}",
-                path="system.transport",
+                f"the coordinator is at {address}, in a cluster: set system.transport.address",
+                path="system.transport.address",
             )
+        if self.is_on(node_id):
+            return super().make_slave_end(SCHEME + self._own_memory().socket)
+        far = self._far = self._far or GatewayCalls(name)
         return RequestSlaveEnd(
             address,
-            lambda: SlaveLink(link),
+            lambda: FarLink(far),
             self._scheduler,
             lambda: True,
-            max_bytes=MAX_MESSAGE_BYTES,
+            max_bytes=self.cfg.max_message_bytes,
             request_timeout_s=self.cfg.request_timeout_s,
             lost_after_s=self.cfg.lost_after_s,
         )
 
     def data_store(self) -> StepDataStore:
-        return RayDataStore(self._connected, self.cfg.request_timeout_s)
+        if self.cfg.address == "local":
+            return super().data_store()
+        return LateDataStore(self._find_data_store)
 
     def policy_store(self) -> PolicyStore:
-        return RayPolicyStore(self._connected, self.cfg.request_timeout_s)
+        if self.cfg.address == "local":
+            return super().policy_store()
+        return LatePolicyStore(self._find_policy_store)
 
     def release(self) -> None:
+        super().release()
         with self._lock:
-            link, self._link = self._link, None
+            far, self._far = self._far, None
             workers, self._workers = self._workers, None
+            was_connected, self._is_connected = self._is_connected, False
+        if far is not None:
+            far.close()
         if workers is not None:
             workers.close()
-        if link is not None:
-            link.close()
+        if was_connected:
             cluster.disconnect()
 
-    def remove_data(self) -> None:
-        folder = self.run_dir / _FOLDER
-        if folder.is_dir() and not cluster.has_ended(self._address):
-            is_last = not self.cfg.namespace
-            self._connected().remove(self.cfg.request_timeout_s, is_last=is_last)
-            self.close()
-        if folder.is_dir():
-            with PrivateDir(folder, create=False) as root:
-                root.unlink(_RUN_FILE)
-            with contextlib.suppress(OSError):  # not empty: it is somebody else's as well
-                folder.rmdir()
+    def is_on(self, node_id: str) -> bool:
+        """Whether this process is on a node of the cluster, which it joins."""
+        import ray
 
-    def _connected(self) -> HubLink:
+        self._connect()
+        return bool(ray.get_runtime_context().get_node_id() == node_id)
+
+    def open_gateway(self, until_close: ExitStack) -> str:
+        """Start the run's gateway on this node; return the address that workers dial."""
+        import ray
+
+        from dingsdk_ray.gateway import start_gateway
+
+        self._connect()
+        name = folder_of(self.run_dir).name
+        gateway = start_gateway(name, msgspec.to_builtins(self.cfg), self.run_dir.absolute())
+        until_close.callback(ray.kill, gateway, no_restart=True)
+        return f"{FAR_SCHEME}{ray.get_runtime_context().get_node_id()}/{name}"
+
+    def connection(self) -> Connection:
+        """Return an unused connection to the coordinator, which is on this node."""
+        return Connection(self._own_memory().socket, self.cfg.max_message_bytes)
+
+    def secret(self) -> Secret | None:
+        """Return the secret of the run, None before a coordinator of it has opened."""
+        return find_secret(self._own_memory().folder)
+
+    def _find_data_store(self) -> StepDataStore:
+        if self._far is None:
+            return self._own_data_store()
+        return FarDataStore(self._far, self.cfg.request_timeout_s)
+
+    def _find_policy_store(self) -> PolicyStore:
+        if self._far is None:
+            return super().policy_store()
+        return FarPolicyStore(self._far, self.cfg.request_timeout_s)
+
+    def _connect(self, *, num_cpus: float = 1.0, shows_logs: bool = False) -> None:
         with self._lock:
-            if self._link is None:
-                self._address = cluster.connect(
-                    self._address,
+            if not self._is_connected:
+                cluster.connect(
+                    self.cfg.address,
                     allow_insecure=self.cfg.allow_insecure_ray,
-                    num_cpus=self._num_cpus,
+                    num_cpus=num_cpus,
                     object_store_bytes=self.cfg.object_store_bytes,
-                    shows_logs=self._shows_logs,
+                    shows_logs=shows_logs,
                 )
-                self._run = self._run or _run_id(self.run_dir / _FOLDER)
-                self._namespace = self._namespace or f"dingsdk-{self._run}"
-                self._link = HubLink(self._namespace, self._run, self.cfg.start_timeout_s)
-            return self._link
+                self._is_connected = True
 
     def _options_of(self, role: str) -> dict[str, Any]:
         found = msgspec.convert(self.cfg.resources.get(role, {}), RoleResources)
         return {"num_cpus": found.num_cpus, "num_gpus": found.num_gpus, "resources": found.custom}
 
 
-def _run_id(path: Path) -> str:
-    """Return the id of the run whose folder it is; the first of its processes draws it."""
-    with PrivateDir(path) as folder:
+class _ClusterMasterEnd(SocketMasterEnd):
+    """The coordinator's end in a cluster: its node's socket, and the gateway for other nodes."""
+
+    def __init__(self, transport: RayTransport, memory: RunMemory) -> None:
+        super().__init__(transport.cfg, memory)
+        self._transport = transport
+
+    def listen(
+        self, listener: MasterListener, until_close: ExitStack
+    ) -> tuple[RequestHandler, SocketServer, str]:
+        handler, server, _ = super().listen(listener, until_close)
         try:
-            return folder.read(_RUN_FILE, 64).decode()
-        except DataMissingError:
-            drawn = secrets.token_hex(8)
-            part = f"{_RUN_FILE}.{drawn}"
-            folder.write_atomic(part, [drawn.encode()], durable=True)
-            with contextlib.suppress(FileExistsError):  # two drew one: the first link counts
-                os.link(folder.path / part, folder.path / _RUN_FILE)
-            folder.unlink(part)
-            return folder.read(_RUN_FILE, 64).decode()
+            return handler, server, self._transport.open_gateway(until_close)
+        except BaseException:
+            server.close()
+            raise
 
 
-def parse_address(address: str) -> tuple[str, str, str]:
-    """Return cluster, namespace and run of ``host:port/namespace/run``.
+def parse_address(address: str) -> tuple[str, str]:
+    """Return node id and name of ``ray://<node id>/<name>``.
 
     Raises:
         ConfigError: it is none.
     """
-    gcs, namespace, run, *rest = (address + "//").split("/")
-    host, _, port = gcs.rpartition(":")
-    if host and port.isdecimal() and namespace and run and not any(rest):
-        return gcs, namespace, run
+    node_id, _, name = address.removeprefix(FAR_SCHEME).partition("/")
+    if address.startswith(FAR_SCHEME) and node_id.isalnum() and name and "/" not in name:
+        return node_id, name
     raise ConfigError(
         f"{address!r} is no address of a coordinator; it prints one like "
-        "10.0.0.1:6379/dingsdk-1f2e3d4c/1f2e3d4c",
+        f"{FAR_SCHEME}1f2e3d4c/dingsdk-1000-1f2e3d4c, or {SCHEME}/dev/shm/dingsdk-1000-1f2e/socket",
         path="system.transport",
     )

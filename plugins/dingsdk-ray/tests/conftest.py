@@ -1,13 +1,34 @@
-"""Fixtures: one local Ray for all tests of a session."""
+"""Fixtures: one local Ray for all tests of a session, and transports of two of its nodes."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import ray
 from dingsdk_ray import cluster
+from dingsdk_ray.far import GatewayCalls
+from dingsdk_ray.transport import RayTransport
+from dingsdk_shared_memory.run_memory import folder_of
 
-STORE_BYTES = 200 << 20
+STORE_BYTES = 100 << 20
+
+
+class FarTransport(RayTransport):
+    """That of a worker on another node than the coordinator's."""
+
+    def is_on(self, node_id: str) -> bool:
+        return False
+
+    def find_gateway(self) -> None:
+        """Do without joining a coordinator, which says where the gateway is."""
+        self._far = GatewayCalls(folder_of(self.run_dir).name)
+
+
+# Actors get the class by value, as they do not import the tests.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +37,25 @@ def ray_address() -> Iterator[str]:
     address = cluster.connect("local", num_cpus=8, object_store_bytes=STORE_BYTES)
     yield address
     cluster.disconnect()
+
+
+@pytest.fixture
+def near(ray_address: str, tmp_path: Path) -> Iterator[RayTransport]:
+    """The coordinator's."""
+    made = RayTransport({"address": ray_address}, tmp_path)
+    yield made
+    made.close()
+    made.remove_data()
+
+
+@pytest.fixture
+def far(near: RayTransport) -> Iterator[FarTransport]:
+    """A worker's, on another node."""
+    made = FarTransport({"address": near.cfg.address, "request_timeout_s": 10.0}, near.run_dir)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def far_class() -> type[FarTransport]:
+    return FarTransport

@@ -12,14 +12,15 @@ os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)
 
 import numpy as np
 import ray
-from dingsdk_ray.hub import INLINE_BYTES
+from dingsdk_ray.gateway import SMALL_BYTES
 from dingsdk_ray.transport import RayTransport
 from ray.cluster_utils import Cluster
 
 from dingsdk import SampleBatch
+from dingsdk.worker.comm import MasterListener, WorkerInfo
 
 PATIENCE_S = 60.0
-ROWS = {"small": 8, "large": INLINE_BYTES}
+ROWS = {"small": 8, "large": SMALL_BYTES}
 STORE_BYTES = 80 << 20
 
 
@@ -31,10 +32,22 @@ def payload(rows: int) -> SampleBatch:
 class Writer:
     """A collector on the node that is to be lost."""
 
-    def put(self, section: dict[str, Any], run_dir: Path) -> None:
-        store = RayTransport(section, run_dir).data_store()
+    def put(self, section: dict[str, Any], run_dir: Path, address: str) -> str:
+        transport = RayTransport(section, run_dir)
+        transport.slave_end(address).join(WorkerInfo("w0", "collector"), PATIENCE_S)
+        store = transport.data_store()
         for name, rows in ROWS.items():
             store.put(name, payload(rows))
+        return type(store._find()).__name__
+
+
+class Deaf(MasterListener):
+    """Takes no notice."""
+
+    def worker_joined(self, info: WorkerInfo) -> None:
+        pass
+
+    worker_renewed = worker_left = task_answered = lambda self, *facts: None  # type: ignore
 
 
 def main(run_dir: Path) -> None:
@@ -45,19 +58,21 @@ def main(run_dir: Path) -> None:
     try:
         section = {"address": cluster.address, "request_timeout_s": 30.0}
         transport = RayTransport(section, run_dir)
+        address = transport.master_end().open(Deaf())
         store = transport.data_store()
-        assert len(store) == 0  # the hub is here
         doomed = cluster.add_node(
             num_cpus=1, resources={"doomed": 1}, object_store_memory=STORE_BYTES
         )
         writer = Writer.remote()
-        ray.get(writer.put.remote(section, run_dir), timeout=PATIENCE_S)
+        where = ray.get(writer.put.remote(section, run_dir, address), timeout=PATIENCE_S)
+        assert where == "FarDataStore"
         cluster.remove_node(doomed, allow_graceful=False)
         found = [
             name for name, rows in ROWS.items() if store.get(name, timeout_s=10.0) == payload(rows)
         ]
         (run_dir / "found").write_text(" ".join(found))
         transport.close()
+        transport.remove_data()
     finally:
         ray.shutdown()
         cluster.shutdown()

@@ -1,16 +1,61 @@
-"""The rules of all transports, over a local Ray."""
+"""The rules of all transports, for workers on other nodes than the coordinator's.
+
+Those of its own node have the shared_memory transport, which has its tests.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+import ray
+from dingsdk_ray.gateway import QUICK_CALLS, WAITING_CALLS, Gateway
 from dingsdk_ray.transport import RayTransport
 
 from dingsdk.testing import TransportContract
 
 pytestmark = pytest.mark.slow
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Gateways:
+    """The gateways of many runs in one actor: to start one takes seconds."""
+
+    def __init__(self) -> None:
+        self._made: dict[Path, Gateway] = {}
+
+    def call(self, section: Mapping[str, Any], run_dir: Path, method: str, *args: Any) -> Any:
+        if method == "open":
+            self._made[run_dir] = Gateway(section, run_dir)
+            return None
+        return getattr(self._made[run_dir], method)(*args)
+
+
+class Actor:
+    """One of them, as a handle of its actor would be."""
+
+    def __init__(self, call: Any, *first: Any) -> None:
+        self._call = call
+        self._first = first
+
+    def __getattr__(self, method: str) -> Actor:
+        return Actor(self._call, *self._first, method)
+
+    def options(self, **kwargs: Any) -> Actor:
+        return Actor(self._call.options(**kwargs), *self._first)
+
+    def remote(self, *args: Any) -> Any:
+        return self._call.remote(*self._first, *args)
+
+
+@pytest.fixture(scope="module")
+def gateways(ray_address: str) -> Actor:
+    groups = {"waits": WAITING_CALLS}
+    actor = ray.remote(num_cpus=0, concurrency_groups=groups)(Gateways)
+    return Actor(actor.options(max_concurrency=QUICK_CALLS).remote().call)
 
 
 class TestRayTransport(TransportContract):
@@ -18,16 +63,35 @@ class TestRayTransport(TransportContract):
     patience_s = 30.0
 
     @pytest.fixture(autouse=True)
-    def _transports(self, ray_address: str) -> Iterator[None]:
-        self.made: list[RayTransport] = []
+    def _transports(self, ray_address: str, gateways: Actor, far_class: Any) -> Iterator[None]:
+        class TwoNodes(far_class):  # type: ignore[misc]
+            """The first of a run is the coordinator's, the others are on another node."""
+
+            made: ClassVar[dict[Path, RayTransport]] = {}
+
+            def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
+                super().__init__(cfg, run_dir)
+                actor = Actor(gateways._call, dict(cfg), run_dir)
+                if self.made.setdefault(run_dir, self) is self:
+                    ray.get(actor.open.remote(), timeout=60.0)
+                else:
+                    self.find_gateway()
+                    self._far._actor = actor
+
+            def make_master_end(self) -> Any:
+                return super(RayTransport, self).make_master_end()
+
+            def make_slave_end(self, address: str) -> Any:
+                is_far = self._far is not None
+                return super().make_slave_end("ray://elsewhere/run" if is_far else address)
+
+        self.section = {"address": ray_address, "request_timeout_s": 30.0}
+        self.two_nodes = TwoNodes
         yield
-        for transport in self.made:
+        for transport in TwoNodes.made.values():
             transport.close()
             transport.remove_data()
 
     def make_transport(self, run_dir: Path) -> RayTransport:
-        transport = RayTransport(
-            {**RayTransport.contract_config, "request_timeout_s": 30.0}, run_dir
-        )
-        self.made.append(transport)
-        return transport
+        made: RayTransport = self.two_nodes(self.section, run_dir)
+        return made

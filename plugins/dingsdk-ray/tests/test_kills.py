@@ -1,4 +1,4 @@
-"""What is left when an actor, the hub or a node is killed, and how long others wait then."""
+"""What is left when an actor, the gateway or a node is killed, and how long others wait then."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from dingsdk_ray.hub import INLINE_BYTES
+import ray
+from dingsdk_ray.gateway import NAMESPACE, SMALL_BYTES
 from dingsdk_ray.transport import RayTransport
+from dingsdk_shared_memory.run_memory import folder_of
 
 from dingsdk import SampleBatch
 from dingsdk.errors import DataMissingError, WorkerLostError
@@ -26,8 +28,7 @@ pytestmark = pytest.mark.slow
 
 ANSWER_S = 2.0
 PATIENCE_S = 60.0
-NAMESPACE = "check"
-SMALL, LARGE = 8, INLINE_BYTES
+SIZES = {"small": 8, "large": SMALL_BYTES}
 
 
 def payload(rows: int) -> SampleBatch:
@@ -37,13 +38,13 @@ def payload(rows: int) -> SampleBatch:
 class Writer:
     """An actor that stores payloads, as a collector does."""
 
-    def put(self, section: dict[str, Any], run_dir: Path) -> str:
-        import ray
-
-        store = RayTransport(section, run_dir).data_store()
-        store.put("small", payload(SMALL))
-        store.put("large", payload(LARGE))
-        return str(ray.get_runtime_context().get_node_id())
+    def put(self, transport_class: Any, section: dict[str, Any], run_dir: Path) -> None:
+        transport = transport_class(section, run_dir)
+        if transport_class is not RayTransport:
+            transport.find_gateway()
+        store = transport.data_store()
+        for name, rows in SIZES.items():
+            store.put(name, payload(rows))
 
 
 class Heard(MasterListener):
@@ -66,94 +67,85 @@ class Heard(MasterListener):
         pass
 
 
-@pytest.fixture
-def transport(ray_address: str, tmp_path: Path) -> Iterator[RayTransport]:
-    made = RayTransport({"namespace": NAMESPACE, "request_timeout_s": ANSWER_S}, tmp_path)
-    yield made
-    made.close()
-    made.remove_data()
+def pid_of_gateway(run_dir: Path) -> int:
+    gateway = ray.get_actor(folder_of(run_dir).name, namespace=NAMESPACE)
+    return int(ray.get(gateway.__ray_call__.remote(lambda self: os.getpid()), timeout=PATIENCE_S))
 
 
-def hub_pid() -> int:
-    import ray
-
-    hub = ray.get_actor("hub", namespace=NAMESPACE)
-    return int(ray.get(hub.__ray_call__.remote(lambda self: os.getpid()), timeout=PATIENCE_S))
-
-
+@pytest.mark.parametrize("is_far", [False, True])
 def test_payloads_survive_the_actor_that_put_them(
-    transport: RayTransport, ray_address: str
+    near: RayTransport, far_class: Any, is_far: bool
 ) -> None:
-    import ray
+    with ExitStack() as until_close:
+        near.open_gateway(until_close)
+        writer = ray.remote(num_cpus=0)(Writer).remote()
+        section = {"address": near.cfg.address}
+        kind = far_class if is_far else RayTransport
+        ray.get(writer.put.remote(kind, section, near.run_dir), timeout=PATIENCE_S)
+        ray.kill(writer, no_restart=True)
+        with contextlib.suppress(ray.exceptions.RayActorError):
+            ray.get(writer.__ray_ready__.remote(), timeout=PATIENCE_S)
+        store = near.data_store()
+        assert len(store) == len(SIZES)
+        for name, rows in SIZES.items():
+            assert store.has(name)
+            assert store.get(name) == payload(rows)
 
-    store = transport.data_store()
-    assert len(store) == 0
-    writer = ray.remote(num_cpus=0)(Writer).remote()
-    section = {"address": ray_address, "namespace": NAMESPACE}
-    ray.get(writer.put.remote(section, transport.run_dir), timeout=PATIENCE_S)
-    ray.kill(writer, no_restart=True)
-    with contextlib.suppress(ray.exceptions.RayActorError):
-        ray.get(writer.put.remote(section, transport.run_dir), timeout=PATIENCE_S)
-    for name, rows in (("small", SMALL), ("large", LARGE)):
-        assert store.has(name)
-        assert store.get(name) == payload(rows)
+
+def test_gateway_that_is_killed_costs_its_workers_time_alone(near: RayTransport, far: Any) -> None:
+    heard, master = Heard(), near.master_end()
+    end = far.slave_end(master.open(heard))
+    end.join(WorkerInfo("w0", "collector"), PATIENCE_S)
+    joined = heard.joined.get(timeout=PATIENCE_S)
+    store, policies = far.data_store(), far.policy_store()
+    store.put("before", payload(SIZES["large"]))
+    policies.publish("p", {"w": np.ones(SMALL_BYTES)}, 1)
+    assert policies.newest("p") is not None
+    os.kill(pid_of_gateway(near.run_dir), signal.SIGKILL)
+    store.put("after", payload(SIZES["small"]))
+    assert store.get("before") == payload(SIZES["large"])
+    assert near.data_store().get("after") == payload(SIZES["small"])
+    found = policies.newest("p")
+    assert found is not None
+    assert found[0] == 1
+    assert np.array_equal(found[1]["w"], np.ones(SMALL_BYTES))
+    master.send("w0", joined.incarnation, TaskMessage("t1", {"name": "null"}))
+    task = end.next_task(PATIENCE_S)
+    assert task is not None
+    assert task.task_id == "t1"
+    assert heard.left.empty()
 
 
-def test_large_payloads_are_read_without_a_copy(transport: RayTransport) -> None:
-    store = transport.data_store()
-    store.put("large", payload(LARGE))
+def test_gateway_that_does_not_answer_ends_calls_at_their_deadlines(
+    near: RayTransport, far_class: Any
+) -> None:
+    far = far_class({"address": near.cfg.address, "request_timeout_s": ANSWER_S}, near.run_dir)
+    far.find_gateway()
+    with ExitStack() as until_close:
+        until_close.callback(far.close)
+        near.open_gateway(until_close)
+        store = far.data_store()
+        near.data_store().put("large", payload(SIZES["large"]))
+        pid = pid_of_gateway(near.run_dir)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            started = time.monotonic()
+            with pytest.raises(DataMissingError, match="did not answer"):
+                store.get("large", timeout_s=0.5)
+            assert not store.has("large", 0.0)
+            with pytest.raises(WorkerLostError, match="did not answer"):
+                store.put("more", payload(SIZES["small"]))
+            assert time.monotonic() - started < 0.5 + 5 * ANSWER_S
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert store.get("large", PATIENCE_S) == payload(SIZES["large"])
+
+
+def test_large_payloads_are_read_without_a_copy(near: RayTransport) -> None:
+    store = near.data_store()
+    store.put("large", payload(SIZES["large"]))
     first, second = (store.get("large").columns["obs"] for _ in range(2))
     assert first.__array_interface__["data"][0] == second.__array_interface__["data"][0]
-
-
-def test_hub_that_is_killed_loses_payloads_but_hangs_nobody(
-    transport: RayTransport, ray_address: str
-) -> None:
-    heard, master = Heard(), transport.master_end()
-    end = transport.slave_end(master.open(heard))
-    end.join(WorkerInfo("w0", "collector"), PATIENCE_S)
-    before = heard.joined.get(timeout=PATIENCE_S).incarnation
-    store = transport.data_store()
-    store.put("large", payload(LARGE))
-    os.kill(hub_pid(), signal.SIGKILL)
-    started = time.monotonic()
-    with pytest.raises(DataMissingError):
-        store.get("large", timeout_s=1.0)
-    assert time.monotonic() - started < 1.0 + 2 * ANSWER_S
-    assert heard.left.get(timeout=PATIENCE_S) == "the hub was restarted"
-    with pytest.raises(WorkerLostError) as caught:
-        end.next_task(PATIENCE_S)
-    assert caught.value.facts.get("restarted")
-    end.join(WorkerInfo("w0", "collector"), PATIENCE_S)
-    after = heard.joined.get(timeout=PATIENCE_S).incarnation
-    assert after > before
-    master.send("w0", after, TaskMessage("t1", {"name": "null"}))
-    found = end.next_task(PATIENCE_S)
-    assert found is not None
-    assert found.task_id == "t1"
-    assert not store.has("large", 0.0)
-    store.put("next", payload(SMALL))
-    assert store.get("next") == payload(SMALL)
-
-
-def test_hub_that_does_not_answer_ends_a_read_at_its_deadline(
-    transport: RayTransport, ray_address: str
-) -> None:
-    store = transport.data_store()
-    store.put("large", payload(LARGE))
-    pid = hub_pid()
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        started = time.monotonic()
-        with pytest.raises(DataMissingError, match="did not answer"):
-            store.get("large", timeout_s=0.5)
-        assert not store.has("large", 0.0)
-        with pytest.raises(WorkerLostError, match="did not answer"):
-            store.put("more", payload(SMALL))
-        assert time.monotonic() - started < 0.5 + 5 * ANSWER_S
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    assert store.get("large", PATIENCE_S) == payload(LARGE)
 
 
 def test_payloads_survive_the_node_of_their_writer(tmp_path: Path) -> None:

@@ -1,32 +1,31 @@
-"""What does not need a cluster: addresses, versions, ids, and the hub without Ray."""
+"""What does not need a cluster: addresses, versions, sections and frames."""
 
 from __future__ import annotations
 
-import threading
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from dingsdk_ray import cluster
-from dingsdk_ray.hub import INLINE_BYTES, Hub
-from dingsdk_ray.transport import RayTransport, _run_id, parse_address
+from dingsdk_ray.gateway import SMALL_BYTES, is_held, joined
+from dingsdk_ray.transport import RayTransport, parse_address
 
 from dingsdk.errors import ConfigError, InsecureBindError, PluginNotInstalledError
+from dingsdk.pipeline.run_folder import held
 from dingsdk.pipeline.train import compile_run
 
 
 @pytest.mark.parametrize(
-    "address", ["", "memory", "http://h:1/a/b", "h:1", "h:1/a", "h:x/a/b", "h:1/a/b/c", ":1/a/b"]
+    "address",
+    ["", "memory", "http://h:1/a", "ray://", "ray://1f", "ray:///a", "ray://1f/a/b", "ray://1:2/a"],
 )
 def test_address_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="no address"):
         parse_address(address)
 
 
-def test_address_has_cluster_namespace_and_run() -> None:
-    assert parse_address("[::1]:6379/ns/run") == ("[::1]:6379", "ns", "run")
+def test_address_has_node_and_name() -> None:
+    assert parse_address("ray://1f2e/dingsdk-0-1f") == ("1f2e", "dingsdk-0-1f")
 
 
 @pytest.mark.parametrize("found", ["2.53.0", "1.13.0", ""])
@@ -67,43 +66,28 @@ def test_resources_of_an_unknown_role_are_refused() -> None:
         compile_run("cartpole-dqn", "parallel", "ray", sets)
 
 
-def test_processes_that_start_at_once_agree_on_the_run(tmp_path: Path) -> None:
-    found: list[str] = []
-    start = threading.Barrier(8)
-
-    def draw() -> None:
-        start.wait()
-        found.append(_run_id(tmp_path / "transport"))
-
-    threads = [threading.Thread(target=draw) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(found)) == 1
-    assert [path.name for path in (tmp_path / "transport").iterdir()] == ["ray-run"]
+def test_coordinator_of_a_local_ray_is_reached_by_its_socket(tmp_path: Path) -> None:
+    transport = RayTransport({}, tmp_path)
+    with pytest.raises(ConfigError, match="in a cluster"):
+        transport.slave_end("ray://1f2e/dingsdk-0-1f2e")
+    transport.close()
+    transport.remove_data()
 
 
-def test_hub_keeps_small_frames_and_stores_large_ones() -> None:
-    stored: list[Any] = []
-    hub = Hub("run", store=lambda frame: stored.append(frame) or "reference")
-    hub.put("small", "d", b"x" * INLINE_BYTES)
-    hub.put("large", "d", np.zeros(INLINE_BYTES + 1, np.uint8))
-    assert hub.get("small", 0.0) == (b"x" * INLINE_BYTES,)
-    assert hub.get("large", 0.0) == ("reference",)
-    assert len(stored) == 1
+def test_gateway_knows_whether_its_run_is_under_way(tmp_path: Path) -> None:
+    assert not is_held(tmp_path / "absent")
+    assert not is_held(tmp_path)
+    with held(tmp_path):
+        assert is_held(tmp_path)
+    assert not is_held(tmp_path)
 
 
-def test_hub_applies_a_repeated_call_once_and_refuses_an_earlier_coordinator() -> None:
-    hub = Hub("run")
-    epoch = hub.open(5.0)
-    assert hub.apply(epoch, 1, [])
-    assert hub.apply(epoch, 1, [("send", "w0", 1, "t1", b"malformed")])  # skipped: it was done
-    later = hub.open(5.0)
-    assert later > epoch
-    assert not hub.apply(epoch, 2, [])
-    assert hub.events(epoch, 0, 0.0) is None
-    assert hub.events(later, 0, 0.0) == []
+@pytest.mark.parametrize("size", [0, SMALL_BYTES, SMALL_BYTES + 1])
+def test_frames_are_bytes_or_arrays_by_their_size(size: int) -> None:
+    parts = [bytes([1]) * (size // 2), memoryview(bytes([2]) * (size - size // 2))]
+    frame = joined(parts, size)
+    assert isinstance(frame, bytes) == (size <= SMALL_BYTES)
+    assert bytes(frame) == b"".join(parts)
 
 
 def test_section_is_read_with_resources_by_role(tmp_path: Path) -> None:

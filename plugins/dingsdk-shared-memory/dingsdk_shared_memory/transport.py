@@ -12,6 +12,7 @@ from dingsdk.config import Whole
 from dingsdk.errors import ConfigError
 from dingsdk.worker.comm import (
     PolicyStore,
+    StepDataStore,
     Transport,
 )
 from dingsdk.worker.comm.files import FilePolicyStore
@@ -77,7 +78,7 @@ class SharedMemoryTransport(RequestTransport):
 
     def make_master_end(self) -> SocketMasterEnd:
         # Before the coordinator looks which payloads of its journal are there.
-        bring_back(self.data_store(), self.run_dir)
+        bring_back(self._own_data_store(), self.run_dir)
         return SocketMasterEnd(self.cfg, self._own_memory())
 
     def make_slave_end(self, address: str) -> RequestSlaveEnd[Secret]:
@@ -99,16 +100,8 @@ class SharedMemoryTransport(RequestTransport):
             lost_after_s=self.cfg.lost_after_s,
         )
 
-    def data_store(self) -> SharedDataStore:
-        with self._lock:
-            if self._data_store is None:
-                self._data_store = SharedDataStore(
-                    self._own_memory().folder.sub(DATA),
-                    max_payload_bytes=self.cfg.max_payload_bytes,
-                    min_free_bytes=self.cfg.min_free_bytes,
-                    algorithm=self.cfg.digest,
-                )
-            return self._data_store
+    def data_store(self) -> StepDataStore:
+        return self._own_data_store()
 
     def policy_store(self) -> PolicyStore:
         with self._lock:
@@ -141,3 +134,14 @@ class SharedMemoryTransport(RequestTransport):
         if self._memory is None:
             self._memory = RunMemory(self.data_dir, self.run_dir)
         return self._memory
+
+    def _own_data_store(self) -> SharedDataStore:
+        with self._lock:
+            if self._data_store is None:
+                self._data_store = SharedDataStore(
+                    self._own_memory().folder.sub(DATA),
+                    max_payload_bytes=self.cfg.max_payload_bytes,
+                    min_free_bytes=self.cfg.min_free_bytes,
+                    algorithm=self.cfg.digest,
+                )
+            return self._data_store

@@ -48,7 +48,7 @@ class RequestTransport(Transport):
 
     @abstractmethod
     def release(self) -> None:
-        """Close the stores, and what else was made; called once all ends are closed."""
+        """Close the stores, and what else was made; all ends are closed, and the lock is held."""
 
     def master_end(self) -> MasterEnd:
         with self._lock:
@@ -74,4 +74,5 @@ class RequestTransport(Transport):
         for master in masters:
             master.close(timeout_s)
         self._scheduler.close(timeout_s)
-        self.release()
+        with self._lock:
+            self.release()

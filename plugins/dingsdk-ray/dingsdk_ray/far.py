@@ -1,0 +1,375 @@
+"""What a worker on another node than the coordinator has: calls of the run's gateway."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from dingsdk.data import (
+    FrameInfo,
+    SampleBatch,
+    check_id,
+    decode_batch,
+    decode_frame,
+    encode_batch,
+    encode_frame,
+)
+from dingsdk.errors import (
+    ClosedError,
+    DataCorruptError,
+    DataMissingError,
+    DingError,
+    StorageFullError,
+    WorkerLostError,
+)
+from dingsdk.worker.comm import PolicyStore, StepDataStore
+from dingsdk.worker.comm.requests import Answer, Link, LinkError
+from dingsdk_ray.gateway import NAMESPACE, POLICY, joined
+
+LONGEST_WAIT_S = 5.0
+_RETRY_S = 0.2
+_WAITING = ("join", "turn")
+
+
+class GatewayGoneError(Exception):
+    """A call brought no answer; whether it was done is not known."""
+
+
+class GatewayCalls:
+    """Calls of one run's gateway, from any thread.
+
+    A gateway that has died is started again, by Ray or the next coordinator. All calls can be
+    repeated.
+
+    Args:
+        name: Of its actor.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._actor: Any = None
+        self._waits: dict[threading.Event, object] = {}
+        self._closed = threading.Event()
+
+    def call(
+        self,
+        method: str,
+        *args: Any,
+        timeout_s: float,
+        waits: bool = False,
+        owner: object = None,
+    ) -> Any:
+        """Return what a method of the gateway returns; its errors pass through.
+
+        Args:
+            method: Its name.
+            *args: Its arguments.
+            timeout_s: How long to wait for the answer.
+            waits: Whether the method waits.
+            owner: The object that may cancel the call.
+
+        Raises:
+            GatewayGoneError: no answer.
+            ClosedError: this object was closed.
+        """
+        import ray
+
+        done = threading.Event()
+        with self._lock:
+            self._check()
+            self._waits[done] = owner
+        try:
+            if self._actor is None:
+                self._actor = ray.get_actor(self._name, namespace=NAMESPACE)
+            bound = getattr(self._actor, method)
+            if waits:
+                bound = bound.options(concurrency_group="waits")
+            future = bound.remote(*args).future()
+            future.add_done_callback(lambda _: done.set())
+            done.wait(timeout_s)
+            if future.done():
+                return future.result()
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, DingError | LinkError):
+                raise error.cause from None
+            raise  # a defect of the gateway
+        except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
+            raise StorageFullError(
+                "Ray's object store is full on this node; start Ray with more "
+                "(--object-store-memory)",
+                path="ray",
+                reason="object_store",
+            ) from error
+        except (ray.exceptions.RayError, ValueError) as error:
+            if isinstance(error, ray.exceptions.ActorDiedError | ValueError):
+                self._actor = None  # another may take its place
+            raise GatewayGoneError(f"{method}: {_line(error)}") from error
+        finally:
+            with self._lock:
+                del self._waits[done]
+        self._check()
+        raise GatewayGoneError(f"the gateway did not answer {method} in time")
+
+    def insist(self, method: str, *args: Any, timeout_s: float, waits: bool = False) -> Any:
+        """Call until there is an answer, as ``call``; while the gateway is started again, too."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            try:
+                return self.call(method, *args, timeout_s=left_s, waits=waits)
+            except GatewayGoneError:
+                if left_s <= _RETRY_S:
+                    raise
+                self._closed.wait(_RETRY_S)
+
+    def fetch(self, reference: Any, timeout_s: float) -> Any:
+        """Return an object of the gateway's. Raises GatewayGoneError."""
+        import ray
+
+        try:
+            return ray.get(reference, timeout=timeout_s)
+        except ray.exceptions.RayError as error:
+            raise GatewayGoneError(f"an object is lost: {_line(error)}") from error
+
+    def cancel(self, owner: object) -> None:
+        """End the calls under way of an owner with GatewayGoneError."""
+        with self._lock:
+            for done, found in self._waits.items():
+                if found is owner:
+                    done.set()
+
+    def close(self) -> None:
+        """End all calls under way with ClosedError."""
+        with self._lock:
+            self._closed.set()
+            for done in self._waits:
+                done.set()
+
+    def _check(self) -> None:
+        if self._closed.is_set():
+            raise ClosedError("the transport was closed", what="transport")
+
+
+class FarLink(Link[bool]):
+    """A worker's connection. Requests are not signed: Ray's tokens say who may call the gateway."""
+
+    def __init__(self, calls: GatewayCalls) -> None:
+        self._calls = calls
+        self._is_closed = False
+
+    def post(self, target: str, body: bytes, key: bool, deadline: float) -> Answer:
+        """Send a request, return its answer.
+
+        Raises:
+            LinkError: no answer before the deadline, or this connection closed.
+        """
+        if self._is_closed:
+            raise LinkError("this connection is closed")
+        timeout_s = max(0.0, deadline - time.monotonic())
+        waits = target.rpartition("/")[2] in _WAITING
+        try:
+            answer = self._calls.call(
+                "request", target, body, timeout_s, timeout_s=timeout_s, waits=waits, owner=self
+            )
+        except (GatewayGoneError, ClosedError) as error:
+            raise LinkError(str(error)) from error
+        return Answer(*answer)
+
+    def close(self) -> None:
+        """End the request that is under way, and every later one, with LinkError."""
+        self._is_closed = True
+        self._calls.cancel(self)
+
+
+class FarDataStore(StepDataStore):
+    """Payloads on the coordinator's node. Safe for use from many threads.
+
+    Args:
+        calls: Of the gateway.
+        timeout_s: How long the gateway may take to answer.
+    """
+
+    def __init__(self, calls: GatewayCalls, timeout_s: float) -> None:
+        self._calls = calls
+        self._timeout_s = timeout_s
+
+    def put(self, data_id: str, batch: SampleBatch) -> FrameInfo:
+        """Store a payload; storing the same again changes nothing.
+
+        Raises:
+            ProtocolError: the id is none.
+            ConflictError: another payload has this id; it stays.
+            StorageFullError: there is no room, here for the way or on the coordinator's node.
+            WorkerLostError: the gateway does not answer.
+            SchemaMismatchError: a container cannot hold the batch.
+        """
+        check_id(data_id, "data_id")
+        buffers, info = encode_batch(batch)
+        frame = joined(buffers, info.size_bytes)
+        return FrameInfo(*_ask(self._calls, "put", data_id, frame, timeout_s=self._timeout_s))
+
+    def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
+        return self._get(data_id, None, timeout_s)
+
+    def get_verified(self, data_id: str, digest: str, timeout_s: float = 2.0) -> SampleBatch:
+        return self._get(data_id, digest, timeout_s)
+
+    def has(self, data_id: str, timeout_s: float = 2.0) -> bool:
+        check_id(data_id, "data_id")
+        try:
+            return bool(self._wait("has", data_id, timeout_s=timeout_s))
+        except GatewayGoneError:
+            return False
+
+    def delete(self, data_ids: Iterable[str]) -> None:
+        names = [check_id(data_id, "data_id") for data_id in data_ids]
+        _ask(self._calls, "delete", names, timeout_s=self._timeout_s)
+
+    def __len__(self) -> int:
+        return int(_ask(self._calls, "count", timeout_s=self._timeout_s))
+
+    def _get(self, data_id: str, digest: str | None, timeout_s: float) -> SampleBatch:
+        check_id(data_id, "data_id")
+        try:
+            return decode_batch(memoryview(self._wait("get", data_id, digest, timeout_s=timeout_s)))
+        except GatewayGoneError as error:
+            why = str(error)
+        except DataCorruptError as error:
+            raise DataCorruptError(
+                f"payload {data_id!r}: {error}", where=error.where, data_id=data_id
+            ) from error
+        raise DataMissingError(
+            f"no payload {data_id!r} within {timeout_s} s: {why}", data_id=data_id
+        )
+
+    def _wait(self, method: str, *args: Any, timeout_s: float) -> Any:
+        """Ask until the deadline, at least once, a while at a time."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            wait_s = max(0.0, min(deadline - time.monotonic(), LONGEST_WAIT_S))
+            limit_s = wait_s + self._timeout_s
+            is_last = time.monotonic() + wait_s >= deadline
+            try:
+                found = self._calls.call(method, *args, wait_s, timeout_s=limit_s, waits=wait_s > 0)
+            except DataMissingError:
+                if is_last:
+                    raise
+                continue
+            if is_last or found is not False:
+                return found
+
+
+class FarPolicyStore(PolicyStore):
+    """Policies on the coordinator's node. Safe for use from many threads.
+
+    Args:
+        calls: Of the gateway.
+        timeout_s: How long the gateway may take to answer.
+    """
+
+    def __init__(self, calls: GatewayCalls, timeout_s: float) -> None:
+        self._calls = calls
+        self._timeout_s = timeout_s
+
+    def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
+        """Make a version the newest one, if it is: an older one changes nothing.
+
+        Raises:
+            ProtocolError: the id is none.
+            SchemaMismatchError: the state is no mapping of tensors or arrays.
+            StorageFullError: there is no room, here for the way or on the coordinator's node.
+            WorkerLostError: the gateway does not answer.
+        """
+        check_id(policy_id, "policy_id")
+        buffers, info = encode_frame(POLICY, dict(state))
+        frame = joined(buffers, info.size_bytes)
+        _ask(self._calls, "publish", policy_id, version, frame, timeout_s=self._timeout_s)
+
+    def newest(
+        self, policy_id: str, newer_than: int | None = None
+    ) -> tuple[int, dict[str, Any]] | None:
+        """Return (version, tensors of its own), or None when there is none newer.
+
+        Raises:
+            WorkerLostError: the gateway does not answer.
+        """
+        check_id(policy_id, "policy_id")
+        found = _ask(self._calls, "newest", policy_id, newer_than, timeout_s=self._timeout_s)
+        if found is None:
+            return None
+        version, (reference,) = found
+        try:
+            frame = memoryview(self._calls.fetch(reference, self._timeout_s)).toreadonly()
+        except GatewayGoneError:
+            return None  # replaced or lost since; to ask again finds it, or the next one
+        return version, dict(decode_frame(POLICY, frame, max_bytes=len(frame)))
+
+    def discard(self, policy_id: str) -> None:
+        check_id(policy_id, "policy_id")
+        _ask(self._calls, "discard", policy_id, timeout_s=self._timeout_s)
+
+
+def _ask(calls: GatewayCalls, method: str, *args: Any, timeout_s: float) -> Any:
+    try:
+        return calls.insist(method, *args, timeout_s=timeout_s)
+    except GatewayGoneError as error:
+        raise WorkerLostError(
+            f"the gateway of the run, on the coordinator's node: {error}", worker_id="gateway"
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+class LateDataStore(StepDataStore):
+    """A store of which a worker learns where it is when it joins.
+
+    Args:
+        find: Returns it.
+    """
+
+    def __init__(self, find: Callable[[], StepDataStore]) -> None:
+        self._find = find
+
+    def put(self, data_id: str, batch: SampleBatch) -> FrameInfo | None:
+        return self._find().put(data_id, batch)
+
+    def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
+        return self._find().get(data_id, timeout_s)
+
+    def get_verified(self, data_id: str, digest: str, timeout_s: float = 2.0) -> SampleBatch:
+        return self._find().get_verified(data_id, digest, timeout_s)
+
+    def has(self, data_id: str, timeout_s: float = 2.0) -> bool:
+        return self._find().has(data_id, timeout_s)
+
+    def delete(self, data_ids: Iterable[str]) -> None:
+        self._find().delete(data_ids)
+
+    def sweep_orphans(self, is_live: Callable[[str], bool], grace_s: float) -> int:
+        return self._find().sweep_orphans(is_live, grace_s)
+
+    def __len__(self) -> int:
+        return len(self._find())
+
+
+class LatePolicyStore(PolicyStore):
+    """As ``LateDataStore``, for policies."""
+
+    def __init__(self, find: Callable[[], PolicyStore]) -> None:
+        self._find = find
+
+    def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
+        self._find().publish(policy_id, state, version)
+
+    def newest(
+        self, policy_id: str, newer_than: int | None = None
+    ) -> tuple[int, dict[str, Any]] | None:
+        return self._find().newest(policy_id, newer_than)
+
+    def discard(self, policy_id: str) -> None:
+        self._find().discard(policy_id)

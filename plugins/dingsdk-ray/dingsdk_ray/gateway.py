@@ -1,0 +1,182 @@
+"""The gateway of a run: an actor on the coordinator's node, for workers on other nodes.
+
+It passes requests on to the coordinator's socket, and payloads and policies to and from the shared
+memory of its node. It keeps nothing, so that its end costs nothing but the calls under way.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from dingsdk_shared_memory.connection import Connection
+
+from dingsdk.data import Buffer, decode_batch, decode_frame, encode_batch, encode_frame
+from dingsdk.worker.comm.requests import Answer, LinkError
+
+NAMESPACE = "dingsdk"
+WAITING_CALLS = 128
+"""Calls that may wait at the same time; each takes a thread of the gateway."""
+QUICK_CALLS = 16
+SMALL_BYTES = 64 << 10
+"""Frames up to this size travel in calls; larger ones as arrays, which Ray shares."""
+POLICY = "policy"
+LOOK_S, ORPHANED_LOOKS = 20.0, 3
+"""How often a gateway looks whether its run is under way, and how often in vain before it ends."""
+
+
+class Gateway:
+    """Serves the workers of one run that are on other nodes. Thread safe.
+
+    Args:
+        section: ``system.transport``.
+        run_dir: The run folder.
+    """
+
+    def __init__(self, section: Mapping[str, Any], run_dir: Path) -> None:
+        from dingsdk_ray.transport import RayTransport
+
+        self._transport = RayTransport({**section, "address": "local"}, run_dir)
+        self._data = self._transport.data_store()
+        self._policies = self._transport.policy_store()
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []
+        self._newest: dict[str, tuple[int, Any]] = {}
+        threading.Thread(target=self._watch, name="gateway-watch", daemon=True).start()
+
+    def request(self, target: str, body: bytes, wait_s: float) -> Answer:
+        """Return the coordinator's answer to a worker's request.
+
+        Raises:
+            LinkError: there was none.
+        """
+        key = self._transport.secret()
+        if key is None:
+            raise LinkError("no coordinator has opened yet")
+        with self._lock:
+            connection = self._idle.pop() if self._idle else self._transport.connection()
+        answer = connection.post(target, body, key, time.monotonic() + wait_s)
+        with self._lock:
+            self._idle.append(connection)
+        return answer
+
+    def put(self, data_id: str, frame: Any) -> tuple[int, str]:
+        """Store a payload; return its size and digest, as the store has it."""
+        info = self._data.put(data_id, decode_batch(memoryview(frame)))
+        assert info is not None  # the store is a SharedDataStore
+        return info.size_bytes, info.digest
+
+    def get(self, data_id: str, digest: str | None, wait_s: float) -> Any:
+        """Return the frame of a payload; errors are those of the store."""
+        if digest is None:
+            batch = self._data.get(data_id, wait_s)
+        else:
+            batch = self._data.get_verified(data_id, digest, wait_s)
+        buffers, info = encode_batch(batch)
+        return joined(buffers, info.size_bytes)
+
+    def has(self, data_id: str, wait_s: float) -> bool:
+        """Whether a payload is there, or comes within ``wait_s``."""
+        return self._data.has(data_id, wait_s)
+
+    def delete(self, data_ids: Iterable[str]) -> None:
+        """Delete payloads."""
+        self._data.delete(data_ids)
+
+    def count(self) -> int:
+        """Return the number of payloads."""
+        return len(self._data)
+
+    def publish(self, policy_id: str, version: int, frame: Any) -> None:
+        """Make a version of a policy the newest one, if it is."""
+        state = decode_frame(POLICY, memoryview(frame), max_bytes=len(frame))
+        self._policies.publish(policy_id, state, version)
+
+    def newest(self, policy_id: str, newer_than: int | None) -> tuple[int, list[Any]] | None:
+        """Return the newest version and a reference to its frame; None where none is newer.
+
+        It is in the object store: each node fetches it once, for all of its workers.
+        """
+        import ray
+
+        with self._lock:
+            version, reference = self._newest.get(policy_id, (None, None))
+            found = self._policies.newest(policy_id, version)
+            if found is not None:
+                buffers, info = encode_frame(POLICY, found[1])
+                version, reference = found[0], ray.put(joined(buffers, info.size_bytes))
+                self._newest[policy_id] = version, reference
+        if version is None or (newer_than is not None and version <= newer_than):
+            return None
+        return version, [reference]
+
+    def discard(self, policy_id: str) -> None:
+        """Forget a policy."""
+        with self._lock:
+            self._newest.pop(policy_id, None)
+            self._policies.discard(policy_id)
+
+    def _watch(self) -> None:
+        """End this actor once no process has held the run's folder for a minute."""
+        looks, pause = 0, threading.Event()
+        while looks < ORPHANED_LOOKS:
+            pause.wait(LOOK_S)
+            looks = 0 if is_held(self._transport.run_dir) else looks + 1
+        import ray
+
+        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+
+def is_held(run_dir: Path) -> bool:
+    """Whether a run is under way in a folder."""
+    try:
+        descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def start_gateway(name: str, section: Mapping[str, Any], run_dir: Path) -> Any:
+    """Start the gateway of a run on this node, unless it is there; return its actor.
+
+    It is detached: the next coordinator finds it. So whoever ends the run kills it.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    groups = {"waits": WAITING_CALLS}
+    actor = ray.remote(num_cpus=0, max_restarts=-1, concurrency_groups=groups)(Gateway)
+    node_id = ray.get_runtime_context().get_node_id()
+    return actor.options(
+        name=name,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        max_concurrency=QUICK_CALLS,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+    ).remote(dict(section), run_dir)
+
+
+def joined(buffers: list[Buffer], size_bytes: int) -> Any:
+    """Return a frame as one object: bytes where it is small, else an array that Ray shares."""
+    if size_bytes <= SMALL_BYTES:
+        return b"".join(buffers)
+    frame = np.empty(size_bytes, np.uint8)
+    at = 0
+    for buffer in buffers:
+        view = memoryview(buffer).cast("B")
+        frame[at : at + len(view)] = view
+        at += len(view)
+    return frame
