@@ -229,9 +229,11 @@ class BaseLearner(Configurable):
 
     @property
     def loss(self) -> float | None:
-        """The ``total_loss`` of the latest iteration; None where the policy logs none."""
-        loss = self.log_vars.get("total_loss")
-        return None if loss is None else as_number("total_loss", loss)
+        """The ``total_loss`` of the latest iteration; None where the policy logs no such number."""
+        try:
+            return as_number("total_loss", self.log_vars.get("total_loss"))
+        except PolicyOutputTypeError:
+            return None  # the log refuses what is not a number
 
     @property
     def learn_info(self) -> dict[str, Any]:

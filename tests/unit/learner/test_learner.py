@@ -45,6 +45,19 @@ def test_train_returns_the_log_of_a_dqn_update_and_counts_it(make_learner, learn
     assert learner.collector_envstep == 96
 
 
+def test_loss_is_that_of_the_latest_iteration_where_it_is_a_number(make_learner, scripted):
+    logged = [{"total_loss": np.zeros(3)}, {}, {"total_loss": 2}]
+    learner = make_learner(scripted(lambda data: logged.pop()), QUIET)
+    assert learner.loss is None
+    learner.train([{}])
+    assert learner.loss == 2.0
+    learner.train([{}])
+    assert learner.loss is None
+    with pytest.raises(PolicyOutputTypeError):
+        learner.train([{}])
+    assert learner.loss is None
+
+
 def test_train_on_rows_equals_train_on_columns(make_learner, learn_mode, batch, tmp_path):
     columns = batch()
     rows = [dict(row) for row in columns]
