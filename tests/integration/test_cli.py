@@ -215,7 +215,11 @@ def start_training(
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"]
+    ("number", "code"),
+    [
+        pytest.param(signal.SIGINT, 130, id="ctrl-c"),
+        pytest.param(signal.SIGTERM, 143, id="sigterm", marks=pytest.mark.slow),
+    ],
 )
 def test_signal_stops_within_10_s_with_a_checkpoint(
     tmp_path: Path, number: signal.Signals, code: int
@@ -259,7 +263,7 @@ gym.register("Stuck-v0", entry_point=Stuck)
 """
 
 
-@pytest.mark.parametrize("mode", ["serial", "parallel"])
+@pytest.mark.parametrize("mode", [pytest.param("serial", marks=pytest.mark.slow), "parallel"])
 def test_signal_stops_within_10_s_also_where_an_env_hangs(tmp_path: Path, mode: str) -> None:
     (tmp_path / "stuck_env.py").write_text(STUCK_ENV)
     process = start_training(

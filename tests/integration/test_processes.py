@@ -248,6 +248,7 @@ def test_ctrl_c_of_the_whole_group_ends_it_within_10_s_with_a_checkpoint(tmp_pat
     assert f"train --resume {Path('runs', 'cartpole-dqn')}" in out
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_workers_start_ends_at_once(tmp_path: Path) -> None:
     process = start_run(tmp_path, *ENDLESS)
     children: list[int] = []

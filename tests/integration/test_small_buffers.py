@@ -40,5 +40,5 @@ PRIORITIZED = f"{BUFFER}.type=advanced"
     ],
 )
 def test_a_run_trains_to_its_end(tmp_path: Path, sets: tuple[str, ...]) -> None:
-    result = run(tmp_path, *sets, "policy.learn.learner.train_iterations=600")
-    assert (result.reason, result.train_iter) == ("limit", 600)
+    result = run(tmp_path, *sets)
+    assert (result.reason, result.train_iter) == ("limit", 200)
