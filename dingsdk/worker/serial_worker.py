@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -126,17 +127,18 @@ class SerialWorker(Configurable, Savable, ABC):
         if self._is_closed:
             return
         self._is_closed = True
-        try:
-            if self._env is not None:
-                self._env.close()
-        finally:
-            if self._tb_logger is not None:
-                self._tb_logger.flush()
+        with ExitStack() as stack:
+            stack.callback(self._logger.close)
             if self._own_tb is not None:
-                self._own_tb.close()
-            self._logger.close()
+                stack.callback(self._own_tb.close)
+            if self._tb_logger is not None:
+                stack.callback(self._tb_logger.flush)
+            if self._env is not None:
+                stack.callback(self._env.close)
 
     def __del__(self) -> None:
-        # The constructor may have failed before it set anything.
+        # The constructor may have failed before it set anything; at the end of the interpreter
+        # files may be closed already ("flush of closed file"), and nobody could handle an error.
         if not getattr(self, "_is_closed", True):
-            self.close()
+            with suppress(Exception):
+                self.close()

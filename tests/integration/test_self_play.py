@@ -11,6 +11,7 @@ import pytest
 
 from dingsdk.pipeline.predict import load_policy
 from dingsdk.pipeline.train import resume, train
+from dingsdk.worker import IMetric
 from dingsdk.worker.commander.one_vs_one import saved_league
 from dingsdk.worker.coordinator import Coordinator
 
@@ -63,6 +64,43 @@ def test_parallel_run_plays_itself_and_its_past(transport: str, tmp_path: Any) -
     free[5] = 1
     obs = {"observation": np.zeros(18, np.float32), "action_mask": free}
     assert load_policy(result.run_dir).predict(obs)[0] == 5
+
+
+class Agreement(IMetric):
+    """How often the policy takes the middle."""
+
+    def eval(self, inputs: Any, label: Any) -> float:
+        return float(np.mean([int(each["action"]) == label for each in inputs.values()]))
+
+    def reduce_mean(self, inputs: list[float]) -> float:
+        return sum(inputs) / len(inputs)
+
+    def gt(self, metric1: float, metric2: float | None) -> bool:
+        return metric2 is None or metric1 >= metric2
+
+
+def boards() -> Any:
+    rng = np.random.default_rng(0)
+    seen = rng.integers(0, 2, (8, 18)).astype(np.float32)
+    free = np.ones(9, np.int8)
+    return [({i: {"observation": s, "action_mask": free} for i, s in enumerate(seen)}, 4)], (
+        Agreement()
+    )
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_evaluator_that_the_config_names_measures_self_play_in_both_modes(
+    mode: Any, tmp_path: Any
+) -> None:
+    data = f"{__name__}:boards"
+    sets = (*SHORT, "policy.eval.evaluator.type=metric", f"policy.eval.evaluator.data={data}")
+    transport = "in_memory" if mode == "parallel" else None
+    result = train("tictactoe-selfplay", mode, transport, sets, output=tmp_path)
+
+    assert (result.reason, result.train_iter) == ("limit", 100)
+    assert result.evaluations[-1].train_iter == 100
+    assert {each.episodes for each in result.evaluations} == {1}
+    assert all(0 <= each.mean <= 1 for each in result.evaluations)
 
 
 PPO: dict[str, Any] = {

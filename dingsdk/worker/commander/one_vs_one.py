@@ -128,7 +128,8 @@ class OneVsOneCommander(SoloCommander):
         job = self.league.get_job_info(self._player.player_id, eval_flag=is_evaluation)
         task = super()._collector_task(learner, is_evaluation=is_evaluation)
         cfg = task["collector_cfg"]
-        cfg["policy"] = [to_plain(cfg["policy"]) for _ in job["player_id"]]
+        if cfg["type"] != "serial":  # an evaluation by the evaluator that the config names
+            cfg["policy"] = [to_plain(cfg["policy"]) for _ in job["player_id"]]
         cfg["policy_update_path"] = list(job["checkpoint_path"])
         cfg["policy_update_flag"] = list(job["player_active_flag"])
         if is_evaluation:
@@ -137,7 +138,7 @@ class OneVsOneCommander(SoloCommander):
         return task
 
     def _ends_run(self, record: EvalRecord, result: Mapping[str, Any]) -> bool:
-        games = [outcome for env in result.get("game_result", ()) for outcome in env]
+        games = [outcome_of(each, 0.0) for each in result["reward_raw"]]
         points = games.count("wins") + games.count("draws") / 2
         if not games or points / len(games) <= self._own.eval_win_rate:
             return False

@@ -234,3 +234,26 @@ def test_an_on_policy_surplus_is_dropped_when_the_policy_changes(
     assert collector.dropped_sample_count == 1
     iters = [int(row["collect_iter"]) for row in other]
     assert iters == [1, 1]
+
+
+class ClosedFile:
+    """A tensorboard writer whose file the end of the interpreter has closed."""
+
+    def add_scalar(self, *args: Any) -> None:
+        pass
+
+    def flush(self) -> None:
+        raise ValueError("flush of closed file")
+
+
+def test_collector_that_was_never_closed_says_nothing_at_the_end(
+    make_collector, make_policy
+) -> None:
+    collector, _ = make_collector(make_policy(), tb_logger=ClosedFile())
+    env = collector.env
+
+    collector.__del__()
+
+    assert env.closed
+    with pytest.raises(ValueError, match="flush of closed file"):
+        make_collector(make_policy(), tb_logger=ClosedFile())[0].close()

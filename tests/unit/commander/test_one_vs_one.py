@@ -70,8 +70,9 @@ def train(commander: Any, learner: Any, iteration: int) -> None:
 
 def evaluate(commander: Any, task: Any, mean: float, **outcomes: int) -> Any:
     assert task["collector_cfg"]["eval_flag"]
-    result = [[outcome] * count for outcome, count in outcomes.items()]
-    info = {"train_iter": 5, "reward_mean": mean, "game_result": result, "eval_flag": True}
+    values = {"wins": 1.0, "draws": 0.0, "losses": -1.0}
+    returns = [values[outcome] for outcome, count in outcomes.items() for _ in range(count)]
+    info = {"train_iter": 5, "reward_mean": mean, "reward_raw": returns, "eval_flag": True}
     return commander.finish_collector_task(task["task_id"], info)
 
 
@@ -215,7 +216,7 @@ def test_untrained_player_that_wins_changes_nothing(make_commander: Any) -> None
     commander = make_commander(("a:weak", "a:strong"))
     commander.get_learner_task()
     task = commander.get_collector_task()
-    info = {"train_iter": 0, "reward_mean": 1.0, "game_result": [["wins"]]}
+    info = {"train_iter": 0, "reward_mean": 1.0, "reward_raw": [1.0]}
 
     assert commander.finish_collector_task(task["task_id"], info) is False
     assert commander.statistics()["eval_opponent"] == 0
