@@ -323,7 +323,8 @@ class ProcessWorkers(WorkerGroup):
             text = member.deaths.text(f"worker {member.worker_id}", reason, self._budget)
             raise member.crashed(text, code)
         base, most = BACKOFF_S
-        member.start_at = now + min(most, base * 2**deaths)
+        # Measured from the join: one that has worked for longer is started again at once.
+        member.start_at = min(now, member.joined_at) + min(most, base * 2**deaths)
 
     def _join(self, members: Sequence[_Member], timeout_s: float) -> None:
         deadline = self._clock() + timeout_s

@@ -153,6 +153,22 @@ def test_dead_worker_is_restarted_after_a_pause_that_grows(site: Site) -> None:
     assert site.count("learner-0") == 1
 
 
+def test_dead_worker_that_worked_for_longer_than_the_pause_is_restarted_at_once(
+    tmp_path: Path,
+) -> None:
+    site = Site(tmp_path, restarts=100)
+    site.group.start("address")
+    for count in range(1, 10):
+        process = site.newest("collector-0")
+        process.join_run()
+        site.pass_s(0.0)
+        site.pass_s(5.0)
+        process.die(-9)
+        site.pass_s(0.0)
+        site.pass_s(0.0)
+        assert site.count("collector-0") == count + 1
+
+
 def test_deaths_beyond_the_budget_end_the_run(site: Site) -> None:
     site.kill_after(1.0)
     site.kill_after(1.0)
