@@ -79,22 +79,24 @@ class SimulatedFolder(PrivateDir):
         self._process = process
         self._disk = disk
         self._is_slow = is_slow
+        self._prefix = f"{name}/"
         self.path = Path(name)
 
     def sub(self, name: str, create: bool = True) -> Self:
-        path = self.path / name
+        path = self._prefix + name
         if create:
-            self._disk.folders.add(str(path))
-        elif str(path) not in self._disk.folders:
+            self._disk.folders.add(path)
+        elif path not in self._disk.folders:
             raise DataMissingError(f"no folder {path}", data_id=name)
-        return type(self)(self._process, self._disk, str(path))
+        return type(self)(self._process, self._disk, path)
 
     def names(self) -> list[str]:
-        found = (Path(each) for each in self._disk.files)
-        return sorted(each.name for each in found if each.parent == self.path)
+        prefix, start = self._prefix, len(self._prefix)
+        found = (each[start:] for each in self._disk.files if each.startswith(prefix))
+        return sorted(each for each in found if "/" not in each)
 
     def read(self, name: str, max_bytes: int) -> bytearray:
-        content = self._disk.files.get(str(self.path / name))
+        content = self._disk.files.get(self._prefix + name)
         if content is None:
             raise DataMissingError(f"no file {name}", data_id=name)
         return bytearray(content)
@@ -103,7 +105,7 @@ class SimulatedFolder(PrivateDir):
         return memoryview(bytes(self.read(name, max_bytes)))
 
     def append(self, name: str, content: Buffer, at: int, durable: bool = False) -> None:
-        disk, path = self._disk, str(self.path / name)
+        disk, path = self._disk, self._prefix + name
         self._check(path)
         before = disk.files.get(path, b"")
         if len(before) != at:
@@ -111,7 +113,7 @@ class SimulatedFolder(PrivateDir):
         self._write(path, before, bytes(content))
 
     def write_atomic(self, name: str, buffers: Sequence[Buffer], durable: bool = False) -> None:
-        disk, path = self._disk, str(self.path / name)
+        disk, path = self._disk, self._prefix + name
         content = b"".join(bytes(each) for each in buffers)
         if self._is_slow:
             self._process.sleep(disk.write_s)
@@ -124,7 +126,7 @@ class SimulatedFolder(PrivateDir):
         disk.written_at[path] = disk.world.now
 
     def stat(self, name: str) -> os.stat_result | None:
-        path = str(self.path / name)
+        path = self._prefix + name
         if path not in self._disk.files:
             return None
         times_ns = {"st_mtime_ns": int(self._disk.written_at[path] * 1e9)}
@@ -132,16 +134,16 @@ class SimulatedFolder(PrivateDir):
 
     def unlink(self, name: str) -> bool:
         self._check(name)
-        return self._disk.files.pop(str(self.path / name), None) is not None
+        return self._disk.files.pop(self._prefix + name, None) is not None
 
     def sweep(self) -> int:
         return sum(self.unlink(name) for name in self.names() if name.endswith(".tmp"))
 
     def remove_tree(self, name: str) -> bool:
-        path = self.path / name
-        for each in [each for each in self._disk.files if Path(each).parent == path]:
+        path = self._prefix + name
+        for each in [each for each in self._disk.files if each.startswith(f"{path}/")]:
             del self._disk.files[each]
-        self._disk.folders.discard(str(path))
+        self._disk.folders.discard(path)
         return True
 
     def free_bytes(self) -> int:

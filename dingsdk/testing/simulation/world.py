@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from greenlet import getcurrent, greenlet
 
@@ -50,20 +50,28 @@ class World:
         self.servers: dict[str, tuple[SimulatedProcess, Callable[[Any], Any]]] = {}
         self.network = Network(self)
         self._hub = getcurrent()
-        self._due: list[tuple[float, float, int, Callable[[], object]]] = []
+        self._due: list[tuple[float, float, int, Callable[[], object], SimulatedWait | None]] = []
         self._numbers = 0
 
     def at(self, when: float, action: Callable[[], object]) -> None:
         """Call ``action`` at a time; it may not wait."""
         self._numbers += 1
         # Equal times are common: wakes are due at once.
-        heapq.heappush(self._due, (when, self.random.random(), self._numbers, action))
+        heapq.heappush(self._due, (when, self.random.random(), self._numbers, action, None))
+
+    def at_deadline(self, wait: SimulatedWait) -> None:
+        """Have a job that still waits then go on."""
+        self._numbers += 1
+        entry = wait.deadline, self.random.random(), self._numbers, wait.job.time_is_over, wait
+        heapq.heappush(self._due, entry)
 
     def run(self, until: float) -> None:
         """Let time pass; raises AssertionError where it does not."""
         due, events = self._due, 0
         while due and due[0][0] <= until:
-            now, _, _, action = heapq.heappop(due)
+            now, _, _, action, wait = heapq.heappop(due)
+            if wait is not None and wait.job.wait is not wait:
+                continue  # most waits end before their deadlines
             events = 0 if now > self.now else events + 1
             self.now = now
             self.events += 1
@@ -75,10 +83,8 @@ class World:
     def switch(self, job: SimulatedJob) -> None:
         """Run a job until it waits or ends."""
         self.current = job
-        try:
-            job.greenlet.switch()
-        finally:
-            self.current = None
+        job.switch()
+        self.current = None
 
     def new_greenlet(self, run: Callable[[], None]) -> greenlet:
         """Return a greenlet that goes back to the world when it waits."""
@@ -95,6 +101,15 @@ class World:
             raise ProcessKilled
 
 
+class SimulatedWait(NamedTuple):
+    """What a job waits for, and until when."""
+
+    job: SimulatedJob
+    condition: SimulatedCondition
+    predicate: Callable[[], bool]
+    deadline: float
+
+
 class SimulatedJob(Job):
     """A job of a simulated process."""
 
@@ -105,11 +120,11 @@ class SimulatedJob(Job):
         """Whether others may run where it takes a lock."""
         self.holds = 0
         """Conditions that it holds."""
-        self.wait: tuple[SimulatedCondition, Callable[[], bool], float] | None = None
+        self.wait: SimulatedWait | None = None
         self._function = function
         self._done = False
         self._ended = SimulatedCondition(process)
-        self.greenlet = process.world.new_greenlet(self._run)
+        self.switch = process.world.new_greenlet(self._run).switch
 
     @property
     def done(self) -> bool:
@@ -141,18 +156,17 @@ class SimulatedJob(Job):
             world.at(process.resumes_at, self.go_on)
             return
         if wait is not None:
-            condition, predicate, deadline = wait
-            if world.now < deadline and not predicate():
-                condition.waiters.append(self)
+            if world.now < wait.deadline and not wait.predicate():
+                wait.condition.waiters.append(self)
                 return
             self.wait = None
         world.switch(self)
 
-    def time_is_over(self, wait: Any) -> None:
-        """Run, if it still waits for the same."""
-        if self.wait is wait:
-            self.wait[0].forget(self)
-            self.go_on()
+    def time_is_over(self) -> None:
+        """Run, as what it waits for has not come in time."""
+        assert self.wait is not None
+        self.wait.condition.forget(self)
+        self.go_on()
 
 
 class SimulatedCondition:
@@ -189,9 +203,9 @@ class SimulatedCondition:
         assert job.holds == 1, f"{job.name} waits with another lock held"
         # Time goes on at every wait, or who waits for the rest of a deadline could wait for ever.
         deadline = world.now + max(LEAST_WAIT_S, timeout_s)
-        wait = job.wait = (self, predicate, deadline)
+        job.wait = wait = SimulatedWait(job, self, predicate, deadline)
         self.waiters.append(job)
-        world.at(deadline, lambda: job.time_is_over(wait))
+        world.at_deadline(wait)
         job.holds = 0
         try:
             world.park()
@@ -225,7 +239,7 @@ class SimulatedScheduler(Scheduler):
         if process.is_dead:
             raise ProcessKilled
         job = SimulatedJob(process, function, name)
-        process.jobs = [each for each in process.jobs if not each.done]
+        process.jobs = [each for each in process.jobs if not each._done]
         process.jobs.append(job)
         process.world.at(process.world.now, job.go_on)
         return job

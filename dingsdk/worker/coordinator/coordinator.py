@@ -463,7 +463,6 @@ class Coordinator(Configurable, TaskControl):
                 if not self._is_served and data_id not in experience.ledger.numbers:
                     # A late repeat: its payload was stored anew, and nobody would read it.
                     garbage.append(data_id)
-            self._has_news = True
             self.condition.notify_all()
         if garbage:
             self.data_store.delete(garbage)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
@@ -302,9 +303,15 @@ def _read_pointer(folder: PrivateDir) -> _Latest:
     """
     content = folder.read(POINTER, _POINTER_BYTES)
     try:
-        return msgspec.convert(decode_json(_POINTER_KIND, content, _POINTER_BYTES), _Latest)
+        return _decode_pointer(bytes(content))
     except (DataCorruptError, msgspec.ValidationError) as error:
         raise DataCorruptError(f"{folder.path / POINTER}: {error}", where=POINTER) from error
+
+
+@functools.lru_cache(maxsize=64)
+def _decode_pointer(content: bytes) -> _Latest:
+    # Readers look far more often than a version is published.
+    return msgspec.convert(decode_json(_POINTER_KIND, content, _POINTER_BYTES), _Latest)
 
 
 def _candidates(folder: PrivateDir, latest: _Latest | None, floor: int) -> Iterator[int]:
