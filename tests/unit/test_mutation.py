@@ -55,6 +55,7 @@ def test_places_that_behave_are_changed(source: str, expected: list[str]) -> Non
         "def f(a: int | None) -> int | str: ...",
         "if TYPE_CHECKING:\n    x = 1",
         'logger.debug("%d", 1)',
+        'if a > 1:\n    logger.debug("%d", 1)',
         'logger.log(logging.DEBUG, "%d", 1)',
         "raise NotImplementedError",
         "x = zip(a, strict=True)",

@@ -260,6 +260,8 @@ def _has_no_behaviour(node: ast.AST) -> bool:
     match node:
         case ast.If(test=ast.Name(id="TYPE_CHECKING")) | ast.Import() | ast.ImportFrom():
             return True
+        case ast.If(body=body, orelse=[]):
+            return all(map(_has_no_behaviour, body))
         case ast.Expr(value=ast.Constant()) | ast.JoinedStr() | ast.Assert():
             return True
         case ast.Assign(targets=[ast.Name(id=name)]) if name.startswith("__"):

@@ -167,6 +167,18 @@ def test_when_to_evaluate(make_evaluator, policy) -> None:
     assert [i for i, step in asked if evaluator.should_eval(i, step)] == [0, 2, 4]
 
 
+def test_evaluator_goes_on_from_the_state_of_another(make_evaluator, policy) -> None:
+    saved: list[str] = []
+    first, second = (make_evaluator(policy, lengths=(3,), eval_freq=10) for _ in range(2))
+    assert first.should_eval(5)
+    first.eval(train_iter=5)
+    second.load_state_dict(first.state_dict())
+
+    assert [i for i in (5, 14, 15) if second.should_eval(i)] == [15]
+    second.eval(saved.append, train_iter=15)
+    assert saved == []  # no better than before
+
+
 def test_what_is_missing_is_named(tmp_path, make_evaluator, policy) -> None:
     evaluator = InteractionSerialEvaluator({"n_episode": 1}, exp_name=str(tmp_path / "late"))
     with pytest.raises(NotSetError, match="env"):

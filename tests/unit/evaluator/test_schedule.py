@@ -70,3 +70,19 @@ def test_evaluation_that_is_not_noted_stays_due_and_one_counts_from_its_begin(
     assert not schedule.is_due(9, 0)
     schedule.reset()
     assert schedule.is_due(9, 0)
+
+
+def test_saved_schedule_goes_on_by_another_clock(clock: Clock) -> None:
+    schedule = EvalSchedule({"eval_freq": None, "eval_interval_s": 10.0}, clock)
+    schedule.note(schedule.now(3, 30))
+    clock.now += 4.0
+    other = Clock()
+    other.now = 5000.0
+    resumed = EvalSchedule({"eval_freq": None, "eval_interval_s": 10.0}, other)
+    resumed.load_state_dict(schedule.state_dict())
+
+    assert not resumed.is_due(3, 99)
+    other.now += 5.5
+    assert not resumed.is_due(4, 99)
+    other.now += 0.5
+    assert resumed.is_due(4, 99)
