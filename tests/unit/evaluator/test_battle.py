@@ -46,6 +46,7 @@ def test_each_env_plays_its_quota_and_player_0_counts(
         assert returns == [(1 - player) * length for length in (2, 2, 9, 9)]
     if partial_step:
         assert envs.steps == 22
+    assert not evaluator.eval(train_iter=0, envstep=8)[0]  # of an untrained policy
 
 
 def test_a_second_evaluation_begins_anew_and_may_be_no_better(make_evaluator) -> None:
