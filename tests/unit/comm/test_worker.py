@@ -554,3 +554,13 @@ def test_worker_is_over_before_it_starts_and_after_it_closes(bench: Bench) -> No
     assert made.close()
     assert made.is_over
     assert made.failure is None
+
+
+def test_worker_whose_id_another_one_takes_stays_away_and_says_why(bench: Bench) -> None:
+    first = bench.worker()
+    second = bench.worker(ask=lambda task: {"by": "the second"})
+    bench.wait(lambda: first.is_over)
+
+    assert isinstance(first.failure, WorkerLostError)
+    assert bench.master.ask("w0", {"name": "ask"}, PATIENCE_S) == {"by": "the second"}
+    assert (second.is_over, second.failure) == (False, None)
