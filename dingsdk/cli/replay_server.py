@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from dingsdk.cli.completion import complete_config, transport_option
+
 
 @click.command("replay-server", short_help="Serve a replay buffer to several learners and runs.")
 @click.option(
@@ -31,14 +33,40 @@ import click
     "sets",
     multiple=True,
     metavar="A.B=C",
-    help="Set a key of the replay buffer, as in policy.other.replay_buffer; may be repeated.",
+    help="Set a key of the replay buffer, as in policy.other.replay_buffer, or of CONFIG; may be "
+    "repeated.",
 )
-def replay_server(data: Path, host: str, port: int, sets: tuple[str, ...]) -> int:
+@click.option(
+    "--coordinator",
+    "address",
+    metavar="URL",
+    help="Hold the replay buffer of the run whose coordinator prints this address; needs --config, "
+    "and DIR is the run folder.",
+)
+@click.option("--config", metavar="CONFIG", shell_complete=complete_config, help="Of that run.")
+@transport_option
+def replay_server(
+    data: Path,
+    host: str,
+    port: int,
+    sets: tuple[str, ...],
+    address: str | None,
+    config: str | None,
+    transport: str | None,
+) -> int:
     """Serve a replay buffer until Ctrl-C, and write a checkpoint then.
 
     Prints the address for clients, and where the secret is that they need. To be reached from
     other hosts, give --host and choose a secret (DINGSDK_SECRET_FILE).
     """
+    if (address is None) != (config is None):
+        raise click.UsageError("--coordinator and --config go together")
+    if address is not None and config is not None:
+        from dingsdk.cli.roles import work
+
+        return work("replay-server", config, transport, sets, data, address, None)
+    if transport is not None:
+        raise click.UsageError("--transport is for --coordinator")
     from dingsdk.config import apply_set
     from dingsdk.pipeline.signals import EXIT_CODES, StopOnSignal
     from dingsdk.worker.replay_server import ReplayServer

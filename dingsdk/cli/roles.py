@@ -124,12 +124,12 @@ def worker_command(role: str) -> click.Command:
     @click.command(role, cls=WorkerCommand, short_help=f"Run one {role} of a run.")
     @_of_a_worker
     def command(**options: Any) -> int:
-        return _work(role, **options)
+        return work(role, **options)
 
     return command
 
 
-def _work(
+def work(
     role: str,
     config: str,
     transport: str | None,
@@ -138,8 +138,10 @@ def _work(
     address: str,
     worker_id: str | None,
 ) -> int:
+    """Be one worker of a role until the run ends or a signal comes; return the exit code."""
     from dingsdk.data.files import check_id
     from dingsdk.errors import ProtocolError
+    from dingsdk.pipeline.parallel import worker_config
     from dingsdk.pipeline.signals import EXIT_CODES, StopOnSignal
     from dingsdk.pipeline.train import compile_run
     from dingsdk.pipeline.worker import check_reach, run_worker
@@ -147,6 +149,7 @@ def _work(
 
     cfg = compile_run(config, "parallel", transport, sets)
     check_reach(cfg)
+    cfg = worker_config(cfg, data.absolute())
     place = _rank_place(cfg) if role == "learner" else None
     name = worker_id or re.sub(
         r"[^A-Za-z0-9_-]", "-", f"{role}-{socket.gethostname()[:40]}-{os.getpid()}"

@@ -218,6 +218,9 @@ def _check_recording(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: s
 def _check_replay(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
     """A replay server can hold the buffer of the run, if that is asked for."""
     system, policy = cfg["system"], cfg["policy"]
+    if "replay-server" in system["roles"]:
+        text = "system.replay.type=server starts the role 'replay-server'; leave it out here"
+        raise ConfigError(f"system.roles: {text}", path="system.roles.replay-server")
     if system["replay"]["type"] != "server":
         return
     why = ""
@@ -229,11 +232,6 @@ def _check_replay(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str)
         why = "a buffer of episodes stays with the learner; choose another buffer"
     elif system["record_schedule"]:
         why = "the schedule of a replay server is not recorded; leave out system.record_schedule"
-    elif system["journal"]["enabled"] is True:
-        why = (
-            "the server keeps the rows, of which a journal of the coordinator would not know; "
-            "leave system.journal.enabled at auto"
-        )
     elif not hasattr(classes["system.learner"], "replay"):
         why = f"a comm learner of type {system['learner']['type']!r} does not sample from one"
     elif not hasattr(classes["system.collector"], "replay"):

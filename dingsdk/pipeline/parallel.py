@@ -8,10 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
-from dingsdk.config import deep_merge_dicts, save_config, to_easydict, to_plain
-from dingsdk.data import derive_seed
+from dingsdk.config import deep_merge_dicts, save_config, to_easydict
 from dingsdk.data.files import Folder, ensure_dir, locked_folder
 from dingsdk.errors import (
     ConfigError,
@@ -29,9 +29,8 @@ from dingsdk.pipeline.context import (
     TaskStatus,
     WorkerStatus,
 )
-from dingsdk.pipeline.replay_process import ReplayProcess
 from dingsdk.pipeline.resume import JournaledRun
-from dingsdk.pipeline.run_folder import CONFIG_NAME, JOURNAL_FOLDER, REPLAY_FOLDER
+from dingsdk.pipeline.run_folder import CONFIG_NAME, JOURNAL_FOLDER
 from dingsdk.pipeline.worker import (
     ThreadWorkers,
     WorkerGroup,
@@ -55,7 +54,7 @@ from dingsdk.worker.evaluator.monitor import evaluation_statistics, write_return
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.learner.checkpoint import save_checkpoint
 from dingsdk.worker.replay_buffer.config import bounds_rates
-from dingsdk.worker.replay_server import ReplayServer
+from dingsdk.worker.replay_server.client import FOLDER as REPLAY_FOLDER
 from dingsdk.worker.run_logger import (
     TensorboardLogger,
     build_tb_logger,
@@ -82,7 +81,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         TaskFailedError: the code of a worker raised; its traceback is a note of the error.
         DingError: a part failed; its own error passes through.
     """
-    cfg = worker_config(context)
+    cfg = worker_config(context.cfg, context.run_dir)
 
     def time_to_close(part: int) -> float:
         return (INTERRUPTED_CLOSE_S if context.stop.is_set() else CLOSE_S)[part]
@@ -94,7 +93,8 @@ def parallel_pipeline(context: RunContext) -> RunResult:
 
     with ExitStack() as stack:
         stack.enter_context(torch_threads(cfg.system.torch_threads))
-        replay = open_replay(cfg, context, stack)
+        if context.workers is None and context.on_address is None:
+            stack.callback(remove_served, context.run_dir)  # else it ends with its own worker
         journal = open_journal(context, stack)
         ended_by: list[Reason] = []
         stack.callback(lambda: _end_journal(context, journal, ended_by))
@@ -132,7 +132,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             # What ends a run of its own may come at another moment here.
             while not (replayed.wait(POLL_S) or context.stop.is_set()):
                 workers.poll()
-        reason = _watch(context, coordinator, workers, tb_logger, replay)
+        reason = _watch(context, coordinator, workers, tb_logger)
         fill = coordinator.status().buffer_count
 
         def with_fill() -> RunStatus:
@@ -166,8 +166,6 @@ def has_journal(context: RunContext) -> bool:
         ConfigError: the commander cannot be resumed, and the journal was asked for.
     """
     cfg = context.cfg
-    if cfg.system.replay.type == "server":
-        return False
     section = cfg.system.journal
     place = place_of(transport_class(cfg), cfg.system.transport)
     is_wanted = section.enabled is True or context.on_address is not None or place == "processes"
@@ -185,44 +183,11 @@ def has_journal(context: RunContext) -> bool:
     return True
 
 
-def open_replay(cfg: Any, context: RunContext, stack: ExitStack) -> ReplayProcess | None:
-    """Start the replay server of a run that has one of its own, and write its address to ``cfg``.
-
-    Returns:
-        Its process; None where there is none to look after.
-
-    Raises:
-        ConfigError: workers of other hosts could not find a server of the run's own.
-        DingError: the server cannot start.
-    """
-    section = cfg.system.replay
-    if section.type != "server" or section.address:
-        return None
-    if context.on_address is not None:
-        raise ConfigError(
-            "system.replay.address is empty, and workers that start by themselves need to know "
-            "it: start `dingsdk replay-server`, and give its address",
-            path="system.replay.address",
-        )
-    buffer_cfg = to_plain(cfg.policy.other.replay_buffer)
-    if buffer_cfg.get("seed", 0) is None:
-        buffer_cfg["seed"] = derive_seed(int(cfg.seed), "buffer")
-    folder = context.run_dir / REPLAY_FOLDER
-    section.path = str(folder)
-    stack.callback(lambda: _remove_rows(context))
-    if place_of(transport_class(cfg), cfg.system.transport) == "threads":
-        server = ReplayServer({}, buffer_cfg, folder)
-        stack.callback(lambda: server.close(has_checkpoint=False))
-        section.address = server.address
-        return None
-    process = stack.enter_context(ReplayProcess(buffer_cfg, folder, int(cfg.system.restarts)))
-    section.address = process.address
-    return process
-
-
-def _remove_rows(context: RunContext) -> None:
-    with Folder(context.run_dir) as run_folder:
-        run_folder.remove_tree(REPLAY_FOLDER)
+def remove_served(run_dir: Path) -> None:
+    """Remove what the run's own replay server keeps, unless the run can be resumed."""
+    if not (run_dir / JOURNAL_FOLDER).is_dir():
+        with Folder(run_dir) as folder:
+            folder.remove_tree(REPLAY_FOLDER)
 
 
 def open_journal(context: RunContext, stack: ExitStack) -> Journal | None:
@@ -289,7 +254,7 @@ def _make_workers(
     return ProcessWorkers(cfg, context.run_dir, worker_ids(cfg), master, start=start)
 
 
-def worker_config(context: RunContext) -> Any:
+def worker_config(cfg: Any, run_dir: Path) -> Any:
     """Return the config as workers get it: the run folder, and the pace of serial mode.
 
     Serial mode trains ``update_per_collect`` batches for every ``n_sample`` samples, or for every
@@ -300,12 +265,11 @@ def worker_config(context: RunContext) -> Any:
     Raises:
         ConfigError: the storage of the replay buffer holds no columns.
     """
-    cfg = context.cfg
     if cfg.policy.on_policy:
-        return _on_policy_config(context)
+        return _on_policy_config(cfg, run_dir)
     buffer_cfg, path = cfg.policy.other.replay_buffer, "policy.other.replay_buffer"
     learn, collect = cfg.policy.learn, cfg.policy.collect
-    changes: dict[str, Any] = {"exp_name": str(context.run_dir)}
+    changes: dict[str, Any] = {"exp_name": str(run_dir)}
     storage = (buffer_cfg.get("storage") or {}).get("type")
     if storage == "object":
         raise ConfigError(
@@ -337,12 +301,11 @@ def worker_config(context: RunContext) -> Any:
     return to_easydict(deep_merge_dicts(cfg, changes))
 
 
-def _on_policy_config(context: RunContext) -> Any:
+def _on_policy_config(cfg: Any, run_dir: Path) -> Any:
     """Return the config of an on-policy run for workers: its learner stores some collects."""
-    cfg = context.cfg
     size = max(4 * cfg.policy.collect.n_sample, cfg.policy.other.replay_buffer.replay_buffer_size)
     buffer = {"replay_buffer_size": size, "limiter": {"type": "min_size"}}
-    changes = {"exp_name": str(context.run_dir), "policy": {"other": {"replay_buffer": buffer}}}
+    changes = {"exp_name": str(run_dir), "policy": {"other": {"replay_buffer": buffer}}}
     return to_easydict(deep_merge_dicts(cfg, changes))
 
 
@@ -351,7 +314,6 @@ def _watch(
     coordinator: Coordinator,
     workers: WorkerGroup,
     tb_logger: TensorboardLogger,
-    replay: ReplayProcess | None,
 ) -> Reason:
     """Wait for the end of the run, whatever brings it about."""
     paces_at = time.monotonic()
@@ -367,8 +329,6 @@ def _watch(
         if (reason := context.why_end(status.env_steps, status.train_iter)) is not None:
             return reason
         workers.poll()
-        if replay is not None:
-            replay.poll()
     if coordinator.failure is not None:
         return "error"
     return "stop_value" if coordinator.has_reached_goal else "limit"

@@ -56,7 +56,6 @@ PROGRESS_NAME = "progress.jsonl"
 CURVE_NAME = "curve.png"
 CHECKPOINT_FOLDER = "ckpt"
 JOURNAL_FOLDER = "journal"
-REPLAY_FOLDER = "replay"
 RESULT_FORMAT = 1
 LINE = "#1f6fb4"
 STOP = "#c4501b"

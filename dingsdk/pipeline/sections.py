@@ -75,7 +75,8 @@ class ReplaySection(Section, frozen=True, kw_only=True):
     Attributes:
         type: With ``learner`` the coordinator has the metadata of the rows and the learner the
             rows; with ``server`` a replay server has both.
-        address: ``host:port`` of a server that others use too; where empty, the run starts one.
+        address: ``host:port`` of a server that others use too; where empty, the run has one of its
+            own, a worker of the role ``replay-server``.
         path: Folder of that server, for its secret, where no environment variable names one.
         timeout_s: Seconds for the server to answer, and to come back where it was lost.
     """
@@ -83,7 +84,7 @@ class ReplaySection(Section, frozen=True, kw_only=True):
     type: Literal["learner", "server"] = "learner"
     address: str = ""
     path: str = ""
-    timeout_s: Positive = 30.0
+    timeout_s: Positive = 60.0
 
     def __post_init__(self) -> None:
         if self.type == "learner" and self.address:

@@ -235,7 +235,7 @@ class Supervisor:
         from dingsdk.pipeline.parallel import worker_config
         from dingsdk.pipeline.worker import worker_ids
 
-        cfg = worker_config(context)
+        cfg = worker_config(context.cfg, context.run_dir)
         start = WorkerProcess if self._transport is None else self._transport.start_worker
         self._workers = ProcessWorkers(
             cfg, context.run_dir, worker_ids(cfg), self._joined, start=start
@@ -301,6 +301,9 @@ class Supervisor:
             self._leave_data()
         if self._transport is not None:
             self._transport.close()
+        from dingsdk.pipeline.parallel import remove_served
+
+        remove_served(context.run_dir)
 
     def _remove(self) -> None:
         """Remove what a coordinator left that was ended before it began."""

@@ -17,8 +17,8 @@ from dingsdk.pipeline.memory import MemoryWatch
 from dingsdk.pipeline.run_folder import private_files
 from dingsdk.plugins import default_manager
 from dingsdk.policy.threads import torch_threads
+from dingsdk.worker.comm.slave import Slave
 from dingsdk.worker.comm.transport import Place, Transport
-from dingsdk.worker.comm.worker import CommWorker
 from dingsdk.worker.coordinator.roles import create_role, create_roles
 from dingsdk.worker.learner.aggregator import serve_remote
 from dingsdk.worker.learner.remote_ranks import RankPlace, RemoteRanks
@@ -202,7 +202,7 @@ class ThreadWorkers(WorkerGroup):
     def __init__(self, cfg: Any, transport: Transport) -> None:
         self._cfg = cfg
         self._transport = transport
-        self._workers: list[CommWorker] = []
+        self._workers: list[Slave] = []
 
     def start(self, address: str) -> None:
         for role, worker_id in worker_ids(self._cfg):

@@ -84,6 +84,7 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("roles", "learner", f"{_WORKER}.coordinator.roles:LearnerRole"),
     ("roles", "collector", f"{_WORKER}.coordinator.roles:CollectorRole"),
     ("roles", "inference", f"{_WORKER}.inference.role:InferenceRole"),
+    ("roles", "replay-server", f"{_WORKER}.replay_server.role:ReplayServerRole"),
     ("commands", "train", "dingsdk.cli.train:train"),
     ("commands", "bench-env", "dingsdk.cli.bench_env:bench_env"),
     ("commands", "check", "dingsdk.testing.command:check"),

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import make_transport, worker_ids
@@ -42,7 +41,7 @@ class JobCluster:
             wire = "system.transport.check_wire=true"
             sets = (f"system.transport.concurrency={concurrency}", wire, *sets)
         cfg = compile_run("cartpole-dqn", "parallel", transport, sets, 3)
-        cfg = worker_config(RunContext(cfg=cfg, run_dir=tmp_path))
+        cfg = worker_config(cfg, tmp_path)
         self.run_dir = tmp_path
         self.transport = make_transport(cfg, tmp_path)
         self.coordinator = coordinator_cls(cfg, self.transport)

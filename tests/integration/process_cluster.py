@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.process_group import ProcessWorkers
 from dingsdk.pipeline.train import compile_run
@@ -36,7 +35,7 @@ class ProcessCluster:
         example: str = "cartpole-dqn",
     ) -> None:
         cfg = compile_run(example, "parallel", transport, (*SETS, *sets), 3)
-        cfg = worker_config(RunContext(cfg=cfg, run_dir=run_dir))
+        cfg = worker_config(cfg, run_dir)
         self.run_dir = run_dir
         self.transport = make_transport(cfg, run_dir)
         self.coordinator = coordinator_cls(cfg, self.transport)

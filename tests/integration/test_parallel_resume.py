@@ -95,7 +95,7 @@ def recovered_rows(run: Path, copy: Path) -> int:
     """Return how many rows a coordinator on a copy of the journal knows to be acknowledged."""
     shutil.copytree(run, copy)
     cfg = compile_run(load_config(copy / "config.yaml"), "parallel")
-    cfg = worker_config(RunContext(cfg=cfg, run_dir=copy))
+    cfg = worker_config(cfg, copy)
     transport = make_transport(cfg, copy)
     with Folder(copy / "journal") as folder:
         coordinator = Coordinator(cfg, transport, journal=Journal(folder))

@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from dingsdk.errors import WorkerCrashedError
-from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.process_group import ProcessWorkers
 from dingsdk.pipeline.resume import has_journal
@@ -338,7 +337,7 @@ def test_worker_that_cannot_start_ends_the_run_at_once(
     tmp_path: Path,
 ) -> None:
     cfg = compile_run("cartpole-dqn", "parallel", "flask_fs", SETS, 3)
-    cfg = worker_config(RunContext(cfg=cfg, run_dir=tmp_path))
+    cfg = worker_config(cfg, tmp_path)
     transport = make_transport(cfg, tmp_path)
     coordinator = Coordinator(cfg, transport)
     cfg.system.transport.import_names = ["no_such_module"]

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from dingsdk.errors import TaskFailedError, UntrustedImportError
-from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import make_transport
@@ -58,7 +57,7 @@ class Bench:
 
 def _config(run_dir: Path, transport: str, *sets: str) -> Any:
     cfg = compile_run("cartpole-dqn", "parallel", transport, (*SETS, *sets), 3)
-    return worker_config(RunContext(cfg=cfg, run_dir=run_dir))
+    return worker_config(cfg, run_dir)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -11,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from dingsdk import ReplayClient, ReplayServer
-from dingsdk.errors import ConfigError, WorkerCrashedError
+from dingsdk import ReplayClient, ReplayServer, resume
+from dingsdk.errors import ConfigError
 from dingsdk.pipeline.context import RunContext, RunResult
 from dingsdk.pipeline.parallel import parallel_pipeline
-from dingsdk.pipeline.replay_process import ReplayProcess
-from dingsdk.pipeline.train import compile_run
+from dingsdk.pipeline.supervisor import supervised_pipeline
+from dingsdk.pipeline.train import compile_run, run_pipeline
+from dingsdk.worker.replay_server.served_buffer import ServedBuffer
 
 from . import short_runs
 
@@ -64,6 +66,49 @@ def test_prioritized_run_sets_priorities(tmp_path: Path) -> None:
     assert samples.acknowledged == samples.live + sum(samples.evicted.values())
 
 
+def served_rows(folder: Path) -> tuple[int, list[float]]:
+    """Return the rows that a server was given, and the priorities that it has."""
+    with ServedBuffer({"type": "advanced", "replay_buffer_size": 500}, folder) as buffer:
+        state = buffer.table.state_dict()
+        return buffer.table.push_count, state["sampler"]["priorities"].tolist()
+
+
+def test_run_that_is_resumed_goes_on_with_rows_priorities_and_counters(tmp_path: Path) -> None:
+    sets = (
+        "system.journal.enabled=true",
+        "policy.other.replay_buffer.type=advanced",
+        "policy.priority=true",
+    )
+    folder = tmp_path / "run" / "replay"
+    (tmp_path / "run").mkdir()
+    context = context_of(tmp_path, *sets)
+    first = run_pipeline(context, "parallel")
+    before = context.status().samples
+    pushed, priorities = served_rows(folder)
+    assert before is not None
+    assert (first.reason, first.train_iter, before.trained) == ("limit", 200, 200 * 16)
+    assert pushed >= before.acknowledged  # collectors may insert after the learner has ended
+    assert len(set(priorities)) > 16  # those that training gave
+
+    iterations = "policy.learn.learner.train_iterations"
+    with pytest.raises(ConfigError, match="replay"):
+        resume(tmp_path / "run", sets=["system.replay.type=learner"])
+    second = resume(tmp_path / "run", sets=[f"{iterations}=300"])
+    after = json.loads((tmp_path / "run" / "result.json").read_text())["samples"]
+    assert (second.reason, second.train_iter) == ("limit", 300)
+    assert second.env_steps > first.env_steps
+    assert after["trained"] == 300 * 16
+    assert after["acknowledged"] == after["live"] + sum(after["evicted"].values())
+    assert served_rows(folder)[0] > pushed
+
+
+def test_run_that_reached_its_goal_leaves_no_rows(tmp_path: Path) -> None:
+    result, _ = run(tmp_path, "system.journal.enabled=true", "env.stop_value=1")
+    assert result.reason == "stop_value"
+    assert not (tmp_path / "run" / "replay").exists()
+    assert not (tmp_path / "run" / "journal").exists()
+
+
 @pytest.mark.slow
 def test_several_runs_train_from_one_server(tmp_path: Path) -> None:
     buffer = {"type": "naive", "replay_buffer_size": 5000}
@@ -89,12 +134,6 @@ def _kill(name: str, code: int) -> bool:
     return False
 
 
-def _kill_and_wait(name: str) -> None:
-    (process,) = (each for each in multiprocessing.active_children() if each.name == name)
-    process.kill()
-    process.join(10.0)
-
-
 def _run_with_a_death(tmp_path: Path, name: str, *sets: str) -> tuple[RunResult, Any]:
     """Kill a process of a run after its 20th iteration."""
     (tmp_path / "run").mkdir()
@@ -110,7 +149,7 @@ def _run_with_a_death(tmp_path: Path, name: str, *sets: str) -> tuple[RunResult,
     thread = threading.Thread(target=kill)
     thread.start()
     try:
-        result = parallel_pipeline(context)
+        result = supervised_pipeline(context)
     finally:
         is_over.set()
         thread.join()
@@ -122,7 +161,7 @@ LONGER = ("policy.learn.learner.train_iterations=600",)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["replay-server", "learner-0"])
+@pytest.mark.parametrize("name", ["replay-server-0", "learner-0", "coordinator"])
 def test_run_goes_on_after_the_death_of_a_process(tmp_path: Path, name: str) -> None:
     checkpoints = "policy.learn.learner.hook.save_ckpt_after_iter=10"
     result, samples = _run_with_a_death(tmp_path, name, *LONGER, checkpoints)
@@ -131,31 +170,11 @@ def test_run_goes_on_after_the_death_of_a_process(tmp_path: Path, name: str) -> 
     assert samples.acknowledged == samples.live + sum(samples.evicted.values())
 
 
-@pytest.mark.slow
-def test_dead_server_is_started_again_at_its_address_as_often_as_allowed(tmp_path: Path) -> None:
-    with ReplayProcess({"type": "naive", "replay_buffer_size": 100}, tmp_path, 1) as server:
-        address = server.address
-        server.poll()
-        _kill_and_wait("replay-server")
-        server.poll()
-        assert server.address == address
-        with ReplayClient(address, tmp_path) as client:
-            assert client.stats()["capacity"] == 100
-        _kill_and_wait("replay-server")
-        with pytest.raises(WorkerCrashedError, match=r"died 2 times.*SIGKILL.*restarts is 1"):
-            server.poll()
-
-
-def test_server_that_cannot_start_says_why(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="replay_buffer_size"):
-        ReplayProcess({"type": "naive", "replay_buffer_size": 0}, tmp_path, 1)
-
-
 @pytest.mark.parametrize(
     ("sets", "mode", "word"),
     [
         ([], "serial", "serial"),
-        (["system.journal.enabled=true"], "parallel", "journal"),
+        (["system.roles.replay-server.num=1"], "parallel", "replay-server"),
         (
             ["system.record_schedule=true", "system.transport.concurrency=greenlets"],
             "parallel",
@@ -169,16 +188,9 @@ def test_server_that_cannot_start_says_why(tmp_path: Path) -> None:
 def test_what_cannot_go_along_is_refused_by_name(sets: list[str], mode: Any, word: str) -> None:
     with pytest.raises(ConfigError, match=word) as caught:
         compile_run("cartpole-dqn", mode=mode, sets=["system.replay.type=server", *sets])
-    assert "system.replay" in str(caught.value.path)
+    assert word in str(caught.value.path) or "system.replay" in str(caught.value.path)
 
 
 def test_on_policy_run_is_refused() -> None:
     with pytest.raises(ConfigError, match="newest"):
         compile_run("cartpole-ppo", mode="parallel", sets=["system.replay.type=server"])
-
-
-def test_workers_that_start_by_themselves_need_an_address(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    context = context_of(tmp_path, transport="flask_fs", on_address=lambda address, note: None)
-    with pytest.raises(ConfigError, match="dingsdk replay-server"):
-        parallel_pipeline(context)

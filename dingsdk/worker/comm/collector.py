@@ -23,12 +23,17 @@ from dingsdk.errors import (
 )
 from dingsdk.worker.collector.env_pool import EnvPool
 from dingsdk.worker.comm.publisher import PolicyPublisher
-from dingsdk.worker.comm.replay import LONGEST_WAIT_S, PAUSE_S, ServedReplay
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, TaskFunctions
 from dingsdk.worker.comm.transport import Transport
-from dingsdk.worker.comm.worker import ANSWER_WITHIN_S, CommWorker
+from dingsdk.worker.comm.worker import (
+    ANSWER_WITHIN_S,
+    REPLAY_PAUSE_S,
+    REPLAY_WAIT_S,
+    CommWorker,
+)
 from dingsdk.worker.factory import create_parallel_collector
 from dingsdk.worker.inference.client import InferenceClient
+from dingsdk.worker.replay_server import ReplayClient
 
 STORAGE_PAUSE_S = 1.0
 LARGEST_ROW_BYTES = 64
@@ -52,7 +57,7 @@ class BaseCommCollector(CommWorker):
     """
 
     role = "collector"
-    replay: ServedReplay | None = None
+    replay: ReplayClient | None = None
     """Where samples go in place of the step data store."""
 
     class Config(CommWorker.Config, frozen=True, kw_only=True):
@@ -307,12 +312,12 @@ class BaseCommCollector(CommWorker):
             )
         collect_iter = np.full(len(samples), policy_iter, dtype=np.int64)
         samples = samples.with_columns(collect_iter=collect_iter)
-        wait_s = 0.0 if self.scheduler.is_cooperative else LONGEST_WAIT_S
+        wait_s = 0.0 if self.scheduler.is_cooperative else REPLAY_WAIT_S
         while not self.is_stopping:
             try:
-                self.replay.client.insert(samples, timeout_s=wait_s)
+                self.replay.insert(samples, timeout_s=wait_s)
             except BufferFullError:
-                self.pause(PAUSE_S)
+                self.pause(REPLAY_PAUSE_S)
             except StorageFullError as error:
                 self._held_up_by = str(error)
                 self.pause(STORAGE_PAUSE_S)

@@ -24,11 +24,15 @@ from dingsdk.errors import (
 )
 from dingsdk.policy import create_policy
 from dingsdk.worker.comm.publisher import PolicyPublisher
-from dingsdk.worker.comm.replay import LONGEST_WAIT_S, PAUSE_S, ServedReplay
 from dingsdk.worker.comm.row_store import RowStore
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, TaskFunctions
 from dingsdk.worker.comm.transport import Transport
-from dingsdk.worker.comm.worker import ANSWER_WITHIN_S, CommWorker
+from dingsdk.worker.comm.worker import (
+    ANSWER_WITHIN_S,
+    REPLAY_PAUSE_S,
+    REPLAY_WAIT_S,
+    CommWorker,
+)
 from dingsdk.worker.factory import create_learner
 from dingsdk.worker.learner.aggregator import RANK_S, LearnerAggregator
 from dingsdk.worker.learner.checkpoint import load_checkpoint
@@ -99,7 +103,7 @@ class BaseCommLearner(CommWorker):
     """Processes that train together, as ``system.learner_num`` says; this is the first of them."""
     remote_ranks: RemoteRanks | None = None
     """The other ones, where somebody else has started them."""
-    replay: ServedReplay | None = None
+    replay: ReplayClient | None = None
     """Where rows are sampled, in place of the step data store."""
 
     class Config(CommWorker.Config, frozen=True, kw_only=True):
@@ -372,7 +376,7 @@ class BaseCommLearner(CommWorker):
     def _gather(self, columns: dict[str, Any]) -> SampleBatch | list[Any] | None:
         """Return a leased batch, or episodes; None where payloads are lost, which is noted."""
         if self.replay is not None:
-            return self._sample(self.replay.client, int(columns["batch_size"]))
+            return self._sample(self.replay, int(columns["batch_size"]))
         assert self._rows is not None  # made when the task started
         payload, row = columns.pop("payload"), columns.pop("row")
         lengths = columns.pop("lengths", None)
@@ -399,18 +403,18 @@ class BaseCommLearner(CommWorker):
 
     def _sample(self, client: ReplayClient, size: int) -> SampleBatch | list[Any] | None:
         """Return a batch of the replay server; None where it has none for a while."""
-        wait_s = 0.0 if self.scheduler.is_cooperative else LONGEST_WAIT_S
+        wait_s = 0.0 if self.scheduler.is_cooperative else REPLAY_WAIT_S
         until = self._clock() + SERVE_TIMEOUT_S
         while self._clock() < until and not self.is_stopping:
             train_iter = self._learner.train_iter
             batch = client.sample(size, train_iter=train_iter, timeout_s=wait_s)
             if batch is not None:
                 return batch
-            self.pause(PAUSE_S)
+            self.pause(REPLAY_PAUSE_S)
         return None
 
     def _replay_figures(self) -> dict[str, Any]:
-        return {} if self.replay is None else {"replay": self.replay.client.stats()}
+        return {} if self.replay is None else {"replay": self.replay.stats()}
 
     def _next_lease(self, batch_size: int) -> dict[str, Any] | None:
         """Return the columns of the next leased batch, asking for more; None: stop."""
@@ -460,7 +464,7 @@ class BaseCommLearner(CommWorker):
         # A buffer without priorities gave its rows no ids.
         if priorities and None not in priorities["replay_unique_id"]:
             if self.replay is not None:
-                self.replay.client.update(priorities)
+                self.replay.update(priorities)
             else:
                 self._priorities.append(priorities)
         if info["learner_done"]:

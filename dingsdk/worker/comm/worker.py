@@ -25,6 +25,9 @@ FENCE = 0.8
 """Share of the lease without a renewal after which the job waits."""
 ANSWER_WITHIN_S = 2.0
 """How long a task that waits for something to report waits before it answers "nothing yet"."""
+REPLAY_WAIT_S, REPLAY_PAUSE_S = 1.0, 0.05
+"""How long a call waits for a replay server's limiter, as a worker that is told to stop waits no
+longer, and the pause before the next call."""
 
 
 class CommWorker(Configurable, Slave, ABC):

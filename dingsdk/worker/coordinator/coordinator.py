@@ -490,7 +490,7 @@ class Coordinator(Configurable, TaskControl):
     def _may_push(self, state: TaskState, meta: Mapping[str, Any]) -> bool:
         """Write down that a payload is acknowledged; False where there is no room for that."""
         experience = self.experience_of(state)
-        if self._keeper is None or experience is None:
+        if self._keeper is None or experience is None or not experience.has_payloads:
             return True
         if experience.ledger.knows(str(meta["data_id"])):
             return not self._keeper.is_behind

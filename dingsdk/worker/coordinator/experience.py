@@ -331,6 +331,8 @@ class Experience:
     """
 
     trainings = 1
+    has_payloads = True
+    """Whether the rows are in payloads, which the journal has to know of."""
 
     def __init__(self, buffer: Any) -> None:
         self.buffer = buffer

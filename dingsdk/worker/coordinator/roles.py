@@ -11,15 +11,16 @@ from dingsdk.config import Configurable, PartSection, Whole
 from dingsdk.data import derive_seed
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm.allowed_imports import named_modules
-from dingsdk.worker.comm.replay import ServedReplay
 from dingsdk.worker.comm.scheduler import Condition
+from dingsdk.worker.comm.slave import Slave
 from dingsdk.worker.comm.transport import Transport
-from dingsdk.worker.comm.worker import CommWorker
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
 from dingsdk.worker.coordinator.experience import Experience
 from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
 from dingsdk.worker.factory import create_comm_collector, create_comm_learner
 from dingsdk.worker.inference.client import InferenceClient
+from dingsdk.worker.replay_server import ReplayClient
+from dingsdk.worker.replay_server.client import FOLDER
 
 WAIT_S = 1.0
 LAST_ANSWERS = 3
@@ -126,9 +127,10 @@ class TaskControl(Protocol):
 class Role(Configurable, ABC):
     """One kind of worker: what it runs, how its tasks are driven, and its command.
 
-    Registered under kind ``roles`` by its name. A run has a learner and collectors, and one role
-    more for each key of ``system.roles``. Every process of the run creates its own object: a
-    worker's to create the worker, the coordinator's to drive the tasks.
+    Registered under kind ``roles`` by its name. A run has a learner and collectors, a replay server
+    where ``system.replay`` says so, and one role more for each key of ``system.roles``. Every
+    process of the run creates its own object: a worker's to create the worker, the coordinator's to
+    drive the tasks.
 
     ``dingsdk <name>`` starts one worker of the role by hand; the first line of the class's
     docstring is the command's help.
@@ -168,7 +170,7 @@ class Role(Configurable, ABC):
         return int(self.cfg.num)
 
     @abstractmethod
-    def create_worker(self, transport: Transport, worker_id: str) -> CommWorker:
+    def create_worker(self, transport: Transport, worker_id: str) -> Slave:
         """Return an unstarted worker."""
 
     @abstractmethod
@@ -231,14 +233,14 @@ class LearnerRole(Role):
     def worker_num(self) -> int:
         return 1  # it stands for all of system.learner_num
 
-    def create_worker(self, transport: Transport, worker_id: str) -> CommWorker:
+    def create_worker(self, transport: Transport, worker_id: str) -> Slave:
         cfg = _comm_section(self)
         worker: Any = create_comm_learner(cfg, transport=transport, worker_id=worker_id)
         learner_num = int(self.run_cfg["system"]["learner_num"])
         if learner_num > 1:
             worker.learner_num = learner_num
-        worker.replay = _replay_of(self)
-        return cast(CommWorker, worker)
+        worker.replay = _replay_of(self, transport)
+        return cast(Slave, worker)
 
     def next_task(self, commander: BaseParallelCommander) -> Task | None:
         return commander.get_learner_task()
@@ -310,13 +312,13 @@ class CollectorRole(Role):
     def worker_num(self) -> int:
         return int(self.run_cfg["system"]["collector_num"])
 
-    def create_worker(self, transport: Transport, worker_id: str) -> CommWorker:
+    def create_worker(self, transport: Transport, worker_id: str) -> Slave:
         cfg = _comm_section(self)
         worker: Any = create_comm_collector(cfg, transport=transport, worker_id=worker_id)
-        worker.replay = _replay_of(self)
+        worker.replay = _replay_of(self, transport)
         if "inference" in _extra(self.run_cfg):
             worker.inference = InferenceClient(transport.run_dir, worker_id)
-        return cast(CommWorker, worker)
+        return cast(Slave, worker)
 
     def next_task(self, commander: BaseParallelCommander) -> Task | None:
         return commander.get_collector_task()
@@ -402,7 +404,7 @@ def _ending_grants(control: TaskControl, state: TaskState) -> Iterator[None]:
 
 
 def create_roles(cfg: Mapping[str, Any]) -> dict[str, Role]:
-    """Return the roles of a run by name; the learner first, as the others wait for it.
+    """Return the roles of a run by name; those first for which the others wait.
 
     Args:
         cfg: The compiled config.
@@ -410,7 +412,10 @@ def create_roles(cfg: Mapping[str, Any]) -> dict[str, Role]:
     Raises:
         UnknownPluginError: nothing provides a role that ``system.roles`` names.
     """
-    return {name: create_role(name, cfg) for name in ("learner", "collector", *_extra(cfg))}
+    replay = cfg["system"].get("replay") or {}
+    served = ["replay-server"] if replay.get("type") == "server" and not replay["address"] else []
+    names = [*served, "learner", "collector", *_extra(cfg)]
+    return {name: create_role(name, cfg) for name in names}
 
 
 def create_role(name: str, cfg: Mapping[str, Any]) -> Role:
@@ -425,10 +430,15 @@ def _extra(cfg: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     return cfg["system"].get("roles") or {}
 
 
-def _replay_of(role: Role) -> ServedReplay | None:
-    """Return the connection of a worker with the run's replay server, if it has one."""
+def _replay_of(role: Role, transport: Transport) -> ReplayClient | None:
+    """Return a worker's client of the run's replay server, if it has one."""
     section = role.run_cfg["system"].get("replay") or {}
-    return ServedReplay(section) if section.get("type") == "server" else None
+    if section.get("type") != "server":
+        return None
+    own = "" if section["address"] else transport.run_dir / FOLDER
+    return ReplayClient(
+        section["address"], section["path"] or own or None, timeout_s=section["timeout_s"]
+    )
 
 
 def _comm_section(role: Role) -> dict[str, Any]:

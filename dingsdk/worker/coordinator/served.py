@@ -42,7 +42,7 @@ class ServerFigures:
 
     def can_sample(self, size: int) -> bool:
         """Whether there may be rows for a batch; the learner waits for the limiter."""
-        return self.announced_rows >= size
+        return self.announced_rows >= size or self.count() >= size
 
     def close(self) -> None:
         """Do nothing: the server is another's."""
@@ -50,6 +50,8 @@ class ServerFigures:
 
 class ServedExperience(Experience):
     """Counts what collectors insert, and grants batches that the learner draws by itself."""
+
+    has_payloads = False
 
     def __init__(self) -> None:
         self.buffer: ServerFigures
@@ -64,10 +66,8 @@ class ServedExperience(Experience):
 
     def lease(
         self, state: TaskState, batch_size: int, batches: int, train_iter: int
-    ) -> dict[str, Any] | None:
-        """Let a learner draw ``batches`` batches; None before there are rows."""
-        if not self.can_sample(batch_size):
-            return None
+    ) -> dict[str, Any]:
+        """Let a learner draw ``batches`` batches; it waits where the server has too few rows."""
         self._granted[state.task_id] = (batch_size, train_iter)
         return {"batches": [{"batch_size": batch_size}] * batches}
 
@@ -93,6 +93,17 @@ class ServedExperience(Experience):
         pushed = figures.get("pushed", 0)
         evicted = {name: figures[name] for name in LEFT if figures.get(name)}
         return SampleCounts(pushed, pushed, self.trained_rows, self.count_rows(), evicted)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return figures and grants as plain data; the rows are with the server."""
+        figures = dict(self.buffer.figures)
+        return {"figures": figures, "granted": self._granted, "trained_rows": self.trained_rows}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the experience of ``state_dict`` was."""
+        self.buffer.figures = dict(state["figures"])
+        self._granted = {task_id: (size, at) for task_id, (size, at) in state["granted"].items()}
+        self.trained_rows = int(state["trained_rows"])
 
     def check(self, running: Collection[str] | None = None) -> None:
         """Raise SamplesLostError where the server has lost count of rows."""

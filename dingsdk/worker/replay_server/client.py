@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,7 +21,14 @@ from dingsdk.data import (
     find_secret,
     named_secret,
 )
-from dingsdk.errors import AuthError, BufferFullError, ClosedError, DingError, WorkerLostError
+from dingsdk.errors import (
+    AuthError,
+    BufferFullError,
+    ClosedError,
+    DataMissingError,
+    DingError,
+    WorkerLostError,
+)
 from dingsdk.worker.replay_buffer.table import checked_size
 from dingsdk.worker.replay_server.link import (
     INFO_KIND,
@@ -41,6 +49,9 @@ from dingsdk.worker.replay_server.link import (
     parse_address,
 )
 
+FOLDER = "replay"
+"""Folder of the server of a run, in the run folder."""
+ADDRESS_NAME = "address"
 PAUSE_S = (0.05, 1.0)
 """Pause before a server that cannot be reached is tried again: at first, and at most."""
 
@@ -56,34 +67,40 @@ class ReplayClient:
     anew, and counts twice with the limiter.
 
     Example:
-        >>> with ReplayClient("127.0.0.1:7000") as client:
+        >>> with ReplayClient("127.0.0.1:7000", "replay") as client:
         ...     client.insert(SampleBatch({"obs": observations, "reward": rewards}))
         ...     batch = client.sample(256, timeout_s=5.0)
 
     Args:
-        address: ``host:port`` of the server.
+        address: ``host:port`` of the server; empty: what the server of the folder has written
+            there, looked up at each connection.
         path: The server's folder, on a disk that both share, where the secret lies if no
             environment variable names one.
         timeout_s: Seconds for a call, beyond those that it waits for the limiter or for rows.
         max_message_bytes: Largest answer that is read, in bytes.
 
     Raises:
-        AuthError: there is no secret, or the server has another one.
-        ProtocolError: it is no address, or something else listens there.
-        WorkerLostError: nobody listens there (also a ConnectionError).
+        AuthError: there is no secret.
+        ProtocolError: it is no address, or there is neither address nor folder.
+
+    Each call connects first where that is needed, and then raises WorkerLostError (also a
+    ConnectionError) where no server answers in time, AuthError where it has another secret, and
+    ProtocolError where something else listens.
     """
 
     def __init__(
         self,
-        address: str,
+        address: str = "",
         path: str | Path | None = None,
         *,
         timeout_s: float = 10.0,
         max_message_bytes: int = 256 << 20,
     ) -> None:
         self.address = address
-        self._place = parse_address(address)
-        self._secret = _secret_of(path)
+        self._path = None if path is None else Path(path)
+        if address or path is None:
+            parse_address(address)
+            _secret_of(self._path)
         self._timeout_s = timeout_s
         self._max_bytes = max_message_bytes
         self._name = secrets.token_hex(16)
@@ -91,7 +108,6 @@ class ReplayClient:
         self._number = 0
         self._link: Link | None = None
         self._is_closed = False
-        self._call(Ask())
 
     def insert(self, rows: Any, *, env_step: int = 0, timeout_s: float = 0.0) -> None:
         """Add rows; when this returns they survive the death of the server, if it has a folder.
@@ -214,16 +230,16 @@ class ReplayClient:
                 break
             except OSError as error:
                 self._disconnect()
-                if isinstance(error, AuthError):
-                    raise
+                if isinstance(error, AuthError) and self.address:
+                    raise  # else another server has the port of one that died
                 if self._is_closed:
                     raise ClosedError("the client is closed", what="replay client") from error
                 pause_s = min(PAUSE_S[1], 2 * pause_s)
                 pause_s *= random.uniform(0.5, 1.0)
                 if time.monotonic() + pause_s >= deadline:
                     raise WorkerLostError(
-                        f"the replay server at {self.address} cannot be reached: {error}",
-                        worker_id=self.address,
+                        f"the replay server {self._name_of_server()} cannot be reached: {error}",
+                        worker_id=self._name_of_server(),
                     ) from error
                 time.sleep(pause_s)
             except BaseException:
@@ -237,15 +253,19 @@ class ReplayClient:
         if self._is_closed:
             raise ClosedError("the client is closed", what="replay client")
         if self._link is None:
-            sock = socket.create_connection(self._place, timeout_s)
-            link = Link(sock, self._max_bytes)
+            place = parse_address(self.address or _address_in(self._path))
+            secret = _secret_of(self._path)
+            link = Link(socket.create_connection(place, timeout_s), self._max_bytes)
             try:
-                link.greet(self._secret, self._name, timeout_s)
+                link.greet(secret, self._name, timeout_s)
             except BaseException:
                 link.close()
                 raise
             self._link = link
         return self._link
+
+    def _name_of_server(self) -> str:
+        return f"at {self.address}" if self.address else f"of {self._path}"
 
     def _disconnect(self) -> None:
         link, self._link = self._link, None
@@ -260,9 +280,17 @@ def _error_of(answer: Refused) -> DingError:
     return found
 
 
-def _secret_of(path: str | Path | None) -> Secret:
+def _address_in(path: Path | None) -> str:
+    assert path is not None  # else there is an address
+    if path.is_dir():
+        with PrivateDir(path) as folder, suppress(DataMissingError):
+            return bytes(folder.read(ADDRESS_NAME, 300)).decode()
+    raise ConnectionRefusedError(f"no server has written its address to {path} yet")
+
+
+def _secret_of(path: Path | None) -> Secret:
     secret = named_secret()
-    if secret is None and path is not None and Path(path).is_dir():
+    if secret is None and path is not None and path.is_dir():
         with PrivateDir(path) as folder:
             secret = find_secret(folder)
     if secret is None:

@@ -20,6 +20,7 @@ from dingsdk.errors import (
     PortInUseError,
     ProtocolError,
 )
+from dingsdk.worker.replay_server.client import ADDRESS_NAME
 from dingsdk.worker.replay_server.link import (
     INFO_KIND,
     ROWS_KIND,
@@ -92,6 +93,9 @@ class ReplayServer(Configurable):
             raise
         host = socket.gethostname() if self.cfg.host in {"", "0.0.0.0", "::"} else self.cfg.host
         self.address = format_address(host, self._listener.getsockname()[1])
+        if path is not None:
+            with PrivateDir(path) as folder:
+                folder.write_atomic(ADDRESS_NAME, [self.address.encode()])
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._saver = threading.Thread(target=self._save, name="replay-save", daemon=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import make_transport
@@ -24,7 +23,7 @@ def test_collector_without_room_reports_nothing_and_closes_in_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cfg = compile_run("cartpole-dqn", "parallel", "flask_fs", SETS, 3)
-    cfg = worker_config(RunContext(cfg=cfg, run_dir=tmp_path))
+    cfg = worker_config(cfg, tmp_path)
     learner_side = make_transport(cfg, tmp_path)
     model = create_policy(cfg["policy"], enable_field=["learn"]).learn_mode.state_dict()["model"]
     learner_side.policy_store().publish("policy", model, 0)

@@ -15,7 +15,6 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.container import encode_frame
 from dingsdk.data.files import Folder
 from dingsdk.errors import CheckpointCorruptError, RunDirLockedError
-from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
@@ -50,7 +49,7 @@ class Life:
         if kind != "on-policy":
             sets.append("policy.collect.n_sample=32")
         cfg = compile_run(example, "parallel", "in_memory", sets, 0)
-        cfg = worker_config(RunContext(cfg=cfg, run_dir=folder))
+        cfg = worker_config(cfg, folder)
         self.now = 100.0
         journal = Journal(Folder(folder / "journal"), snapshot_facts=snapshot_facts)
         self.coordinator = Coordinator(cfg, transport, journal=journal, clock=lambda: self.now)

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from dingsdk import ReplayClient, ReplayServer
 from dingsdk.data import SampleBatch
@@ -380,7 +382,7 @@ def test_another_secret_is_refused_by_both_sides(
 ) -> None:
     monkeypatch.setenv("DINGSDK_SECRET", "x" * 32)
     with pytest.raises(AuthError, match="DINGSDK_SECRET"):
-        ReplayClient(server.address)
+        ReplayClient(server.address).stats()
     monkeypatch.delenv("DINGSDK_SECRET")
     with pytest.raises(AuthError, match="DINGSDK_SECRET_FILE"):
         ReplayClient(server.address)
@@ -403,7 +405,7 @@ def test_impostor_without_the_secret_gets_no_rows(tmp_path: Path) -> None:
         thread = threading.Thread(target=pretend)
         thread.start()
         with pytest.raises(AuthError):
-            ReplayClient(f"127.0.0.1:{listener.getsockname()[1]}", tmp_path)
+            ReplayClient(f"127.0.0.1:{listener.getsockname()[1]}", tmp_path).stats()
         thread.join(10.0)
 
 
@@ -456,8 +458,9 @@ def test_connections_beyond_the_limit_are_refused(tmp_path: Path) -> None:
         ReplayServer({"max_connections": 1}, SMALL, tmp_path) as server,
         ReplayClient(server.address, tmp_path) as client,
     ):
+        client.insert(rows(0))
         with pytest.raises(WorkerLostError):
-            ReplayClient(server.address, tmp_path, timeout_s=0.3)
+            ReplayClient(server.address, tmp_path, timeout_s=0.3).stats()
         client.insert(rows(0))
 
 
@@ -492,7 +495,59 @@ def test_closed_client_says_so(client: ReplayClient) -> None:
         client.stats()
 
 
-@pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:x", "host:0", "host:70000"])
+def test_client_finds_the_server_of_a_folder_and_the_one_in_its_place(tmp_path: Path) -> None:
+    with ReplayClient(path=tmp_path / "replay", timeout_s=0.2) as client:
+        with pytest.raises(WorkerLostError, match="no server has written its address"):
+            client.stats()
+        for count in (64, 128):
+            with ReplayServer({}, SMALL, tmp_path / "replay"):
+                client.insert(rows(count))
+                assert client.stats()["pushed"] == count
+
+
+def test_client_needs_an_address_or_a_folder() -> None:
+    with pytest.raises(ProtocolError, match="host:port"):
+        ReplayClient()
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    head=st.binary(max_size=200),
+    is_message=st.booleans(),
+    frame=st.binary(max_size=200),
+    is_known=st.booleans(),
+)
+def test_bytes_of_anybody_end_their_connection_alone(
+    server: ReplayServer,
+    client: ReplayClient,
+    head: bytes,
+    is_message: bool,
+    frame: bytes,
+    is_known: bool,
+) -> None:
+    """Sent by a stranger, or after the handshake; as they are, or as a message."""
+    before = client.stats()
+    place = wire.parse_address(server.address)
+    link = wire.Link(sock := socket.create_connection(place, 10.0), 1 << 20)
+    try:
+        if is_known:
+            link.greet(server.secret, "0" * 32, 10.0)
+        if is_message:
+            head = head.ljust(-(-len(head) // 64) * 64)
+            frame = struct.pack("<4sIQ", wire.MAGIC, len(head), len(frame)) + head + frame
+        sock.settimeout(10.0)
+        with suppress(OSError):
+            sock.sendall(frame)
+            sock.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionError):
+            while sock.recv(4096):
+                pass
+    finally:
+        link.close()
+    assert client.stats() == before
+
+
+@pytest.mark.parametrize("address", ["host", "host:", ":1", "host:x", "host:0", "host:70000"])
 def test_address_that_is_none_is_refused(address: str, tmp_path: Path) -> None:
     with pytest.raises(ProtocolError, match="host:port"):
         ReplayClient(address, tmp_path)

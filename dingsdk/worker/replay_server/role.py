@@ -1,0 +1,73 @@
+"""The role ``replay-server`` of a parallel run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from dingsdk.config import to_plain
+from dingsdk.data import derive_seed
+from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, JOIN_TIMEOUT_S, Slave
+from dingsdk.worker.comm.transport import Transport, WorkerInfo
+from dingsdk.worker.commander.base import BaseParallelCommander, Task
+from dingsdk.worker.coordinator.roles import Role, TaskControl
+from dingsdk.worker.coordinator.tasks import TaskState
+from dingsdk.worker.replay_server.client import FOLDER
+from dingsdk.worker.replay_server.server import ReplayServer
+
+
+class ReplayWorker(Slave):
+    """Serves the replay buffer of a run from its start to its end, and gets no tasks.
+
+    Args:
+        transport: The run's transport.
+        worker_id: Unique in the run.
+        buffer_cfg: Config of the replay buffer.
+        is_kept: Whether to write a checkpoint at the end, for a run that can be resumed.
+    """
+
+    has_job = True
+    """It holds what others work with: it does not leave between two tasks."""
+
+    def __init__(
+        self, transport: Transport, worker_id: str, buffer_cfg: Mapping[str, Any], *, is_kept: bool
+    ) -> None:
+        info = WorkerInfo(worker_id, ReplayServerRole.name, {"cpu": os.cpu_count() or 1})
+        super().__init__(transport, info)
+        self._buffer_cfg = buffer_cfg
+        self._is_kept = is_kept
+        self._server: ReplayServer | None = None
+
+    def start(self, address: str, timeout_s: float = JOIN_TIMEOUT_S) -> None:
+        """Serve, then join the master; raises as ``ReplayServer`` and ``Slave.start``."""
+        self._server = ReplayServer({}, self._buffer_cfg, self.transport.run_dir / FOLDER)
+        super().start(address, timeout_s)
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
+        """Leave, and end the server; raises as ``ReplayServer.close``."""
+        has_ended = super().close(timeout_s)
+        if self._server is not None:
+            self._server.close(has_checkpoint=self._is_kept)
+        return has_ended
+
+
+class ReplayServerRole(Role):
+    """Hold the replay buffer of a run (system.replay.type: server). Ctrl-C leaves the run."""
+
+    name: ClassVar[str] = "replay-server"
+
+    def create_worker(self, transport: Transport, worker_id: str) -> Slave:
+        buffer_cfg = to_plain(self.run_cfg["policy"]["other"]["replay_buffer"])
+        if buffer_cfg.get("seed", 0) is None:
+            buffer_cfg["seed"] = derive_seed(int(self.run_cfg["seed"]), "buffer")
+        enabled = self.run_cfg["system"]["journal"]["enabled"]
+        place = transport.cfg.workers or transport.places[0]
+        is_kept = enabled is True or (enabled == "auto" and place != "threads")
+        return ReplayWorker(transport, worker_id, buffer_cfg, is_kept=is_kept)
+
+    def next_task(self, commander: BaseParallelCommander) -> Task | None:
+        return None
+
+    def drive(self, control: TaskControl, state: TaskState, task: Mapping[str, Any]) -> None:
+        raise NotImplementedError("a replay server has no tasks")
