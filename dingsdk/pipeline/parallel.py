@@ -43,6 +43,8 @@ from dingsdk.pipeline.worker_process import WorkerSpec
 from dingsdk.plugins import default_manager, observe
 from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import Coordinator
+from dingsdk.worker.collector.battle import game_statistics
+from dingsdk.worker.collector.rollout import return_statistics
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.transport import Transport, WorkerHandle
 from dingsdk.worker.commander.base import BaseParallelCommander
@@ -428,13 +430,12 @@ def write_collected(
     if returns:
         statistics["avg_episode_per_sec"] = len(returns) / seconds
         statistics["avg_sample_per_episode"] = samples / len(returns)
-        evaluated = evaluation_statistics(returns, steps, seconds)
-        names = ("avg_envstep_per_episode", "reward_mean", "reward_std", "reward_max", "reward_min")
-        statistics |= {name: evaluated[name] for name in names}
-    games = [outcome for env in finished.get("game_result", ()) for outcome in env]
-    if games:
-        for outcome in ("wins", "draws", "losses"):
-            statistics[f"share_of_{outcome}"] = games.count(outcome) / len(games)
+        statistics["avg_envstep_per_episode"] = steps / len(returns)
+        if "player_returns" in finished:
+            outcomes = [outcome for env in finished.get("game_result", ()) for outcome in env]
+            statistics |= game_statistics(finished["player_returns"], outcomes)
+        else:
+            statistics |= return_statistics(returns)
     statistics |= floats_of(finished.get("collect_setting", {}))
     write_statistics(tb_logger, "collector", statistics, status.train_iter, status.env_steps)
     write_statistics(tb_logger, "commander", of_commander, status.train_iter, status.env_steps)

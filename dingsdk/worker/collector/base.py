@@ -13,7 +13,7 @@ from dingsdk.data.capture import capture, revive
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ConfigError, NotSetError
 from dingsdk.plugins import observe
-from dingsdk.worker.collector.rollout import EpisodeRecord, tell_observers
+from dingsdk.worker.collector.rollout import EpisodeRecord, return_statistics, tell_observers
 from dingsdk.worker.run_logger import floats_of, write_statistics
 from dingsdk.worker.serial_worker import SerialWorker
 
@@ -178,8 +178,10 @@ class ISerialCollector(SerialWorker):
         )
         self._start_interval()
 
+    def _return_statistics(self) -> dict[str, float]:
+        return return_statistics([each.episode_return for each in self._finished])
+
     def _statistics(self) -> dict[str, Any]:
-        returns = np.array([each.episode_return for each in self._finished])
         lengths = np.array([each.length for each in self._finished])
         seconds = max(self._duration_s, 1e-9)
         episodes = len(self._finished)
@@ -189,10 +191,7 @@ class ISerialCollector(SerialWorker):
             "avg_envstep_per_episode": float(lengths.mean()),
             "avg_envstep_per_sec": self._logged_envsteps / seconds,
             "avg_episode_per_sec": episodes / seconds,
-            "reward_mean": float(returns.mean()),
-            "reward_std": float(returns.std()),
-            "reward_max": float(returns.max()),
-            "reward_min": float(returns.min()),
+            **self._return_statistics(),
             "total_envstep_count": self._total_envstep_count,
             "total_episode_count": self._total_episode_count,
         }

@@ -18,7 +18,7 @@ from dingsdk.worker.collector.base import CollectorSection, ISerialCollector
 from dingsdk.worker.collector.episode import WholeEpisodeCollector
 from dingsdk.worker.collector.factory import traj_len_of
 from dingsdk.worker.collector.policy_output import check_dicts
-from dingsdk.worker.collector.rollout import EpisodeRecord, Quota
+from dingsdk.worker.collector.rollout import EpisodeRecord, Quota, return_statistics
 from dingsdk.worker.collector.rows import DictRollout, RowsWriter
 
 Info = Mapping[str, Any]
@@ -193,6 +193,24 @@ def outcome_of(own: float, other: float) -> str:
     return "draws" if own == other else "wins" if own > other else "losses"
 
 
+def game_outcome(infos: Sequence[Info]) -> str:
+    """Return how a game ended for player 0, by the last infos of all players."""
+    first, *others = map(return_of, infos)
+    return outcome_of(first, max(others))
+
+
+def game_statistics(
+    returns: Sequence[Sequence[float]], outcomes: Sequence[str]
+) -> dict[str, float]:
+    """Return the statistics of the returns of each player, and the shares of the outcomes."""
+    found: dict[str, float] = {}
+    for player, of_player in enumerate(returns):
+        found |= return_statistics(of_player, f"reward{player}")
+    for outcome in ("wins", "draws", "losses") if outcomes else ():
+        found[f"share_of_{outcome}"] = outcomes.count(outcome) / len(outcomes)
+    return found
+
+
 class BattleCollector(ISerialCollector):
     """What the collectors of several players share; ``policy`` is a list of collect modes.
 
@@ -244,16 +262,16 @@ class BattleCollector(ISerialCollector):
         """Return the last infos of the episodes, by player."""
         return [[each.info["players"][p] for each in episodes] for p in range(len(self.policy))]
 
+    def _return_statistics(self) -> dict[str, float]:
+        games = [each.info["players"] for each in self._finished]
+        return game_statistics(
+            [[return_of(info) for info in infos] for infos in self._infos_of(self._finished)],
+            list(map(game_outcome, games)),
+        )
+
     def _statistics(self) -> dict[str, Any]:
-        statistics = super()._statistics()
-        for name in ("mean", "std", "max", "min"):
-            del statistics[f"reward_{name}"]
-        for player, infos in enumerate(self._infos_of(self._finished)):
-            returns = np.array([return_of(info) for info in infos])
-            for name in ("mean", "std", "max", "min"):
-                statistics[f"reward{player}_{name}"] = float(getattr(returns, name)())
         return {
-            **statistics,
+            **super()._statistics(),
             "collect_time": self._duration_s,
             "total_duration": self._total_duration_s,
         }

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, Self
 
-import numpy as np
-
 from dingsdk.data.seeding import derive_seed
 from dingsdk.errors import ConfigError
-from dingsdk.worker.collector.battle import BattleRollout, Players, outcome_of, return_of
+from dingsdk.worker.collector.battle import (
+    BattleRollout,
+    Players,
+    game_outcome,
+    outcome_of,
+    return_of,
+)
 from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, Writer
 from dingsdk.worker.collector.rows import RowsWriter
-from dingsdk.worker.collector.zergling import ZerglingParallelCollector
+from dingsdk.worker.collector.zergling import MAX_RETURNS_KEPT, ZerglingParallelCollector
 
 
 class MarineParallelCollector(ZerglingParallelCollector):
@@ -43,12 +48,18 @@ class MarineParallelCollector(ZerglingParallelCollector):
         return f"Marine {'evaluator' if self._eval_flag else 'collector'} {self._uid}"
 
     def get_finish_info(self) -> dict[str, Any]:
-        """Return the result of the task: that of ``zergling``, for player 0, and ``game_result``.
+        """Return the result of the task: that of ``zergling``, for player 0, and two more.
 
+        ``player_returns`` of a collect task are the returns of the episodes, a list a player.
         ``game_result`` lists ``wins``, ``draws`` and ``losses`` of player 0 by env; of an
         evaluation by the sign of its return.
         """
-        return {**super().get_finish_info(), "game_result": self._results}
+        returns = [list(each) for each in self._player_returns]
+        return {
+            **super().get_finish_info(),
+            "game_result": self._results,
+            "player_returns": returns,
+        }
 
     def _create_policies(self, policies: Any) -> list[Any]:
         modes = []
@@ -61,6 +72,8 @@ class MarineParallelCollector(ZerglingParallelCollector):
     def _set_up_envs(self, cfg: Mapping[str, Any]) -> tuple[float, Self | None]:
         found = super()._set_up_envs(cfg)
         self._results: list[list[str]] = [[] for _ in range(self._env_num)]
+        self._player_returns: list[deque[float]]
+        self._player_returns = [deque(maxlen=MAX_RETURNS_KEPT) for _ in cfg["policy"]]
         if self.env_manager.player_num != len(cfg["policy"]):
             raise ConfigError(
                 f"the task names {len(cfg['policy'])} policies, and an env has "
@@ -100,14 +113,15 @@ class MarineParallelCollector(ZerglingParallelCollector):
     def _note_episodes(self, episodes: Sequence[EpisodeRecord]) -> None:
         super()._note_episodes(episodes)
         for each in episodes:
+            for player, info in enumerate(each.info.get("players", ())):
+                self._player_returns[player].append(return_of(info))
             if each.env_id in self._mixed:
                 self._mixed -= {each.env_id}
                 continue
             if self._eval_flag:
                 outcome = outcome_of(each.episode_return, 0.0)
             else:
-                first, *others = (return_of(info) for info in each.info["players"])
-                outcome = outcome_of(first, float(np.max(others)))
+                outcome = game_outcome(each.info["players"])
             self._results[each.env_id].append(outcome)
 
 

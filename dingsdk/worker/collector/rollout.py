@@ -39,6 +39,17 @@ class EpisodeRecord(NamedTuple):
     info: Mapping[str, Any] = MappingProxyType({})
 
 
+def return_statistics(returns: Sequence[float], name: str = "reward") -> dict[str, float]:
+    """Return ``{name}_mean``, ``_std``, ``_max`` and ``_min`` of at least one return."""
+    values = np.asarray(returns, np.float64)
+    return {
+        f"{name}_mean": float(values.mean()),
+        f"{name}_std": float(values.std()),
+        f"{name}_max": float(values.max()),
+        f"{name}_min": float(values.min()),
+    }
+
+
 def tell_observers(source: str, episodes: Iterable[EpisodeRecord]) -> None:
     """Call the hook ``dingsdk_after_episode`` for each finished episode."""
     observers = observe()

@@ -33,7 +33,7 @@ from dingsdk.worker.collector.rollout import (
 from dingsdk.worker.evaluator.monitor import info_of, merge_infos, numbers_of
 
 # Enough for any mean; a task without an end must not grow for ever.
-_MAX_RETURNS_KEPT = 10_000
+MAX_RETURNS_KEPT = 10_000
 
 
 class ZerglingParallelCollector(BaseParallelCollector):
@@ -87,7 +87,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
         self._paths: list[str] = [paths] if isinstance(paths, str) else list(paths)
         self._are_updated: list[bool] = list(are_updated)
         self._last_update = -math.inf
-        self._returns: deque[float] = deque(maxlen=_MAX_RETURNS_KEPT)
+        self._returns: deque[float] = deque(maxlen=MAX_RETURNS_KEPT)
         self._infos: list[Mapping[str, Any]] = []  # of an evaluation's episodes
         self._episode_count = 0
         self._sample_count = 0

@@ -13,7 +13,7 @@ from dingsdk.config import PartSection, Share, Whole, to_plain
 from dingsdk.data.seeding import derive_seed
 from dingsdk.errors import CheckpointCorruptError, ConfigError, DataMissingError, StorageFullError
 from dingsdk.plugins import default_manager
-from dingsdk.worker.collector.battle import outcome_of, return_of
+from dingsdk.worker.collector.battle import game_outcome, outcome_of
 from dingsdk.worker.commander.base import Task
 from dingsdk.worker.commander.league import OneVsOneLeague
 from dingsdk.worker.commander.serial import BaseSerialCommander
@@ -240,8 +240,7 @@ class OneVsOneSerialCommander(BaseSerialCommander):
             if episode.env_id in self._mixed:
                 self._mixed.discard(episode.env_id)
                 continue
-            home, away = (return_of(info) for info in episode.info["players"])
-            results.append(outcome_of(home, away))
+            results.append(game_outcome(episode.info["players"]))
         if self._job is not None:
             self.league.finish_job({**self._job, "result": results})
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.data.pytree import tensor_to_list
-from dingsdk.worker.collector.rollout import EpisodeRecord, episode_quota
+from dingsdk.worker.collector.rollout import EpisodeRecord, episode_quota, return_statistics
 
 
 def evaluation_statistics(
@@ -32,10 +32,7 @@ def evaluation_statistics(
         "evaluate_time": seconds,
         "avg_envstep_per_sec": envsteps / max(seconds, 1e-9),
         "avg_time_per_episode": seconds / count,
-        "reward_mean": float(np.mean(returns)),
-        "reward_std": float(np.std(returns)),
-        "reward_max": float(np.max(returns)),
-        "reward_min": float(np.min(returns)),
+        **return_statistics(returns),
     }
 
 

@@ -190,6 +190,8 @@ def test_returns_of_each_player_are_logged(make_battle) -> None:
 
     assert (scalars["reward0_mean"], scalars["reward0_max"], scalars["reward1_mean"]) == (3, 4, 0)
     assert "reward_mean" not in scalars
+    shares = [scalars[f"share_of_{name}"] for name in ("wins", "draws", "losses")]
+    assert shares == [1, 0, 0]
     assert scalars["episode_count"] == 2
     assert scalars["envstep_count"] == 6
 

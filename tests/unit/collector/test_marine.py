@@ -161,6 +161,8 @@ def test_rows_of_all_who_train_are_sent_turn_by_turn(make_marine, kind: str) -> 
     won = sum(row.reward == 1 for row in store.rows())
     assert won == lost == games
     assert info["sample_count"] == len(store.rows())
+    own, other = info["player_returns"]
+    assert own == [-each for each in other] == info["reward_raw"]
     assert store.told == {"new": 3}
     assert {meta["policy_iter"] for meta in store.metas if "data_id" in meta} == {3}
 

@@ -69,11 +69,16 @@ def test_collecting_tasks_have_the_curves_of_serial_mode(tmp_path: Path) -> None
         "sample_count": 80,
         "duration": 2.0,
         "collect_setting": {"eps": 0.5, "name": "linear"},
+    }
+    games = {
+        **finished,
         "game_result": [["wins", "losses"], ["wins", "draws"], []],
+        "player_returns": [[1.0, 3.0], [-1.0, -3.0]],
     }
     with closing(build_tb_logger(tmp_path, "coordinator")) as tb_logger:
         write_collected(tb_logger, finished, status(), {"past_players": 3.0})
         write_collected(tb_logger, {"step_count": 4}, status(), {})  # no episode ended
+        write_collected(tb_logger, games, status(), {})
     (path,) = (tmp_path / "coordinator_tb_logger").iterdir()
     found = list(scalars(path.read_bytes()))
     assert {tag for tag, _, _ in found} >= {
@@ -88,8 +93,16 @@ def test_collecting_tasks_have_the_curves_of_serial_mode(tmp_path: Path) -> None
     assert values["collector_step/avg_envstep_per_episode"] == 20.0
     assert values["collector_step/avg_episode_per_sec"] == 1.0
     assert values["collector_step/total_episode_count"] == 12
-    assert [v for tag, _, v in found if tag == "collector_step/avg_train_sample_per_sec"] == [40, 0]
+    samples = [v for tag, _, v in found if tag == "collector_step/avg_train_sample_per_sec"]
+    assert samples == [40, 0, 40]
+    assert [tag for tag, _, _ in found].count("collector_step/reward_mean") == 1
     assert "collector_step/name" not in values
+    by_player = [
+        values[f"collector_step/reward{player}_{key}"]
+        for player in (0, 1)
+        for key in ("mean", "std", "max", "min")
+    ]
+    assert by_player == [2, 1, 3, 1, -2, 1, -1, -3]
     shares = [values[f"collector_step/share_of_{name}"] for name in ("wins", "draws", "losses")]
     assert shares == [0.5, 0.25, 0.25]
     assert values["commander_step/past_players"] == 3.0
