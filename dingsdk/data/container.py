@@ -584,6 +584,10 @@ class _Splitter:
     def visit(self, node: Any, path: _Path) -> Any:
         if len(path) > MAX_DEPTH:
             raise _unfit(path, f"at most {MAX_DEPTH} levels", "more")
+        if isinstance(node, np.ndarray):
+            return {"$array": self._add(node, node.dtype.str, path)}
+        if is_tensor(node):
+            return {"$tensor": self._add(*_array_of(node, path), path)}
         if isinstance(node, np.generic):
             node = node.item()
         if node is None or isinstance(node, bool):
@@ -600,10 +604,6 @@ class _Splitter:
         if isinstance(node, (list, tuple)):
             items = [self.visit(child, (*path, str(i))) for i, child in enumerate(node)]
             return items if isinstance(node, list) else {"$tuple": items}
-        if isinstance(node, np.ndarray):
-            return {"$array": self._add(node, node.dtype.str, path)}
-        if is_tensor(node):
-            return {"$tensor": self._add(*_array_of(node, path), path)}
         if isinstance(node, SampleBatch):
             rows = common_length(as_columns(node.columns, ".".join(path)))
             if rows != len(node):

@@ -51,7 +51,7 @@ from tools.chaos.counting import count_acknowledged
 
 count_acknowledged(Path(sys.argv[1]))
 if __name__ == "__main__":
-    train("cartpole-dqn", "parallel", "flask_fs", sys.argv[2:], 3, sys.argv[1])
+    train("cartpole-dqn", "parallel", sys.argv[2], sys.argv[3:], 3, sys.argv[1])
 """
 ROOT = Path(__file__).parents[2]
 
@@ -82,10 +82,10 @@ def kill_all(parent: subprocess.Popen[bytes]) -> None:
     psutil.wait_procs(found[1:], timeout=20)
 
 
-def start(folder: Path, *sets: str) -> subprocess.Popen[bytes]:
+def start(folder: Path, *sets: str, transport: str = "flask_fs") -> subprocess.Popen[bytes]:
     script = folder / "run.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, str(script), str(folder), "exp_name=run", *SETS, *sets]
+    command = [sys.executable, str(script), str(folder), transport, "exp_name=run", *SETS, *sets]
     return subprocess.Popen(
         command, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     )
@@ -140,6 +140,34 @@ def test_run_whose_processes_were_all_killed_goes_on(tmp_path: Path) -> None:
     assert len(result.evaluations) >= 2
     steps = [each.env_steps for each in result.evaluations]
     assert steps == sorted(steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_swept", [False, True], ids=["resumed first", "another run first"])
+def test_run_in_shared_memory_whose_processes_were_all_killed_goes_on(
+    tmp_path: Path, is_swept: bool
+) -> None:
+    run_memory = pytest.importorskip("dingsdk_shared_memory.run_memory")
+    run = tmp_path / "run"
+    memory = run_memory.folder_of(run)
+    sets = (f"{ITERATIONS}=1000000", "system.collector_num=1")
+    process = start(tmp_path, *sets, transport="shared_memory")
+    try:
+        wait_until(lambda: status(run)["train_iter"] > 100)
+    finally:
+        kill_all(process)
+    before, rows = status(run), acknowledged_rows(tmp_path)
+    assert memory.is_dir()
+    if is_swept:
+        run_memory.remove_stale()  # as the next coordinator on this host does
+        assert not memory.exists()
+    result = go_on(run, before["train_iter"] + 100)
+
+    assert result.train_iter >= before["train_iter"] + 100  # the newest checkpoint may be ahead
+    assert result.samples.acknowledged > rows >= before["samples"]["acknowledged"]
+    assert "missing" not in result.samples.evicted
+    result.samples.check()
+    assert not memory.exists()
 
 
 def train_to_limit(output: Path, transport: str) -> RunResult:
