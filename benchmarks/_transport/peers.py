@@ -1,7 +1,8 @@
-"""What transports are held against: bare files, queues, Ray, iceoryx2 and DI-engine."""
+"""What transports are held against: bare files and memory, queues, Ray, iceoryx2 and DI-engine."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import json
@@ -17,7 +18,9 @@ from _transport.cluster import ROWS, SPAWN, STEPS, median_rate, piece, scratch
 from dingsdk.data import decode_batch, encode_batch
 
 WINDOW = 64
-"""Pieces under way to a peer that acknowledges each."""
+"""Pieces under way to a peer."""
+AN_ACK = 16
+"""Pieces that a peer sends or acknowledges at once, where it can."""
 
 
 def bare_files(kind: str, seconds: float, disk: Path) -> float:
@@ -99,7 +102,7 @@ def ray_actors(kind: str, seconds: float) -> float | None:
 def iceoryx2(kind: str, seconds: float) -> float | None:
     """Return pieces a second through iceoryx2, as frames; None where it is not installed.
 
-    They are copied in, copied out and acknowledged one by one, 64 on their way.
+    They are copied in and copied out one by one, 64 on their way, and acknowledged 16 at a time.
     """
     try:
         import iceoryx2 as found
@@ -127,10 +130,11 @@ def iceoryx2(kind: str, seconds: float) -> float | None:
         sample.delete()
         for column, values in decode_batch(frame).columns.items():
             home[column][...] = values
-        _send_iceoryx2(publisher, bytes(8))
         if not counts:
             started = time.perf_counter()
         counts.append((time.perf_counter() - started, 1))
+        if len(counts) % AN_ACK == 0:
+            _send_iceoryx2(publisher, bytes(8))
     is_over.set()
     process.join(5.0)
     process.kill()
@@ -152,7 +156,7 @@ def _fill_iceoryx2(kind: str, name: str, is_over: Any) -> None:
     while not is_over.is_set():
         ack = subscriber.receive()
         if ack is not None:
-            under_way -= 1
+            under_way -= AN_ACK
             ack.delete()
         elif under_way < WINDOW:
             buffers, _ = encode_batch(batch)
@@ -180,7 +184,10 @@ def _send_iceoryx2(publisher: Any, content: bytes) -> None:
 
 
 def faster_fifo(kind: str, seconds: float) -> float | None:
-    """Return pieces a second through faster-fifo, as frames; None where it is not installed."""
+    """Return pieces a second through faster-fifo, as frames; None where it is not installed.
+
+    They are put 16 at a time, and taken and acknowledged as many as are there.
+    """
     try:
         from faster_fifo import Queue
     except ImportError:
@@ -193,13 +200,14 @@ def faster_fifo(kind: str, seconds: float) -> float | None:
     counts: list[tuple[float, int]] = []
     started = time.perf_counter()
     while not counts or counts[-1][0] < seconds + 0.5:
-        for frame in pieces.get_many(timeout=30.0):
+        frames = pieces.get_many(timeout=30.0)
+        for frame in frames:
             for column, values in decode_batch(frame).columns.items():
                 home[column][...] = values
-            acks.put(0)
-            if not counts:
-                started = time.perf_counter()
-            counts.append((time.perf_counter() - started, 1))
+        acks.put(len(frames))
+        if not counts:
+            started = time.perf_counter()
+        counts.append((time.perf_counter() - started, len(frames)))
     is_over.set()
     process.join(5.0)
     process.kill()
@@ -212,14 +220,72 @@ def _fill_fifo(kind: str, pieces: Any, acks: Any, is_over: Any) -> None:
     batch, under_way = piece(kind), 0
     while not is_over.is_set():
         if under_way < WINDOW:
-            buffers, _ = encode_batch(batch)
-            pieces.put(b"".join(buffers))
-            under_way += 1
+            frames = [b"".join(encode_batch(batch)[0]) for _ in range(AN_ACK)]
+            pieces.put_many(frames)
+            under_way += AN_ACK
             continue
         try:
-            under_way -= len(acks.get_many(timeout=0.1))
+            under_way -= sum(acks.get_many(timeout=0.1))
         except Empty:
             continue
+
+
+def bare_memory(kind: str, seconds: float, a_report: int, reports: int) -> float:
+    """Return pieces a second through bare shared memory: what no transport can do without.
+
+    Each piece is encoded into memory that stays mapped, and decoded there; small ones are copied
+    out first. A byte on a pipe asks for a report of pieces, another one announces it.
+    """
+    size = encode_batch(piece(kind))[1].size_bytes
+    memory = SPAWN.RawArray("B", (reports + 1) * a_report * size)
+    ours, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(
+        target=_fill_memory, args=(kind, memory, size, a_report, theirs), daemon=True
+    )
+    process.start()
+    theirs.close()
+    view = memoryview(memory).cast("B")
+    home = {name: np.empty_like(column) for name, column in piece(kind).columns.items()}
+    counts: list[tuple[float, int]] = []
+    for _ in range(reports):
+        ours.send_bytes(b"?")
+    for first in itertools.cycle(range(0, (reports + 1) * a_report, a_report)):
+        ours.recv_bytes()
+        ours.send_bytes(b"?")
+        for number in range(first, first + a_report):
+            frame = view[number * size : (number + 1) * size]
+            columns = decode_batch(bytes(frame) if kind == "cartpole" else frame).columns
+            if kind == "cartpole":
+                for column, values in columns.items():
+                    home[column][...] = values
+        if not counts:
+            started = time.perf_counter()
+        counts.append((time.perf_counter() - started, a_report))
+        if counts[-1][0] > seconds + 0.5:
+            break
+    ours.close()
+    process.join(5.0)
+    process.kill()
+    return median_rate(counts)
+
+
+def _fill_memory(kind: str, memory: Any, size: int, a_report: int, pipe: Any) -> None:
+    batch, target = piece(kind), np.frombuffer(memory, np.uint8)
+    algorithm = "xxh3-128" if kind == "cartpole" else "head"
+    for number in itertools.cycle(range(len(memory) // size)):
+        if number % a_report == 0:
+            try:
+                pipe.recv_bytes()
+            except (EOFError, ConnectionError):
+                return
+        at = number * size
+        for buffer in encode_batch(batch, algorithm=algorithm)[0]:
+            source = np.frombuffer(buffer, np.uint8)
+            target[at : at + source.size] = source
+            at += source.size
+        if number % a_report == a_report - 1:
+            with contextlib.suppress(ConnectionError):
+                pipe.send_bytes(b"!")
 
 
 def di_engine(python: Path, kind: str, seconds: float, folder: Path) -> dict[str, float]:

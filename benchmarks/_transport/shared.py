@@ -17,13 +17,14 @@ from _transport import peers
 from _transport.cluster import Bench, Cluster, median_rate, piece, scratch, serve, transport_in
 
 TYPE = "shared_memory"
-A_REPORT = {"cartpole": 64, "atari": 8}
+A_REPORT = {"cartpole": 64, "atari": 4}
 UNDER_WAY = 2
 """Reports that the reader has asked for and not had yet."""
 COPIES = 16
 NAMES = {
     "head": "shared_memory",
     "xxh3-128": "shared_memory, verified",
+    "floor": "bare memory and a pipe",
     "iceoryx2": "iceoryx2, frames",
     "faster-fifo": "faster-fifo, frames",
     "memcpy": "copy into 16 buffers in turn",
@@ -38,6 +39,7 @@ def shared_memory(bench: Bench) -> None:
             for digest in ("head", "xxh3-128"):
                 rates[digest].append(_ours(kind, bench, digest))
             found = {
+                "floor": peers.bare_memory(kind, bench.seconds, A_REPORT[kind], UNDER_WAY),
                 "iceoryx2": peers.iceoryx2(kind, bench.seconds) if kind == "cartpole" else None,
                 "faster-fifo": peers.faster_fifo(kind, bench.seconds)
                 if kind == "cartpole"
