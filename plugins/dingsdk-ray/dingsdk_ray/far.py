@@ -189,7 +189,7 @@ class FarDataStore(StepDataStore):
 
     Args:
         calls: Of the gateway.
-        timeout_s: How long the gateway may take to answer.
+        timeout_s: How long the gateway may take to answer, or to be started again.
     """
 
     def __init__(self, calls: GatewayCalls, timeout_s: float) -> None:
@@ -267,7 +267,7 @@ class FarPolicyStore(PolicyStore):
 
     Args:
         calls: Of the gateway.
-        timeout_s: How long the gateway may take to answer.
+        timeout_s: How long the gateway may take to answer, or to be started again.
     """
 
     def __init__(self, calls: GatewayCalls, timeout_s: float) -> None:

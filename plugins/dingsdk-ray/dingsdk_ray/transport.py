@@ -202,12 +202,12 @@ class RayTransport(SharedMemoryTransport):
     def _find_data_store(self) -> StepDataStore:
         if self._far is None:
             return self._own_data_store()
-        return FarDataStore(self._far, self.cfg.request_timeout_s)
+        return FarDataStore(self._far, self.cfg.lost_after_s)
 
     def _find_policy_store(self) -> PolicyStore:
         if self._far is None:
             return super().policy_store()
-        return FarPolicyStore(self._far, self.cfg.request_timeout_s)
+        return FarPolicyStore(self._far, self.cfg.lost_after_s)
 
     def _connect(self, *, num_cpus: float = 1.0, shows_logs: bool = False) -> None:
         with self._lock:

@@ -51,7 +51,7 @@ def near(ray_address: str, tmp_path: Path) -> Iterator[RayTransport]:
 @pytest.fixture
 def far(near: RayTransport) -> Iterator[FarTransport]:
     """A worker's, on another node."""
-    made = FarTransport({"address": near.cfg.address, "request_timeout_s": 10.0}, near.run_dir)
+    made = FarTransport({"address": near.cfg.address, "lost_after_s": 60.0}, near.run_dir)
     yield made
     made.close()
 

@@ -56,7 +56,7 @@ def main(run_dir: Path) -> None:
         head_node_args={"num_cpus": 1, "object_store_memory": STORE_BYTES},
     )
     try:
-        section = {"address": cluster.address, "request_timeout_s": 30.0}
+        section = {"address": cluster.address, "lost_after_s": 60.0}
         transport = RayTransport(section, run_dir)
         address = transport.master_end().open(Deaf())
         store = transport.data_store()

@@ -85,7 +85,7 @@ class TestRayTransport(TransportContract):
                 is_far = self._far is not None
                 return super().make_slave_end("ray://elsewhere/run" if is_far else address)
 
-        self.section = {"address": ray_address, "request_timeout_s": 30.0}
+        self.section = {"address": ray_address, "lost_after_s": 60.0}
         self.two_nodes = TwoNodes
         yield
         for transport in TwoNodes.made.values():

@@ -119,7 +119,7 @@ def test_gateway_that_is_killed_costs_its_workers_time_alone(near: RayTransport,
 def test_gateway_that_does_not_answer_ends_calls_at_their_deadlines(
     near: RayTransport, far_class: Any
 ) -> None:
-    far = far_class({"address": near.cfg.address, "request_timeout_s": ANSWER_S}, near.run_dir)
+    far = far_class({"address": near.cfg.address, "lost_after_s": ANSWER_S}, near.run_dir)
     far.find_gateway()
     with ExitStack() as until_close:
         until_close.callback(far.close)
