@@ -19,6 +19,8 @@ from dingsdk.errors import ConfigError, InsecureBindError, PluginNotInstalledErr
 LEAST_VERSION = (2, 54)
 AUTH_MODE, AUTH_TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_GCS_TIMEOUT, _LOCAL_GCS_S = "RAY_gcs_rpc_server_reconnect_timeout_s", "10"
+"""When Ray ends processes that its GCS is lost to; that of a local Ray is not started again."""
 _lock = threading.RLock()
 _users = 0
 _started: dict[str, str | None] | None = None
@@ -67,7 +69,8 @@ def connect(
     global _users, _started
     check_ray()
     with _lock:
-        environ = {name: os.environ.get(name) for name in (*_QUIET, AUTH_MODE, AUTH_TOKEN)}
+        names = (*_QUIET, AUTH_MODE, AUTH_TOKEN, _GCS_TIMEOUT)
+        environ = {name: os.environ.get(name) for name in names}
         for name, value in _QUIET.items():
             os.environ.setdefault(name, value)
         is_new = address == "local"
@@ -75,6 +78,7 @@ def connect(
             # Ray listens on all addresses of the host, whatever it is told.
             os.environ[AUTH_MODE] = "token"
             os.environ[AUTH_TOKEN] = secrets.token_hex(32)
+            os.environ.setdefault(_GCS_TIMEOUT, _LOCAL_GCS_S)
             _read_tokens_again()
         import ray
 

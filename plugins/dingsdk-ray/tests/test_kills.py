@@ -28,6 +28,7 @@ pytestmark = pytest.mark.slow
 
 ANSWER_S = 2.0
 PATIENCE_S = 60.0
+STORE_BYTES = 100 << 20  # of conftest
 SIZES = {"small": 8, "large": SMALL_BYTES}
 
 
@@ -139,6 +140,17 @@ def test_gateway_that_does_not_answer_ends_calls_at_their_deadlines(
         finally:
             os.kill(pid, signal.SIGCONT)
         assert store.get("large", PATIENCE_S) == payload(SIZES["large"])
+
+
+def test_payloads_beyond_the_size_of_the_object_store_arrive(near: RayTransport, far: Any) -> None:
+    rows, held = 2 << 20, []
+    with ExitStack() as until_close:
+        near.open_gateway(until_close)
+        store = far.data_store()
+        for number in range(STORE_BYTES // (4 * rows) + 4):
+            store.put(f"p{number}", payload(rows))
+            held.append(store.get(f"p{number}"))  # views of the object store, which stay
+        assert all(each == payload(rows) for each in held)
 
 
 def test_large_payloads_are_read_without_a_copy(near: RayTransport) -> None:

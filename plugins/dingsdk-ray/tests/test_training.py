@@ -81,3 +81,35 @@ def test_workers_without_room_are_told_in_one_line_and_leave_no_run_folder(tmp_p
     assert len(lines) == 1
     assert "no room for learner-0, which takes 99 GPU" in lines[0]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_run_ends_soon_when_the_control_service_of_a_local_ray_is_lost(tmp_path: Path) -> None:
+    with training(tmp_path) as process:
+        wait_for(lambda: env_steps(tmp_path) > 0)
+        ours = processes_of(process.pid, "ray::RoleActor") + processes_of(process.pid, "spawn_main")
+        processes_of(process.pid, "gcs_server")[0].kill()
+        _, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    (line,) = stderr.decode().strip().splitlines()
+    assert "Failed to connect to GCS within 10 seconds" in line
+    _, left = psutil.wait_procs(ours, timeout=30.0)
+    assert left == []
+
+
+def test_detached_run_goes_on_without_the_process_that_started_it(
+    ray_address: str, tmp_path: Path
+) -> None:
+    detached = [sys.executable, "-m", "dingsdk_ray.detached", "--address", ray_address]
+    command = ["train", "cartpole-dqn", "--mode", "parallel", "--transport", "ray", "-q"]
+    command += ["--set", f"system.transport.address={ray_address}", "--output", str(tmp_path)]
+    started = subprocess.run([*detached, "start", "r", *command], cwd=tmp_path, timeout=PATIENCE_S)
+    assert started.returncode == 0
+    wait_for(lambda: env_steps(tmp_path) > 0)
+    again = subprocess.run(
+        [*detached, "start", "r", *command], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert again.returncode == 2
+    assert len(again.stderr.strip().splitlines()) == 1
+    assert subprocess.run([*detached, "stop", "r"], timeout=PATIENCE_S).returncode == 0
+    result = wait_for(lambda: (tmp_path / "cartpole-dqn" / "result.json").read_text())
+    assert json.loads(result)["reason"] == "interrupted"

@@ -1,0 +1,127 @@
+"""Run a command of dingsdk in a detached actor, which goes on when the process that asked is gone.
+
+    python -m dingsdk_ray.detached start NAME train CONFIG --mode parallel --transport ray \\
+        --set system.transport.address=auto
+    python -m dingsdk_ray.detached stop NAME
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from dingsdk.errors import ConfigError, DingError
+from dingsdk_ray import cluster
+from dingsdk_ray.gateway import NAMESPACE
+
+ANSWER_S = 60.0
+PREFIX = "run-"
+
+
+class DetachedRun:
+    """A command in a child process of an actor; the actor ends with it.
+
+    Args:
+        command: Arguments of ``dingsdk``.
+        folder: Where it runs.
+        log: File that its output is appended to.
+    """
+
+    def __init__(self, command: Sequence[str], folder: Path, log: Path) -> None:
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "dingsdk", *command],
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        threading.Thread(target=self._end_with_it, daemon=True).start()
+
+    def stop(self) -> None:
+        """Have the command end as by Ctrl-C."""
+        self._process.send_signal(signal.SIGINT)
+
+    def _end_with_it(self) -> None:
+        import ray
+
+        self._process.wait()
+        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+
+def start(name: str, command: Sequence[str], folder: Path) -> Path:
+    """Start a command on this node; return the file of its output.
+
+    Raises:
+        ConfigError: a command of that name runs, or the actor does not start.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    log = folder / f"{name}.log"
+    node_id = ray.get_runtime_context().get_node_id()
+    try:
+        actor = (
+            ray.remote(num_cpus=0)(DetachedRun)
+            .options(
+                name=PREFIX + name,
+                namespace=NAMESPACE,
+                lifetime="detached",
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+            )
+            .remote(list(command), folder, log)
+        )
+        ray.get(actor.__ray_ready__.remote(), timeout=ANSWER_S)
+    except (ray.exceptions.RayError, ValueError) as error:
+        line = " ".join(str(error).split())[:300]
+        raise ConfigError(f"{name!r} cannot be started: {line}", path=name) from error
+    return log
+
+
+def stop(name: str) -> None:
+    """Stop a command.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    import ray
+
+    try:
+        actor = ray.get_actor(PREFIX + name, namespace=NAMESPACE)
+        ray.get(actor.stop.remote(), timeout=ANSWER_S)
+    except (ray.exceptions.RayError, ValueError) as error:
+        raise ConfigError(f"no command {name!r} runs in this cluster", path=name) from error
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line says; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m dingsdk_ray.detached", description=__doc__)
+    parser.add_argument("--address", default="auto", help="as system.transport.address")
+    parser.add_argument("--allow-insecure-ray", action="store_true")
+    parser.add_argument("action", choices=("start", "stop"))
+    parser.add_argument("name")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    args = parser.parse_args(arguments)
+    try:
+        cluster.connect(args.address, allow_insecure=args.allow_insecure_ray)
+        try:
+            if args.action == "stop":
+                stop(args.name)
+            else:
+                log = start(args.name, args.command, Path.cwd())
+                sys.stdout.write(f"{args.name} runs in the cluster; its output is in {log}\n")
+        finally:
+            cluster.disconnect()
+    except DingError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
