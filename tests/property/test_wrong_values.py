@@ -94,7 +94,7 @@ def test_wrong_value_is_one_line_of_error(
 
 @pytest.mark.slow
 @given(changes())
-@settings(FOLDER, max_examples=800)
+@settings(FOLDER, max_examples=200)
 def test_many_wrong_values_are_one_line_of_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, tuple[str, ...], Any]
 ) -> None:
