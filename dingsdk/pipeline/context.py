@@ -102,7 +102,6 @@ class RunStatus:
         buffer_fill: Samples in the replay buffer.
         buffer_capacity: Samples that it can hold.
         workers: Workers connected; 1 in serial mode.
-        policy_version: Version of the newest policy that collectors use.
         elapsed_s: Seconds since the first env step, 0 before it.
         held_up_by: Why the run stands still, where it does.
         samples: What became of the samples.
@@ -123,7 +122,6 @@ class RunStatus:
     buffer_fill: int = 0
     buffer_capacity: int = 0
     workers: int = 1
-    policy_version: int = 0
     elapsed_s: float = 0.0
     held_up_by: str = ""
     samples: SampleCounts = field(default_factory=SampleCounts)

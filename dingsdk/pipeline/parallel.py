@@ -482,7 +482,6 @@ def _status(context: RunContext, coordinator: Coordinator) -> RunStatus:
         buffer_fill=now.buffer_count,
         buffer_capacity=context.cfg.policy.other.replay_buffer.replay_buffer_size,
         workers=sum(now.workers.values()),
-        policy_version=now.train_iter,
         elapsed_s=recorder.elapsed_s,
         held_up_by=now.held_up_by,
         samples=now.samples,

@@ -219,7 +219,6 @@ def _status(context: RunContext, workers: _Workers) -> RunStatus:
         buffer_fill=workers.buffer.count(),
         buffer_capacity=workers.buffer.replay_buffer_size,
         workers=1,
-        policy_version=workers.learner.train_iter,
         elapsed_s=recorder.elapsed_s,
         samples=workers.samples(),
         loss=workers.learner.loss,

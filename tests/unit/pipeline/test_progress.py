@@ -32,7 +32,6 @@ STATUS = RunStatus(
     buffer_fill=10,
     buffer_capacity=64,
     workers=3,
-    policy_version=7,
     elapsed_s=10.0,
     loss=0.12345678,
     exploration={"eps": 0.25},
@@ -60,7 +59,7 @@ def test_table_shows_rates_loss_exploration_lag_time_left_and_columns_of_plugins
         ["iterations", "3,000", "updates/s", "300"],
         ["return", "20.0 (best 30.0) ▁█▅", "goal", "500"],
         ["loss", "0.1235", "exploration", "eps 0.25"],
-        ["buffer", "10/64", "policy", "v7, lag 1.2"],
+        ["buffer", "10/64", "policy", "v3000, lag 1.2"],
         ["elapsed", "10.0 s, 3 workers", "left", "1 min 30 s"],
         ["gpu", "0.5123", "phase", "warm"],
     ]
@@ -71,7 +70,7 @@ def test_plain_line_shows_the_same() -> None:
 
     assert line == (
         "[  10.0 s] 12,000 env steps (1,200/s), 3,000 iterations (300/s), return 20.0 (best 30.0), "
-        "loss 0.1235, eps 0.25, buffer 10/64, policy v7, lag 1.2, 3 workers, 1 min 30 s left, "
+        "loss 0.1235, eps 0.25, buffer 10/64, policy v3000, lag 1.2, 3 workers, 1 min 30 s left, "
         "gpu 0.5123, phase warm"
     )
 

@@ -98,6 +98,12 @@ def test_status_that_cannot_be_written_is_named_once(
     written.write()
     written.write()
     assert len(caplog.records) == 1
+    (tmp_path / STATUS_NAME).rmdir()
+    written.write()
+    (tmp_path / STATUS_NAME).unlink()
+    (tmp_path / STATUS_NAME).mkdir()
+    written.write()
+    assert len(caplog.records) == 2  # of the second outage
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"format": 99}', "{"])
