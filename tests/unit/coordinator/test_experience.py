@@ -7,11 +7,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from dingsdk.data import SampleBatch
 from dingsdk.errors import ProtocolError, SamplesLostError
 from dingsdk.worker.coordinator.experience import (
     REDRAWS,
     Experience,
     PayloadLedger,
+    _located,
     metadata_config,
 )
 from dingsdk.worker.coordinator.tasks import TaskState
@@ -180,3 +182,15 @@ def test_leases_that_do_not_match_the_ledger_are_named(experience: Experience) -
     experience.ledger.unpin([0])
     with pytest.raises(SamplesLostError, match="'a' has 4 live rows"):
         experience.check()
+
+
+def test_padded_step_names_a_row_of_its_own_sequence() -> None:
+    mask = np.array([[True, False], [False, True]])
+    columns = {"payload": np.array([[3, 4], [9, 5]]), "row": np.array([[0, 1], [8, 2]])}
+    reward = np.ones((2, 2))
+
+    found = _located(SampleBatch({**columns, "mask": mask, "reward": reward}), {"reward"}).columns
+
+    assert found["payload"].tolist() == [[3, 3], [5, 5]]
+    assert found["row"].tolist() == [[0, 0], [2, 2]]
+    assert sorted(found) == ["mask", "payload", "row"]
