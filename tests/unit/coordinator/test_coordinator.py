@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import DingError, StorageFullError
+from dingsdk.errors import ClosedError, DingError, StorageFullError
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
 from dingsdk.worker import Coordinator
@@ -224,13 +224,17 @@ def test_orphans_are_swept_twice_in_their_grace_time(site: Site) -> None:
 def test_jobs_that_do_not_end_are_named_in_time(site: Site) -> None:
     go_on = threading.Event()
     site.coordinator.clock = time.monotonic
-    site.coordinator.start()
+    address = site.coordinator.start()
+    worker = site.transport.slave_end(address)
+    worker.join(WorkerInfo("w0", "inference"), 20.0)
     for name in ("quick", "stubborn"):
         wait_s = 0.0 if name == "quick" else 60.0
         site.coordinator._spawn(lambda wait_s=wait_s: go_on.wait(wait_s) and None, name)
     began = time.monotonic()
     assert site.coordinator.close(timeout_s=2.0) == ["stubborn"]
     assert 1.5 < time.monotonic() - began < 30.0
+    with pytest.raises(ClosedError):  # it is not held up by the job
+        worker.next_task(20.0)
     assert site.coordinator.close() == []
     go_on.set()
 

@@ -176,6 +176,7 @@ def test_deaths_beyond_the_budget_end_the_run(site: Site) -> None:
         site.kill_after(1.0)
     assert (caught.value.worker_id, caught.value.exit_code) == ("collector-0", -9)
     assert "killed by SIGKILL" in str(caught.value)
+    assert not caught.value.is_user_mistake
 
 
 def test_deaths_are_forgotten_after_the_window(site: Site) -> None:
