@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dingsdk import ReplayClient, ReplayServer, resume
+from dingsdk import resume
 from dingsdk.errors import ConfigError
 from dingsdk.pipeline.context import RunContext, RunResult
 from dingsdk.pipeline.parallel import parallel_pipeline
@@ -20,6 +20,7 @@ from dingsdk.pipeline.supervisor import supervised_pipeline
 from dingsdk.pipeline.train import compile_run, run_pipeline
 from dingsdk.worker.replay_server.served_buffer import ServedBuffer
 
+from ..unit.replay_server.serving import ServerProcess
 from . import short_runs
 
 SERVED = ("system.replay.type=server", "system.validate_state=true")
@@ -110,20 +111,44 @@ def test_run_that_reached_its_goal_leaves_no_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_several_runs_train_from_one_server(tmp_path: Path) -> None:
-    buffer = {"type": "naive", "replay_buffer_size": 5000}
-    with ReplayServer({}, buffer, tmp_path / "replay") as server:
+def test_two_runs_at_once_train_from_one_server_and_the_end_of_one_leaves_the_other(
+    tmp_path: Path,
+) -> None:
+    limiter = {
+        "type": "samples_per_insert",
+        "samples_per_insert": 4.0,
+        "min_size": 64,
+        "error_buffer": 1024.0,
+    }
+    limits = (f"limiter.{key}={value}" for key, value in limiter.items())
+    buffer = ("type=naive", "replay_buffer_size=5000", *limits)
+    results: dict[str, RunResult] = {}
+    with ServerProcess(tmp_path / "served", *buffer) as server, server.client() as client:
         sets = (
             f"system.replay.address={server.address}",
-            f"system.replay.path={tmp_path / 'replay'}",
+            f"system.replay.path={server.path}",
         )
-        for name in ("a", "b"):
+
+        def train_in(name: str, iterations: int) -> None:
             (tmp_path / name).mkdir()
-            result, _ = run(tmp_path / name, *sets)
-            assert result.train_iter == 200
-        with ReplayClient(server.address, tmp_path / "replay") as client:
-            stats = client.stats()
-        assert stats["sampled"] >= 2 * 200 * 16
+            limit = f"policy.learn.learner.train_iterations={iterations}"
+            results[name], _ = run(tmp_path / name, *sets, limit)
+
+        threads = [
+            threading.Thread(target=train_in, args=each) for each in (("a", 100), ("b", 400))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(150.0)
+        stats = client.stats()
+        assert server.end(signal.SIGTERM) == 143
+    assert {name: each.train_iter for name, each in results.items()} == {"a": 100, "b": 400}
+    steps = sum(each.env_steps for each in results.values())
+    assert 0 < stats["pushed"] <= steps + 2 * 5 * 16  # no insert of a run is one of the other's
+    assert stats["sampled"] >= 500 * 16
+    assert abs(stats["sampled"] - 4 * (stats["pushed"] - 64)) <= 1024 + 4 * 64 + 16
+    assert stats["pushed"] == stats["count"] + stats["overwritten"]
 
 
 def _kill(name: str, code: int) -> bool:

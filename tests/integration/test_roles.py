@@ -98,6 +98,26 @@ def test_three_processes_train_together_and_end_together(site: Site) -> None:
 
 
 @pytest.mark.slow
+def test_replay_server_that_is_started_by_hand_holds_the_rows(site: Site) -> None:
+    served = ("--set", "system.replay.type=server")
+    coordinator = site.start("coordinator", "--set", "system.max_env_steps=600", *served)
+    address = read_until(coordinator, r"^coordinator: (http\S+)$")[1]
+    workers = [
+        site.start_worker(role, address, *served)
+        for role in ("replay-server", "learner", "collector")
+    ]
+    _, err = coordinator.communicate(timeout=PATIENCE_S)
+    assert coordinator.returncode == 0, err
+    for worker in workers:
+        out, err = worker.communicate(timeout=PATIENCE_S)
+        assert (worker.returncode, err) == (0, "")
+        assert "the run is over" in out
+    found = json.loads((site.data / "result.json").read_text())["samples"]
+    assert found["acknowledged"] == found["live"] + sum(found["evicted"].values()) > 0
+    assert (site.data / "replay" / "checkpoint.json").is_file()
+
+
+@pytest.mark.slow
 def test_workers_leave_and_others_take_over(site: Site) -> None:
     coordinator = site.start("coordinator")
     address = read_until(coordinator, r"^coordinator: (\S+)$")[1]
