@@ -269,12 +269,12 @@ def _plain_reward(reward: Any, players: int) -> Any:
         if rewards.shape != (players,) or np.isnan(rewards).any():
             raise _mismatch("reward", f"{players} finite numbers, one a player", repr(reward))
         return rewards
+    if isinstance(reward, np.ndarray) and reward.size == 1:
+        reward = reward.item()
     try:
         plain = float(reward)
     except (TypeError, ValueError) as error:
-        if getattr(reward, "size", None) != 1:
-            raise _mismatch("reward", "a number", repr(reward)) from error
-        plain = float(reward.item())
+        raise _mismatch("reward", "a number", repr(reward)) from error
     if plain != plain:
         raise _mismatch("reward", "a finite number", "NaN")
     return plain
