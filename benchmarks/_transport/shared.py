@@ -17,7 +17,7 @@ from _transport import peers
 from _transport.cluster import Bench, Cluster, median_rate, piece, scratch, serve, transport_in
 
 TYPE = "shared_memory"
-A_REPORT = {"cartpole": 64, "atari": 4}
+A_REPORT = {"cartpole": 64, "atari": 8}
 UNDER_WAY = 2
 """Reports that the reader has asked for and not had yet."""
 COPIES = 16

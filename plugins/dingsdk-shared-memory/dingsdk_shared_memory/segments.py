@@ -133,8 +133,9 @@ class _Segment:
 class _Slot:
     """A slot of this writer; ``entry`` is that of the payload in it."""
 
-    def __init__(self, number: int, size: int) -> None:
-        self.number = number
+    def __init__(self, name: str, size: int) -> None:
+        self.name = name
+        self.number = int(name.partition("-")[2].partition(".")[0])
         self.size = size
         self.entry: tuple[_Segment, int, int] | None = None
 
@@ -176,7 +177,7 @@ class Segments:
         self._writer_lock = -1
         self._own: _Segment | None = None
         self._numbers = itertools.count(1)
-        self._slots: dict[int, _Slot] = {}
+        self._slots: set[_Slot] = set()
         self._free: list[_Slot] = []
 
     def add(self, data_id: str, buffers: Sequence[Buffer], size: int) -> None:
@@ -194,15 +195,15 @@ class Segments:
                 own.end = -(-(place + size) // _ALIGNMENT) * _ALIGNMENT
             return
         slot, target = self._take_slot(size)
-        _fill(target, 0, buffers)  # without the lock: other threads go on
-        with self._lock:
-            try:
+        try:
+            _fill(target, 0, buffers)  # without the lock: other threads go on
+            with self._lock:
                 own = self._segment_for(0)
-            except StorageFullError:
-                self._free.append(slot)
-                raise
-            entry = own, own.append(data_id, size, -slot.number), own.generation
-            self._index[data_id] = slot.entry = entry
+                entry = own, own.append(data_id, size, -slot.number), own.generation
+                self._index[data_id] = slot.entry = entry
+        except BaseException:
+            self._free.append(slot)
+            raise
 
     def read(self, data_id: str, is_new: bool = False) -> Buffer | None:
         """Return a frame, None where there is none: a copy of a small one, else a read-only view.
@@ -280,41 +281,50 @@ class Segments:
         self, data_id: str, is_new: bool = False
     ) -> tuple[_Segment, int, int, int, int] | None:
         """Return a payload's segment, number, generation, size and place."""
-        for is_known in (True, False):
-            if not is_known:
-                if is_new and self._listed_ns is not None:
-                    return None
-                self._refresh()
-            found = self._index.get(data_id)
-            if found is not None and (place := found[0].place_of(found[1], found[2])):
-                return *found, *place
-        return None
+        found = self._known(data_id)
+        if found is None and not (is_new and self._listed_ns is not None):
+            self._refresh()
+            found = self._known(data_id)
+        return found
+
+    def _known(self, data_id: str) -> tuple[_Segment, int, int, int, int] | None:
+        found = self._index.get(data_id)
+        place = found and found[0].place_of(found[1], found[2])
+        return (*found, *place) if found and place else None
 
     def _view(
         self, segment: _Segment, number: int, generation: int, size: int, slot: int
     ) -> memoryview | None:
         name = f"{segment.writer}-{slot}.slot"
-        try:
-            lock = os.open(f"{self._path}/{name}", os.O_RDONLY | os.O_NOFOLLOW)
-        except FileNotFoundError:
+        lock = self._locked(name, fcntl.LOCK_SH)
+        if lock is None:  # its writer takes it, or it is gone: the payload was deleted
             return None
         try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             if segment.place_of(number, generation) is None:
                 os.close(lock)
                 return None
             whole = self._map(name)
             if len(whole) < size:
                 raise DataCorruptError(f"{name} has {len(whole)} of {size} bytes", where=name)
-            pinned = np.frombuffer(whole, np.uint8, size)
-        except BlockingIOError:  # its writer takes it: the payload was deleted
-            os.close(lock)
-            return None
         except BaseException:
             os.close(lock)
             raise
+        pinned = np.frombuffer(whole, np.uint8, size)
         weakref.finalize(pinned, os.close, lock).atexit = False
         return pinned.data.toreadonly()
+
+    def _locked(self, name: str, how: int) -> int | None:
+        """Return a descriptor that holds a lock on a slot, None where it cannot."""
+        try:
+            descriptor = os.open(f"{self._path}/{name}", os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return descriptor
 
     def _refresh(self) -> None:
         """Learn the entries that were added since the last look."""
@@ -388,10 +398,12 @@ class Segments:
                 for index in range(len(self._free) - 1, -1, -1):
                     slot = self._free[index]
                     if size <= slot.size <= 2 * size:
-                        name = f"{self._writer}-{slot.number}.slot"
-                        if self._is_unused(name):
+                        lock = self._locked(slot.name, fcntl.LOCK_EX)
+                        if lock is not None:
+                            # Who opens it from now on finds that its payload was deleted.
+                            os.close(lock)
                             del self._free[index]
-                            return slot, self._map(name)
+                            return slot, self._map(slot.name)
             # Slots are of few sizes, so that one of about the size fits.
             step = max(mmap.PAGESIZE, 1 << (size.bit_length() - 4))
             slot_size = -(-size // step) * step
@@ -401,14 +413,14 @@ class Segments:
                 if not self._drop_free(0):
                     raise
                 name, found = self._make("slot", slot_size)
+            slot = _Slot(name, slot_size)
+            self._slots.add(slot)
             self._keep_map(name, found)
-            slot = _Slot(int(name.partition("-")[2].partition(".")[0]), slot_size)
-            self._slots[slot.number] = slot
         return slot, found
 
     def _find_free(self) -> None:
         """Move the slots of deleted payloads to the free ones."""
-        for slot in self._slots.values():
+        for slot in self._slots:
             if slot.is_free:
                 slot.entry = None
                 self._free.append(slot)
@@ -420,26 +432,11 @@ class Segments:
         while left > most_bytes:
             slot = self._free.pop(0)
             left -= slot.size
-            del self._slots[slot.number]
-            name = f"{self._writer}-{slot.number}.slot"
-            self._maps.pop(name, None)
-            self._folder.unlink(name)
+            self._slots.remove(slot)
+            self._maps.pop(slot.name, None)
+            self._folder.unlink(slot.name)
             count += 1
         return count
-
-    def _is_unused(self, name: str) -> bool:
-        """Whether nobody views a slot. Who opens it later finds that its payload was deleted."""
-        try:
-            lock = os.open(f"{self._path}/{name}", os.O_RDONLY | os.O_NOFOLLOW)
-        except FileNotFoundError:  # the run is over
-            return False
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        finally:
-            os.close(lock)
-        return True
 
     def _make(self, kind: str, size: int) -> tuple[str, mmap.mmap]:
         """Make a file of our own; return its name and its memory."""

@@ -128,6 +128,24 @@ def test_same_payload_again_changes_nothing_and_another_is_refused(
     assert store.get("a") == a_batch()
 
 
+@pytest.mark.parametrize("rows", [8, 20_000], ids=["small", "large"])
+def test_digest_is_of_the_kind_that_is_configured(run_dir: Path, rows: int) -> None:
+    found = {}
+    for kind in ("head", "xxh3-128", "sha256"):
+        transport = SharedMemoryTransport({"digest": kind}, run_dir)
+        info = transport.data_store().put(kind, a_batch(rows))
+        found[kind] = info.digest.partition(":")[0]
+        assert transport.data_store().get_verified(kind, info.digest) == a_batch(rows)
+        with pytest.raises(DataCorruptError, match=f"payload '{kind}'"):
+            transport.data_store().get_verified(kind, info.digest[:-1] + "x")
+        transport.close()
+    transport.remove_data()
+
+    # What is copied out always has a digest of all bytes.
+    head = "xxh3-128" if rows == 8 else "head"
+    assert found == {"head": head, "xxh3-128": "xxh3-128", "sha256": "sha256"}
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A tmpfs of 4 MiB."""
