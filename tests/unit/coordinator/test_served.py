@@ -1,0 +1,39 @@
+"""What a coordinator counts of a replay server, and goes on with after a restart."""
+
+from __future__ import annotations
+
+from dingsdk.worker.coordinator.served import ServedExperience
+from dingsdk.worker.coordinator.tasks import TaskState
+
+FIGURES = {"pushed": 90, "sampled": 64, "overwritten": 20, "cleared": 0, "count": 70}
+
+
+def info(step: int) -> dict[str, object]:
+    return {"learner_step": step, "lost_payloads": [], "replay": FIGURES}
+
+
+def test_counts_and_grants_are_those_of_the_coordinator_before() -> None:
+    state = TaskState("learner", "learner", {}, 0.0)
+    old, new = ServedExperience(), ServedExperience()
+    assert old.lease(state, 16, 4, 0)["batches"] == [{"batch_size": 16}] * 4
+    old.settle(state, info(4))
+    old.lease(state, 16, 4, 4)
+
+    new.load_state_dict(old.state_dict())
+    new.check()
+    assert new.is_leased_to(state)
+    assert new.can_sample(70)
+    assert not new.can_sample(71)
+    assert new.counts() == old.counts()
+    assert (new.counts().trained, new.counts().evicted) == (64, {"overwritten": 20})
+    new.settle(state, info(7))
+    assert new.counts().trained == (4 + 3) * 16
+    assert not new.is_leased_to(state)
+
+
+def test_rows_that_were_announced_can_be_sampled_before_the_server_was_heard_of() -> None:
+    experience = ServedExperience()
+    assert not experience.can_sample(1)
+    experience.push({"data_id": "a", "rows": 3}, 0)
+    assert experience.can_sample(3)
+    assert not experience.can_sample(4)
