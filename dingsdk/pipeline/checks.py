@@ -126,18 +126,22 @@ def _check_buffer(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str)
                 path=f"{path}.type",
             )
     order = needed_order(cfg, classes)
-    if order == "none":
-        return
     collect = cfg["policy"]["collect"]
     kind = collect["collector"]["type"]
     by_episode = getattr(classes.get("policy.collect.collector"), "gives_episodes", False)
     gives = "none"
     if by_episode:
         gives = "sequence" if collect["collector"].get("get_train_sample") else "episode"
+    if order == "none":
+        if gives == "episode":
+            _check_rows(cfg, classes, kind)
+        return
     if mode == "serial":
         serves = order == gives or (order == "sequence" and not by_episode)
     else:
-        is_own = kind == "sample" and collect["parallel_collector"]["type"] != "serial"
+        players = getattr(classes.get("policy.collect.parallel_collector"), "max_players", 1)
+        own = "sample" if players == 1 else "sample_1v1"
+        is_own = kind == own and collect["parallel_collector"]["type"] != "serial"
         serves = is_own or order == gives
     if not serves:
         buffer = cfg["policy"]["other"]["replay_buffer"]["type"]
@@ -146,6 +150,20 @@ def _check_buffer(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str)
             f"type {kind!r} does not give them so in {mode} mode; choose another collector, "
             "buffer or mode",
             path=f"{_BUFFER}.type",
+        )
+
+
+def _check_rows(cfg: Mapping[str, Any], classes: Mapping[str, Any], kind: str) -> None:
+    """No whole episodes are collected for a policy that trains on samples of steps."""
+    from dingsdk.policy import BasePolicy
+
+    policy, path = cfg["policy"], "policy.collect.collector.get_train_sample"
+    has_several = policy["other"]["replay_buffer"].get(MULTI_BUFFER)
+    if not has_several and issubclass(classes["policy"], BasePolicy):
+        raise ConfigError(
+            f"{path} is false, so a collector of type {kind!r} gives whole episodes, and a policy "
+            f"of type {policy['type']!r} trains on train samples; set it to true",
+            path=path,
         )
 
 

@@ -19,6 +19,8 @@ class WholeEpisodeCollector(ISerialCollector):
     """What the collectors share that play a given number of whole episodes a call."""
 
     counts: ClassVar[str] = "n_episode"
+    gives_episodes: ClassVar[bool] = True
+    """Whether ``collect`` returns whole episodes, or their samples one after another."""
     resumes = True
     saved = (*ISerialCollector.saved, "_is_at_start")
     _default_n_episode: int | None = None
@@ -86,9 +88,6 @@ class EpisodeSerialCollector(WholeEpisodeCollector):
         type: str = "episode"
         get_train_sample: bool = False
         reward_shaping: bool = False
-
-    gives_episodes: ClassVar[bool] = True
-    """Whether ``collect`` returns whole episodes, or their samples one after another."""
 
     _cfg: Config
 

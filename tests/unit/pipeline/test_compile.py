@@ -141,6 +141,18 @@ def test_capacity_below_a_batch_of_sequences_is_refused(mode: Any) -> None:
     compile_config(changed(*sets, f"{path}.replay_buffer_size=128"), mode=mode)
 
 
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_whole_episodes_are_refused_where_the_policy_trains_on_samples(mode: Any) -> None:
+    sets = ("policy.collect.collector.type=episode", "policy.collect.n_episode=8")
+    path = "policy.collect.collector.get_train_sample"
+
+    with pytest.raises(ConfigError, match="trains on train samples; set it to true") as caught:
+        compile_config(changed(*sets), mode=mode)
+    assert caught.value.path == path
+
+    compile_config(changed(*sets, f"{path}=true"), mode=mode)
+
+
 @pytest.mark.parametrize(("kind", "key"), [("episode", "n_episode"), ("sample", "n_sample")])
 def test_collector_is_told_how_much_to_collect(kind: str, key: str) -> None:
     sets = [f"policy.collect.collector={{type: {kind}}}", "policy.collect.n_sample=null"]
@@ -149,6 +161,8 @@ def test_collector_is_told_how_much_to_collect(kind: str, key: str) -> None:
         compile_config(changed(*sets))
 
     assert caught.value.path == f"policy.collect.{key}"
+    if kind == "episode":
+        sets.append("policy.collect.collector.get_train_sample=true")
     compile_config(changed(*sets, f"policy.collect.{key}=64"))
 
 
@@ -235,6 +249,24 @@ def _game(*sets: str) -> dict[str, Any]:
     for each in sets:
         apply_set(cfg, each)
     return cfg
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+@pytest.mark.parametrize(
+    ("collector", "buffer"),
+    [
+        ({"type": "sample_1v1"}, "sequence"),
+        ({"type": "episode_1v1", "get_train_sample": True}, "sequence"),
+        ({"type": "episode_1v1"}, "episode"),
+    ],
+)
+def test_games_come_in_the_order_that_the_buffer_needs(
+    mode: Any, collector: dict[str, Any], buffer: str
+) -> None:
+    cfg = _game(f"policy.other.replay_buffer.type={buffer}", "policy.collect.n_episode=8")
+    cfg["policy"]["collect"]["collector"] = collector
+
+    assert compile_config(cfg, mode=mode).policy.traj_len_inf is True
 
 
 @pytest.mark.parametrize(
