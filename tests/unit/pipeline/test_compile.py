@@ -183,7 +183,7 @@ def test_worker_that_needs_more_than_a_config_has_is_refused(path: str, kind: st
     ("mode", "path", "kind"),
     [
         ("serial", "policy.collect.collector", "sample_1v1"),
-        ("parallel", "policy.collect.collector", "episode_1v1"),
+        ("parallel", "policy.collect.collector", "sample_1v1"),
         ("serial", "policy.other.serial_commander", "one_vs_one"),
         ("parallel", "policy.collect.parallel_collector", "marine"),
         ("parallel", "policy.other.commander", "one_vs_one"),
