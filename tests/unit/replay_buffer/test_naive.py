@@ -15,8 +15,10 @@ from dingsdk.errors import (
     BufferFullError,
     SchemaMismatchError,
 )
+from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.metrics import ThroughputMonitor
+from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
 
 
 def make_buffer(**cfg: Any) -> NaiveReplayBuffer:
@@ -55,6 +57,42 @@ def test_a_batch_must_match_exactly(column: Any, key: str) -> None:
         buffer.push(batch(2).with_columns(obs=column), 0)
     assert caught.value.key == key
     assert buffer.count() == 1
+
+
+def test_the_limiter_counts_batches_pushed_after_the_first() -> None:
+    plain, limited = make_buffer(), make_buffer(limiter={"type": "push_sample_rate"})
+    for buffer in (plain, limited):
+        for numbers in ((1, 2), (3,), (4, 5, 6)):
+            buffer.push(batch(*numbers), 0)
+    assert plain.state_dict()["limiter"] == {"inserts": 6, "samples": 0}
+    found = limited.state_dict()["limiter"]
+    assert (found["inserts"], found["recent_inserts"]) == (6, pytest.approx(6, rel=0.1))
+
+
+def test_following_observations_are_needed_in_each_batch() -> None:
+    buffer = make_buffer(storage={"type": "array", "next_of": "obs"})
+    whole = batch(1).with_columns(next_obs=np.ones((1, 3), np.float32))
+    buffer.push(whole, 0)
+    with pytest.raises(SchemaMismatchError):
+        buffer.push(batch(2), 0)
+    assert buffer.count() == 1
+
+
+def test_a_storage_of_ones_own_accepts_each_batch() -> None:
+    accepted = []
+
+    class Counting(ArrayStorage):
+        def accept(self, rows: Any) -> dict[str, Any]:
+            accepted.append(len(rows))
+            return super().accept(rows)
+
+    plugins = PluginManager()
+    plugins.registry("storages").register("counting", Counting)
+    with use_manager(plugins):
+        buffer = make_buffer(storage={"type": "counting"})
+    for numbers in ((1, 2), (3,)):
+        buffer.push(batch(*numbers), 0)
+    assert accepted == [2, 1]
 
 
 def test_columns_in_another_order_are_the_same_columns() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from dingsdk.config import Configurable, PartSection, Section
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import NUMERIC_KINDS, torch_to_numpy
+
+if TYPE_CHECKING:
+    from dingsdk.worker.replay_buffer.storage.arrays import Layout
 
 __all__ = ["AutoStorage", "Rows", "Storage", "Where", "suits_arrays"]
 
@@ -38,6 +41,9 @@ class Storage(Configurable, ABC):
 
     holds_objects: ClassVar[bool] = False
     """Whether rows are a list of any objects, and not columns."""
+
+    layout: Layout | None = None
+    """The columns, where a batch that fits them may be put there without ``accept`` and ``put``."""
 
     is_durable: ClassVar[bool] = False
     """Whether rows stay on disk when the storage is closed; see :meth:`commit`."""

@@ -92,6 +92,7 @@ class ArrayStorage(Storage):
         self._is_plain = False
         self._schema: Layout | None = None
         self._layout: Layout | None = None
+        self.layout = None
         self._following: NextOf | None = None
 
     def accept(self, rows: SampleBatch | Sequence[Any]) -> dict[str, Any]:
@@ -211,6 +212,8 @@ class ArrayStorage(Storage):
         """Store rows in these columns from now on; rows have the columns of ``form``."""
         self._columns = self._form = columns
         self._layout = self._schema = Layout(columns)
+        own = (type(self).accept, type(self).put) == (ArrayStorage.accept, ArrayStorage.put)
+        self.layout = self._layout if own and self._next_of is None else None
         if self._next_of is not None:
             self._follow(form, self._next_of)
         self._is_plain = not any(type(column) is dict for column in form.values())
@@ -322,10 +325,11 @@ class Layout:
                     return False
                 if column.ndim != 1:
                     return False
-            for key, child in self._children:
-                column = new[key]
-                if type(column) is not dict or not child.fits(column):
-                    return False
+            if self._children:
+                for key, child in self._children:
+                    column = new[key]
+                    if type(column) is not dict or not child.fits(column):
+                        return False
         except (KeyError, AttributeError):  # a dict, where an array belongs, has no dtype
             return False
         return True
@@ -351,8 +355,9 @@ class Layout:
                 self._assign(where, new)
         else:
             self._assign(where, new)
-        for key, child in self._children:
-            child.put(where, new[key])
+        if self._children:
+            for key, child in self._children:
+                child.put(where, new[key])
 
     def take(self, where: NDArray[np.int64]) -> dict[str, Any]:
         """Gather rows into new columns; positions ``[B, T]`` give columns ``[B, T, ...]``."""
