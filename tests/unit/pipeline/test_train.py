@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dingsdk.pipeline import signals
 from dingsdk.pipeline.train import compile_run, train
 from dingsdk.worker import LearnerHook
 
@@ -69,3 +72,18 @@ def test_config_that_is_given_as_a_mapping_stays_as_it_is() -> None:
     cfg = compile_run(config, sets=("policy.learn.batch_size=7",), transport="in_memory", seed=4)
     assert (cfg.seed, cfg.policy.learn.batch_size) == (4, 7)
     assert config == {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "dqn"}}
+
+
+@pytest.mark.parametrize("may_break", [True, False])
+def test_code_that_notices_no_signal_is_broken_off_where_that_may_be(
+    monkeypatch: pytest.MonkeyPatch, may_break: bool
+) -> None:
+    monkeypatch.setattr(signals, "PATIENCE_S", 0.05)
+    stop, told = threading.Event(), list[str]()
+    with signals.StopOnSignal(stop, told.append, may_break=lambda: may_break) as handled:
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt) if may_break else nullcontext():
+            threading.Event().wait(60.0 if may_break else 0.2)
+
+    assert (stop.is_set(), handled.received) == (True, signal.SIGINT)
+    assert told == ["SIGINT: stopping and saving a checkpoint; press Ctrl-C again to exit at once"]
