@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -196,10 +198,11 @@ def test_saved_config_can_be_trained_again(trained: tuple[Path, str], shell: She
     assert "Limit reached" in shell.out
 
 
-def start_training(
+@contextmanager
+def training(
     cwd: Path, *more: str, until: str = r"evaluation: .* iteration [1-9]"
-) -> subprocess.Popen[str]:
-    """Start a run without end and return once it prints ``until``."""
+) -> Iterator[subprocess.Popen[str]]:
+    """Start a run without end, which has printed ``until``; it is killed if it is still there."""
     process = subprocess.Popen(
         [*PROGRAM, "train", "cartpole-dqn", *SMALL,
          "--set", "system.max_env_steps=null", "--set", "env.stop_value=.inf",
@@ -207,11 +210,14 @@ def start_training(
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
         env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(cwd)},
     )  # fmt: skip
-    assert process.stdout is not None
-    for line in process.stdout:
-        if re.search(until, line):
-            return process
-    pytest.fail(f"the run ended by itself: {process.communicate()[1]}")
+    with process:
+        try:
+            assert process.stdout is not None
+            if not any(re.search(until, line) for line in process.stdout):
+                pytest.fail(f"the run ended by itself: {process.communicate()[1]}")
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize(
@@ -224,12 +230,12 @@ def start_training(
 def test_signal_stops_within_10_s_with_a_checkpoint(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    process = start_training(tmp_path)
-    sent_at = time.monotonic()
-    process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    with training(tmp_path) as process:
+        sent_at = time.monotonic()
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+        assert time.monotonic() - sent_at < 10
 
-    assert time.monotonic() - sent_at < 10
     assert process.returncode == code
     assert number.name in err
     assert "Traceback" not in err
@@ -266,14 +272,13 @@ gym.register("Stuck-v0", entry_point=Stuck)
 @pytest.mark.parametrize("mode", [pytest.param("serial", marks=pytest.mark.slow), "parallel"])
 def test_signal_stops_within_10_s_also_where_an_env_hangs(tmp_path: Path, mode: str) -> None:
     (tmp_path / "stuck_env.py").write_text(STUCK_ENV)
-    process = start_training(
-        tmp_path, "--mode", mode, "--set", "env.env_id=stuck_env:Stuck-v0", until="0 env steps"
-    )
-    sent_at = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    sets = ("--mode", mode, "--set", "env.env_id=stuck_env:Stuck-v0")
+    with training(tmp_path, *sets, until="0 env steps") as process:
+        sent_at = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+        assert time.monotonic() - sent_at < 10
 
-    assert time.monotonic() - sent_at < 10
     assert process.returncode == 130
     assert "Interrupted after 0 env steps" in out
     assert "Traceback" not in err
@@ -285,13 +290,11 @@ def test_signal_stops_within_10_s_also_where_an_env_hangs(tmp_path: Path, mode: 
 
 
 def test_second_signal_exits_at_once(tmp_path: Path) -> None:
-    process = start_training(tmp_path)
-    # Stopped by the debugger's signal, it receives both at once when it goes on.
-    process.send_signal(signal.SIGSTOP)
-    process.send_signal(signal.SIGTERM)
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGCONT)
-    _, err = process.communicate(timeout=30)
+    with training(tmp_path) as process:
+        # Stopped by the debugger's signal, it receives both at once when it goes on.
+        for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
+            process.send_signal(number)
+        _, err = process.communicate(timeout=30)
 
     assert process.returncode in (130, 143)
     assert "exiting at once" in err
