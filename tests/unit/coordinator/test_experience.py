@@ -15,6 +15,7 @@ from dingsdk.worker.coordinator.experience import (
     PayloadLedger,
     _located,
     metadata_config,
+    open_experience,
 )
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.factory import create_buffer
@@ -194,3 +195,23 @@ def test_padded_step_names_a_row_of_its_own_sequence() -> None:
     assert found["payload"].tolist() == [[3, 3], [5, 5]]
     assert found["row"].tolist() == [[0, 0], [2, 2]]
     assert sorted(found) == ["mask", "payload", "row"]
+
+
+def test_leases_of_episodes_name_the_length_of_each() -> None:
+    cfg = {"type": "episode", "replay_buffer_size": 3, "seed": 7}
+    experience = open_experience(create_buffer(metadata_config(cfg), exp_name="run"))
+    rows = [2, 3, 4, 5]  # by number of the payload
+    for name, count in zip("abcd", rows, strict=True):
+        assert experience.push({"data_id": name, "rows": count, "policy_iter": 0}, 0)
+    assert experience.ledger.evicted_rows == {"overwritten": 2}
+    experience.give_up_missing(["b"])
+    state = TaskState("task", "learner", {"buffer_id": "b"}, 0.0)
+
+    for _ in range(10):
+        lease = experience.lease(state, 2, 1, 0)
+        assert lease is not None
+        (batch,) = lease["batches"]
+        starts = np.cumsum([0, *batch["lengths"]])[:-1]
+        assert [rows[batch["payload"][at]] for at in starts] == list(batch["lengths"])
+        assert (len(starts), sum(batch["lengths"])) == (2, len(batch["payload"]))
+        experience.settle(state)
