@@ -221,6 +221,22 @@ def test_orphans_are_swept_twice_in_their_grace_time(site: Site) -> None:
     assert swept == [(105.0, GRACE_S), (110.0, GRACE_S)]
 
 
+def test_dispatcher_looks_once_for_each_news(site: Site) -> None:
+    site.coordinator._tick_s = 0.2
+
+    def took_s() -> float:
+        began = time.monotonic()
+        site.coordinator._dispatch_once()
+        return time.monotonic() - began
+
+    assert took_s() >= 0.19
+    site.coordinator._tick_s = 60.0
+    site.coordinator.notify()
+    assert took_s() < 30.0
+    site.coordinator._tick_s = 0.2
+    assert took_s() >= 0.19
+
+
 def test_jobs_that_do_not_end_are_named_in_time(site: Site) -> None:
     go_on = threading.Event()
     site.coordinator.clock = time.monotonic
