@@ -102,6 +102,10 @@ def test_sample_batch_does_not_load_torch() -> None:
     assert "torch" not in modules_after("from dingsdk import SampleBatch")
 
 
+def test_env_of_the_rules_does_not_load_torch_in_each_child_process() -> None:
+    assert "torch" not in modules_after("from dingsdk.testing.env_rules import RuleEnv")
+
+
 def test_every_public_name_is_there_and_listed() -> None:
     for name in dingsdk.__all__:
         assert getattr(dingsdk, name) is not None

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
-from dingsdk.testing.bench import Bench
 from dingsdk.testing.rule import PATIENCE_S, ContractReport, Rule, RuleBook, collect
 from dingsdk.testing.rules import (
     closing,
@@ -17,6 +16,7 @@ from dingsdk.testing.rules import (
     policies,
     safety,
 )
+from dingsdk.testing.transport_bench import Bench
 from dingsdk.worker.comm import Transport
 
 CAPABILITIES: Final[Mapping[str, str]] = {

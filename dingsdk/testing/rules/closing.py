@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from dingsdk.errors import ClosedError, DataMissingError, WorkerLostError
-from dingsdk.testing.bench import Bench, Call, expect, expect_equal, raises
+from dingsdk.testing.bench import Call, expect, expect_equal, raises
 from dingsdk.testing.samples import batch, policy
+from dingsdk.testing.transport_bench import Bench
 from dingsdk.worker.comm import SlaveEnd, TaskAnswer, Transport, WorkerInfo
 
 _WAIT_S = 0.06

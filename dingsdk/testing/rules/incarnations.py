@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 
 from dingsdk.errors import WorkerLostError
-from dingsdk.testing.bench import Bench, expect, expect_equal, raises
+from dingsdk.testing.bench import expect, expect_equal, raises
+from dingsdk.testing.transport_bench import Bench
 from dingsdk.worker.comm import TaskAnswer, TaskMessage
 
 

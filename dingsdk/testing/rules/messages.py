@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from dingsdk.errors import ProtocolError, WorkerLostError
-from dingsdk.testing.bench import Bench, expect, expect_equal, raises
+from dingsdk.testing.bench import expect, expect_equal, raises
 from dingsdk.testing.rule import RuleBroken
 from dingsdk.testing.samples import expect_same, plain_message
+from dingsdk.testing.transport_bench import Bench
 from dingsdk.worker.comm import SlaveEnd, TaskAnswer, TaskMessage, WorkerInfo
 
 

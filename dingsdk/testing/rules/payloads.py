@@ -7,9 +7,10 @@ from typing import Any
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConflictError, DataMissingError
-from dingsdk.testing.bench import Bench, expect, expect_equal, raises
+from dingsdk.testing.bench import expect, expect_equal, raises
 from dingsdk.testing.rule import RuleBroken
 from dingsdk.testing.samples import batch, expect_same
+from dingsdk.testing.transport_bench import Bench
 
 _WAIT_S = 0.1
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dingsdk.testing.bench import Bench, expect, expect_equal
+from dingsdk.testing.bench import expect, expect_equal
 from dingsdk.testing.rule import RuleBroken
 from dingsdk.testing.samples import expect_same, policy
+from dingsdk.testing.transport_bench import Bench
 
 
 def rule_29_newest_policy_arrives_whole(bench: Bench) -> None:

@@ -1,0 +1,214 @@
+"""The bench of a transport's rules: fresh transports, a listener, workers."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from dingsdk.testing.bench import Call, RuleBench
+from dingsdk.testing.rule import RuleBroken
+from dingsdk.worker.comm import (
+    Condition,
+    Job,
+    MasterEnd,
+    MasterListener,
+    SlaveEnd,
+    TaskAnswer,
+    TaskMessage,
+    Transport,
+    WorkerInfo,
+)
+
+_T = TypeVar("_T")
+Event = tuple[Any, ...]
+
+
+class Recorder(MasterListener):
+    """A master's listener that writes everything down.
+
+    ``events`` holds ("joined", WorkerInfo), ("renewed", worker_id, progress),
+    ("left", worker_id, reason) and ("answered", worker_id, TaskAnswer), as they came;
+    ``incarnations`` the one of each id that joined last.
+    """
+
+    def __init__(self, condition: Condition, patience_s: float) -> None:
+        self.events: list[Event] = []
+        self.incarnations: dict[str, int] = {}
+        self._condition = condition
+        self._patience_s = patience_s
+
+    def worker_joined(self, info: WorkerInfo) -> None:
+        self.incarnations[info.worker_id] = info.incarnation
+        self._note("joined", info)
+
+    def worker_renewed(self, worker_id: str, progress: int) -> None:
+        self._note("renewed", worker_id, progress)
+
+    def worker_left(self, worker_id: str, reason: str) -> None:
+        self._note("left", worker_id, reason)
+
+    def task_answered(self, worker_id: str, answer: TaskAnswer) -> None:
+        self._note("answered", worker_id, answer)
+
+    def of(self, kind: str, worker_id: str) -> list[Any]:
+        """Return what was reported of a worker: infos, progress counts, reasons or answers."""
+        with self._condition:
+            return self._of(kind, worker_id)
+
+    def expect(self, kind: str, worker_id: str, count: int = 1) -> list[Any]:
+        """Wait until there are ``count`` reports of a kind; return all of that kind."""
+        with self._condition:
+            self._condition.wait_for(
+                lambda: len(self._of(kind, worker_id)) >= count, self._patience_s
+            )
+            found = self._of(kind, worker_id)
+        if len(found) < count:
+            raise RuleBroken(
+                f"the master heard {len(found)} time(s) that {worker_id} {kind}, not {count}; "
+                f"all it heard: {[event[0] for event in self.events]}"
+            )
+        return found
+
+    def _of(self, kind: str, worker_id: str) -> list[Any]:
+        found = [event for event in self.events if event[0] == kind]
+        if kind == "joined":
+            return [info for _, info in found if info.worker_id == worker_id]
+        return [fact for _, name, fact in found if name == worker_id]
+
+    def _note(self, *event: Any) -> None:
+        with self._condition:
+            self.events.append(event)
+            self._condition.notify_all()
+
+
+class Bench(RuleBench[Callable[[Path], Transport]]):
+    """The bench of a transport: ``make`` returns a fresh one for the run folder it is given."""
+
+    def __init__(
+        self,
+        make: Callable[[Path], Transport],
+        folder: Path,
+        capabilities: Collection[str],
+        patience_s: float,
+    ) -> None:
+        super().__init__(make, folder, capabilities, patience_s)
+        self._runs = itertools.count()
+        self._transports: list[Transport] = []
+        self._exits = contextlib.ExitStack()
+        self._master: MasterEnd | None = None
+        self.address = ""
+
+    def __enter__(self) -> Self:
+        self.near = self.transport()
+        self.far = self.sibling(self.near)
+        self.listener = Recorder(self.near.scheduler.condition(), self.patience_s)
+        return self
+
+    def _close(self, error: BaseException | None) -> None:
+        with self._exits:
+            late = []
+            for transport in reversed(self._transports):
+                call = Call(partial(transport.close, self.patience_s), "close()")
+                try:
+                    call.value(2 * self.patience_s)
+                except Exception as failure:
+                    late.append(failure)
+        if late and error is None:
+            raise late[0]
+
+    def transport(self) -> Transport:
+        """Return a fresh transport with a run folder of its own."""
+        run_dir = self.folder / f"run{next(self._runs)}"
+        run_dir.mkdir()
+        made = self._make(run_dir)
+        self._transports.append(made)
+        return made
+
+    def sibling(self, transport: Transport) -> Transport:
+        """Return the object that another process of the run would have."""
+        if not self.has("many_processes"):
+            return transport
+        made = type(transport)(msgspec.structs.asdict(transport.cfg), transport.run_dir)
+        self._transports.append(made)
+        return made
+
+    def closed_at_exit(self, resource: contextlib.AbstractContextManager[_T]) -> _T:
+        """Enter a context manager, and leave it at the end of the rule."""
+        return self._exits.enter_context(resource)
+
+    @property
+    def master(self) -> MasterEnd:
+        """The master end of ``near``, opened at its first use."""
+        if self._master is None:
+            self._master = self.near.master_end()
+            self.address = self._master.open(self.listener)
+        return self._master
+
+    def slave(self, address: str = "") -> SlaveEnd:
+        """Return an unjoined slave end of ``far`` for the open master."""
+        _ = self.master
+        return self.far.slave_end(address or self.address)
+
+    def join(self, worker_id: str = "w0", address: str = "") -> SlaveEnd:
+        """Return the end of a worker that has joined, and is known to the master."""
+        end = self.slave(address)
+        self.join_end(end, worker_id)
+        return end
+
+    def join_end(self, end: SlaveEnd, worker_id: str = "w0") -> None:
+        """Make an end join, and wait until the master knows."""
+        known = len(self.listener.of("joined", worker_id))
+        end.join(WorkerInfo(worker_id, "collector", {"cpu": 1}), self.patience_s)
+        self.listener.expect("joined", worker_id, known + 1)
+
+    def incarnation(self, worker_id: str) -> int:
+        """Return the incarnation that joined last; 0 where none has."""
+        return self.listener.incarnations.get(worker_id, 0)
+
+    def send(self, worker_id: str, *task_ids: str, **data: Any) -> None:
+        """Send tasks to the incarnation that joined last."""
+        for task_id in task_ids:
+            task = TaskMessage(task_id, {"name": task_id, **data})
+            self.master.send(worker_id, self.incarnation(worker_id), task)
+
+    def drop(self, worker_id: str) -> None:
+        """Drop the incarnation that joined last."""
+        self.master.drop(worker_id, self.incarnation(worker_id), "silent")
+
+    def receive(self, end: SlaveEnd) -> TaskMessage:
+        """Return the next task of a worker, which must come."""
+        task = end.next_task(self.patience_s)
+        if task is None:
+            raise RuleBroken(f"no task came within {self.patience_s:.1f} s")
+        return task
+
+    def receive_ids(self, end: SlaveEnd, count: int) -> list[str]:
+        """Return the ids of the next ``count`` tasks."""
+        return [self.receive(end).task_id for _ in range(count)]
+
+    def spawn(self, function: Callable[[], None], name: str) -> Job:
+        """Run a worker's code as the transport's own scheduler runs it."""
+        return self.far.scheduler.spawn(function, name)
+
+    def ended(self, job: Job, what: str) -> BaseException | None:
+        """Wait for a job that must end; return what it raised."""
+        if not job.join(self.patience_s):
+            raise RuleBroken(f"{what} did not end within {self.patience_s:.1f} s")
+        return job.error
+
+    def done(self, *jobs: Job) -> None:
+        """Wait for jobs that must end well."""
+        for job in jobs:
+            error = self.ended(job, job.name)
+            if error is not None:
+                raise error
+
+    def timed(self, function: Callable[[], _T], what: str) -> Call[_T]:
+        """Start a call in a thread of its own."""
+        return Call(function, what)
