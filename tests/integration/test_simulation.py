@@ -20,8 +20,8 @@ from dingsdk.testing.simulation import (
 )
 
 from ..mutants.simulation_mutants import MUTANTS
+from ..mutants.simulation_search import PAGE, page, read, search
 
-SEEDS = 10_000
 EASY = {
     "a payload counts as often as it is announced",
     "a payload without room is acknowledged",
@@ -230,9 +230,8 @@ def test_every_defect_can_be_made() -> None:
     ],
 )
 def test_defect_is_found(mutant: Any) -> None:
-    def look_for_it() -> None:
-        for seed in range(SEEDS):
-            simulation(seed).run()
+    search(mutant)
 
-    with mutant.applied(), pytest.raises(SimulationError):
-        look_for_it()
+
+def test_page_names_every_defect() -> None:
+    assert page(read(PAGE.read_text())) == PAGE.read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -62,264 +62,340 @@ class Mutant:
             setattr(owner, name, before)
 
 
-MUTANTS = [
-    # Workers and leases.
-    Mutant(
-        "a silent worker keeps its lease",
-        f"{_COORDINATOR}.scheduler_state:WorkerPool.silent",
-        "<= now",
-        "<= now - 60",
-    ),
-    Mutant(
-        "a task whose worker was lost is forgotten",
-        f"{_COORDINATOR}.scheduler_state:SchedulerState._end",
-        "self._queues[state.role].append(",
-        "str(",
-    ),
-    Mutant(
-        "a task that raises ends the loop of its worker",
-        f"{_COMM}.slave:Slave._run",
-        "(Exception, SystemExit)",
-        "(KeyError, SystemExit)",
-    ),
-    Mutant(
-        "a task that kills its workers is tried for ever",
-        f"{_COORDINATOR}.scheduler_state:SchedulerState._losses",
-        "(*(at for at in before if now - at < LOSS_WINDOW_S), now)",
-        "(now,)",
-    ),
-    Mutant(
-        "losses count for ever against a task",
-        f"{_COORDINATOR}.scheduler_state:SchedulerState._losses",
-        "() if has_progressed else state.losses",
-        "state.losses",
-    ),
-    Mutant(
-        "leases of a lost learner stay",
-        f"{_COORDINATOR}.coordinator:Coordinator.end_batch_leases",
-        "experience.settle(state)",
-        "pass",
-    ),
-    Mutant(
-        "a worker whose work hangs renews its lease",
-        f"{_COMM}.worker:CommWorker._is_alive",
-        "now - self._moved_at < self._cfg.progress_timeout_s",
-        "True",
-    ),
-    Mutant(
-        "a worker that hangs while it builds is never given up",
-        f"{_COORDINATOR}.coordinator:Coordinator._run",
-        "self.master.lose(worker.worker_id, str(late), worker.incarnation)",
-        "pass",
-    ),
-    Mutant(
-        "progress is not noted",
-        f"{_COMM}.worker:CommWorker._note_round",
-        "self._moved_at = self._clock()",
-        "pass",
-    ),
-    Mutant(
-        "nothing happens, and nobody says so",
-        f"{_COORDINATOR}.scheduler_state:QuietWatch.is_news",
-        "return True",
-        "return False",
-    ),
-    # Time.
-    Mutant(
-        "workers are blamed for the time in which the coordinator stood still",
-        f"{_COORDINATOR}.coordinator:Coordinator._dispatch_once",
-        "self._state.postpone(stalled_s)",
-        "pass",
-    ),
-    Mutant(
-        "a stopped coordinator ends a run whose disk is full",
-        f"{_COORDINATOR}.scheduler_state:StorageOutage.postpone",
-        "+= seconds",
-        "+= 0 * seconds",
-    ),
-    Mutant(
-        "a worker that slept goes on with its task",
-        f"{_COMM}.worker:CommWorker._is_overdue",
-        "> FENCE * lease_s",
-        "> 60 * lease_s",
-    ),
-    # Delivery.
-    Mutant(
-        "a payload counts as often as it is announced",
-        f"{_COORDINATOR}.experience:PayloadLedger.add",
-        "if known is not None:",
-        "if False:",
-    ),
-    Mutant(
-        "a payload is trained on without a look at its digest",
-        f"{_COMM}.learner:BaseCommLearner._load_payload",
-        "if digest is None:",
-        "if True:",
-    ),
-    Mutant(
-        "tasks are forgotten when they are sent",
-        f"{_REQUESTS}.handler:Mailbox.fetch",
-        "return [task for _, task in first_that_fit(self._tasks, self._max_bytes, want)]",
-        "return [self._tasks.popleft()[1] for _ in first_that_fit(self._tasks, 1 << 30, want)]",
-    ),
-    Mutant(
-        "an answer counts as often as it is delivered",
-        f"{_REQUESTS}.handler:Mailbox.take",
-        "if number > self.answered and not self.is_closed:",
-        "if not self.is_closed:",
-    ),
-    Mutant(
-        "a join that is repeated is another one",
-        f"{_REQUESTS}.handler:RequestHandler._join",
-        "inc = self._joins.get(name)",
-        "inc = None",
-    ),
-    Mutant(
-        "a join waits for one answer until its deadline",
-        f"{_REQUESTS}.slave_end:RequestSlaveEnd.join",
-        "min(deadline, self._clock() + self._request_timeout_s)",
-        "deadline",
-    ),
-    Mutant(
-        "an answer that is lost is not sent again",
-        f"{_REQUESTS}.slave_end:RequestSlaveEnd._unconfirmed",
-        "chosen = first_that_fit(self._answers, self._max_bytes)",
-        "chosen = first_that_fit(self._answers, self._max_bytes)\n    self._answers.clear()",
-    ),
-    Mutant(
-        "another payload under a known id is taken for a repeat",
-        f"{_COORDINATOR}.experience:PayloadLedger.add",
-        "raise ConflictError(",
-        "str(",
-    ),
-    Mutant(
-        "a payload without room is acknowledged",
-        f"{_COORDINATOR}.coordinator:Coordinator.deal_with_collector_send_data",
-        "return False",
-        "return True",
-    ),
-    Mutant(
-        "a close waits for room in the buffer",
-        f"{_COORDINATOR}.roles:_acknowledge",
-        "while not control.is_ending:",
-        "while True:",
-    ),
-    # Files.
-    Mutant(
-        "samples of payloads that are gone stay",
-        f"{_COORDINATOR}.experience:Experience._give_up",
-        "self._lost.setdefault(number, reason)",
-        "pass",
-    ),
-    Mutant(
-        "a payload that shows late is given up",
-        f"{_COMM}.learner:BaseCommLearner.deal_with_learner_learn",
-        "self._clock() + LOAD_TIMEOUT_S",
-        "self._clock()",
-    ),
-    Mutant(
-        "a payload that was not stored is announced",
-        f"{_COMM}.collector:BaseCommCollector.send_stepdata",
-        "continue",
-        "return",
-    ),
-    Mutant(
-        "a payload is deleted while a learner trains on it",
-        f"{_COORDINATOR}.experience:_Payload.is_garbage",
-        "self.left == 0 and self.pins == 0",
-        "self.left == 0",
-    ),
-    Mutant(
-        "payloads of running tasks are swept",
-        f"{_COORDINATOR}.scheduler_state:SchedulerState.find_live",
-        'or data_id.partition("-")[0] in owners',
-        "",
-    ),
-    Mutant(
-        "payloads of tasks that have ended are swept",
-        f"{_COORDINATOR}.scheduler_state:SchedulerState.find_live",
-        "data_id in known or ",
-        "",
-    ),
-    Mutant(
-        "an older policy replaces a newer one",
-        f"{_COMM}.files.policy_store:FilePolicyStore.publish",
-        "if newest >= version:",
-        "if False:",
-    ),
-    Mutant(
-        "a damaged policy ends its reader",
-        f"{_COMM}.files.policy_store:FilePolicyStore._load",
-        "self._damaged.add(key)",
-        "raise",
-    ),
-    Mutant(
-        "a disk without room for a policy ends the learner",
-        f"{_COMM}.publisher:PolicyPublisher._try",
-        "except StorageFullError as error:",
-        "except KeyError as error:",
-    ),
-    Mutant(
-        "a disk without room for a checkpoint ends the learner",
-        f"{_LEARNER}.hooks:SaveCkptHook.__call__",
-        'if self.position != "after_iter":',
-        "if True:",
-    ),
-    Mutant(
-        "a checkpoint is named as the newest before it is written",
-        f"{_LEARNER}.hooks:save_checkpoint",
-        "if ask().write_checkpoint(path=path, contents=contents) is not True:",
-        "pointer = encode_json(_POINTER_KIND, {'stem': stem, 'iteration': iteration})\n"
-        "        folder.write_atomic(_POINTER, [pointer])\n"
-        "        if ask().write_checkpoint(path=path, contents=contents) is not True:",
-    ),
-    Mutant(
-        "a damaged checkpoint is the end, whatever was saved before it",
-        f"{_LEARNER}.checkpoint:_load_newest",
-        "skipped.append(error)",
-        "raise",
-    ),
-    Mutant(
-        "evicted rows are not counted",
-        f"{_COORDINATOR}.experience:PayloadLedger.evict",
-        "self.evicted_rows[reason] += len(numbers)",
-        "self.evicted_rows[reason] += len(set(numbers.tolist()))",
-    ),
-    # The journal.
-    Mutant(
-        "a sample is acknowledged that is not in the journal",
-        f"{_COORDINATOR}.keeper:Keeper.acknowledge",
-        "self._journal.append(fact)",
-        "str(fact)",
-    ),
-    Mutant(
-        "facts that found no room are forgotten",
-        f"{_COORDINATOR}.keeper:Keeper.note",
-        "self.is_behind = True",
-        "pass",
-    ),
-    Mutant(
-        "a record that was torn is taken for damage",
-        f"{_COORDINATOR}.journal:decode_facts",
-        "if end > size:\n            break",
-        "if end > size:\n            raise _damaged(path, at)",
-    ),
-    Mutant(
-        "a coordinator whose name is gone goes on",
-        f"{_COORDINATOR}.journal:Journal._read_owner",
-        'return _Owner(0, "nobody")',
-        "return _Owner(self.epoch, self._owner)",
-    ),
-    Mutant(
-        "a coordinator that was replaced goes on",
-        f"{_COORDINATOR}.coordinator:Coordinator._check_owner",
-        "self._keeper.check_owner()",
-        "pass",
-    ),
-    Mutant(
-        "the leases of an earlier coordinator never end",
-        f"{_COORDINATOR}.coordinator:Coordinator._expire_orphans",
-        "self._state.expire_orphan(state)",
-        "pass",
-    ),
-]
+DEFECTS: Mapping[str, Sequence[Mutant]] = {
+    "A collector is killed: idle, at work, while it stores or announces": [
+        Mutant(
+            "a task whose worker was lost is forgotten",
+            f"{_COORDINATOR}.scheduler_state:SchedulerState._end",
+            "self._queues[state.role].append(",
+            "str(",
+        ),
+        Mutant(
+            "payloads of running tasks are swept",
+            f"{_COORDINATOR}.scheduler_state:SchedulerState.find_live",
+            'or data_id.partition("-")[0] in owners',
+            "",
+        ),
+        Mutant(
+            "payloads of tasks that have ended are swept",
+            f"{_COORDINATOR}.scheduler_state:SchedulerState.find_live",
+            "data_id in known or ",
+            "",
+        ),
+    ],
+    "A worker is stopped for longer than its lease, and goes on": [
+        Mutant(
+            "a worker that slept goes on with its task",
+            f"{_COMM}.worker:CommWorker._is_overdue",
+            "> FENCE * lease_s",
+            "> 60 * lease_s",
+        ),
+        Mutant(
+            "a silent worker keeps its lease",
+            f"{_COORDINATOR}.scheduler_state:WorkerPool.silent",
+            "<= now",
+            "<= now - 60",
+        ),
+    ],
+    "The work of a task raises": [
+        Mutant(
+            "a task that raises ends the loop of its worker",
+            f"{_COMM}.slave:Slave._run",
+            "(Exception, SystemExit)",
+            "(KeyError, SystemExit)",
+        ),
+    ],
+    "A task kills every worker that has it": [
+        Mutant(
+            "a task that kills its workers is tried for ever",
+            f"{_COORDINATOR}.scheduler_state:SchedulerState._losses",
+            "(*(at for at in before if now - at < LOSS_WINDOW_S), now)",
+            "(now,)",
+        ),
+    ],
+    "The learner is killed": [
+        Mutant(
+            "leases of a lost learner stay",
+            f"{_COORDINATOR}.coordinator:Coordinator.end_batch_leases",
+            "experience.settle(state)",
+            "pass",
+        ),
+    ],
+    "The learner is killed while it saves a checkpoint": [
+        Mutant(
+            "a checkpoint is named as the newest before it is written",
+            f"{_LEARNER}.hooks:save_checkpoint",
+            "if ask().write_checkpoint(path=path, contents=contents) is not True:",
+            "pointer = encode_json(_POINTER_KIND, {'stem': stem, 'iteration': iteration})\n"
+            "        folder.write_atomic(_POINTER, [pointer])\n"
+            "        if ask().write_checkpoint(path=path, contents=contents) is not True:",
+        ),
+    ],
+    "The work of a worker ends or hangs, and its process lives": [
+        Mutant(
+            "a worker whose work hangs renews its lease",
+            f"{_COMM}.worker:CommWorker._is_alive",
+            "now - self._moved_at < self._cfg.progress_timeout_s",
+            "True",
+        ),
+    ],
+    "The coordinator is killed and started again": [
+        Mutant(
+            "a sample is acknowledged that is not in the journal",
+            f"{_COORDINATOR}.keeper:Keeper.acknowledge",
+            "self._journal.append(fact)",
+            "str(fact)",
+        ),
+        Mutant(
+            "the leases of an earlier coordinator never end",
+            f"{_COORDINATOR}.coordinator:Coordinator._expire_orphans",
+            "self._state.expire_orphan(state)",
+            "pass",
+        ),
+    ],
+    "A worker has something to report while the coordinator is away": [
+        Mutant(
+            "a join waits for one answer until its deadline",
+            f"{_REQUESTS}.slave_end:RequestSlaveEnd.join",
+            "min(deadline, self._clock() + self._request_timeout_s)",
+            "deadline",
+        ),
+    ],
+    "The coordinator is killed while it writes its journal": [
+        Mutant(
+            "a record that was torn is taken for damage",
+            f"{_COORDINATOR}.journal:decode_facts",
+            "if end > size:\n            break",
+            "if end > size:\n            raise _damaged(path, at)",
+        ),
+    ],
+    "A payload is gone": [
+        Mutant(
+            "samples of payloads that are gone stay",
+            f"{_COORDINATOR}.experience:Experience._give_up",
+            "self._lost.setdefault(number, reason)",
+            "pass",
+        ),
+    ],
+    "A payload shows late": [
+        Mutant(
+            "a payload that shows late is given up",
+            f"{_COMM}.learner:BaseCommLearner.deal_with_learner_learn",
+            "self._clock() + LOAD_TIMEOUT_S",
+            "self._clock()",
+        ),
+    ],
+    "A payload is damaged or replaced": [
+        Mutant(
+            "a payload is trained on without a look at its digest",
+            f"{_COMM}.learner:BaseCommLearner._load_payload",
+            "if digest is None:",
+            "if True:",
+        ),
+    ],
+    "The disk of the payloads is full": [
+        Mutant(
+            "a payload that was not stored is announced",
+            f"{_COMM}.collector:BaseCommCollector.send_stepdata",
+            "continue",
+            "return",
+        ),
+    ],
+    "The disk is full for long, or of everybody at once": [
+        Mutant(
+            "a stopped coordinator ends a run whose disk is full",
+            f"{_COORDINATOR}.scheduler_state:StorageOutage.postpone",
+            "+= seconds",
+            "+= 0 * seconds",
+        ),
+        Mutant(
+            "facts that found no room are forgotten",
+            f"{_COORDINATOR}.keeper:Keeper.note",
+            "self.is_behind = True",
+            "pass",
+        ),
+    ],
+    "A worker hangs while it builds its envs or its policy": [
+        Mutant(
+            "a worker that hangs while it builds is never given up",
+            f"{_COORDINATOR}.coordinator:Coordinator._run",
+            "self.master.lose(worker.worker_id, str(late), worker.incarnation)",
+            "pass",
+        ),
+    ],
+    "A worker is slow": [
+        Mutant(
+            "progress is not noted",
+            f"{_COMM}.worker:CommWorker._note_round",
+            "self._moved_at = self._clock()",
+            "pass",
+        ),
+    ],
+    "A payload is announced several times": [
+        Mutant(
+            "a payload counts as often as it is announced",
+            f"{_COORDINATOR}.experience:PayloadLedger.add",
+            "if known is not None:",
+            "if False:",
+        ),
+        Mutant(
+            "evicted rows are not counted",
+            f"{_COORDINATOR}.experience:PayloadLedger.evict",
+            "self.evicted_rows[reason] += len(numbers)",
+            "self.evicted_rows[reason] += len(set(numbers.tolist()))",
+        ),
+    ],
+    "Two payloads have one id": [
+        Mutant(
+            "another payload under a known id is taken for a repeat",
+            f"{_COORDINATOR}.experience:PayloadLedger.add",
+            "raise ConflictError(",
+            "str(",
+        ),
+    ],
+    "An answer is doubled, late, or to a task that is none of the worker's": [
+        Mutant(
+            "an answer counts as often as it is delivered",
+            f"{_REQUESTS}.handler:Mailbox.take",
+            "if number > self.answered and not self.is_closed:",
+            "if not self.is_closed:",
+        ),
+        Mutant(
+            "a worker answers for another one",
+            f"{_COMM}.master:Master.task_answered",
+            "self._open.get(worker_id, {}).pop(answer.task_id, None)",
+            "next((each.pop(answer.task_id) for each in self._open.values()"
+            " if answer.task_id in each), None)",
+        ),
+        Mutant(
+            "an answer that nobody waits for ends its request",
+            f"{_COMM}.master:Master.task_answered",
+            "if task is None:",
+            "if False:",
+        ),
+    ],
+    "Messages are lost, late, doubled or reordered": [
+        Mutant(
+            "tasks are forgotten when they are sent",
+            f"{_REQUESTS}.handler:Mailbox.fetch",
+            "return [task for _, task in first_that_fit(self._tasks, self._max_bytes, want)]",
+            "return [self._tasks.popleft()[1] for _ in first_that_fit(self._tasks, 1 << 30, want)]",
+        ),
+        Mutant(
+            "an answer that is lost is not sent again",
+            f"{_REQUESTS}.slave_end:RequestSlaveEnd._unconfirmed",
+            "chosen = first_that_fit(self._answers, self._max_bytes)",
+            "chosen = first_that_fit(self._answers, self._max_bytes)\n    self._answers.clear()",
+        ),
+    ],
+    "A reply is lost": [
+        Mutant(
+            "a join that is repeated is another one",
+            f"{_REQUESTS}.handler:RequestHandler._join",
+            "inc = self._joins.get(name)",
+            "inc = None",
+        ),
+    ],
+    "A second coordinator takes the run over": [
+        Mutant(
+            "a coordinator that was replaced goes on",
+            f"{_COORDINATOR}.coordinator:Coordinator._check_owner",
+            "self._keeper.check_owner()",
+            "pass",
+        ),
+    ],
+    "The file that names the coordinator is gone": [
+        Mutant(
+            "a coordinator whose name is gone goes on",
+            f"{_COORDINATOR}.journal:Journal._read_owner",
+            'return _Owner(0, "nobody")',
+            "return _Owner(self.epoch, self._owner)",
+        ),
+    ],
+    "The run is closed while workers wait": [
+        Mutant(
+            "a close waits for room in the buffer",
+            f"{_COORDINATOR}.roles:_acknowledge",
+            "while not control.is_ending:",
+            "while True:",
+        ),
+    ],
+    "A clock jumps, or the coordinator is stopped": [
+        Mutant(
+            "workers are blamed for the time in which the coordinator stood still",
+            f"{_COORDINATOR}.coordinator:Coordinator._dispatch_once",
+            "self._state.postpone(stalled_s)",
+            "pass",
+        ),
+    ],
+    "Collectors are faster than the learner": [
+        Mutant(
+            "a payload without room is acknowledged",
+            f"{_COORDINATOR}.coordinator:Coordinator.deal_with_collector_send_data",
+            "return False",
+            "return True",
+        ),
+    ],
+    "A policy is read while others replace it": [
+        Mutant(
+            "an older policy replaces a newer one",
+            f"{_COMM}.files.policy_store:FilePolicyStore.publish",
+            "if newest >= version:",
+            "if False:",
+        ),
+    ],
+    "The newest policy or checkpoint is damaged": [
+        Mutant(
+            "a damaged policy ends its reader",
+            f"{_COMM}.files.policy_store:FilePolicyStore._load",
+            "self._damaged.add(key)",
+            "raise",
+        ),
+        Mutant(
+            "a damaged checkpoint is the end, whatever was saved before it",
+            f"{_LEARNER}.checkpoint:_load_newest",
+            "skipped.append(error)",
+            "raise",
+        ),
+    ],
+    "Payloads are deleted while a learner trains on them": [
+        Mutant(
+            "a payload is deleted while a learner trains on it",
+            f"{_COORDINATOR}.experience:_Payload.is_garbage",
+            "self.left == 0 and self.pins == 0",
+            "self.left == 0",
+        ),
+    ],
+    "The disk of the run folder is full": [
+        Mutant(
+            "a disk without room for a policy ends the learner",
+            f"{_COMM}.publisher:PolicyPublisher._try",
+            "except StorageFullError as error:",
+            "except KeyError as error:",
+        ),
+        Mutant(
+            "a disk without room for a checkpoint ends the learner",
+            f"{_LEARNER}.hooks:SaveCkptHook.__call__",
+            'if self.position != "after_iter":',
+            "if True:",
+        ),
+    ],
+    "A worker is lost again and again in a long run": [
+        Mutant(
+            "losses count for ever against a task",
+            f"{_COORDINATOR}.scheduler_state:SchedulerState._losses",
+            "() if has_progressed else state.losses",
+            "state.losses",
+        ),
+    ],
+    "Nothing happens": [
+        Mutant(
+            "nothing happens, and nobody says so",
+            f"{_COORDINATOR}.scheduler_state:QuietWatch.is_news",
+            "return True",
+            "return False",
+        ),
+    ],
+}
+"""By the fault with which each defect shows; every fault has one at least."""
+MUTANTS = [each for found in DEFECTS.values() for each in found]

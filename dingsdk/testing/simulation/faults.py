@@ -9,10 +9,10 @@ from typing import Literal
 Kind = Literal[
     "kill", "stop", "hang", "slow", "jump", "cut", "late", "lost", "doubled", "repeat", "disk_full",
     "disk_slow", "disk_late", "lose_payload", "damage_payload", "swap_payload", "raise", "poison",
-    "tear", "usurp", "conflict", "unlock", "damage_policy", "damage_checkpoint",
+    "tear", "usurp", "conflict", "unlock", "damage_policy", "damage_checkpoint", "stray",
 ]  # fmt: skip
 OF_WORKERS: tuple[Kind, ...] = (
-    "kill", "stop", "hang", "slow", "jump", "cut", "late", "lost", "doubled", "repeat",
+    "kill", "stop", "hang", "slow", "jump", "cut", "late", "lost", "doubled", "repeat", "stray",
 )  # fmt: skip
 OF_DISK: tuple[Kind, ...] = (
     "disk_full", "disk_slow", "disk_late", "lose_payload", "damage_payload", "swap_payload",
@@ -33,7 +33,8 @@ class SimulatedFault:
             (``tear``), is stopped (SIGSTOP), also while another coordinator is started in its
             place (``usurp``), hangs or is slow; its clock jumps forward; its
             connection is cut, or its messages are late, lost or doubled; it announces payloads
-            repeatedly; the disk is full, slow, or shows files late; a payload is deleted, damaged
+            repeatedly; it answers tasks that it does not have (``stray``); the disk is full,
+            slow, or shows files late; a payload is deleted, damaged
             or replaced; the next policy or checkpoint is damaged. Some end the run: ``raise``, as
             the env of a worker raises, ``poison``, as every process of a worker dies of its task,
             ``conflict``, as a collector announces two payloads under one id, and ``unlock``, as
@@ -52,17 +53,14 @@ class SimulatedFault:
 
 
 def random_faults(chance: random.Random, workers: list[str], until: float) -> list[SimulatedFault]:
-    """Return up to eight faults in ``[0, until)``, in the order of their beginning."""
-    if chance.random() < 0.04:
+    """Return faults that begin in ``[0, until + 8)``, in the order of their beginning."""
+    if chance.random() < 0.08:
         kind: Kind = chance.choice(["raise", "poison", "conflict", "unlock"])
         target = "coordinator" if kind == "unlock" else chance.choice(workers)
         return [SimulatedFault(kind, round(chance.uniform(3, until), 3), target)]
     found = []
-    if chance.random() < 0.1:
-        # A process that is replaced at once, its last words still on their way.
-        target, at = chance.choice(workers), round(chance.uniform(3, until), 3)
-        found.append(SimulatedFault("late", at - 2, target, 8.0, 3.0))
-        found.append(SimulatedFault("kill", at, target, 0.1))
+    if chance.random() < 0.4:
+        found += _combined(chance, workers, round(chance.uniform(3, until), 3))
     for _ in range(chance.randint(0, 8)):
         place = chance.random()
         if place < 0.6:
@@ -88,3 +86,35 @@ def random_faults(chance: random.Random, workers: list[str], until: float) -> li
         at, amount = chance.uniform(0, until), float(amounts.get(kind, 0.0))
         found.append(SimulatedFault(kind, round(at, 3), target, for_s, round(amount, 3)))
     return sorted(found, key=lambda fault: fault.at)
+
+
+def _combined(chance: random.Random, workers: list[str], at: float) -> list[SimulatedFault]:
+    """Return faults that do harm together, and meet by chance too rarely."""
+    target = chance.choice(workers)
+    collectors = {each for each in workers if each.startswith("collector")}
+    kills = [SimulatedFault("kill", at + 6.5, each, 0.5) for each in sorted(collectors)]
+    return chance.choice(
+        [
+            # A process that is replaced at once, its last words still on their way.
+            [
+                SimulatedFault("late", at - 2, target, 8.0, 3.0),
+                SimulatedFault("kill", at, target, 0.1),
+            ],
+            # The disk is full while the coordinator stands still, or before it dies.
+            [
+                SimulatedFault("disk_full", at, "", 25.0),
+                SimulatedFault("jump", at + 7, "coordinator", 1.0, 3600.0),
+            ],
+            [
+                SimulatedFault("disk_full", at, "", 6.0),
+                SimulatedFault("kill", at + 8, "coordinator", 2.0),
+            ],
+            # What a learner wrote last is read by the next process.
+            [
+                SimulatedFault("damage_checkpoint", at),
+                SimulatedFault("kill", at + 6, "learner-0", 1.0),
+            ],
+            [SimulatedFault("damage_policy", at), *kills],
+            [SimulatedFault("tear", at, "learner-0", 2.0), *kills],
+        ]
+    )

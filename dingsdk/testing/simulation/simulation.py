@@ -7,6 +7,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,7 +42,7 @@ from dingsdk.testing.simulation.world import (
     SimulatedProcess,
     World,
 )
-from dingsdk.worker.comm import CommWorker, SlaveEnd, WorkerInfo
+from dingsdk.worker.comm import CommWorker, SlaveEnd, TaskAnswer, WorkerInfo
 from dingsdk.worker.coordinator import Coordinator, CoordinatorStatus
 from dingsdk.worker.coordinator.journal import OWNER_NAME, Journal
 from dingsdk.worker.learner.checkpoint import load_checkpoint
@@ -553,6 +554,9 @@ class Simulation:
                 self._repeats[name] = int(fault.amount)
                 world.at(end, lambda: self._repeats.pop(name, None))
                 may_lose = False
+            case "stray" if process is not None and not process.is_dead:
+                process.scheduler.spawn(lambda: self._answer_for_others(name), "stray")
+                may_lose = False
             case "raise":
                 self._raising, self._ends_by = name, TaskFailedError
             case "conflict":
@@ -573,6 +577,14 @@ class Simulation:
             world.at(end, lambda: self._unreachable_since.pop(name, None))
         if may_lose:
             self._allow_loss(name, end)
+
+    def _answer_for_others(self, name: str) -> None:
+        """Have a worker answer the tasks of all others, and one that is nobody's."""
+        end, tasks = self._workers[name]._end, self.coordinator.master._open
+        others = [each for other, ids in tasks.items() if other != name for each in ids]
+        with suppress(DingError):  # it is lost, or the run ends
+            for task_id in [] if end is None else [*others, "t0"]:
+                end.answer(TaskAnswer(task_id, True, {}))
 
     def _allow_loss(self, name: str, end: float) -> None:
         """Let a worker be given up for a fault that ends at a time; of the coordinator, all."""

@@ -1,0 +1,99 @@
+"""Looks for the defects of ``simulation_mutants`` with simulated runs, and writes a page on it.
+
+python -m tests.mutants.simulation_search            all of them
+python -m tests.mutants.simulation_search policy     those with this in their name
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+from dingsdk_flask_fs.simulated import SimulatedFlaskFS
+
+from dingsdk.testing.simulation import Simulation, SimulationError
+from tests.mutants.simulation_mutants import DEFECTS, MUTANTS, Mutant
+
+MOST_SEEDS, MOST_S = 10_000, 120.0
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "simulated-defects.md"
+HEAD = """\
+# Defects that simulated runs find
+
+Each row is a fault, and a defect that shows with it: a line of dingsdk that is changed on purpose.
+[Simulated runs](../how-to/simulate-a-run.md) were made with the seeds 0, 1, 2 and so on until one
+broke a promise. The limits are 10,000 seeds and 120 s of CPU time for each defect; the slow tests
+hold them, or bring the defect about with chosen faults. Figures are missing where nobody has
+written them down. `python -m tests.mutants.simulation_search` writes this page.
+
+| Fault | Defect | Seeds | CPU time, s |
+| --- | --- | ---: | ---: |
+"""
+
+
+class Found(NamedTuple):
+    """After how many seeds and seconds of CPU time a defect was found."""
+
+    seeds: int
+    seconds: float
+
+
+def search(mutant: Mutant) -> Found:
+    """Simulate one seed after the other with a defect; raise AssertionError if all runs go well."""
+    began, seeds = time.process_time(), 0
+    with mutant.applied():
+        while seeds < MOST_SEEDS and time.process_time() - began < MOST_S:
+            seeds += 1
+            try:
+                Simulation(seeds - 1, transport=SimulatedFlaskFS).run()
+            except SimulationError:
+                return Found(seeds, time.process_time() - began)
+    raise AssertionError(f"{mutant.name}: not found with {seeds} seeds")
+
+
+def page(found: Mapping[str, Found]) -> str:
+    """Return the page, with what was found by the names of defects."""
+    rows = []
+    for fault, mutants in DEFECTS.items():
+        for each in mutants:
+            figures = found.get(each.name)
+            cells = " | " if figures is None else f"{figures.seeds} | {figures.seconds:.1f}"
+            rows.append(f"| {fault} | {each.name} | {cells} |\n")
+    return HEAD + "".join(rows)
+
+
+def read(text: str) -> dict[str, Found]:
+    """Return what a page says was found."""
+    found = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) == 6 and cells[3].isdigit():
+            found[cells[2]] = Found(int(cells[3]), float(cells[4]))
+    return found
+
+
+def main() -> int:
+    """Look for defects, and write the page."""
+    logging.disable()
+    is_any_left = False
+    for mutant in MUTANTS:
+        if not all(word in mutant.name for word in sys.argv[1:]):
+            continue
+        found = read(PAGE.read_text())
+        found.pop(mutant.name, None)
+        try:
+            found[mutant.name] = search(mutant)
+            click.echo(f"{mutant.name}: {found[mutant.name]}")
+        except AssertionError as error:
+            click.echo(str(error))
+            is_any_left = True
+        PAGE.write_text(page(found))
+    return int(is_any_left)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
