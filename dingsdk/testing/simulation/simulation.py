@@ -582,8 +582,10 @@ class Simulation:
         """Have a worker answer the tasks of all others, and one that is nobody's."""
         end, tasks = self._workers[name]._end, self.coordinator.master._open
         others = [each for other, ids in tasks.items() if other != name for each in ids]
+        if end is None:
+            return  # it has not begun to join
         with suppress(DingError):  # it is lost, or the run ends
-            for task_id in [] if end is None else [*others, "t0"]:
+            for task_id in [*others, "t0"]:
                 end.answer(TaskAnswer(task_id, True, {}))
 
     def _allow_loss(self, name: str, end: float) -> None:
