@@ -77,11 +77,17 @@ def test_collectors_go_on_while_the_server_is_started_again(tmp_path: Path) -> N
         cluster.expect_training()
 
 
+COLLECTOR = "policy.collect.collector"
+
+
 @pytest.mark.parametrize(
     ("sets", "reason"),
     [
         ((), "'in_memory' runs all workers in one process"),
-        (("policy.collect.collector.type=episode",), "acts for the parallel collector zergling"),
+        (
+            (f"{COLLECTOR}.type=episode", f"{COLLECTOR}.get_train_sample=true"),
+            "acts for the parallel",
+        ),
     ],
 )
 def test_what_no_server_can_act_for_is_refused(sets: Any, reason: str) -> None:
