@@ -107,6 +107,21 @@ def test_deletion_that_comes_late_leaves_the_next_generation_alone(
     assert reader.read("old") is None
 
 
+def test_place_of_an_earlier_generation_holds_no_payload(
+    writer: Segments, reader: Segments
+) -> None:
+    add(writer, "old", b"old")
+    assert reader.has("old")
+    writer.delete("old")
+    own = writer._own
+    assert own is not None
+    own.begin_generation()
+    add(writer, "new", b"new")
+
+    assert reader._known("old") is None
+    assert reader.read("old") is None
+
+
 def test_deleting_twice_or_nothing_changes_nothing(writer: Segments, reader: Segments) -> None:
     add(writer, "a", b"a")
     add(writer, "b", b"b")
@@ -172,6 +187,7 @@ def test_slot_is_written_again_once_its_payload_is_deleted_and_nobody_views_it(
         assert isinstance(view, memoryview)
         assert view.readonly
         assert bytes(view) == bytes(writer.read(f"p{index}") or b"") == frame
+        assert memoryview(writer.read(f"p{index}") or b"").readonly
         views += [view] if index == 1 else []
         reader.delete(f"p{index}")
         assert reader.read(f"p{index}") is None
@@ -198,6 +214,14 @@ def test_slots_of_other_sizes_are_not_used_and_go_where_there_is_no_room(tmp_pat
         made.delete("a")
     assert files(tmp_path, "slot") == 3
 
+    room[0] = LARGE
+    crowded = Segments(PrivateDir(tmp_path / "t"), check_free)
+    with pytest.raises(StorageFullError):  # room for the slot, and none for a segment to list it
+        add(crowded, "a", bytes(LARGE))
+    room[0] = 1 << 30
+    add(crowded, "a", bytes(LARGE))
+    assert len(list((tmp_path / "t").glob("*.slot"))) == 1
+    crowded.close()
     room[0] = 0
     with pytest.raises(StorageFullError):
         add(made, "b", bytes(7 * LARGE))
