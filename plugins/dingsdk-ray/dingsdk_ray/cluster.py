@@ -17,6 +17,8 @@ from typing import Any
 from dingsdk.errors import ConfigError, InsecureBindError, PluginNotInstalledError
 
 LEAST_VERSION = (2, 54)
+NAMESPACE = "dingsdk"
+"""Of the actors of all runs."""
 AUTH_MODE, AUTH_TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 _GCS_TIMEOUT, _LOCAL_GCS_S = "RAY_gcs_rpc_server_reconnect_timeout_s", "10"

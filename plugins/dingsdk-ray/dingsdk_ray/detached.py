@@ -17,7 +17,6 @@ from pathlib import Path
 
 from dingsdk.errors import ConfigError, DingError
 from dingsdk_ray import cluster
-from dingsdk_ray.gateway import NAMESPACE
 
 ANSWER_S = 60.0
 PREFIX = "run-"
@@ -70,7 +69,7 @@ def start(name: str, command: Sequence[str], folder: Path) -> Path:
             ray.remote(num_cpus=0)(DetachedRun)
             .options(
                 name=PREFIX + name,
-                namespace=NAMESPACE,
+                namespace=cluster.NAMESPACE,
                 lifetime="detached",
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
             )
@@ -92,7 +91,7 @@ def stop(name: str) -> None:
     import ray
 
     try:
-        actor = ray.get_actor(PREFIX + name, namespace=NAMESPACE)
+        actor = ray.get_actor(PREFIX + name, namespace=cluster.NAMESPACE)
         ray.get(actor.stop.remote(), timeout=ANSWER_S)
     except (ray.exceptions.RayError, ValueError) as error:
         raise ConfigError(f"no command {name!r} runs in this cluster", path=name) from error

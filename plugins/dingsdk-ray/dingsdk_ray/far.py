@@ -26,7 +26,8 @@ from dingsdk.errors import (
 )
 from dingsdk.worker.comm import PolicyStore, StepDataStore
 from dingsdk.worker.comm.requests import Answer, Link, LinkError
-from dingsdk_ray.gateway import NAMESPACE, POLICY, joined
+from dingsdk_ray.cluster import NAMESPACE
+from dingsdk_ray.frames import POLICY, joined
 
 LONGEST_WAIT_S = 5.0
 _RETRY_S = 0.2

@@ -12,21 +12,21 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from dingsdk_shared_memory.connection import Connection
 
-from dingsdk.data import Buffer, decode_batch, decode_frame, encode_batch, encode_frame
+from dingsdk.data import decode_batch, decode_frame, encode_batch, encode_frame
 from dingsdk.worker.comm.requests import Answer, LinkError
+from dingsdk_ray.cluster import NAMESPACE
+from dingsdk_ray.frames import POLICY, joined
 
-NAMESPACE = "dingsdk"
+if TYPE_CHECKING:
+    from dingsdk_ray.transport import RayTransport
+
 WAITING_CALLS = 128
 """Calls that may wait at the same time; each takes a thread of the gateway."""
 QUICK_CALLS = 16
-SMALL_BYTES = 64 << 10
-"""Frames up to this size travel in calls; larger ones as arrays, which Ray shares."""
-POLICY = "policy"
 LOOK_S, ORPHANED_LOOKS = 20.0, 3
 """How often a gateway looks whether its run is under way, and how often in vain before it ends."""
 
@@ -35,14 +35,15 @@ class Gateway:
     """Serves the workers of one run that are on other nodes. Thread safe.
 
     Args:
+        transport: The class of the run's transport.
         section: ``system.transport``.
         run_dir: The run folder.
     """
 
-    def __init__(self, section: Mapping[str, Any], run_dir: Path) -> None:
-        from dingsdk_ray.transport import RayTransport
-
-        self._transport = RayTransport({**section, "address": "local"}, run_dir)
+    def __init__(
+        self, transport: type[RayTransport], section: Mapping[str, Any], run_dir: Path
+    ) -> None:
+        self._transport = transport({**section, "address": "local"}, run_dir)
         self._data = self._transport.data_store()
         self._policies = self._transport.policy_store()
         self._lock = threading.Lock()
@@ -148,7 +149,9 @@ def is_held(run_dir: Path) -> bool:
     return False
 
 
-def start_gateway(name: str, section: Mapping[str, Any], run_dir: Path) -> Any:
+def start_gateway(
+    name: str, transport: type[RayTransport], section: Mapping[str, Any], run_dir: Path
+) -> Any:
     """Start the gateway of a run on this node, unless it is there; return its actor.
 
     It is detached: the next coordinator finds it. So whoever ends the run kills it.
@@ -166,17 +169,4 @@ def start_gateway(name: str, section: Mapping[str, Any], run_dir: Path) -> Any:
         get_if_exists=True,
         max_concurrency=QUICK_CALLS,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-    ).remote(dict(section), run_dir)
-
-
-def joined(buffers: list[Buffer], size_bytes: int) -> Any:
-    """Return a frame as one object: bytes where it is small, else an array that Ray shares."""
-    if size_bytes <= SMALL_BYTES:
-        return b"".join(buffers)
-    frame = np.empty(size_bytes, np.uint8)
-    at = 0
-    for buffer in buffers:
-        view = memoryview(buffer).cast("B")
-        frame[at : at + len(view)] = view
-        at += len(view)
-    return frame
+    ).remote(transport, dict(section), run_dir)

@@ -187,7 +187,8 @@ class RayTransport(SharedMemoryTransport):
 
         self._connect()
         name = folder_of(self.run_dir).name
-        gateway = start_gateway(name, msgspec.to_builtins(self.cfg), self.run_dir.absolute())
+        section = msgspec.to_builtins(self.cfg)
+        gateway = start_gateway(name, RayTransport, section, self.run_dir.absolute())
         until_close.callback(ray.kill, gateway, no_restart=True)
         return f"{FAR_SCHEME}{ray.get_runtime_context().get_node_id()}/{name}"
 

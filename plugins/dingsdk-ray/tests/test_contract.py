@@ -29,7 +29,7 @@ class Gateways:
 
     def call(self, section: Mapping[str, Any], run_dir: Path, method: str, *args: Any) -> Any:
         if method == "open":
-            self._made[run_dir] = Gateway(section, run_dir)
+            self._made[run_dir] = Gateway(RayTransport, section, run_dir)
             return None
         return getattr(self._made[run_dir], method)(*args)
 

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from dingsdk_ray.gateway import NAMESPACE, SMALL_BYTES
+from dingsdk_ray.cluster import NAMESPACE
+from dingsdk_ray.frames import SMALL_BYTES
 from dingsdk_ray.transport import RayTransport
 from dingsdk_shared_memory.run_memory import folder_of
 

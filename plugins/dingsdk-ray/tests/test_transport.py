@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from dingsdk_ray import cluster
-from dingsdk_ray.gateway import SMALL_BYTES, is_held, joined
+from dingsdk_ray.frames import SMALL_BYTES, joined
+from dingsdk_ray.gateway import is_held
 from dingsdk_ray.transport import RayTransport, parse_address
 
 from dingsdk.errors import ConfigError, InsecureBindError, PluginNotInstalledError
