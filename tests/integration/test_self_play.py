@@ -88,7 +88,7 @@ def boards() -> Any:
     )
 
 
-@pytest.mark.parametrize("mode", ["serial", "parallel"])
+@pytest.mark.parametrize("mode", [pytest.param("serial", marks=pytest.mark.slow), "parallel"])
 def test_evaluator_that_the_config_names_measures_self_play_in_both_modes(
     mode: Any, tmp_path: Any
 ) -> None:
@@ -138,6 +138,7 @@ PPO: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_on_policy_serial_run_plays_itself_and_its_past(tmp_path: Any) -> None:
     result = train(PPO, output=tmp_path)
 
@@ -145,7 +146,7 @@ def test_on_policy_serial_run_plays_itself_and_its_past(tmp_path: Any) -> None:
     assert len(saved_league(str(result.run_dir / "league"))["players"]) > 1
 
 
-@pytest.mark.parametrize("max_lag", [0, 2])
+@pytest.mark.parametrize("max_lag", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_on_policy_parallel_run_trains_on_games_as_new_as_asked_for(
     max_lag: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
