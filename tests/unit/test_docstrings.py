@@ -59,7 +59,7 @@ def _bare_members(cls: type) -> Iterator[str]:
     for name, value in vars(cls).items():
         if name.startswith(("_", *NAMED_BY_BEHAVIOUR)) or is_machine:
             continue
-        is_told = any(getattr(vars(base).get(name), "__doc__", None) for base in cls.__mro__)
+        is_told = any(vars(base)[name].__doc__ for base in cls.__mro__ if name in vars(base))
         if not is_told and isinstance(value, MEMBERS):
             yield name
 
