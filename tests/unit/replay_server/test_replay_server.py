@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,24 @@ def test_waiting_longer_than_one_request_asks_again(
     begun = time.monotonic()
     assert client.sample(1, timeout_s=0.3) is None
     assert time.monotonic() - begun >= 0.3
+
+
+@pytest.mark.parametrize("asked_s", [0.0, 0.25])
+def test_server_waits_no_longer_than_it_is_asked_to(
+    server: ReplayServer, client: ReplayClient, monkeypatch: pytest.MonkeyPatch, asked_s: float
+) -> None:
+    table, waited = server.buffer.table, []
+    push, sample = table.push, table.sample
+
+    def noted(call: Any, *args: Any, timeout_s: float | None, **kwargs: Any) -> Any:
+        waited.append(timeout_s or 0.0)
+        return call(*args, timeout_s=timeout_s, **kwargs)
+
+    monkeypatch.setattr(table, "push", partial(noted, push))
+    monkeypatch.setattr(table, "sample", partial(noted, sample))
+    client.insert(rows(0), timeout_s=asked_s)
+    client.sample(64, timeout_s=asked_s)
+    assert waited == pytest.approx([asked_s, asked_s], abs=0.24)
 
 
 def test_limiter_holds_an_insert_back_until_rows_are_sampled(tmp_path: Path) -> None:
@@ -441,6 +460,35 @@ def test_damaged_frame_is_refused(server: ReplayServer, client: ReplayClient) ->
     with pytest.raises(DataCorruptError):
         server.buffer.insert("0" * 32, 1, 0, memoryview(frame), 0.0)
     assert server.buffer.table.push_count == 0
+
+
+def test_insert_of_another_kind_is_refused(server: ReplayServer) -> None:
+    frame = b"".join(bytes(each) for each in wire.encode_value(wire.ROWS_KIND, {"number": 1}))
+    with pytest.raises(ProtocolError, match="SampleBatch"):
+        server.buffer.insert("0" * 32, 1, 0, memoryview(frame), 0.0)
+    assert server.buffer.table.push_count == 0
+
+
+def test_message_that_comes_byte_by_byte_is_late_at_its_deadline() -> None:
+    ours, theirs = socket.socketpair()
+    has_ended = threading.Event()
+
+    def dribble() -> None:
+        for byte in wire.MAGIC + bytes(4096):
+            if has_ended.wait(0.05):
+                return
+            theirs.sendall(bytes([byte]))
+
+    thread = threading.Thread(target=dribble)
+    thread.start()
+    try:
+        with pytest.raises(TimeoutError):
+            wire.Link(ours, 1 << 20).receive(wire.Hello, 0.3)
+    finally:
+        has_ended.set()
+        thread.join(10.0)
+        ours.close()
+        theirs.close()
 
 
 def test_message_larger_than_allowed_is_refused(tmp_path: Path) -> None:
