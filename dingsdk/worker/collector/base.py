@@ -23,7 +23,8 @@ class CollectorSection(PartSection, frozen=True, kw_only=True):
 
     Attributes:
         deepcopy_obs: Whether observations are copied when they are recorded.
-        transform_obs: Whether the policy is given observations as float32 tensors.
+        transform_obs: Whether the policy is given observations as float32 tensors; in parallel
+            mode it always is.
         collect_print_freq: Least number of train iterations between two logs.
     """
 

@@ -86,11 +86,14 @@ class MarineParallelCollector(ZerglingParallelCollector):
         self, traj_len: int | None, before: Self | None
     ) -> tuple[Rollout, Sequence[Writer]]:
         if before is None:
+            copies = self._copies_obs()
             self._all_writers = [
-                RowsWriter(self._env_num, traj_len, _sampling_of(mode)) for mode in self._modes
+                RowsWriter(self._env_num, traj_len, _sampling_of(mode), copies)
+                for mode in self._modes
             ]
+            players = Players(self._modes)
             self._games = BattleRollout(
-                self.env_manager, Players(self._modes), self._all_writers, has_tensor_obs=True
+                self.env_manager, players, self._all_writers, None, True, copies
             )
         else:
             self._all_writers, self._games = before._all_writers, before._games

@@ -214,9 +214,14 @@ class ZerglingParallelCollector(BaseParallelCollector):
         if before is not None:
             return before._rollout, before._writers
         rollout, writer = create_collecting_rollout(
-            self.env_manager, self.policy, traj_len, has_tensor_obs=True
+            self.env_manager, self.policy, traj_len, True, self._copies_obs()
         )
         return rollout, [writer]
+
+    def _copies_obs(self) -> bool:
+        """Return ``deepcopy_obs`` of the config's collector."""
+        collect = self.policy.get_attribute("cfg").get("collect") or {}
+        return bool((collect.get("collector") or {}).get("deepcopy_obs"))
 
     def _observe(self) -> Any:
         return self._rollout.observe()

@@ -5,14 +5,16 @@ import re
 import threading
 import time
 from contextlib import closing
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ClosedError, ConfigError, NotSetError, TaskTimeoutError
-from dingsdk.policy import create_policy
+from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.policy import CollectMode, create_policy
+from dingsdk.policy.dqn import DQNPolicy
 from dingsdk.worker.collector.env_pool import EnvPool
 from dingsdk.worker.collector.sample import SampleSerialCollector
 from dingsdk.worker.collector.serial_task import SerialTaskCollector
@@ -468,6 +470,36 @@ def test_helper_threads_start_after_the_first_policy_and_always_end(make_zerglin
 
     finish = [] if fails else ["_finish_task"]
     assert calls == ["_update_policy", "_start_thread", *finish, "_join_thread", "_release"]
+
+
+class RowsPolicy(DQNPolicy):
+    """A DQN that acts env by env, and notes how its transitions share observations."""
+
+    shared: ClassVar[list[bool]] = []
+
+    @property
+    def collect_mode(self) -> CollectMode:
+        make = super().collect_mode.get_train_sample
+
+        def noted(rows: list[Any]) -> Any:
+            self.shared.extend(a["next_obs"] is b["obs"] for a, b in itertools.pairwise(rows))
+            return make(rows)
+
+        columns = dict.fromkeys(("forward_batch", "make_transitions", "make_samples"))
+        return super().collect_mode._replace(get_train_sample=noted, **columns)
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_observations_are_copied_where_the_config_says_so(make_zergling, copies: bool) -> None:
+    manager = PluginManager()
+    manager.registry("policies").register("rows", RowsPolicy)
+    RowsPolicy.shared.clear()
+    collect = {**POLICY["collect"], "collector": {"type": "sample", "deepcopy_obs": copies}}
+    wire = Wire()
+    with use_manager(manager):
+        make_zergling(wire=wire, policy={**POLICY, "type": "rows", "collect": collect}).start()
+    assert set(RowsPolicy.shared) == {not copies}
+    assert wire.samples
 
 
 def test_neither_n_sample_nor_n_episode_is_refused(make_zergling) -> None:
