@@ -51,8 +51,8 @@ def over_ray(bench: Bench) -> None:
                 }
             say(f"ray, {kind}: {piece(kind).nbytes:,} bytes")
             for name, rate in rates.items():
-                if rate is None:
-                    bench.report.lacks(f"a compiled graph moved no {kind} piece in {GRAPH_S:.0f} s")
+                if not rate:
+                    bench.report.lacks(f"{NAMES[name]}: moved no {kind} piece in the time")
                     continue
                 ours = rates["ray"] / rate
                 say(f"  {NAMES[name]:<26} {rate:>10,.0f} /s   ours is {ours:6.2f} x")

@@ -533,6 +533,8 @@ class Simulation:
             case "jump" if process is not None:
                 process.clock_offset_s += fault.amount
                 self._has_jumped |= name == "coordinator"
+                # It looks no longer than its clock says for a payload that shows late.
+                self._is_ever_late |= name == "coordinator" and self.disk.late_s > 0
                 may_lose = name != "coordinator"
             case "cut":
                 link.is_cut = True

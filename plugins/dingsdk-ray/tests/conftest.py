@@ -1,4 +1,4 @@
-"""Fixtures: one local Ray for all tests of a session, and transports of two of its nodes."""
+"""Fixtures: one local Ray for the tests of a file, and transports of two of its nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FarTransport(RayTransport):
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
     """The address of a Ray that this process has started."""
     address = cluster.connect("local", num_cpus=8, object_store_bytes=STORE_BYTES)
