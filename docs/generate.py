@@ -358,17 +358,16 @@ def _parts_of_repository(kind: str) -> Iterator[tuple[str, Any]]:
 
 
 def _read(name: str) -> Any:
-    """Import a name of a plugin here; one that is not installed is forgotten again."""
-    package = name.partition(".")[0]
-    if importlib.util.find_spec(package) is not None:
-        return pkgutil.resolve_name(name)
-    folder = str(Path(__file__).parents[1] / "plugins" / package.replace("_", "-"))
-    sys.path.append(folder)
+    """Import a name of a plugin here; those that are not installed are forgotten again."""
+    folders = (Path(__file__).parents[1] / "plugins").iterdir()
+    packages = {each.name.replace("-", "_"): str(each) for each in folders}
+    absent = {each for each in packages if importlib.util.find_spec(each) is None}
+    before, sys.path = sys.path, [*sys.path, *(packages[each] for each in sorted(absent))]
     try:
         return pkgutil.resolve_name(name)
     finally:
-        sys.path.remove(folder)
-        for module in [each for each in sys.modules if each.partition(".")[0] == package]:
+        sys.path = before
+        for module in [each for each in sys.modules if each.partition(".")[0] in absent]:
             del sys.modules[module]
 
 

@@ -20,7 +20,7 @@ class Peer(Protocol):
     """One connection."""
 
     def shut_down(self) -> None:
-        """End the calls of other threads that are in progress on it."""
+        """End the calls of other threads that are in progress on it; it may be closed already."""
 
     def close(self) -> None:
         """Close the socket; idempotent."""

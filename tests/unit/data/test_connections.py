@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -26,7 +27,8 @@ class Echo:
             self.sock.sendall(content)
 
     def shut_down(self) -> None:
-        self.sock.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):  # it is closed already
+            self.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.is_closed = True
