@@ -127,4 +127,5 @@ def test_peer_whose_server_raises_is_closed(site: Site, monkeypatch: pytest.Monk
         site.peers[0].sock.settimeout(0.01)  # its next recv raises
         assert ask(client) == b"a"
         assert client.recv(64) == b""
+    assert site.connections.close(PATIENCE_S)  # its thread has ended
     assert seen == [TimeoutError]
