@@ -6,8 +6,6 @@ memory of its node. It keeps nothing, so that its end costs nothing but the call
 
 from __future__ import annotations
 
-import fcntl
-import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dingsdk_shared_memory.connection import Connection
+from dingsdk_shared_memory.run_memory import is_held
 
 from dingsdk.data import decode_batch, decode_frame, encode_batch, encode_frame
 from dingsdk.worker.comm.requests import Answer, LinkError
@@ -134,27 +133,13 @@ class Gateway:
         ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
 
-def is_held(run_dir: Path) -> bool:
-    """Whether a run is under way in a folder."""
-    try:
-        descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
 def start_gateway(
     name: str, transport: type[RayTransport], section: Mapping[str, Any], run_dir: Path
 ) -> Any:
     """Start the gateway of a run on this node, unless it is there; return its actor.
 
-    It is detached: the next coordinator finds it. So whoever ends the run kills it.
+    The actor is detached: it outlives the coordinator that started it, and the next one uses it.
+    Whoever ends the run has to kill it.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from dingsdk_ray import cluster
 from dingsdk_ray.frames import SMALL_BYTES, joined
-from dingsdk_ray.gateway import is_held
 from dingsdk_ray.transport import RayTransport, parse_address
+from dingsdk_shared_memory.run_memory import is_held
 
 from dingsdk.errors import ConfigError, InsecureBindError, PluginNotInstalledError
 from dingsdk.pipeline.run_folder import held

@@ -262,8 +262,16 @@ def _is_run_held(path: Path) -> bool:
     try:
         with PrivateDir(path, create=False) as folder:
             run_dir = _owner_of(folder).run_dir
-        descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
     except (OSError, DingError):
+        return False
+    return is_held(Path(run_dir))
+
+
+def is_held(run_dir: Path) -> bool:
+    """Whether a run is under way in a folder."""
+    try:
+        descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
