@@ -350,7 +350,8 @@ class Table(IBuffer):
             self._count, priorities = self._metadata.count(self._count), facts.priorities
         if self._sampler_listens:
             self._sampler.on_insert(where, rows, priorities)
-        self._note_change(where)
+        if self._column_copies:
+            self._note_change(where)
         for listener in self._listeners:
             listener.on_insert(rows)
         if self._is_durable:
@@ -375,7 +376,8 @@ class Table(IBuffer):
             self._note_departure(where, reason)
         self._metadata.remove(where)
         self._sampler.on_remove(where)
-        self._note_change(where)
+        if self._column_copies:
+            self._note_change(where)
         self._storage.mark(where, state.LEFT)  # type: ignore[union-attr]
         self._left[reason] += len(where)
         self._limiter.size = self._count = self._count - len(where)
@@ -706,7 +708,8 @@ class Table(IBuffer):
             count = self._remover.count
             where = self._remover.by_age(np.arange(count - n, count))
             self._metadata.set_uses(where, uses)
-            self._note_change(where)
+            if self._column_copies:
+                self._note_change(where)
             self._use_up(where, uses)
 
     def state_dict(self) -> dict[str, Any]:
