@@ -708,8 +708,6 @@ class Table(IBuffer):
             count = self._remover.count
             where = self._remover.by_age(np.arange(count - n, count))
             self._metadata.set_uses(where, uses)
-            if self._column_copies:
-                self._note_change(where)
             self._use_up(where, uses)
 
     def state_dict(self) -> dict[str, Any]:
