@@ -326,14 +326,13 @@ class NeedsARun(Observer):
 
 @mutant(5)
 class WorksInOneThread(Observer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.thread: Any = None
+    @hookimpl
+    def dingsdk_configure(self) -> None:
+        self.thread = threading.current_thread()
 
     @hookimpl
     def dingsdk_after_evaluate(self, mean_return: float) -> None:
-        self.thread = self.thread or threading.get_ident()
-        if self.thread != threading.get_ident():
+        if threading.current_thread() is not self.thread:
             raise RuntimeError("the file belongs to another thread")
 
 
