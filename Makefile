@@ -11,6 +11,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 STAMP := .venv/installed
 STAMP_ALL := .venv/installed-all
 ARGS ?=
+# .ci/run names another, which tries again what failed.
+PYTEST ?= $(BIN)/python -m pytest
 # One more than two cores, as some tests wait.
 JOBS ?= 3
 SEED ?= 0
@@ -60,7 +62,7 @@ lint: $(STAMP)
 define TEST
 	@$(BIN)/ruff check && $(BIN)/ruff format --check
 	@$(BIN)/mypy >.venv/mypy.log 2>&1 & types=$$!; \
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(1) $(ARGS); code=$$?; \
+	$(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(1) $(ARGS); code=$$?; \
 	wait $$types || code=1; echo "mypy:"; cat .venv/mypy.log; exit $$code
 endef
 

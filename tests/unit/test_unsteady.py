@@ -1,0 +1,86 @@
+"""CI goes on over a test that fails beside others and passes alone, and over nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+
+REPORT = ".venv/unsteady.txt"
+COUNTED = """
+from pathlib import Path
+import pytest
+
+def fail(name, *at):
+    path = Path(name)
+    number = int(path.read_text()) + 1 if path.exists() else 1
+    path.write_text(str(number))
+    assert number not in at
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "tools").symlink_to(ROOT / "tools")
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n")
+    return tmp_path
+
+
+def run(tree: Path, source: str, *options: str) -> tuple[int, list[str]]:
+    """Return the exit code and the tests that the report names."""
+    tests = tree / "tests"
+    tests.mkdir()
+    (tests / "test_it.py").write_text(COUNTED + source)
+    command = [sys.executable, "-m", "tools.unsteady", *options, "tests"]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=170)
+    report = tree / REPORT
+    lines = report.read_text().splitlines() if report.exists() else []
+    assert all(line in done.stdout for line in lines)
+    return done.returncode, [line.rpartition("::")[2] for line in lines]
+
+
+def test_failure_that_does_not_come_back_is_named(tree: Path) -> None:
+    source = (
+        "@pytest.mark.parametrize('x', ['p q', 'r', 's', 't'])\ndef test_a(x): fail(x, x != 's')"
+    )
+    assert run(tree, source, "-n", "2") == (0, ["test_a[p q]", "test_a[r]", "test_a[t]"])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param("def test_a(): assert 0", id="always"),
+        pytest.param("def test_a(): fail('a', 1, 4)", id="third time"),
+        pytest.param(
+            "def test_a():\n    if Path('a').exists(): pytest.skip()\n    fail('a', 1)",
+            id="skipped then",
+        ),
+        pytest.param(
+            "@pytest.mark.parametrize('n', range(4))\ndef test_a(n): fail(str(n), 1)", id="four"
+        ),
+    ],
+)
+def test_other_failures_stay_failures(tree: Path, source: str) -> None:
+    assert run(tree, source) == (1, [])
+
+
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_process_that_dies_is_a_failure_at_once(tree: Path, processes: str) -> None:
+    source = "def test_a(): fail('a', 1)\ndef test_b(): __import__('os')._exit(1)"
+    assert run(tree, source, "-n", processes) == (1, [])
+    assert (tree / "a").read_text() == "1"
+
+
+def test_failed_collection_is_a_failure_at_once(tree: Path) -> None:
+    (tree / "test_broken.py").write_text("import no_such_module")
+    code, named = run(
+        tree, "def test_a(): fail('a', 1)", "--continue-on-collection-errors", "test_broken.py"
+    )
+    assert (code != 0, named) == (True, [])
+    assert (tree / "a").read_text() == "1"
