@@ -256,8 +256,9 @@ def _wrong(path: str, expected: str, found: Any) -> ConfigTypeError:
     kind = "null" if found is None else type(found).__name__
     is_huge = isinstance(found, int) and found.bit_length() > 10_000
     text = "a number of thousands of digits" if is_huge else f"{found!r:.200}"
+    advice = "; give classes and functions to train() as env= or policy=" if callable(found) else ""
     return ConfigTypeError(
-        f"{path or 'config'}: expected {expected}, found {text} ({kind})",
+        f"{path or 'config'}: expected {expected}, found {text} ({kind}){advice}",
         path=path,
         expected=expected,
         found=found,

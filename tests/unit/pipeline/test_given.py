@@ -162,6 +162,11 @@ def test_argument_of_the_wrong_kind_is_refused(
     assert raised.value.path == name
 
 
+def test_class_within_a_config_is_told_where_it_belongs(tmp_path: Path) -> None:
+    with pytest.raises(ConfigTypeError, match=r"env\.env_id: .*give classes .* as env= or policy="):
+        dingsdk.train({"env": {"env_id": Paid}}, output=tmp_path)
+
+
 def test_class_is_given_again_in_another_process(tmp_path: Path) -> None:
     run_dir = train(tmp_path).run_dir
     with use_manager(PluginManager(Switches())):
