@@ -345,7 +345,9 @@ def serve_remote(place: RankPlace, policy_cfg: Mapping[str, Any], stop: threadin
                 _serve_group(place, policy_cfg, stop, link)
             return
         except (EOFError, ConnectionError, OSError) as error:
-            _log.warning("rank %d waits for a new group: %s", place.rank, error or "rank 0 hung up")
+            _log.warning(
+                "rank %d waits for a new group: %s", place.rank, str(error) or "rank 0 hung up"
+            )
 
 
 def _serve_group(

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,7 @@ import pytest
 import torch
 
 from dingsdk.errors import ConfigError, WorkerCrashedError
-from dingsdk.worker.learner import remote_ranks
+from dingsdk.worker.learner import aggregator, remote_ranks
 from dingsdk.worker.learner.aggregator import LearnerAggregator, process_group, serve_remote
 from dingsdk.worker.learner.remote_ranks import RankPlace, RemoteRanks
 
@@ -136,6 +137,19 @@ def test_rank_without_a_first_one_gives_up(
     stop = threading.Event()
     stop.set()
     serve_remote(other, CFG, stop)
+
+
+def test_rank_says_why_it_waits_for_a_new_group(
+    place: RankPlace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    links = iter([Connection(ours.detach()), None])
+    monkeypatch.setattr(aggregator, "dial", lambda *_: next(links))
+
+    serve_remote(dataclasses.replace(place, rank=1), CFG, threading.Event())
+
+    assert caplog.messages == ["rank 1 waits for a new group: rank 0 hung up"]
 
 
 def test_stranger_is_refused(place: RankPlace, caplog: pytest.LogCaptureFixture) -> None:
