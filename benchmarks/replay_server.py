@@ -10,7 +10,8 @@ Sections:
     sample      Transitions a second in batches of 256, drawn uniformly, as columns of numpy.
     checkpoint  Of a full buffer of a million such rows, while one thread inserts and another
                 samples and sets priorities: how long it kept the buffer's lock at most (processor
-                time), and the longest insert meanwhile and without one. The worst round counts.
+                time), and the longest insert meanwhile and without one. The worst round counts. For
+                rows that leave oldest first, and at random (``_replay/random_remover.py``).
 
 Both take turns in one run; ratios are medians over the rounds. Reverb needs an interpreter of its
 own (Python 3.11, tensorflow 2.14)::
@@ -24,6 +25,7 @@ Of Reverb's writers and samplers (see ``_replay/reverb_peer.py``) the fastest co
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -38,9 +40,11 @@ from typing import Any
 
 import numpy as np
 from _buffers.measure import Report, say
+from _replay.random_remover import RandomRemover
 
 from dingsdk import ReplayClient
 from dingsdk.data import SampleBatch
+from dingsdk.plugins import default_manager
 from dingsdk.worker.replay_server.link import ROWS_KIND, encode_value
 from dingsdk.worker.replay_server.served_buffer import ServedBuffer
 
@@ -174,11 +178,16 @@ def time_locks(buffer: ServedBuffer) -> list[float]:
     return held
 
 
-def checkpoint(args: argparse.Namespace, report: Report, kind: str) -> None:
+def checkpoint(args: argparse.Namespace, report: Report, kind: str, remover: str) -> None:
+    name = kind if remover == "fifo" else f"{kind} with remover {remover}"
     frame = memoryview(b"".join(bytes(each) for each in encode_value(ROWS_KIND, rows(CHUNK))))
     big = memoryview(b"".join(bytes(each) for each in encode_value(ROWS_KIND, rows(10_000))))
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
-        cfg = {"type": kind, "replay_buffer_size": args.rows}
+        cfg = {
+            "type": kind,
+            "replay_buffer_size": args.rows,
+            "remover": {"type": remover},
+        }
         with ServedBuffer(cfg, Path(folder)) as buffer:
             numbers = iter(range(1, 1 << 40))
             held = time_locks(buffer)
@@ -224,13 +233,13 @@ def checkpoint(args: argparse.Namespace, report: Report, kind: str) -> None:
                     "longest_insert_without_ms": 1e3 * max(beside),
                 }
                 text = ", ".join(f"{name} {value:.1f}" for name, value in figures.items())
-                say(f"checkpoint of {args.rows:,} rows, {kind}: {text}")
-                report.figures.append({"section": "checkpoint", "buffer": kind, **figures})
+                say(f"checkpoint of {args.rows:,} rows, {name}: {text}")
+                report.figures.append({"section": "checkpoint", "buffer": name, **figures})
                 worst = max(worst, figures["longest_insert_ms"])
             is_over.set()
             learner.join()
-            say(f"checkpoint, {kind}: the worst insert took {worst:.1f} ms (goal {PAUSE_MS:g})")
-            goal = {"name": f"checkpoint-{kind}", "worst_ms": worst, "goal_ms": PAUSE_MS}
+            say(f"checkpoint, {name}: the worst insert took {worst:.1f} ms (goal {PAUSE_MS:g})")
+            goal = {"name": f"checkpoint, {name}", "worst_ms": worst, "goal_ms": PAUSE_MS}
             report.goals.append(goal)
 
 
@@ -241,13 +250,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--rows", type=int, default=CAPACITY, help="of the checkpoint")
     parser.add_argument("--buffer", nargs="+", default=["naive", "advanced"], help="its types")
+    parser.add_argument("--remover", nargs="+", default=["fifo", "random"], help="its removers")
+    parser.add_argument("--only-checkpoint", action="store_true")
     parser.add_argument("--dir", help="folder for logs and checkpoints")
     parser.add_argument("--json", type=Path, help="file for the figures")
     args = parser.parse_args()
     report = Report()
-    compare(args, report)
-    for kind in args.buffer:
-        checkpoint(args, report, kind)
+    default_manager().registry("removers").register("random", RandomRemover)
+    if not args.only_checkpoint:
+        compare(args, report)
+    for kind, remover in itertools.product(args.buffer, args.remover):
+        checkpoint(args, report, kind, remover)
     if args.json:
         facts = {"figures": report.figures, "goals": report.goals, "missing": report.missing}
         args.json.write_text(json.dumps(facts, indent=1))

@@ -246,7 +246,7 @@ class AdvancedReplayBuffer(Table):
             where, priorities = metadata.find(where, ids, priorities, LEAST_PRIORITY)
             if len(where):
                 cast(PrioritySampler, self._sampler).assign(where, priorities)
-                if self._column_copies:
+                if self._copies:
                     self._note_change(where)
             self._skipped_updates += len(ids) - len(where)
 
@@ -306,7 +306,7 @@ class AdvancedReplayBuffer(Table):
         weights = sampler.importance(where, self._beta)
         batch = self._storage.take(where)  # type: ignore[union-attr]
         ids, uses, staleness = metadata.serve(where, learner_iter)
-        if self._column_copies:
+        if self._copies:
             self._note_change(where)
         added: dict[str, NDArray[Any]] = {
             "replay_unique_id": ids,

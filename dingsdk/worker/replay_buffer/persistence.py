@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import leaves
@@ -44,6 +45,7 @@ from dingsdk.worker.replay_buffer.state import (
     ColumnCopy,
     Facts,
     Natural,
+    RowCopy,
     Snapshot,
     facts_in,
 )
@@ -61,7 +63,7 @@ _MAX_TEXT_BYTES = (1 << 32) - 1
 _SEGMENT_ROWS = 131_072
 _SEGMENT_BYTES = 32 << 20  # fewer rows where they would take more
 _OBJECT_ROWS = 2048
-_PROBED_ROWS = 64  # the size of rows is estimated from so many of the newest
+_PROBED_ROWS = 64  # the size of rows is estimated from so many
 _SYNCS = 8
 _AT_ONCE_BYTES = 256 << 20
 
@@ -86,10 +88,14 @@ class _Segment(_File, frozen=True):
 
 
 class _Rest(msgspec.Struct, forbid_unknown_fields=True):
-    """What is saved besides rows."""
+    """What is saved besides rows.
+
+    ``left`` says which rows of the segments left before the end of the save, if any did.
+    """
 
     state: dict[str, Any]
     facts: dict[str, Any]
+    left: Any = None
 
 
 class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -128,7 +134,8 @@ def save(
     """Write the rows of one moment into a folder, and replace those that it held.
 
     Other threads may push meanwhile: they wait for the copy of one segment at most, unless they
-    push faster than the disk writes, or rows leave the buffer in another order than they came.
+    push faster than the disk writes. The state of a remover is copied at once. Columns in memory
+    are copied without the lock, but for the last segment.
 
     Args:
         path: The folder; made with its parents where missing.
@@ -192,26 +199,33 @@ class _Save:
             hold: Whether to keep others from the buffer all the time.
         """
         copy: ColumnCopy | None = None
+        ordered: RowCopy | None = None
         with ExitStack() as stack, ExitStack() as lock:
             now = lock.enter_context(self._table.snapshot())
-            at, lineage = now.first, now.lineage
-            newest = now.rows(max(at, now.last - _PROBED_ROWS), now.last)
-            hold = hold or not now.is_ordered
+            lineage, probe = now.lineage, now.some_rows(_PROBED_ROWS)
             if not hold:
                 lock.close()
-            rows_each, there = self._plan(now, newest)
+                if not now.is_ordered:
+                    ordered = RowCopy(self._table)
+                    stack.callback(ordered.close)
+                    ordered.find_first_rows()
+            rows_each, there = self._plan(now, probe)
+            source: Snapshot | RowCopy = ordered or now
+            at = source.first
             # A thread that pushes a whole buffer meanwhile is faster than the disk.
-            patience = now.last + max(now.last - now.first, rows_each)
+            patience = source.last + max(source.last - at, rows_each)
             segments = []
             while True:
                 if not hold:
                     now = lock.enter_context(self._table.snapshot())
                 if now.lineage != lineage:
                     return None
-                start, stop = max(at, now.first), min((at // rows_each + 1) * rows_each, now.last)
+                source = ordered or now
+                start = max(at, source.first)
+                stop = min((at // rows_each + 1) * rows_each, source.last)
                 segment = there.get(at // rows_each)
                 is_there = segment and segment.first <= start and segment.stop == stop
-                is_last = stop == now.last
+                is_last = stop == source.last
                 hold = hold or start > patience
                 if is_last and copy is None and now.has_columns and not hold:
                     lock.close()
@@ -219,38 +233,47 @@ class _Save:
                     stack.callback(copy.close)
                     copy.run()
                     continue
-                rows: Rows = [] if is_there else now.rows(start, stop)
-                state = now.state(copy) if is_last else {}
+                copy_rows = list if is_there or start >= stop else source.rows(start, stop)
+                if is_last:
+                    # Nobody may replace these; others have left where they are replaced.
+                    rows, state = copy_rows(), now.state(copy)
+                    if ordered is not None:
+                        ordered.end()
                 if not hold:
                     lock.close()
-                if not is_there and len(rows):
-                    segment = self._write_rows(rows, start, start - now.first)
+                if not is_last:
+                    rows = copy_rows()
+                if len(rows):
+                    number = start if ordered is None else ordered.copied - len(rows)
+                    segment = self._write_rows(rows, number, start - source.first)
                 if segment and start < stop:
                     segments.append(segment)
                 if is_last:
                     break
                 at = max(start, stop)
-        rest = {"state": state, "facts": facts_in(self._table, state)}
+        rest: dict[str, Any] = {"state": state, "facts": facts_in(self._table, state)}
+        if ordered is not None:
+            rest["left"] = ordered.left()
         frame, info = encode_frame(_STATE_KIND, rest, max_manifest_bytes=_MAX_TEXT_BYTES)
         name = self._put("state", frame)
         return _Manifest(
             lineage=lineage,
             made_of=dict(now.made_of),
-            first=now.first,
-            rows=now.last - now.first,
+            first=source.first,
+            rows=now.last - now.first if ordered is None else ordered.copied,
             rows_each=rows_each,
-            segments=[segment for segment in segments if segment.stop > now.first],
+            segments=[segment for segment in segments if segment.stop > source.first],
             state=_File(name, info.size_bytes, info.digest),
         )
 
-    def _plan(self, now: Snapshot, newest: Rows) -> tuple[int, dict[int, _Segment]]:
+    def _plan(self, now: Snapshot, probe: Rows) -> tuple[int, dict[int, _Segment]]:
         """Return the rows of a segment, and those in the folder of this history, by number."""
         rows_each = self._segment_rows
-        if isinstance(newest, list) and not all(isinstance(row, SampleBatch) for row in newest):
+        if isinstance(probe, list) and not all(isinstance(row, SampleBatch) for row in probe):
             # Objects may have changed since they were saved.
             return min(rows_each, _OBJECT_ROWS), {}
-        size = sum(map(_size_of, [newest] if isinstance(newest, SampleBatch) else newest))
-        while rows_each > 1 and rows_each * size > self._segment_bytes * len(newest):
+        size = sum(map(_size_of, [probe] if isinstance(probe, SampleBatch) else probe))
+        while rows_each > 1 and rows_each * size > self._segment_bytes * len(probe):
             rows_each //= 2
         try:
             old = _read_manifest(self._folder)
@@ -321,9 +344,9 @@ class SavedRows:
     def __init__(self, folder: Folder, manifest: _Manifest, at_once_bytes: int) -> None:
         self._path = folder.path
         self._manifest = manifest
-        self.count = manifest.rows
         self.made_of: Mapping[str, str] = manifest.made_of
-        self.state, self._facts = _read(folder, manifest.state, manifest.rows)
+        self.state, self._facts, self._left = _read(folder, manifest.state, manifest.rows)
+        self.count = manifest.rows - int(np.count_nonzero(self._left))
         size_bytes = sum(segment.size_bytes for segment in manifest.segments)
         self._pieces: list[Rows] | None = [] if size_bytes <= at_once_bytes else None
         for segment in manifest.segments:
@@ -339,9 +362,7 @@ class SavedRows:
             mine = {key: array[start:stop] for key, array in self._facts.items() if key != KEPT}
             if kept is not None:
                 index = np.flatnonzero(kept[start:stop])
-                rows = (
-                    rows.take(index) if isinstance(rows, SampleBatch) else [rows[i] for i in index]
-                )
+                rows = _some(rows, index)
                 mine = {key: array[index] for key, array in mine.items()}
             start = stop
             if len(rows):
@@ -353,13 +374,24 @@ class SavedRows:
         Raises:
             CheckpointCorruptError: a file is no longer what it was.
         """
+        at = 0
         for index, segment in enumerate(self._manifest.segments):
             if self._pieces is not None:
                 rows = self._pieces[index]
             else:
                 with Folder(self._path, create=False) as folder:
                     rows = _read(folder, segment, segment.rows)
-            yield rows[max(self._manifest.first - segment.first, 0) :]
+            rows = rows[max(self._manifest.first - segment.first, 0) :]
+            is_left = self._left[at : at + len(rows)]
+            at += len(rows)
+            if is_left.any():
+                rows = _some(rows, np.flatnonzero(~is_left))
+            if len(rows):
+                yield rows
+
+
+def _some(rows: Rows, index: NDArray[np.int64]) -> Rows:
+    return rows.take(index) if isinstance(rows, SampleBatch) else [rows[i] for i in index]
 
 
 def load(path: str | os.PathLike[str], at_once_bytes: int = _AT_ONCE_BYTES) -> SavedRows:
@@ -424,9 +456,13 @@ def _read(folder: Folder, file: _File, rows: int) -> Any:
                 raise ValueError(f"it does not hold {rows} rows")
             return found
         contents = msgspec.convert(found, _Rest)
-        if any(np.shape(array)[:1] != (rows,) for array in contents.facts.values()):
+        left = np.zeros(rows, np.bool_) if contents.left is None else np.asarray(contents.left)
+        if left.dtype != np.bool_ or left.shape != (rows,):
+            raise ValueError("it does not say of each row whether it has left")
+        count = rows - np.count_nonzero(left)
+        if any(np.shape(array)[:1] != (count,) for array in contents.facts.values()):
             raise ValueError("its facts are not those of all rows")
-        return contents.state, contents.facts
+        return contents.state, contents.facts, left
 
 
 @contextmanager

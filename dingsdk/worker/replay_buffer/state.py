@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -32,10 +31,8 @@ KEPT = "kept"
 LEFT = -1
 """The mark of a row that left early; the mark of another is how often it was sampled."""
 
-_PIECE_ROWS, _CHANGES_AT_ONCE = 1 << 13, 64
-"""How much of the columns is copied while others wait: 1 or 2 ms, and nobody can change so many
-positions in a pause."""
-_PAUSE_S = 0.001
+_CHANGES_LEFT = 64
+"""How many changes may be copied while others wait."""
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Facts = dict[str, NDArray[Any]]
@@ -62,21 +59,27 @@ class Snapshot:
         self.is_ordered = table._remover.is_fifo
         self.made_of = table._parts.made_of
 
+    def some_rows(self, most: int) -> Rows:
+        """Return copies of some rows, at most ``most``: the newest, where that takes no time."""
+        count = min(most, self.last - self.first)
+        if self.is_ordered:
+            return self.rows(self.last - count, self.last)()
+        ranks = np.arange(count, dtype=np.int64)
+        return _take_later(self._table, self._table._remover.positions(ranks))()
+
     @property
     def has_columns(self) -> bool:
         """Whether its state has arrays that are as long as the table, besides rows."""
         return bool(self._table._sampler.columns() or self._table._metadata.columns())
 
-    def rows(self, start: int, stop: int) -> Rows:
-        """Return copies of rows ``start`` to ``stop``, all of which must be there."""
-        if start >= stop:
-            return []
+    def rows(self, start: int, stop: int) -> Callable[[], Rows]:
+        """Return what copies rows ``start`` to ``stop``, all of which must be there.
+
+        Called when the lock is not held any more, it may return rows that are torn where others
+        replaced them.
+        """
         ages = np.arange(start - self.first, stop - self.first, dtype=np.int64)
-        where = self._table._remover.by_age(ages)
-        # A contiguous range is copied several times faster than rows one by one.
-        is_range = bool((np.diff(where) == 1).all())
-        storage: Storage = self._table._storage  # type: ignore[assignment]
-        return storage.take(slice(int(where[0]), int(where[-1]) + 1) if is_range else where)
+        return _take_later(self._table, self._table._remover.by_age(ages))
 
     def state(self, columns: ColumnCopy | None = None) -> dict[str, Any]:
         """Return the state of the table without its rows, with the copies that were begun."""
@@ -99,8 +102,107 @@ class Snapshot:
         }
 
 
-class ColumnCopy:
-    """Copies what the state of a table has of each position, in pieces, while others use the table.
+class TableCopy:
+    """A copy of a table that is being made while others use the table.
+
+    Args:
+        table: The table, whose lock is not held.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        with table.snapshot():
+            table._use_copies((*table._copies, self))
+            self.begin()
+
+    def begin(self) -> None:
+        """Read what is there at the beginning; the table's lock is held."""
+
+    def note(self, where: Where) -> None:
+        """Note positions whose columns changed; the table's lock is held."""
+
+    def note_push(self, where: Where) -> None:
+        """Note the positions of new rows; the table's lock is held."""
+        self.note(where)
+
+    def end(self) -> None:
+        """Note nothing more; the table's lock is held. Idempotent."""
+        table = self._table
+        table._use_copies(tuple(each for each in table._copies if each is not self))
+
+    def close(self) -> None:
+        """End, while the table's lock is not held."""
+        with self._table._lock:
+            self.end()
+
+
+class RowCopy(TableCopy):
+    """Copies rows in the order in which they came, while they leave in any order.
+
+    Rows have numbers: first those that are there when this begins, oldest first, then those that
+    are pushed.
+
+    Attributes:
+        last: Number after the newest row.
+        copied: How many rows were copied; some of them have left since.
+    """
+
+    first = 0
+
+    def __init__(self, table: Table) -> None:
+        self._newest = np.full(table.replay_buffer_size, -1)
+        """Number of the row at each position, -1 for those that were there at the beginning."""
+        self._to_copy: deque[tuple[int, NDArray[np.int64]]] = deque()
+        """Number of a row, and the positions of it and the next ones."""
+        self._done: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+        self.copied = 0
+        super().__init__(table)
+
+    def begin(self) -> None:
+        self._remover = self._table._remover.state_dict()
+        self.last = self._table._remover.count
+
+    def find_first_rows(self) -> None:
+        """Find the rows of the beginning; this takes long where the remover sorts them by age."""
+        remover = self._table._parts.remover()
+        remover.load_state_dict(self._remover)
+        self._to_copy.appendleft((0, remover.oldest_first()))
+
+    def note_push(self, where: Where) -> None:
+        if isinstance(where, slice):
+            where = np.arange(where.start, where.stop, dtype=np.int64)
+        self._to_copy.append((self.last, where.copy()))
+        self._newest[where] = np.arange(self.last, self.last + len(where))
+        self.last += len(where)
+
+    def rows(self, start: int, stop: int) -> Callable[[], Rows]:
+        """Return what copies those of the rows ``start`` to ``stop`` that are still there.
+
+        The table's lock is held; all rows before ``start`` were asked for. Rows are torn as those
+        of ``Snapshot.rows``.
+        """
+        pieces = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+        while start < stop:
+            start, where = self._to_copy.popleft()
+            if start + len(where) > stop:
+                self._to_copy.appendleft((stop, where[stop - start :]))
+                where = where[: stop - start]
+            pieces.append((where, np.arange(start, start + len(where))))
+            start += len(where)
+        where, numbers = map(np.concatenate, zip(*pieces, strict=True))
+        is_here = self._newest[where] <= numbers
+        self._done.append((where[is_here], numbers[is_here]))
+        self.copied += int(is_here.sum())
+        return _take_later(self._table, where[is_here])
+
+    def left(self) -> NDArray[np.bool_]:
+        """Return which of the copied rows left before the end: bool[copied]."""
+        found = [self._newest[where] > numbers for where, numbers in self._done]
+        return np.concatenate([np.zeros(0, np.bool_), *found])
+
+
+class ColumnCopy(TableCopy):
+    """Copies what the state of a table has of each position, while others use the table.
 
     The table notes which positions change meanwhile; those are copied again, the last few when the
     state is taken.
@@ -110,36 +212,30 @@ class ColumnCopy:
     """
 
     def __init__(self, table: Table) -> None:
-        self._table = table
         self._changed: deque[Where] = deque()
-        with table.snapshot():
-            self._sources = table._sampler.columns(), table._metadata.columns()
-            self._rewrites = table._sampler.rewrites
-            self._held = table._remover.count
-            table._column_copies = (*table._column_copies, self)
+        super().__init__(table)
         self._copies = [
-            # Filled, so that no page of theirs is new while others wait: that takes longer than
-            # the copy.
-            {name: np.full(len(source), 0, source.dtype) for name, source in part.items()}
-            for part in self._sources
+            {name: np.empty_like(source) for name, source in part.items()} for part in self._sources
         ]
 
+    def begin(self) -> None:
+        table = self._table
+        self._sources = table._sampler.columns(), table._metadata.columns()
+        self._rewrites = table._sampler.rewrites
+        self._held = table._remover.count
+
     def run(self) -> None:
-        """Copy all positions, and what changed meanwhile, but for a little."""
-        for start in range(0, self._held, _PIECE_ROWS):
-            with self._table.snapshot():
-                self._copy(slice(start, min(start + _PIECE_ROWS, self._held)))
-            # Who waits for the lock needs this long to get it; else we would take it again.
-            time.sleep(_PAUSE_S)
+        """Copy all positions, and what changed meanwhile, but for a little.
+
+        Without the lock: what is written while it is read here is noted then, and copied again.
+        """
+        self._copy(slice(0, self._held))
         before = sys.maxsize
-        while before > (left := len(self._changed)) > _CHANGES_AT_ONCE:
+        while before > (left := len(self._changed)) > _CHANGES_LEFT:
             before = left
-            with self._table.snapshot():
-                self._copy_changed(_CHANGES_AT_ONCE)
-            time.sleep(_PAUSE_S)
+            self._copy_changed(left)
 
     def note(self, where: Where) -> None:
-        """Note positions that changed; the table's lock is held."""
         self._changed.append(where if isinstance(where, slice) else where.copy())
 
     def finish(self, positions: int) -> list[dict[str, NDArray[Any]]]:
@@ -153,12 +249,6 @@ class ColumnCopy:
                 self._copies[0][name][:positions] = source[:positions]
         return [{name: copy[:positions] for name, copy in part.items()} for part in self._copies]
 
-    def close(self) -> None:
-        """Have the table note no more changes."""
-        with self._table._lock:
-            others = (each for each in self._table._column_copies if each is not self)
-            self._table._column_copies = tuple(others)
-
     def _copy_changed(self, most: int) -> None:
         for _ in range(min(most, len(self._changed))):
             self._copy(self._changed.popleft())
@@ -167,6 +257,16 @@ class ColumnCopy:
         for sources, copies in zip(self._sources, self._copies, strict=True):
             for name, source in sources.items():
                 copies[name][where] = source[where]
+
+
+def _take_later(table: Table, where: NDArray[np.int64]) -> Callable[[], Rows]:
+    """Return what copies the rows at positions; the table's lock is held."""
+    if not len(where):
+        return list
+    # A contiguous range is copied several times faster than rows one by one.
+    is_range = bool((np.diff(where) == 1).all())
+    storage: Storage = table._storage  # type: ignore[assignment]
+    return storage.take_later(slice(int(where[0]), int(where[-1]) + 1) if is_range else where)
 
 
 def facts_in(table: Table, state: Mapping[str, Any]) -> Facts:

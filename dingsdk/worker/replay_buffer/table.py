@@ -87,7 +87,7 @@ class Table(IBuffer):
         self._listeners: tuple[RowListener, ...] = ()
         self._tells_departures = False
         self._departures: list[tuple[Rows, str]] = []
-        self._column_copies: tuple[state.ColumnCopy, ...] = ()
+        self._copies: tuple[state.TableCopy, ...] = ()
         self._is_durable = False
         seconds = self._cfg.periodic_thruput_seconds
         self._throughput = ThroughputMonitor(instance_name, seconds, tb_logger)
@@ -154,6 +154,7 @@ class Table(IBuffer):
             or self._sampler_listens
             or self._listeners
             or self._is_durable
+            or self._copies
         )
 
     @property
@@ -350,17 +351,21 @@ class Table(IBuffer):
             self._count, priorities = self._metadata.count(self._count), facts.priorities
         if self._sampler_listens:
             self._sampler.on_insert(where, rows, priorities)
-        if self._column_copies:
-            self._note_change(where)
+        for each in self._copies:
+            each.note_push(where)
         for listener in self._listeners:
             listener.on_insert(rows)
         if self._is_durable:
             self._storage.commit(self._committed_state())  # type: ignore[union-attr]
 
     def _note_change(self, where: Where) -> None:
-        """Tell who copies them that columns of sampler or metadata changed at positions."""
-        for each in self._column_copies:
+        """Tell copies that columns of sampler or metadata changed at positions."""
+        for each in self._copies:
             each.note(where)
+
+    def _use_copies(self, copies: tuple[state.TableCopy, ...]) -> None:
+        self._copies = copies
+        self._find_followers()
 
     _suits_arrays = staticmethod(suits_arrays)
     """Whether ``auto`` means columns for these first rows."""
@@ -376,7 +381,7 @@ class Table(IBuffer):
             self._note_departure(where, reason)
         self._metadata.remove(where)
         self._sampler.on_remove(where)
-        if self._column_copies:
+        if self._copies:
             self._note_change(where)
         self._storage.mark(where, state.LEFT)  # type: ignore[union-attr]
         self._left[reason] += len(where)
@@ -722,7 +727,7 @@ class Table(IBuffer):
             BufferClosedError: the buffer is closed.
         """
         with self.snapshot() as now:
-            rows = now.rows(now.first, now.last)
+            rows = now.rows(now.first, now.last)()
             data = rows.columns if isinstance(rows, SampleBatch) else rows
             return {**now.state(), "data": data}
 

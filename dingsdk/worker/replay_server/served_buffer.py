@@ -161,8 +161,7 @@ class ServedBuffer(RowListener):
         """Write a checkpoint, while others insert and sample; delete the log that it covers.
 
         Inserts wait for the copy of one segment, or of as many priorities, at a time: 2 ms at most.
-        Where rows leave in another order than they came, which the remover decides, they wait for
-        all of it.
+        The state of a remover that is not ``fifo`` is copied at once.
 
         Raises:
             StorageFullError, RunFolderError: it cannot be written; log and checkpoint before it

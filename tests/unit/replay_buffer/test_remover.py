@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,19 +9,13 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError
-from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
 
 from .random_remover import RandomRemover
 
+pytestmark = pytest.mark.usefixtures("random_removers")
+
 CAPACITY = 8
-
-
-@pytest.fixture(autouse=True)
-def manager() -> Iterator[None]:
-    with use_manager(PluginManager()) as manager:
-        manager.registry("removers").register("random", RandomRemover)
-        yield
 
 
 class RandomlyRemoving(NaiveReplayBuffer):

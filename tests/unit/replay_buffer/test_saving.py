@@ -15,13 +15,25 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import BufferClosedError, RunFolderError
+from dingsdk.errors import BufferClosedError, CheckpointCorruptError, RunFolderError
 from dingsdk.testing import recorded_writes
 from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.persistence import load, save
 from dingsdk.worker.replay_buffer.state import Snapshot
+from dingsdk.worker.replay_buffer.storage import Rows, Where
+from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
 
-from .saved_rows import SEGMENT, full, loaded, make_buffer, numbers, push, segment_files
+from .prioritized_rows import equal_states
+from .saved_rows import (
+    SEGMENT,
+    edit_state,
+    full,
+    loaded,
+    make_buffer,
+    numbers,
+    push,
+    segment_files,
+)
 
 # What is written again ------------------------------------------------------------------------
 
@@ -219,17 +231,82 @@ class Disturbed(NaiveReplayBuffer):
         with super().snapshot() as now:
             yield now
 
+    def push_before_copies(self, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+        """Push rows before others are copied without the lock, too."""
+        whole = ArrayStorage.take_later
+
+        def take_later(storage: ArrayStorage, where: Where) -> Callable[[], Rows]:
+            take = whole(storage, where)
+
+            def disturbed() -> Rows:
+                if not self._lock.locked():
+                    push(self, n)
+                return take()
+
+            return disturbed
+
+        monkeypatch.setattr(ArrayStorage, "take_later", take_later)
+
 
 @pytest.mark.parametrize("rows_each", [0, 1, 5, 8, 13, 100])
-def test_what_is_saved_is_the_buffer_at_the_last_look(tmp_path: Path, rows_each: int) -> None:
+def test_what_is_saved_is_the_buffer_at_the_last_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_each: int
+) -> None:
     buffer = Disturbed({"replay_buffer_size": 40})
     push(buffer, 40)
+    buffer.push_before_copies(monkeypatch, rows_each)
     buffer.before[0] = lambda: push(buffer, rows_each)
     for _ in range(3):
         save(tmp_path, buffer, SEGMENT)
         assert loaded(tmp_path) == full(buffer)
     # Whoever pushes more between two looks than is written at one is made to wait.
     assert buffer.looks < 60
+
+
+@pytest.mark.parametrize("rows_each", [0, 1, 5, 13, 40])
+@pytest.mark.parametrize("is_cleared", [False, True])
+@pytest.mark.parametrize("count", [0, 7, 40])
+def test_rows_that_leave_in_any_order_are_saved_piece_by_piece_too(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    random_removers: dict[str, str],
+    rows_each: int,
+    count: int,
+    is_cleared: bool,
+) -> None:
+    cfg = {"replay_buffer_size": 40, "remover": random_removers, "seed": 0}
+    buffer = Disturbed(cfg)
+    push(buffer, count)
+    buffer.push_before_copies(monkeypatch, rows_each)
+    for _ in range(3):
+        buffer.looks = 0
+        buffer.before[0] = lambda: push(buffer, rows_each)
+        if is_cleared:
+            buffer.before[3] = buffer.clear
+        save(tmp_path, buffer, SEGMENT)
+        buffer.before.clear()
+        held = buffer.state_dict()
+        expected = held["data"]["number"].tolist() if held["data"] else []
+        assert loaded(tmp_path) == loaded(tmp_path, at_once_bytes=0) == expected
+        assert not buffer._copies
+        new = NaiveReplayBuffer(cfg)
+        new.resume_data(str(tmp_path))
+        assert equal_states(new.state_dict(), held)
+        assert buffer.looks > len(expected) // SEGMENT or rows_each == 40 or is_cleared
+    assert buffer.looks < 60
+
+
+def test_rows_that_left_by_a_damaged_state_are_refused(
+    tmp_path: Path, random_removers: dict[str, str]
+) -> None:
+    buffer = Disturbed({"replay_buffer_size": 40, "remover": random_removers})
+    push(buffer, 40)
+    save(tmp_path, buffer, SEGMENT)
+    for wrong in (np.zeros(39, np.bool_), np.zeros(40), np.ones(40, np.bool_)):
+        edit_state(tmp_path, lambda rest, wrong=wrong: rest.update(left=wrong))  # type: ignore
+        with pytest.raises(CheckpointCorruptError):
+            buffer.resume_data(str(tmp_path))
+        assert buffer.count() == 40
 
 
 def test_rows_saved_beside_a_pushing_thread_are_a_full_run(tmp_path: Path) -> None:

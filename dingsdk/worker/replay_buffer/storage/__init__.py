@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -99,6 +99,14 @@ class Storage(Configurable, ABC):
         With ``takes_grids``, int64 positions ``[B, T]`` give a SampleBatch of ``B`` rows whose
         columns are ``[B, T, ...]``.
         """
+
+    def take_later(self, where: Where) -> Callable[[], Rows]:
+        """Return what returns the rows at positions, once; it is called without the lock.
+
+        Rows that others replace meanwhile may be a mixture of old and new values.
+        """
+        rows = self.take(where)
+        return lambda: rows
 
     @abstractmethod
     def clear(self) -> None:

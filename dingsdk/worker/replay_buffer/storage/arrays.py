@@ -14,7 +14,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.columns import leaves, map_columns
 from dingsdk.data.sample_batch import take_rows
 from dingsdk.errors import ConfigError
-from dingsdk.worker.replay_buffer.storage import Storage, Where
+from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where
 from dingsdk.worker.replay_buffer.storage.schema import (
     check_pair,
     convert,
@@ -139,6 +139,19 @@ class ArrayStorage(Storage):
             columns[f"next_{self._next_of}"] = self._following.take(where)
             columns = {key: columns[key] for key in self._form}
         return SampleBatch.trusted(columns, length, self._is_plain)
+
+    def take_later(self, where: Where) -> Callable[[], Rows]:
+        if self.layout is None:
+            return super().take_later(where)
+        columns, layout, is_plain = self._columns, self.layout, self._is_plain
+
+        def take() -> SampleBatch:
+            if isinstance(where, slice):
+                copies = map_columns(lambda array: array[where].copy(), columns)
+                return SampleBatch.trusted(copies, where.stop - where.start, is_plain)
+            return SampleBatch.trusted(layout.take(where), len(where), is_plain)
+
+        return take
 
     def make_room(self, rows: int) -> None:
         """Have room for accepted rows that are put later, where one push was accepted in parts.
