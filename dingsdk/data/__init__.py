@@ -18,7 +18,6 @@ from dingsdk.data.container import (
 from dingsdk.data.dataloader import AsyncDataLoader
 from dingsdk.data.files import Buffer, Folder, PrivateDir, check_id, open_private
 from dingsdk.data.locks import LockContext, LockContextType
-from dingsdk.data.mapped import SharedDir
 from dingsdk.data.sample_batch import RowLoaders, SampleBatch, collate
 from dingsdk.data.secret import (
     Secret,
@@ -43,7 +42,6 @@ __all__ = [
     "RowLoaders",
     "SampleBatch",
     "Secret",
-    "SharedDir",
     "check_id",
     "check_reach",
     "collate",

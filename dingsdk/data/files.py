@@ -301,7 +301,7 @@ class Folder:
         descriptor, found = self._open_file(name, max_bytes)
         try:
             if found.st_size > map_above:
-                return self._map(name, descriptor, found)
+                return memoryview(mmap.mmap(descriptor, found.st_size, access=mmap.ACCESS_READ))
             # bytes: numpy looks through a read-only view of a bytearray.
             content = os.read(descriptor, found.st_size)
             if len(content) < found.st_size:  # above 2 GiB, or cut off
@@ -472,9 +472,6 @@ class Folder:
                 raise
         return descriptor, found
 
-    def _map(self, name: str, descriptor: int, found: os.stat_result) -> memoryview:
-        return memoryview(mmap.mmap(descriptor, found.st_size, access=mmap.ACCESS_READ))
-
     def _check_read(self, name: str, found: os.stat_result) -> None:
         """Refuse what was read of a file if it may be that of another."""
 
@@ -517,7 +514,6 @@ class PrivateDir(Folder):
 
     _open_flags = _OPEN_FOLDER | os.O_NOFOLLOW
     _names = _PRIVATE_NAME
-    _overwrite_flags = _OVERWRITE
 
     def rewrite(self, name: str, buffers: Sequence[Buffer], pool: PrivateDir, pooled: str) -> bool:
         """Write a file as :meth:`write_atomic` does, into an existing file of another folder.
@@ -557,24 +553,22 @@ class PrivateDir(Folder):
 
     def _overwrite(self, folder: int, name: str, buffers: Sequence[Buffer]) -> bool:
         try:
-            descriptor = os.open(name, self._overwrite_flags, dir_fd=folder)
+            descriptor = os.open(name, _OVERWRITE, dir_fd=folder)
         except OSError as error:
             if error.errno in _NOT_A_FILE:
                 return False
             raise
         try:
             found = os.fstat(descriptor)
-            return not self._why_refused(found) and self._fill(descriptor, found, buffers)
+            if self._why_refused(found):
+                return False
+            write_chunks(descriptor, buffers)
+            size = sum(memoryview(buffer).nbytes for buffer in buffers)
+            if found.st_size > size:
+                os.ftruncate(descriptor, size)
+            return True
         finally:
             os.close(descriptor)  # not close_reader: it may be here that a full disk is reported
-
-    def _fill(self, descriptor: int, found: os.stat_result, buffers: Sequence[Buffer]) -> bool:
-        """Make the buffers the content of an open file; False where it must stay as it is."""
-        write_chunks(descriptor, buffers)
-        size = sum(memoryview(buffer).nbytes for buffer in buffers)
-        if found.st_size > size:
-            os.ftruncate(descriptor, size)
-        return True
 
     def _check_read(self, name: str, found: os.stat_result) -> None:
         # A file that lost its name meanwhile may have been reused by :meth:`rewrite`.

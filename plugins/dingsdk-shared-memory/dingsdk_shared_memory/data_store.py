@@ -2,49 +2,50 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
 
-from dingsdk.data import FrameInfo, PrivateDir, SampleBatch, check_id, decode_batch, encode_batch
+from dingsdk.data import FrameInfo, SampleBatch, check_id, decode_batch, encode_batch
 from dingsdk.errors import (
     ClosedError,
     ConfigError,
     ConflictError,
     DataCorruptError,
     DataMissingError,
-    StorageFullError,
 )
 from dingsdk.worker.comm import StepDataStore
 from dingsdk_shared_memory.segments import INLINE_BYTES, Segments
 
 _WAIT_S = 0.002
+_log = logging.getLogger(__name__)
 
 
 class SharedDataStore(StepDataStore):
     """Payloads of one host. Safe for use from many threads.
 
     Args:
-        folder: Of the payloads; closed with the store.
+        segments: Where they are; closed with the store.
         max_payload_bytes: Largest payload to write or read.
-        min_free_bytes: What to leave free.
         algorithm: Of the digests; ``head`` holds for payloads that are not copied.
+
+    Attributes:
+        corrupt_count: Damaged payloads met.
     """
 
     def __init__(
         self,
-        folder: PrivateDir,
+        segments: Segments,
         *,
         max_payload_bytes: int = 1 << 62,
-        min_free_bytes: int = 0,
         algorithm: str = "head",
     ) -> None:
-        self._folder = folder
         self._max_bytes = max_payload_bytes
-        self._min_free_bytes = min_free_bytes
         self._algorithm = algorithm
         self._closed = threading.Event()
-        self.segments = Segments(folder, self._check_free)
+        self.segments = segments
+        self.corrupt_count = 0
 
     def put(self, data_id: str, batch: SampleBatch) -> FrameInfo:
         """Store a payload; storing the same again changes nothing.
@@ -106,20 +107,23 @@ class SharedDataStore(StepDataStore):
         self.segments.close()
 
     def _get(self, data_id: str, digest: str | None, timeout_s: float) -> SampleBatch:
-        frame = self.segments.read(check_id(data_id, "data_id"))
-        if frame is None and self._wait(lambda: self.segments.has(data_id), timeout_s):
-            frame = self.segments.read(data_id)
-        if frame is None:
-            raise DataMissingError(
-                f"no payload {data_id!r} within {timeout_s} s: it was never put, or deleted since",
-                data_id=data_id,
-            )
+        check_id(data_id, "data_id")
         try:
-            return decode_batch(frame, self._max_bytes, expected_digest=digest)
+            frame = self.segments.read(data_id)
+            if frame is None and self._wait(lambda: self.segments.has(data_id), timeout_s):
+                frame = self.segments.read(data_id)
+            if frame is not None:
+                return decode_batch(frame, self._max_bytes, expected_digest=digest)
         except DataCorruptError as error:
-            raise DataCorruptError(
-                f"payload {data_id!r}: {error}", where=error.where, data_id=data_id
-            ) from error
+            self.corrupt_count += 1
+            self.segments.delete(data_id)
+            text = f"payload {data_id!r}: {error}"  # the error itself would keep the slot in use
+            _log.warning("a damaged payload is deleted: %s", text)
+            raise DataCorruptError(text, where=error.where, data_id=data_id) from error
+        raise DataMissingError(
+            f"no payload {data_id!r} within {timeout_s} s: it was never put, or deleted since",
+            data_id=data_id,
+        )
 
     def _wait(self, is_there: Callable[[], bool], timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
@@ -129,13 +133,3 @@ class SharedDataStore(StepDataStore):
             if is_there():
                 return True
         return False
-
-    def _check_free(self, size_bytes: int) -> None:
-        free_bytes = self._folder.free_bytes()
-        if free_bytes - size_bytes < self._min_free_bytes:
-            raise StorageFullError(
-                f"{self._folder.path}: {free_bytes} bytes free, {size_bytes} to take and "
-                f"{self._min_free_bytes} to leave free; make room in shared memory",
-                path=str(self._folder.path),
-                reason="low_space",
-            )

@@ -34,11 +34,11 @@ from dingsdk.errors import (
     DingError,
     RunDirLockedError,
 )
-from dingsdk_shared_memory.data_store import SharedDataStore
+from dingsdk_shared_memory.segments import Segments
 
 ROOT = Path("/dev/shm")
 LOCK, OWNER, SOCKET = "lock", "run.json", "socket"
-FORMAT = 2
+FORMAT = 3
 """Of the folder; another one belongs to another version of this package."""
 DATA, KEPT, JOURNAL = "data", "transport", "journal"
 UNCLAIMED_S = 60.0
@@ -178,15 +178,16 @@ def keep(path: Path, run_dir: Path) -> None:
         return
     with PrivateDir(path, create=False) as memory, PrivateDir(run_dir / KEPT) as disk:
         if memory.stat(DATA) is not None:
-            with closing(SharedDataStore(memory.sub(DATA, create=False))) as store:
-                for data_id in store.segments.ids():
-                    frame = store.segments.read(data_id)
-                    if frame is not None:
-                        disk.write_atomic(f"{data_id}.ding", [frame])
+            with closing(Segments(memory.sub(DATA, create=False))) as segments:
+                for data_id in segments.ids():
+                    with contextlib.suppress(DataCorruptError):
+                        frame = segments.read(data_id)
+                        if frame is not None:
+                            disk.write_atomic(f"{data_id}.ding", [frame])
     remove(path)
 
 
-def bring_back(store: SharedDataStore, run_dir: Path) -> None:
+def bring_back(segments: Segments, run_dir: Path) -> None:
     """Move the payloads that ``keep`` moved to the disk back to memory.
 
     Raises:
@@ -197,9 +198,9 @@ def bring_back(store: SharedDataStore, run_dir: Path) -> None:
     with PrivateDir(run_dir / KEPT, create=False) as disk:
         for name in disk.names():
             data_id = name.removesuffix(".ding")
-            if data_id != name and not store.segments.has(data_id):
+            if data_id != name and not segments.has(data_id):
                 frame = disk.view(name, _NO_LIMIT)
-                store.segments.add(data_id, [frame], len(frame))
+                segments.add(data_id, [frame], len(frame))
     forget_kept(run_dir)
 
 

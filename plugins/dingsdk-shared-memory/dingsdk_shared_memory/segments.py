@@ -43,6 +43,7 @@ import numpy as np
 
 from dingsdk.data import Buffer, PrivateDir, open_private
 from dingsdk.errors import DataCorruptError, StorageFullError
+from dingsdk.worker.comm.files import check_free
 
 INLINE_BYTES = 16 << 10
 """Largest frame in a segment."""
@@ -152,19 +153,19 @@ class Segments:
 
     Args:
         folder: That all processes of the run share; closed with this object.
-        check_free: Raises StorageFullError where so many more bytes must not be taken.
+        min_free_bytes: What to leave free.
         clock: Seconds, monotonic.
     """
 
     def __init__(
         self,
         folder: PrivateDir,
-        check_free: Callable[[int], None],
+        min_free_bytes: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
         self._path = str(folder.path)
-        self._check_free = check_free
+        self._min_free_bytes = min_free_bytes
         self._clock = clock
         self._lock = threading.Lock()
         self._segments: dict[str, _Segment] = {}
@@ -247,17 +248,24 @@ class Segments:
         for name in ripe:
             self.delete(name)
         self._ownerless = {name: first for name, first in since.items() if name not in ripe}
+        self.clear_dead()
+        return len(ripe)
+
+    def clear_dead(self) -> None:
+        """Remove what writers that died left, but for payloads."""
         with self._lock:
             for name in self._folder.names():
                 if name.endswith(".lock") and name != f"{self._writer}.lock":
                     self._clear_dead(name.removesuffix(".lock"))
-        return len(ripe)
 
-    def ids(self) -> list[str]:
-        """Return the ids of all payloads."""
+    def ids(self, prefix: str = "") -> list[str]:
+        """Return the ids of all payloads that begin so."""
         with self._lock:
             self._refresh()
-            return [name for name, found in self._index.items() if found[0].place_of(*found[1:])]
+            self._index = {
+                name: found for name, found in self._index.items() if found[0].place_of(*found[1:])
+            }
+            return [name for name in self._index if name.startswith(prefix)]
 
     def close(self) -> None:
         """Let go of the memory; views that are in use stay valid."""
@@ -440,7 +448,7 @@ class Segments:
 
     def _make(self, kind: str, size: int) -> tuple[str, mmap.mmap]:
         """Make a file of our own; return its name and its memory."""
-        self._check_free(size)
+        check_free(self._folder, size, self._min_free_bytes)
         name = ""
         try:
             if self._writer_lock < 0:

@@ -15,11 +15,12 @@ from dingsdk.worker.comm import (
     StepDataStore,
     Transport,
 )
-from dingsdk.worker.comm.files import FilePolicyStore
+from dingsdk.worker.comm.files import POLICY_FOLDER
 from dingsdk.worker.comm.requests import RequestSlaveEnd, RequestTransport, Secret, find_secret
 from dingsdk_shared_memory.connection import Connection
 from dingsdk_shared_memory.data_store import SharedDataStore
 from dingsdk_shared_memory.master_end import SCHEME, SocketMasterEnd
+from dingsdk_shared_memory.policy_store import SharedPolicyStore
 from dingsdk_shared_memory.run_memory import (
     DATA,
     RunMemory,
@@ -29,6 +30,7 @@ from dingsdk_shared_memory.run_memory import (
     keep,
     remove,
 )
+from dingsdk_shared_memory.segments import Segments
 
 TYPE_KEY = "shared_memory"
 
@@ -74,11 +76,11 @@ class SharedMemoryTransport(RequestTransport):
         self.data_dir = Path(self.cfg.data_dir) if self.cfg.data_dir else folder_of(Path(run_dir))
         self._memory: RunMemory | None = None
         self._data_store: SharedDataStore | None = None
-        self._policy_store: FilePolicyStore | None = None
+        self._policy_store: SharedPolicyStore | None = None
 
     def make_master_end(self) -> SocketMasterEnd:
         # Before the coordinator looks which payloads of its journal are there.
-        bring_back(self._own_data_store(), self.run_dir)
+        bring_back(self._own_data_store().segments, self.run_dir)
         return SocketMasterEnd(self.cfg, self._own_memory())
 
     def make_slave_end(self, address: str) -> RequestSlaveEnd[Secret]:
@@ -106,13 +108,10 @@ class SharedMemoryTransport(RequestTransport):
     def policy_store(self) -> PolicyStore:
         with self._lock:
             if self._policy_store is None:
-                self._own_memory()
-                self._policy_store = FilePolicyStore(
-                    self.data_dir,
+                self._policy_store = SharedPolicyStore(
+                    self._segments(POLICY_FOLDER),
                     keep_versions=self.cfg.keep_policy_versions,
                     max_policy_bytes=self.cfg.max_policy_bytes,
-                    min_free_bytes=self.cfg.min_free_bytes,
-                    is_memory=True,
                     algorithm=self.cfg.digest,
                 )
             return self._policy_store
@@ -139,9 +138,11 @@ class SharedMemoryTransport(RequestTransport):
         with self._lock:
             if self._data_store is None:
                 self._data_store = SharedDataStore(
-                    self._own_memory().folder.sub(DATA),
+                    self._segments(DATA),
                     max_payload_bytes=self.cfg.max_payload_bytes,
-                    min_free_bytes=self.cfg.min_free_bytes,
                     algorithm=self.cfg.digest,
                 )
             return self._data_store
+
+    def _segments(self, name: str) -> Segments:
+        return Segments(self._own_memory().folder.sub(name), self.cfg.min_free_bytes)

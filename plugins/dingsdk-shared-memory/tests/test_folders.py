@@ -17,6 +17,7 @@ from dingsdk.errors import (
     ConfigError,
     ConflictError,
     DataCorruptError,
+    DataMissingError,
     DataVersionError,
     RunDirLockedError,
     RunFolderError,
@@ -62,6 +63,33 @@ def test_payload_of_another_kind_in_the_folder_is_refused(
         file.write(b"\x80\x04" + bytes(4096))
     with pytest.raises(DataCorruptError):
         store.get("a")
+
+
+@pytest.mark.parametrize("rows", [64, 20_000], ids=["in a segment", "in a slot"])
+def test_damaged_payload_is_counted_and_named_once_and_deleted(
+    run_dir: Path, caplog: pytest.LogCaptureFixture, rows: int
+) -> None:
+    transport = SharedMemoryTransport({"digest": "xxh3-128"}, run_dir)
+    store = transport.data_store()
+    for name in "ab":
+        store.put(name, a_batch(rows))
+    path = min(transport.data_dir.glob("data/*.seg" if rows == 64 else "data/*.slot"))
+    content = path.read_bytes()
+    at = content.index(a_batch(rows).columns["obs"].tobytes()) + 8
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes([content[at] ^ 1]))
+
+    with pytest.raises(DataCorruptError, match="'a'"):
+        store.get("a")
+    with pytest.raises(DataMissingError):
+        store.get("a", 0.0)
+    assert not store.has("a", 0.0)
+    assert store.corrupt_count == 1
+    assert [record.levelname for record in caplog.records if "'a'" in record.message] == ["WARNING"]
+    assert store.get("b") == a_batch(rows)
+    transport.close()
+    transport.remove_data()
 
 
 def test_folder_that_others_can_write_to_is_refused(transport: SharedMemoryTransport) -> None:

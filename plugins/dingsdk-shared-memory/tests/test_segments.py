@@ -14,6 +14,15 @@ from dingsdk.errors import DataCorruptError, StorageFullError
 LARGE = 1 << 16
 
 
+class Crowded(PrivateDir):
+    """A folder with so much room."""
+
+    room = 0
+
+    def free_bytes(self) -> int:
+        return self.room
+
+
 class Clock:
     now = 100.0
 
@@ -22,7 +31,7 @@ class Clock:
 
 
 def opened(path: Path, clock: Clock | None = None) -> Segments:
-    return Segments(PrivateDir(path), lambda size: None, clock or Clock())
+    return Segments(PrivateDir(path), clock=clock or Clock())
 
 
 @pytest.fixture
@@ -202,27 +211,23 @@ def test_slot_is_written_again_once_its_payload_is_deleted_and_nobody_views_it(
 
 
 def test_slots_of_other_sizes_are_not_used_and_go_where_there_is_no_room(tmp_path: Path) -> None:
-    room = [1 << 30]
-
-    def check_free(size: int) -> None:
-        if size > room[0]:
-            raise StorageFullError("full", path="", reason="low_space")
-
-    made = Segments(PrivateDir(tmp_path / "s"), check_free)
+    folder, other = Crowded(tmp_path / "s"), Crowded(tmp_path / "t")
+    folder.room = 1 << 30
+    made = Segments(folder)
     for size in (LARGE, 3 * LARGE, LARGE, 3 * LARGE, LARGE // 3):
         add(made, "a", bytes(size))
         made.delete("a")
     assert files(tmp_path, "slot") == 3
 
-    room[0] = LARGE
-    crowded = Segments(PrivateDir(tmp_path / "t"), check_free)
+    other.room = LARGE
+    crowded = Segments(other)
     with pytest.raises(StorageFullError):  # room for the slot, and none for a segment to list it
         add(crowded, "a", bytes(LARGE))
-    room[0] = 1 << 30
+    other.room = 1 << 30
     add(crowded, "a", bytes(LARGE))
     assert len(list((tmp_path / "t").glob("*.slot"))) == 1
     crowded.close()
-    room[0] = 0
+    folder.room = 0
     with pytest.raises(StorageFullError):
         add(made, "b", bytes(7 * LARGE))
     assert files(tmp_path, "slot") == 0
@@ -298,11 +303,9 @@ def test_slots_of_a_dead_writer_stay_as_long_as_their_payloads(tmp_path: Path) -
 
 
 def test_no_room_for_a_segment_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
-    def refuse(size: int) -> None:
-        assert size == SEGMENT_BYTES
-        raise StorageFullError("full", path="", reason="low_space")
-
-    made = Segments(PrivateDir(tmp_path / "s"), refuse)
+    folder = Crowded(tmp_path / "s")
+    folder.room = SEGMENT_BYTES + 99
+    made = Segments(folder, min_free_bytes=100)
     with pytest.raises(StorageFullError):
         add(made, "a", b"a")
     assert files(tmp_path) == 0

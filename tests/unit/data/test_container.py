@@ -519,3 +519,17 @@ def test_what_was_read_is_freed_without_a_collection() -> None:
         assert array() is None
     finally:
         gc.enable()
+
+
+def test_digest_of_the_head_finds_other_heads_and_no_other_content() -> None:
+    batch = SampleBatch({"obs": np.arange(12, dtype=np.float32)})
+    (frame,), info = encode_batch(batch, algorithm="head")
+    assert info.digest.startswith("head:")
+    assert decode_batch(frame, expected_digest=info.digest) == batch
+    changed = bytearray(frame)
+    changed[-1] ^= 1
+    assert decode_batch(bytes(changed)) != batch
+    with pytest.raises(DataCorruptError):
+        decode_batch(bytes(frame).replace(b"[12]", b"[11]"))
+    with pytest.raises(DataCorruptError):
+        decode_batch(bytes(frame).replace(b"obs", b"abs"))

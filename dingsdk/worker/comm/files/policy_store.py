@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -19,8 +19,8 @@ import numpy as np
 
 from dingsdk.data import (
     Buffer,
+    FrameInfo,
     PrivateDir,
-    SharedDir,
     check_id,
     decode_frame,
     decode_json,
@@ -44,8 +44,6 @@ POINTER = "LATEST.json"
 _POINTER_BYTES = 4096
 _KIND, _POINTER_KIND = "policy", "newest-policy"
 _VERSION_FILE = re.compile(r"([0-9]{12})\.ding")
-_SPARE = "spare.ding"
-"""File of an old version, to be written again."""
 _MOVED_ON_TRIES = 1000
 _KEEP_KEY = "system.transport.keep_policy_versions"
 _logger = logging.getLogger(__name__)
@@ -77,8 +75,6 @@ class FilePolicyStore(PolicyStore):
             publications of time to open it, and a damaged one has others to fall back to.
         max_policy_bytes: Largest version to write or read.
         min_free_bytes: What to leave free on the disk.
-        is_memory: Whether the folder is in shared memory: files of old versions are written again.
-        algorithm: Of the digests, as for payloads.
         is_durable: Whether a published version survives a power cut. Not needed to resume: a
             learner publishes again what it resumes from.
     """
@@ -91,8 +87,6 @@ class FilePolicyStore(PolicyStore):
         max_policy_bytes: int = 2 << 30,
         min_free_bytes: int = 128 << 20,
         is_durable: bool = False,
-        is_memory: bool = False,
-        algorithm: str = "xxh3-128",
     ) -> None:
         if keep_versions < 2:
             raise ConfigError(f"{_KEEP_KEY} must be >= 2, found {keep_versions}", path=_KEEP_KEY)
@@ -104,10 +98,7 @@ class FilePolicyStore(PolicyStore):
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[str | None, int]] = {}
         self._damaged: set[tuple[str, str | None, int]] = set()
-        self._is_memory = is_memory
-        self._algorithm = algorithm
-        folder_type = SharedDir if is_memory else PrivateDir
-        with path if isinstance(path, PrivateDir) else folder_type(path) as root:
+        with path if isinstance(path, PrivateDir) else PrivateDir(path) as root:
             self._policies = root.sub(POLICY_FOLDER)
 
     def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
@@ -119,25 +110,16 @@ class FilePolicyStore(PolicyStore):
             StorageFullError: no room now; the newest version is the one it was.
             ConfigError: it is larger than any reader takes.
         """
-        check_id(policy_id, "policy_id")
-        if not isinstance(version, int) or isinstance(version, bool) or not 0 <= version < 10**12:
-            raise ProtocolError(f"policy version {version!r:.40}", where="version")
-        _check_state(state)
+        check_policy(policy_id, state, version)
         with self._publishing, self._policies.sub(policy_id) as folder:
             newest, life = _published(folder)
             if newest >= version:
                 return  # a learner that resumed from a checkpoint has to catch up first
-            value = {"policy_id": policy_id, "version": version, "state": dict(state)}
-            buffers, info = encode_frame(_KIND, value, algorithm=self._algorithm)
-            if info.size_bytes > self._max_bytes:
-                raise ConfigError(
-                    f"a policy of {info.size_bytes} bytes; at most {self._max_bytes} are read",
-                    path="system.transport.max_policy_bytes",
-                )
+            buffers, info = encode_policy(policy_id, state, version, self._max_bytes)
             check_free(folder, info.size_bytes, self._min_free_bytes)
             latest = _Latest(version, info.size_bytes, info.digest, life)
             pointer = encode_json(_POINTER_KIND, msgspec.structs.asdict(latest))
-            self._write(folder, _file_of(version), buffers)
+            folder.write_atomic(_file_of(version), buffers, durable=self._is_durable)
             folder.write_atomic(POINTER, [pointer], durable=self._is_durable)
             self._remove_old(policy_id, folder, version)
 
@@ -226,16 +208,9 @@ class FilePolicyStore(PolicyStore):
         policy_id, _, version = key
         is_announced = latest is not None and latest.version == version
         try:
-            name = _file_of(version)
-            content = (
-                np.array(folder.view(name, self._max_bytes)).data
-                if self._is_memory
-                else folder.read(name, self._max_bytes)
-            )
+            content = folder.read(_file_of(version), self._max_bytes)
             digest = latest.digest if latest is not None and is_announced else None
-            found = decode_frame(_KIND, content, self._max_bytes, expected_digest=digest)
-            if (found["policy_id"], found["version"]) != (policy_id, version):
-                raise DataCorruptError("it holds another policy or version", where="version")
+            return decode_policy(policy_id, version, content, self._max_bytes, digest)
         except DataMissingError:
             if not is_announced or _read_pointer(folder) != latest:
                 raise _MovedOnError from None  # removed as an old one since we looked
@@ -246,20 +221,12 @@ class FilePolicyStore(PolicyStore):
             with self._lock:
                 self._damaged.add(key)
             return None
-        return dict(found["state"])
-
-    def _write(self, folder: PrivateDir, name: str, buffers: Sequence[Buffer]) -> None:
-        if not (self._is_memory and folder.rewrite(name, buffers, folder, _SPARE)):
-            folder.write_atomic(name, buffers, durable=self._is_durable)
 
     def _remove_old(self, policy_id: str, folder: PrivateDir, version: int) -> None:
         old = [found for found in _versions(folder) if found <= version][self._keep_versions :]
         try:
             for found in old:
-                if self._is_memory:
-                    folder.move(_file_of(found), folder, _SPARE)
-                else:
-                    folder.unlink(_file_of(found))
+                folder.unlink(_file_of(found))
             folder.sweep()  # nobody else writes here
         except (RunFolderError, StorageFullError) as error:
             # The version is out, and that is what was asked for; the next one tries again.
@@ -270,7 +237,16 @@ class _MovedOnError(Exception):
     """What we were reading is no longer what there is; look again."""
 
 
-def _check_state(state: Mapping[str, Any]) -> None:
+def check_policy(policy_id: str, state: Mapping[str, Any], version: int) -> None:
+    """Refuse what cannot be published.
+
+    Raises:
+        ProtocolError: the id is none, or the version not in [0, 10**12).
+        SchemaMismatchError: the state is no flat mapping of tensors or arrays.
+    """
+    check_id(policy_id, "policy_id")
+    if not isinstance(version, int) or isinstance(version, bool) or not 0 <= version < 10**12:
+        raise ProtocolError(f"policy version {version!r:.40}", where="version")
     expected = "tensors and arrays by name"
     odd = [n for n, v in state.items() if not (isinstance(v, np.ndarray) or hasattr(v, "detach"))]
     if odd or not state:
@@ -281,6 +257,38 @@ def _check_state(state: Mapping[str, Any]) -> None:
             expected=expected,
             found=found,
         )
+
+
+def encode_policy(
+    policy_id: str,
+    state: Mapping[str, Any],
+    version: int,
+    max_bytes: int,
+    algorithm: str = "xxh3-128",
+) -> tuple[list[Buffer], FrameInfo]:
+    """Return the frame of a version; raises ConfigError for one that no reader takes."""
+    value = {"policy_id": policy_id, "version": version, "state": dict(state)}
+    buffers, info = encode_frame(_KIND, value, algorithm=algorithm)
+    if info.size_bytes > max_bytes:
+        raise ConfigError(
+            f"a policy of {info.size_bytes} bytes; at most {max_bytes} are read",
+            path="system.transport.max_policy_bytes",
+        )
+    return buffers, info
+
+
+def decode_policy(
+    policy_id: str, version: int, content: Buffer, max_bytes: int, digest: str | None = None
+) -> dict[str, Any]:
+    """Return the tensors of a version, in the memory of ``content``.
+
+    Raises:
+        DataCorruptError: it is damaged, or another policy or version.
+    """
+    found = decode_frame(_KIND, content, max_bytes, expected_digest=digest)
+    if (found["policy_id"], found["version"]) != (policy_id, version):
+        raise DataCorruptError("it holds another policy or version", where="version")
+    return dict(found["state"])
 
 
 def _published(folder: PrivateDir) -> tuple[int, str]:

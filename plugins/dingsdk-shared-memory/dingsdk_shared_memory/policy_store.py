@@ -1,0 +1,171 @@
+"""Policies in shared memory: a version is one copy into memory that was written before."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import secrets
+import threading
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dingsdk.data import check_id
+from dingsdk.errors import DataCorruptError
+from dingsdk.worker.comm import PolicyStore
+from dingsdk.worker.comm.files import check_policy, decode_policy, encode_policy
+from dingsdk_shared_memory.segments import Segments
+
+_MOVED_ON_TRIES = 1000
+_REST = re.compile(r"([0-9a-f]{16})-([0-9]{12})")
+_log = logging.getLogger(__name__)
+
+
+class _Version(NamedTuple):
+    """``life`` is drawn when a policy is first published, and again after it was discarded."""
+
+    number: int
+    life: str
+    name: str
+
+
+class SharedPolicyStore(PolicyStore):
+    """One process publishes a policy, any number read it. Safe for use from many threads.
+
+    A version is a payload ``<hash of the policy's id>-<life>-<version>``. Each store object counts
+    as one reader: what it returns of a policy never gets older.
+
+    Args:
+        segments: Where they are; closed with the store.
+        keep_versions: How many versions stay, at least 2: a damaged one has others to fall back to.
+        max_policy_bytes: Largest version to write or read.
+        algorithm: Of the digests, as for payloads.
+    """
+
+    def __init__(
+        self,
+        segments: Segments,
+        *,
+        keep_versions: int,
+        max_policy_bytes: int,
+        algorithm: str,
+    ) -> None:
+        self.segments = segments
+        self._keep_versions = keep_versions
+        self._max_bytes = max_policy_bytes
+        self._algorithm = algorithm
+        self._publishing = threading.Lock()
+        self._lock = threading.Lock()
+        self._seen: dict[str, _Version] = {}
+        self._damaged: set[str] = set()
+
+    def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
+        """Make a version the newest one, if it is: an older one changes nothing.
+
+        Raises:
+            ProtocolError, SchemaMismatchError: it is no policy.
+            StorageFullError: no room now; the newest version is the one it was.
+            ConfigError: it is larger than any reader takes.
+        """
+        check_policy(policy_id, state, version)
+        with self._publishing:
+            there = self._versions(policy_id)
+            if there and there[0].number >= version:
+                return  # a learner that resumed from a checkpoint has to catch up first
+            buffers, info = encode_policy(
+                policy_id, state, version, self._max_bytes, self._algorithm
+            )
+            life = there[0].life if there else secrets.token_hex(8)
+            name = f"{_prefix_of(policy_id)}{life}-{version:012d}"
+            self.segments.add(name, buffers, info.size_bytes)
+            for old in there[self._keep_versions - 1 :]:
+                self.segments.delete(old.name)
+            self.segments.clear_dead()  # publishers of before
+
+    def newest(
+        self, policy_id: str, newer_than: int | None = None
+    ) -> tuple[int, dict[str, Any]] | None:
+        """Return (version, tensors of its own), or None when there is none newer.
+
+        Where the newest version is damaged, the one before it is returned, and the damage counted.
+
+        Raises:
+            DataCorruptError: something is published and none of it is whole.
+        """
+        check_id(policy_id, "policy_id")
+        for _ in range(_MOVED_ON_TRIES):
+            seen = self._seen.get(policy_id)
+            floor = -1 if newer_than is None else newer_than + 1
+            there = self._versions(policy_id)
+            if seen and there and seen.life == there[0].life:
+                floor = max(floor, seen.number)
+            there = [version for version in there if version.number >= floor]
+            for version in there:
+                if version.name in self._damaged:
+                    continue
+                try:
+                    state = self._load(policy_id, version)
+                except DataCorruptError as error:
+                    number = version.number
+                    _log.warning("policy %s: version %d is damaged: %s", policy_id, number, error)
+                    self._damaged.add(version.name)
+                    continue
+                if state is not None and self._is_newest(policy_id, seen, version):
+                    return version.number, state
+                break  # it was removed as an old one, or another thread returned a newer one
+            else:
+                if newer_than is None and there:
+                    raise DataCorruptError(
+                        f"policy {policy_id!r}: no version is whole", where=policy_id
+                    )
+                return None
+        raise DataCorruptError(f"policy {policy_id!r} never holds still", where=policy_id)
+
+    def discard(self, policy_id: str) -> None:
+        check_id(policy_id, "policy_id")
+        for version in reversed(self._versions(policy_id)):  # an older one is never the newest
+            self.segments.delete(version.name)
+        with self._lock:
+            self._seen.pop(policy_id, None)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self.segments.close()
+
+    @property
+    def corrupt_count(self) -> int:
+        """Number of damaged versions met."""
+        return len(self._damaged)
+
+    def _versions(self, policy_id: str) -> list[_Version]:
+        """Return the versions that are there, newest first."""
+        prefix = _prefix_of(policy_id)
+        found = []
+        for name in self.segments.ids(prefix):
+            if match := _REST.fullmatch(name, len(prefix)):  # else its entry is damaged
+                found.append(_Version(int(match[2]), match[1], name))
+        return sorted(found, reverse=True)
+
+    def _load(self, policy_id: str, version: _Version) -> dict[str, Any] | None:
+        """Return the tensors of a version, None where it was removed."""
+        frame = self.segments.read(version.name)
+        if frame is None:
+            return None
+        content = np.frombuffer(frame, np.uint8).copy().data
+        del frame  # an error keeps what its frames hold, and this the slot
+        return decode_policy(policy_id, version.number, content, self._max_bytes)
+
+    def _is_newest(self, policy_id: str, seen: _Version | None, version: _Version) -> bool:
+        """Note what is returned; False where another thread was faster, with a newer version."""
+        with self._lock:
+            now = self._seen.get(policy_id)
+            if now is not seen and (now is None or now.life != version.life or now > version):
+                return False
+            self._seen[policy_id] = version
+            return True
+
+
+def _prefix_of(policy_id: str) -> str:
+    return hashlib.sha256(policy_id.encode()).hexdigest()[:16] + "-"
