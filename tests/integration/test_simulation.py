@@ -131,7 +131,7 @@ def fails(name: str, faults: list[SimulatedFault], setting: Setting) -> None:
 
     run([1])
     with defect(name).applied(), pytest.raises(SimulationError):
-        run(range(1, 9))
+        run(range(1, 33))
 
 
 def test_time_in_which_the_coordinator_stood_still_is_nobodys_fault() -> None:

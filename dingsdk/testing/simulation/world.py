@@ -47,23 +47,21 @@ class World:
         self.events = 0
         self.random = random.Random(seed)
         self.current: SimulatedJob | None = None
+        self.locks_left = 0
+        """How often jobs take locks before others run first."""
         self.servers: dict[str, tuple[SimulatedProcess, Callable[[Any], Any]]] = {}
         self.network = Network(self)
         self._hub = getcurrent()
         self._due: list[tuple[float, float, int, Callable[[], object], SimulatedWait | None]] = []
         self._numbers = 0
 
-    def at(self, when: float, action: Callable[[], object]) -> None:
-        """Call ``action`` at a time; it may not wait."""
+    def at(
+        self, when: float, action: Callable[[], object], wait: SimulatedWait | None = None
+    ) -> None:
+        """Call ``action`` at a time, where a wait is given only while it lasts; it may not wait."""
         self._numbers += 1
         # Equal times are common: wakes are due at once.
-        heapq.heappush(self._due, (when, self.random.random(), self._numbers, action, None))
-
-    def at_deadline(self, wait: SimulatedWait) -> None:
-        """Have a job that still waits then go on."""
-        self._numbers += 1
-        entry = wait.deadline, self.random.random(), self._numbers, wait.job.time_is_over, wait
-        heapq.heappush(self._due, entry)
+        heapq.heappush(self._due, (when, self.random.random(), self._numbers, action, wait))
 
     def run(self, until: float) -> None:
         """Let time pass; raises AssertionError where it does not."""
@@ -121,6 +119,8 @@ class SimulatedJob(Job):
         self.holds = 0
         """Conditions that it holds."""
         self.wait: SimulatedWait | None = None
+        self.is_met = False
+        """Whether its last wait ended because of what it waited for."""
         self._function = function
         self._done = False
         self._ended = SimulatedCondition(process)
@@ -156,7 +156,8 @@ class SimulatedJob(Job):
             world.at(process.resumes_at, self.go_on)
             return
         if wait is not None:
-            if world.now < wait.deadline and not wait.predicate():
+            self.is_met = wait.predicate()
+            if not self.is_met and world.now < wait.deadline:
                 wait.condition.waiters.append(self)
                 return
             self.wait = None
@@ -176,22 +177,29 @@ class SimulatedCondition:
         self._process = process
         self._world = process.world
         self.waiters: list[SimulatedJob] = []
+        self._is_held = self._is_notified = False
 
     def __enter__(self) -> SimulatedCondition:
         world = self._world
         job = world.current
         if job is not None:
-            may_preempt = not job.holds and job.is_preemptive
-            if may_preempt and world.random.random() < PREEMPTED_SHARE:
-                world.at(world.now, job.go_on)
-                world.park()
+            if not job.holds and job.is_preemptive:
+                world.locks_left -= 1
+                if world.locks_left < 0:
+                    world.locks_left = int(world.random.expovariate(PREEMPTED_SHARE))
+                    world.at(world.now, job.go_on)
+                    world.park()
             job.holds += 1
+        self._is_held = True
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         job = self._world.current
         if job is not None:
             job.holds -= 1
+        self._is_held = False
+        if self._is_notified:
+            self._look()
 
     def wait_for(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
         """As a condition of ``threading``, in virtual time."""
@@ -203,21 +211,36 @@ class SimulatedCondition:
         assert job.holds == 1, f"{job.name} waits with another lock held"
         # Time goes on at every wait, or who waits for the rest of a deadline could wait for ever.
         deadline = world.now + max(LEAST_WAIT_S, timeout_s)
+        self._is_held = False
+        if self._is_notified:
+            self._look()
         job.wait = wait = SimulatedWait(job, self, predicate, deadline)
         self.waiters.append(job)
-        world.at_deadline(wait)
+        world.at(deadline, job.time_is_over, wait)
         job.holds = 0
         try:
             world.park()
         finally:
             job.holds = 1
-        return predicate()
+            self._is_held = True
+        return job.is_met
 
     def notify_all(self) -> None:
-        """Make every waiter look at its predicate again."""
+        """Make every waiter look at its predicate again, once the lock is free."""
+        self._is_notified = True
+        if not self._is_held:
+            self._look()
+
+    def _look(self) -> None:
+        self._is_notified = False
+        # Most look in vain; those are not worth an event.
         waiters, self.waiters = self.waiters, []
         for job in waiters:
-            self._world.at(self._world.now, job.go_on)
+            if (wait := job.wait) is not None and not job.process.is_dead:
+                if wait.predicate():
+                    self._world.at(self._world.now, job.go_on, wait)
+                else:
+                    self.waiters.append(job)
 
     def forget(self, job: SimulatedJob) -> None:
         """Take a job off the waiters."""

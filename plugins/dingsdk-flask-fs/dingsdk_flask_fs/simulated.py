@@ -24,7 +24,7 @@ from dingsdk.worker.comm.requests import (
 )
 
 MAX_BYTES = 4 << 20
-_RUN, _EPOCH = "0" * 32, "epoch"
+_RUN, _EPOCH = "simulated", "epoch"
 _KEY = "of the simulation"
 
 

@@ -230,8 +230,8 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
             self._check()
             inc, ack = self._inc, self._last_task
             answers = self._unconfirmed()
-        body = b'{"answers":[%s],"ack":%d,"want":%d,"wait_s":%.3f}'
-        body %= answers, ack, PREFETCH, wait_s
+        body = b'{"answers":[%s],"ack":%d,"want":%d,"wait_s":%a}'
+        body %= answers, ack, PREFETCH, round(wait_s, 3)  # as it is encoded again: 1.0, not 1.000
         deadline = self._clock() + wait_s + self._margin_s
         self._is_asking = True
         try:
