@@ -223,10 +223,9 @@ class BaseCommLearner(CommWorker):
         """Return the learner's demand, or ``{'pending': True}`` while it has none."""
         self._owes_info = False
         with self.condition:
-            found = self.task_wait(lambda: self._demand is not None, ANSWER_WITHIN_S)
-            demand, self._demand = self._demand, None
-            self._sent_demand = demand or self._sent_demand
-        if not found or demand is None:
+            self.task_wait(lambda: self._demand is not None, ANSWER_WITHIN_S)
+            demand = self._take_demand()
+        if demand is None:
             self.raise_job_error()
             return {
                 "pending": True,
@@ -237,7 +236,10 @@ class BaseCommLearner(CommWorker):
         return {**demand, **self.task_ids()}
 
     def deal_with_learner_learn(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Train on the leased batches; return the learn info once all are done."""
+        """Train on the leased batches; return the learn info once all are done.
+
+        With it comes the learner's next demand, None where it has none.
+        """
         if self._rows is None:
             raise TaskFail({"message": "no learner"}, "this learner has no task")
         self._rows.announce(data.get("payloads", {}), data.get("digests"))
@@ -254,11 +256,16 @@ class BaseCommLearner(CommWorker):
             self._leased.extend(data["batches"])
             self.condition.notify_all()
             self.task_wait(lambda: self._info is not None, LEARN_TIMEOUT_S)
-            info = self._info
+            info, demand = self._info, self._take_demand()
         self.raise_job_error()
         if info is None:
             info = self._learn_info()
-        return {"info": info, **self.task_ids()}
+        return {"info": info, "demand": demand, **self.task_ids()}
+
+    def _take_demand(self) -> dict[str, Any] | None:
+        demand, self._demand = self._demand, None
+        self._sent_demand = demand or self._sent_demand
+        return demand
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         has_ended = super().close(timeout_s)

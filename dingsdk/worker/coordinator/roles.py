@@ -284,19 +284,23 @@ class LearnerRole(Role):
         self._train(control, state, is_done=False)
 
     def _train(self, control: TaskControl, state: TaskState, is_done: bool) -> None:
+        demand = None
         while not is_done and not control.is_ending:
-            demand = control.ask(state, {"name": "learner_get_data_task"})
-            control.deal_with_storage(state, str(demand.get("held_up_by", "")))
-            if demand.get("pending"):
-                is_done = bool(demand["learner_done"])
-                continue
+            if demand is None:
+                found = control.ask(state, {"name": "learner_get_data_task"})
+                control.deal_with_storage(state, str(found.get("held_up_by", "")))
+                if found.get("pending"):
+                    is_done = bool(found["learner_done"])
+                    continue
+                demand = found
             data = _wait_for_data(control, state, demand)
             if data is None:
                 break
             learn = {"name": "learner_learn_task", "data": data}
-            info = control.ask(state, learn, "learn_timeout_s")["info"]
-            control.deal_with_learner_send_info(state, info)
-            is_done = control.deal_with_learner_judge_finish(state, info)
+            answer = control.ask(state, learn, "learn_timeout_s")
+            control.deal_with_learner_send_info(state, answer["info"])
+            is_done = control.deal_with_learner_judge_finish(state, answer["info"])
+            demand = answer.get("demand")
         state.phase = TaskPhase.CLOSING
         finished = control.ask(state, {"name": "learner_close_task"})
         control.deal_with_learner_finish_task(state, finished, has_trained_out=is_done)

@@ -253,11 +253,12 @@ def test_learner_trains_on_leased_rows_publishes_and_ends(bench: Bench) -> None:
     assert answer["info"]["learner_step"] == 3
     assert not answer["info"]["learner_done"]
     assert bench.learner._learner.collector_envstep == 123
-    demand = bench.ask("l0", "learner_get_data_task")
-    assert demand["cur_learner_iter"] == 3
+    assert answer["demand"] == {**demand, "cur_learner_iter": 3}
     assert bench.version() == 2
 
-    assert bench.learn([0] * BATCH, [1] * BATCH)["info"]["learner_done"]
+    last = bench.learn([0] * BATCH, [1] * BATCH)
+    assert last["info"]["learner_done"]
+    assert last["demand"] is None
     over = bench.ask("l0", "learner_get_data_task")
     assert over == {"pending": True, "learner_done": True, "held_up_by": ""} | ids
     assert bench.version() == 5

@@ -349,6 +349,19 @@ def test_learner_is_leased_batches_until_it_is_done() -> None:
     assert state.phase is TaskPhase.CLOSING
 
 
+def test_learner_that_answers_with_its_next_demand_is_not_asked_for_it() -> None:
+    next_demand = {**DEMAND, "batch_size": 9}
+    control = Control(DEMAND, {**learned(1), "demand": next_demand}, learned(2), DEMAND, learned(3))
+    control.data = [{"batches": [number]} for number in range(3)]
+    control.done_at = {3}
+    drive_learner(control)
+    assert control.names()[1:-1] == [
+        *("learner_get_data_task", "learner_learn_task", "learner_learn_task"),
+        *("learner_get_data_task", "learner_learn_task"),
+    ]
+    assert control.of("get_data") == [8, 9, 8]
+
+
 def test_learner_without_a_demand_is_asked_again_until_it_has_ended() -> None:
     pending = {"pending": True, "learner_done": False, "held_up_by": "disk full"}
     control = Control(pending, {**pending, "learner_done": True, "held_up_by": ""})
