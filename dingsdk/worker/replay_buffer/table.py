@@ -266,7 +266,7 @@ class Table(IBuffer):
                 self._wait_to_insert(n, timeout_s)
             if (
                 kind is SampleBatch
-                and n <= self._count
+                and n <= (count := self._count)
                 and not self._is_followed
                 and (layout := self._storage.layout) is not None  # type: ignore[union-attr]
                 and layout.fits(data.columns)
@@ -275,20 +275,21 @@ class Table(IBuffer):
                 where, _ = self._remover.allot(n)
                 layout.put(where, data.columns)
                 self._pushed += n
-                count = self._count + n
-                self._count = count if count < self._capacity else self._capacity
+                if count < self._capacity:
+                    self._count = count = min(count + n, self._capacity)
                 limiter = self._limiter
                 if self._limiter_listens:
                     limiter.on_insert(n)
                 else:
                     limiter.inserts += n
-                limiter.size = self._count
+                limiter.size = count
+                departures = None
             else:
                 self._insert(rows, n)
+                departures = self._take_departures() if self._departures else None
             if self._waiting:
                 self._changed.notify_all()
-            departures = self._take_departures() if self._departures else None
-        if departures:
+        if departures is not None:
             self._tell(departures)
         if monotonic() >= self._throughput.next_report_s:
             self._throughput.report(self.stats())
