@@ -17,7 +17,8 @@ from dingsdk.policy.threads import torch_threads
 from .job_cluster import JobCluster
 
 PATIENCE_S = 40.0
-ORPHAN_GRACE_S = 0.1
+ORPHAN_GRACE_S = 2.0
+"""On a busy machine a collector may take a moment between storing a payload and announcing it."""
 
 
 class Pause:

@@ -409,3 +409,14 @@ def test_doctor_finds_no_problem_where_there_is_none(
     assert "fail" not in told
     rows = ["python", "numpy", "child processes", "shared memory", "ports", "GPU", "disk"]
     assert [row for row in rows if f" {row} " not in told] == []
+
+
+def test_process_that_ends_collects_no_more_garbage() -> None:
+    program = (
+        "import atexit, gc, sys; from dingsdk.cli import main;"
+        "atexit.register(lambda: sys.stdout.write(str(gc.get_freeze_count() > 0))); main()"
+    )
+    command = [sys.executable, "-c", program, "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+
+    assert done.stdout.endswith("True")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,28 +113,35 @@ def test_a_batch_with_a_remainder_is_refused() -> None:
     assert caught.value.path == "policy.learn.batch_size"
 
 
-def listening_addresses(pid: int | str) -> set[str]:
-    """Return the addresses, as the kernel writes them, that a process listens on."""
+def listening_sockets(pid: int | str) -> dict[str, str]:
+    """Return the address, as the kernel writes it, of each socket that a process listens on."""
     links = [
         str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir() if each.is_symlink()
     ]
-    found = set()
+    found = {}
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in links:
-                found.add(fields[1].partition(":")[0])
+                found[fields[9]] = fields[1].partition(":")[0]
     return found
+
+
+def new_addresses(before: Collection[str]) -> set[str]:
+    """Return the addresses of the sockets that this process listens on since then."""
+    return {
+        address for socket, address in listening_sockets("self").items() if socket not in before
+    }
 
 
 @pytest.mark.slow
 def test_ranks_listen_on_the_loopback_interface_alone() -> None:
-    before = listening_addresses("self")
+    before = listening_sockets("self")
     with LearnerAggregator(policy(), CFG, 2) as ranks:
         (first,) = ranks._ranks
-        own = listening_addresses("self") - before
-        other = listening_addresses(first._process.pid or 0)
-    assert own | other == {"0100007F"}  # 127.0.0.1
+        own = new_addresses(before)
+        other = listening_sockets(first._process.pid or 0).values()
+    assert own.union(other) == {"0100007F"}  # 127.0.0.1
 
 
 def test_a_rank_that_is_killed_ends_the_training_by_name() -> None:

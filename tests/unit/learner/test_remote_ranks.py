@@ -25,7 +25,7 @@ from dingsdk.worker.learner import aggregator, remote_ranks
 from dingsdk.worker.learner.aggregator import LearnerAggregator, process_group, serve_remote
 from dingsdk.worker.learner.remote_ranks import RankPlace, RemoteRanks
 
-from .test_aggregator import CFG, batches, listening_addresses, policy, weights
+from .test_aggregator import CFG, batches, listening_sockets, new_addresses, policy, weights
 
 SCRIPT = """
 import json, os, sys, threading
@@ -73,10 +73,10 @@ def test_remote_ranks_train_as_one_learner_in_one_group_after_the_other(
     place: RankPlace, started: Ranks
 ) -> None:
     alone, together = policy(), policy()
-    before = listening_addresses("self")
+    before = listening_sockets("self")
     rank = start_rank(place, started, CFG)
     with closing(RemoteRanks(place)) as remote:
-        assert listening_addresses("self") - before == {"0100007F"}
+        assert new_addresses(before) == {"0100007F"}
         for _ in range(2):
             with LearnerAggregator(together, CFG, 2, 20.0, remote) as ranks:
                 for batch in batches(3):
