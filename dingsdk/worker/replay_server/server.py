@@ -98,7 +98,11 @@ class ReplayServer(Configurable):
                 folder.write_atomic(ADDRESS_NAME, [self.address.encode()])
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._saver = threading.Thread(target=self._save, name="replay-save", daemon=True)
+        # Counted here: rows that come before the thread runs are to be saved too.
+        counted = (self.buffer.table.push_count,)
+        self._saver = threading.Thread(
+            target=self._save, args=counted, name="replay-save", daemon=True
+        )
         self._saver.start()
         self._connections = Connections(
             self._listener,
@@ -137,8 +141,7 @@ class ReplayServer(Configurable):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _save(self) -> None:
-        saved = self.buffer.table.push_count
+    def _save(self, saved: int) -> None:
         while not self._stop.wait(self._wait_to_save()):
             if self.buffer.table.push_count != saved:
                 saved = self.buffer.table.push_count

@@ -558,6 +558,127 @@ def test_client_needs_an_address_or_a_folder() -> None:
         ReplayClient()
 
 
+def test_buffer_is_told_the_env_steps_and_the_learner_iteration(tmp_path: Path) -> None:
+    window = {"type": "elastic", "set_buffer_size": {"start": 100, "end": 20, "steps": 10}}
+    with (
+        ReplayServer({}, {**SMALL, **window}, tmp_path / "window") as server,
+        ReplayClient(server.address, tmp_path / "window") as client,
+    ):
+        client.insert(rows(0), env_step=5)
+        assert server.buffer.table.window == 60  # type: ignore[attr-defined]
+    with (
+        ReplayServer({}, {**SMALL, "type": "advanced"}, tmp_path / "aged") as server,
+        ReplayClient(server.address, tmp_path / "aged") as client,
+    ):
+        client.insert(SampleBatch({"x": np.zeros(8), "collect_iter": np.full(8, 3)}))
+        found = client.sample(4, train_iter=5)
+        assert isinstance(found, SampleBatch)
+        assert found.columns["staleness"].tolist() == [2, 2, 2, 2]
+
+
+def test_client_that_was_silent_longest_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dingsdk.worker.replay_server.served_buffer.CLIENTS_KEPT", 2)
+    first, second, third = ("1" * 32, "2" * 32, "3" * 32)
+    with opened(tmp_path) as buffer:
+        put(buffer, 1, 0, client=first)
+        put(buffer, 1, 64, client=second)
+        put(buffer, 2, 128, client=first)
+        put(buffer, 1, 192, client=third)
+        for client, number in ((first, 2), (first, 1), (third, 1)):
+            put(buffer, number, 0, client=client)
+        assert buffer.table.push_count == 4 * 64
+        put(buffer, 1, 256, client=second)
+        assert buffer.table.push_count == 5 * 64
+
+
+def test_checkpoint_is_written_by_itself_and_one_that_fails_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    has_failed, has_saved = threading.Event(), threading.Event()
+    save = ServedBuffer.save
+
+    def save_at_second_try(buffer: ServedBuffer) -> None:
+        if not has_failed.is_set():
+            has_failed.set()
+            raise StorageFullError("no room", path="/full")
+        save(buffer)
+        has_saved.set()
+
+    monkeypatch.setattr(ServedBuffer, "save", save_at_second_try)
+    with (
+        ReplayServer({"save_every_s": 0.01}, SMALL, tmp_path) as server,
+        ReplayClient(server.address, tmp_path) as client,
+    ):
+        client.insert(rows(0))
+        assert has_failed.wait(20.0)
+        client.insert(rows(64))
+        assert has_saved.wait(20.0)
+        assert (tmp_path / "checkpoint.json").exists()
+    assert "no checkpoint: no room" in caplog.text
+
+
+def test_checkpoint_is_due_once_the_log_is_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path) as buffer:
+        put(buffer, 1, 0)
+        size = (tmp_path / "replay" / "inserts-000001.log").stat().st_size
+        for limit, is_due in ((size + 1, False), (size, True)):
+            monkeypatch.setattr("dingsdk.worker.replay_server.served_buffer.LOG_BYTES", limit)
+            assert buffer.is_save_due == is_due
+        buffer.save()
+        assert not buffer.is_save_due
+
+
+def test_defect_cuts_off_who_met_it_and_is_logged(
+    server: ReplayServer,
+    client: ReplayClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client.insert(rows(0))
+    link = wire.Link(socket.create_connection(wire.parse_address(server.address), 10.0), 1 << 20)
+    link.greet(server.secret, "0" * 32, 10.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(server.buffer, "figures", lambda: 1 // 0)
+        link.send(wire.Ask(), timeout_s=10.0)
+        with pytest.raises(ConnectionResetError):
+            link.receive(wire.Reply, 10.0)
+    link.close()
+    (record,) = [each for each in caplog.records if each.exc_info]
+    assert record.levelname == "ERROR"
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError
+    assert client.stats()["pushed"] == 64
+
+
+@pytest.mark.parametrize(("size", "is_read"), [(4096, True), (4097, False)])
+def test_little_is_read_of_who_has_not_shown_to_know_the_secret(size: int, is_read: bool) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.settimeout(10.0)
+        head = b'{"type":"Ask"}'.ljust(64)
+        theirs.sendall(struct.pack("<4sIQ", wire.MAGIC, 64, size) + head + bytes(size))
+        link = wire.Link(ours, 1 << 20)
+        if is_read:
+            asked, frame = link.receive(wire.Ask, 10.0)
+            assert (asked, len(frame)) == (wire.Ask(), size)
+        else:
+            with pytest.raises(ProtocolError, match="at most 4096"):
+                link.receive(wire.Ask, 10.0)
+
+
+def test_server_that_all_hosts_reach_names_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DINGSDK_SECRET", "y" * 32)
+    with ReplayServer({"host": "0.0.0.0"}, SMALL, tmp_path) as server:
+        assert wire.parse_address(server.address)[0] == socket.gethostname()
+        assert (tmp_path / "address").read_text() == server.address
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     head=st.binary(max_size=200),

@@ -1,0 +1,54 @@
+"""The worker that holds the replay buffer of a run."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dingsdk.data import derive_seed
+from dingsdk.plugins import default_manager
+from dingsdk.worker.replay_server.role import ReplayServerRole, ReplayWorker
+
+
+def worker_of(tmp_path: Path, transport: dict[str, Any], enabled: Any, seed: Any) -> ReplayWorker:
+    run_cfg = {
+        "seed": 7,
+        "policy": {"other": {"replay_buffer": {"type": "naive", "seed": seed}}},
+        "system": {"journal": {"enabled": enabled}},
+    }
+    with closing(default_manager().create("transports", transport, tmp_path)) as made:
+        worker = ReplayServerRole({}, run_cfg).create_worker(made, "replay-server-0")
+    assert isinstance(worker, ReplayWorker)
+    return worker
+
+
+@pytest.mark.parametrize(
+    ("transport", "enabled", "is_kept"),
+    [
+        ({"type": "in_memory"}, "auto", False),
+        ({"type": "in_memory"}, True, True),
+        ({"type": "flask_fs"}, "auto", True),
+        ({"type": "flask_fs", "workers": "threads"}, "auto", False),
+        ({"type": "flask_fs"}, False, False),
+    ],
+)
+def test_checkpoint_at_the_end_is_for_runs_with_a_journal(
+    tmp_path: Path, transport: dict[str, Any], enabled: Any, is_kept: bool
+) -> None:
+    assert worker_of(tmp_path, transport, enabled, 0)._is_kept == is_kept
+
+
+@pytest.mark.parametrize(("seed", "expected"), [(None, derive_seed(7, "buffer")), (0, 0), (5, 5)])
+def test_buffer_without_a_seed_takes_that_of_the_run(
+    tmp_path: Path, seed: int | None, expected: int
+) -> None:
+    worker = worker_of(tmp_path, {"type": "in_memory"}, "auto", seed)
+    assert worker._buffer_cfg["seed"] == expected
+
+
+def test_it_is_not_replaced_while_others_work_with_what_it_holds(tmp_path: Path) -> None:
+    worker = worker_of(tmp_path, {"type": "in_memory"}, "auto", 0)
+    assert (worker.has_job, worker.info.role) == (True, "replay-server")
