@@ -215,6 +215,7 @@ class ColumnsWriter(Writer):
         """As ``Savable``, from the first round on that is still needed."""
         first, stop = self._first_needed(), self._time
         return {
+            **super().state_dict(),
             "rounds": self._store.rounds(first, stop) if first < stop else {},
             "iters": self._iters[first:stop].copy(),
             "starts": self._starts - first,
@@ -227,6 +228,7 @@ class ColumnsWriter(Writer):
         self.clear()
         for time, train_iter in enumerate(state["iters"].tolist()):
             self.record(map_leaves(itemgetter(time), state["rounds"]), train_iter)
+        super().load_state_dict(state)
         self._starts = state["starts"].copy()
         self._pieces = list(state["pieces"])
         self._next_full = state["next_full"]

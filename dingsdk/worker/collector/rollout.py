@@ -89,6 +89,8 @@ class Writer(Savable, ABC):
         pending_rows: How many transitions or samples wait for ``flush``.
     """
 
+    saved: ClassVar[tuple[str, ...]] = ("level_seeds",)
+
     level_seeds: Sequence[int] | None = None
     added_columns: Collection[str] = ()
     episode_returns: Mapping[int, float] = MappingProxyType({})

@@ -149,7 +149,7 @@ class RowsWriter(Writer):
             observation.
     """
 
-    saved = ("_pieces", "pending_rows")
+    saved = (*Writer.saved, "_pieces", "pending_rows")
 
     def __init__(
         self,

@@ -70,6 +70,12 @@ class ScriptedEnv(gym.Env[Any, Any]):
         terminated = is_over and episode.is_terminated
         return self._obs(), reward, terminated, is_over and not terminated, {}
 
+    def get_state(self) -> tuple[int, int]:
+        return self._numbers[self._env_id], self._time
+
+    def set_state(self, state: tuple[int, int]) -> None:
+        self._numbers[self._env_id], self._time = state
+
     def _obs(self) -> Any:
         number = self._numbers[self._env_id]
         return np.array([self._env_id, number, self._time], np.float32)

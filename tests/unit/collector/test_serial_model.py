@@ -145,7 +145,10 @@ COLLECT = st.fixed_dictionaries(
             "deepcopy_obs": st.booleans(),
         }
     ),
-    calls=st.lists(COLLECT | st.sampled_from(["reset_env", "reset_policy", "reset"]), max_size=6),
+    calls=st.lists(
+        COLLECT | st.sampled_from(["reset_env", "reset_policy", "reset", "resume", "resume"]),
+        max_size=6,
+    ),
 )
 def test_collector_gives_what_the_model_gives(case: dict[str, Any], calls: list[Any]) -> None:
     run(case, calls)
@@ -166,7 +169,9 @@ def test_a_long_collection_gives_what_the_model_gives(
     call = {"wanted": None, "drop_extra": False, "shift": 1, "is_random": False}
     call |= {"is_recorded": True, "iters": 1}
     unrecorded = {**call, "is_random": True, "is_recorded": False}
-    run(case, [unrecorded, call, {**call, "wanted": 400}, call, "reset_env", call, call])
+    kept = {**call, "drop_extra": None, "wanted": 7, "iters": 0}
+    before, after = [unrecorded, call, {**call, "wanted": 400}, kept], [kept, call, "reset_env"]
+    run(case, [*before, "resume", *after, "resume", call, call, "resume", unrecorded])
 
 
 @pytest.mark.parametrize("form", ["columns", "rows"])
@@ -217,14 +222,30 @@ def run(case: dict[str, Any], calls: list[Any]) -> None:
     plugins = PluginManager()
     plugins.register_plugin(recorder, "recorder")
     with tempfile.TemporaryDirectory() as root, use_manager(plugins):
-        env = create_env_manager(MANAGERS[case["manager"]], env_fns(case["script"], env_num))
         cfg = {"collect_print_freq": case["print_freq"], "deepcopy_obs": case["deepcopy_obs"]}
-        collector = SampleSerialCollector(
-            {**cfg, "seed": 1}, env, policy.mode(case["form"]), recorder, root
-        )
+
+        def new_collector() -> SampleSerialCollector:
+            env = create_env_manager(MANAGERS[case["manager"]], env_fns(case["script"], env_num))
+            mode = policy.mode(case["form"])
+            return SampleSerialCollector({**cfg, "seed": 1}, env, mode, recorder, root)
+
+        def resumed(before: SampleSerialCollector) -> SampleSerialCollector:
+            """Return another collector that goes on from the state of one."""
+            state, env_state, asked = before.state_dict(), before.env.get_state(), policy.asked
+            before.close()
+            policy.asked = {}  # the constructor resets it
+            after = new_collector()
+            policy.asked = asked
+            after.env.set_state(env_state)
+            after.load_state_dict(state)
+            return after
+
+        collector = new_collector()
         train_iter = 0
         for call in calls:
-            if isinstance(call, str):
+            if call == "resume":
+                collector = resumed(collector)
+            elif isinstance(call, str):
                 getattr(collector, call)()
                 if call != "reset_policy":
                     model.reset_env()
@@ -233,6 +254,7 @@ def run(case: dict[str, Any], calls: list[Any]) -> None:
                 if call == "reset":
                     model.envstep = model.dropped = 0
                     statistics.zero()
+            if isinstance(call, str):
                 continue
             train_iter += call["iters"]
             wanted = call["wanted"] or n_sample or 5

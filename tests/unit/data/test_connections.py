@@ -96,6 +96,10 @@ def test_close_ends_peers_threads_and_the_listener() -> None:
     site = Site(most=8)
     with site.dial() as first, site.dial() as second:
         assert ask(first) == ask(second) == b"a"
+        names = ["echo-accept", "echo-connection", "echo-connection"]
+        threads = [each for each in threading.enumerate() if each.name in names]
+        assert sorted(each.name for each in threads) == names
+        assert all(each.daemon for each in threads)  # they keep no program from its end
         assert site.connections.close(PATIENCE_S)
         assert first.recv(64) == second.recv(64) == b""
     assert [each.is_closed for each in site.peers] == [True, True]

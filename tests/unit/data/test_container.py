@@ -62,7 +62,7 @@ VALUE = {
     "by int": {0: {"lr": 1e-3}, 1: {}, "x": 2},
     "$tag": {"$array": 1, "$float": "nan"},
     "dots.and/slashes": {"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}},
-    "big": [2**100, -(2**63), 2**64, 10**5000],
+    "big": [2**100, -(2**63), -(2**63) - 1, 2**63 - 1, 2**63, 10**5000],
     "episodes": [piece(2), piece(3)],
 }
 

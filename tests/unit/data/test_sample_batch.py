@@ -72,6 +72,25 @@ def test_what_is_no_set_of_columns_is_refused(columns: Any) -> None:
         SampleBatch(columns)
 
 
+@pytest.mark.parametrize(
+    ("value", "expected", "found"),
+    [
+        ("text", "a number or an array", "str"),
+        (np.array(["x"]), "a numeric dtype", "<U1"),
+        (np.zeros(3), "[]", "[3]"),
+        (2**64, "an integer of 64 bits", "a wider one"),
+    ],
+)
+def test_value_that_fits_no_column_is_named_with_its_row(
+    value: Any, expected: str, found: str
+) -> None:
+    with pytest.raises(SchemaMismatchError) as caught:
+        SampleBatch.from_rows([{"a": 1}, {"a": value}])
+    error = caught.value
+    assert (error.key, error.row) == ("a", 1)
+    assert (str(error.expected), str(error.found)) == (expected, found)
+
+
 def test_a_row_is_a_dict_that_writes_through() -> None:
     batch = make_batch()
     row = batch[-1]

@@ -67,3 +67,9 @@ def test_description_of_no_space_is_refused_with_its_path(wrong: dict[str, objec
     with pytest.raises(ConfigError, match=r"env\.action_space describes no space") as raised:
         make_space(wrong, "env.action_space")
     assert raised.value.path == "env.action_space"
+
+
+def test_space_of_an_unknown_type_is_named() -> None:
+    tree = {"type": "tree", "dtype": "int64"}
+    with pytest.raises(ConfigError, match="no type 'tree'"):
+        make_space({"type": "dict", "spaces": {"a": tree}}, "env.action_space")

@@ -168,10 +168,12 @@ def test_a_bad_priority_column_is_refused() -> None:
         with pytest.raises(InvalidPriorityError):
             buffer.push(batch(0, 1, priority=bad), 0)
     for bad in (np.ones(2), np.zeros((2, 0), np.int64)):
-        with pytest.raises(SchemaMismatchError):
+        with pytest.raises(SchemaMismatchError) as caught:
             buffer.push(batch(0, 1, collect_iter=bad), 0)
-    with pytest.raises(SchemaMismatchError):
-        buffer.push([row(0, collect_iter="new")], 0)
+        assert (caught.value.row, caught.value.found) == (None, "ndarray")
+    with pytest.raises(SchemaMismatchError) as caught:
+        buffer.push([row(0), row(0, collect_iter="new")], 0)
+    assert (caught.value.row, caught.value.found) == (1, "str")
     assert buffer.push_count == 0
 
 

@@ -89,7 +89,6 @@ class ArrayStorage(Storage):
     def _clear(self) -> None:
         self._columns: dict[str, Any] = {}
         self._form: dict[str, Any] = {}
-        self._is_plain = False
         self._schema: Layout | None = None
         self._layout: Layout | None = None
         self.layout = None

@@ -1,0 +1,147 @@
+"""Which env managers a worker keeps from task to task, and what becomes of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dingsdk.envs import EnvManager, create_env_manager, make_env_fns
+from dingsdk.worker.collector.env_pool import EnvPool, Unfinished
+
+ENV = {"env_id": "CartPole-v1", "collector_env_num": 2, "evaluator_env_num": 1}
+MANAGER = {"type": "in_process"}
+
+
+@pytest.fixture
+def pool() -> Iterator[EnvPool]:
+    with closing(EnvPool()) as made:
+        yield made
+
+
+def take(pool: EnvPool, kind: Any = "collector", seed: int | None = 1, **changes: Any) -> Any:
+    cfg = {"manager_cfg": MANAGER, "env_cfg": ENV, **changes}
+    return pool.take(kind, seed=seed, **cfg)
+
+
+def observed(manager: EnvManager) -> list[list[float]]:
+    return [np.asarray(each).tolist() for each in manager.ready_obs.values()]
+
+
+def step(manager: EnvManager) -> None:
+    manager.step({env_id: np.int64(1) for env_id in range(manager.env_num)})
+
+
+def test_next_task_gets_the_same_envs_reset(pool: EnvPool) -> None:
+    first, parts = take(pool)
+    assert (first.env_num, parts) == (2, None)
+    begun = observed(first)
+    step(first)
+    pool.give_back(first, is_usable=True)
+
+    second, parts = take(pool)
+    assert second is first
+    assert parts is None
+    assert observed(second) == begun  # of the same seed
+    step(second)
+    pool.give_back(second, is_usable=True)
+    third, _ = take(pool, seed=None)
+    assert third is first
+    assert all(abs(value) <= 0.05 for each in observed(third) for value in each)  # as CartPole
+    assert observed(third) != begun
+    pool.give_back(third, is_usable=False)
+
+
+def test_envs_that_cannot_be_used_again_are_closed(pool: EnvPool) -> None:
+    first, _ = take(pool)
+    pool.give_back(first, is_usable=False)
+    assert first.closed
+    second, _ = take(pool)
+    assert second is not first
+    second.close()
+    pool.give_back(second, is_usable=True)
+    third, _ = take(pool)
+    assert third is not second
+    assert not third.closed
+    pool.give_back(third, is_usable=True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"env_cfg": {**ENV, "env_id": "Acrobot-v1"}}, {"manager_cfg": {**MANAGER, "max_retry": 5}}],
+)
+def test_another_config_has_envs_of_its_own(pool: EnvPool, changes: dict[str, Any]) -> None:
+    first, _ = take(pool)
+    pool.give_back(first, is_usable=True)
+    second, _ = take(pool, **changes)
+    assert second is not first
+    assert first.closed
+    pool.give_back(second, is_usable=True)
+
+
+def test_one_manager_of_each_kind_is_kept(pool: EnvPool) -> None:
+    first, second = take(pool)[0], take(pool)[0]
+    evaluator, _ = take(pool, "evaluator")
+    assert (second is first, evaluator.env_num) == (False, 1)
+    for manager in (first, second, evaluator):
+        pool.give_back(manager, is_usable=True)
+    assert [each.closed for each in (first, second, evaluator)] == [False, True, False]
+    pool.give_back(first, is_usable=True)  # it was given back before
+    assert first.closed
+    pool.close()
+    assert evaluator.closed
+
+
+def test_closed_pool_keeps_nothing() -> None:
+    pool = EnvPool()
+    lent, _ = take(pool)
+    pool.close()
+    assert not lent.closed
+    pool.give_back(lent, is_usable=True)
+    assert lent.closed
+
+
+def test_envs_of_others_are_closed(pool: EnvPool) -> None:
+    foreign = create_env_manager(MANAGER, make_env_fns(ENV, 1))
+    foreign.launch()
+    pool.give_back(foreign, is_usable=True)
+    assert foreign.closed
+
+
+@pytest.mark.parametrize("policy_cfg", ["same", "other", None])
+def test_task_of_the_same_policy_goes_on_with_episodes_in_progress(
+    pool: EnvPool, policy_cfg: Any
+) -> None:
+    closed: list[str] = []
+    first, _ = take(pool)
+    step(first)
+    before = observed(first)
+    left = Unfinished("same", "parts", lambda: closed.append("left"))
+    pool.give_back(first, is_usable=True, left=left)
+    assert closed == []
+
+    second, parts = take(pool, policy_cfg=policy_cfg)
+    assert second is first
+    goes_on = policy_cfg == "same"
+    assert (parts, closed) == (("parts", []) if goes_on else (None, ["left"]))
+    assert (observed(second) == before) == goes_on
+    pool.give_back(second, is_usable=True)
+
+
+@pytest.mark.parametrize("ends_by", ["another config", "unusable", "pool"])
+def test_episodes_that_nobody_goes_on_with_are_ended(pool: EnvPool, ends_by: str) -> None:
+    closed: list[str] = []
+    manager, _ = take(pool)
+    left = Unfinished("same", "parts", lambda: closed.append("left"))
+    pool.give_back(manager, is_usable=ends_by != "unusable", left=left)
+    if ends_by == "another config":
+        pool.give_back(
+            take(pool, policy_cfg="same", env_cfg={**ENV, "env_id": "Acrobot-v1"})[0],
+            is_usable=False,
+        )
+    elif ends_by == "pool":
+        pool.close()
+    assert (closed, manager.closed) == (["left"], True)
