@@ -281,6 +281,16 @@ def test_task_that_was_closed_or_evaluates_leaves_nothing(make_zergling) -> None
         assert make_zergling(env_pool=pool)._rollout is not collector._rollout
 
 
+def test_envs_outlive_a_serial_task_that_leaves_nothing(make_zergling) -> None:
+    with closing(EnvPool()) as pool:
+        policy = {**POLICY, "eval": {"evaluator": {"type": "interaction", "n_episode": 2}}}
+        task = {"kind": SerialTaskCollector, "eval_flag": True, "env_pool": pool, "policy": policy}
+        first = make_zergling(wire=Wire(), **task)
+        first.start()
+        assert not first.env_manager.closed
+        assert make_zergling(wire=Wire(), **task).env_manager is first.env_manager
+
+
 def test_episodes_per_env_come_before_the_total(make_zergling) -> None:
     env = {"n_evaluator_episode": 5, "evaluator_episode_num": 2}
     collector = make_zergling(eval_flag=True, wire=Wire(), env=env)
