@@ -24,6 +24,8 @@ class Echo:
 
     def serve(self) -> None:
         while content := self.sock.recv(64):
+            if content == b"!":
+                raise ZeroDivisionError
             self.sock.sendall(content)
 
     def shut_down(self) -> None:
@@ -128,8 +130,7 @@ def test_peer_whose_server_raises_is_closed(site: Site, monkeypatch: pytest.Monk
     monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_type))
     with site.dial() as client:
         assert ask(client) == b"a"
-        site.peers[0].sock.settimeout(0.01)  # its next recv raises
-        assert ask(client) == b"a"
-        assert client.recv(64) == b""
-    assert site.connections.close(PATIENCE_S)  # its thread has ended
-    assert seen == [TimeoutError]
+        (thread,) = [each for each in threading.enumerate() if each.name == "echo-connection"]
+        assert ask(client, b"!") == b""
+    thread.join(PATIENCE_S)  # what it raised is told after its connection is closed
+    assert seen == [ZeroDivisionError]

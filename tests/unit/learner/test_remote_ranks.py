@@ -166,6 +166,28 @@ def test_stranger_is_refused(place: RankPlace, caplog: pytest.LogCaptureFixture)
     assert "was refused" in caplog.text
 
 
+def test_rank_outside_of_the_world_is_hung_up_on_and_a_new_process_replaces_the_old(
+    place: RankPlace,
+) -> None:
+    def dial(rank: int) -> Any:
+        # The store is there already, also for one that says it is rank 0.
+        other = dataclasses.replace(place, rank=rank, has_agent=True)
+        return closing(remote_ranks.dial(other, threading.Event()))
+
+    with closing(RemoteRanks(place)) as remote:
+        for rank in (0, 2):
+            with dial(rank) as stray, pytest.raises((EOFError, OSError)):
+                stray.recv_bytes()
+        with dial(1) as old:
+            remote.links()[1].send_bytes(b"old")
+            assert old.recv_bytes() == b"old"
+            with dial(1) as new:
+                with pytest.raises((EOFError, OSError)):
+                    old.recv_bytes()
+                remote.links()[1].send_bytes(b"new")
+                assert new.recv_bytes() == b"new"
+
+
 PLACE = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "alpha", "MASTER_PORT": "29500"}
 
 
