@@ -87,10 +87,9 @@ class SharedDataStore(StepDataStore):
 
     def delete(self, data_ids: Iterable[str]) -> None:
         for data_id in data_ids:
-            self.segments.delete(check_id(data_id, "data_id"))
+            self.segments.delete(data_id)
 
     def has(self, data_id: str, timeout_s: float = 2.0) -> bool:
-        check_id(data_id, "data_id")
         return self.segments.has(data_id) or self._wait(
             lambda: self.segments.has(data_id), timeout_s
         )
@@ -107,7 +106,6 @@ class SharedDataStore(StepDataStore):
         self.segments.close()
 
     def _get(self, data_id: str, digest: str | None, timeout_s: float) -> SampleBatch:
-        check_id(data_id, "data_id")
         try:
             frame = self.segments.read(data_id)
             if frame is None and self._wait(lambda: self.segments.has(data_id), timeout_s):

@@ -64,6 +64,7 @@ _PLACE = struct.Struct("<QqQ")  # size, place, generation of the deletion
 _ID_BYTES = _PLACE_AT = 64
 _DELETED_AT = 80
 _ENTRIES_AT = 64
+_PLACES_AT = _ENTRIES_AT + _PLACE_AT
 _FRAMES_AT = _ENTRIES_AT + MOST_ENTRIES * _ENTRY.size
 _ALIGNMENT = 64
 _COLUMNS = np.dtype([("id", "S64"), ("size", "<u8"), ("place", "<i8"), ("deleted", "<u8")])
@@ -98,9 +99,12 @@ class _Segment:
 
     def place_of(self, number: int, generation: int) -> tuple[int, int] | None:
         """Return size and place of a payload; None where it was deleted."""
-        size, place, deleted = _PLACE.unpack_from(self.map, _entry_at(number) + _PLACE_AT)
-        found = _NUMBER.unpack_from(self.map, _GENERATION_AT)[0]
-        return (size, place) if found == generation != deleted else None
+        size, place, deleted = _PLACE.unpack_from(self.map, _PLACES_AT + number * _ENTRY.size)
+        return (size, place) if deleted != generation and self.is_of(generation) else None
+
+    def is_of(self, generation: int) -> bool:
+        """Return whether it holds payloads of that generation."""
+        return bool(_NUMBER.unpack_from(self.map, _GENERATION_AT)[0] == generation)
 
     def delete(self, number: int) -> None:
         _NUMBER.pack_into(self.map, _entry_at(number) + _DELETED_AT, self.generation)
@@ -131,6 +135,10 @@ class _Segment:
         self.seen, self.end, self.ids = 0, _FRAMES_AT, []
 
 
+_Entry = tuple[_Segment, int, int]
+"""Segment, number of the entry in it, and generation."""
+
+
 class _Slot:
     """A slot of this writer; ``entry`` is that of the payload in it."""
 
@@ -138,7 +146,7 @@ class _Slot:
         self.name = name
         self.number = int(name.partition("-")[2].partition(".")[0])
         self.size = size
-        self.entry: tuple[_Segment, int, int] | None = None
+        self.entry: _Entry | None = None
 
     @property
     def is_free(self) -> bool:
@@ -169,7 +177,7 @@ class Segments:
         self._clock = clock
         self._lock = threading.Lock()
         self._segments: dict[str, _Segment] = {}
-        self._index: dict[str, tuple[_Segment, int, int]] = {}
+        self._index: dict[str, _Entry] = {}
         self._listed_ns: int | None = None
         self._ownerless: dict[str, float] = {}
         self._maps: OrderedDict[str, mmap.mmap] = OrderedDict()
@@ -218,11 +226,11 @@ class Segments:
             found = self._find(data_id, is_new)
             if found is None:
                 return None
-            segment, number, generation, size, place = found
+            (segment, number, generation), (size, place) = found
             if place < 0:
                 return self._view(segment, number, generation, size, -place)
             frame = segment.map[place : place + size]
-            return frame if segment.place_of(number, generation) else None
+            return frame if segment.is_of(generation) else None
 
     def has(self, data_id: str) -> bool:
         """Return whether there is a payload of that id."""
@@ -234,7 +242,8 @@ class Segments:
         with self._lock:
             found = self._find(data_id)
             if found is not None:
-                found[0].delete(found[1])
+                (segment, number, _), _ = found
+                segment.delete(number)
                 del self._index[data_id]
 
     def sweep(self, is_live: Callable[[str], bool], grace_s: float) -> int:
@@ -285,20 +294,16 @@ class Segments:
 
     # Readers.
 
-    def _find(
-        self, data_id: str, is_new: bool = False
-    ) -> tuple[_Segment, int, int, int, int] | None:
-        """Return a payload's segment, number, generation, size and place."""
-        found = self._known(data_id)
-        if found is None and not (is_new and self._listed_ns is not None):
+    def _find(self, data_id: str, is_new: bool = False) -> tuple[_Entry, tuple[int, int]] | None:
+        """Return a payload's entry, and its size and place."""
+        for is_refreshed in (False, True):
+            entry = self._index.get(data_id)
+            if entry is not None and (place := entry[0].place_of(entry[1], entry[2])):
+                return entry, place
+            if is_refreshed or (is_new and self._listed_ns is not None):
+                break
             self._refresh()
-            found = self._known(data_id)
-        return found
-
-    def _known(self, data_id: str) -> tuple[_Segment, int, int, int, int] | None:
-        found = self._index.get(data_id)
-        place = found and found[0].place_of(found[1], found[2])
-        return (*found, *place) if found and place else None
+        return None
 
     def _view(
         self, segment: _Segment, number: int, generation: int, size: int, slot: int
@@ -528,13 +533,12 @@ class Segments:
 
 
 def _fill(target: mmap.mmap, start: int, buffers: Sequence[Buffer]) -> None:
-    whole = np.frombuffer(target, np.uint8)
     for buffer in buffers:
         size = memoryview(buffer).nbytes
         if size <= INLINE_BYTES:
             target[start : start + size] = buffer
         else:  # unlike the other one, this copy lets other threads go on
-            whole[start : start + size] = np.frombuffer(buffer, np.uint8)
+            np.frombuffer(target, np.uint8, size, start)[...] = np.frombuffer(buffer, np.uint8)
         start += size
 
 

@@ -127,7 +127,7 @@ def test_place_of_an_earlier_generation_holds_no_payload(
     own.begin_generation()
     add(writer, "new", b"new")
 
-    assert reader._known("old") is None
+    assert reader._find("old", is_new=True) is None
     assert reader.read("old") is None
 
 
