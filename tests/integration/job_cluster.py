@@ -23,8 +23,9 @@ class JobCluster:
 
     Args:
         tmp_path: Folder of the run.
-        concurrency: How the jobs of in_memory run; None: over flask_fs.
+        concurrency: How the jobs of in_memory run; None: over ``transport``.
         *sets: Further settings.
+        transport: Where concurrency is None.
         coordinator_cls: Of the coordinator.
     """
 
@@ -33,9 +34,10 @@ class JobCluster:
         tmp_path: Path,
         concurrency: str | None,
         *sets: str,
+        transport: str = "flask_fs",
         coordinator_cls: type[Coordinator] = Coordinator,
     ) -> None:
-        transport, sets = "flask_fs", (*SETS, *sets)
+        sets = (*SETS, *sets)
         if concurrency is not None:
             transport = "in_memory"
             wire = "system.transport.check_wire=true"

@@ -1,7 +1,9 @@
-"""A payload's file that was swapped for another good one is damage, counted and replaced."""
+"""A payload that was swapped for another good one, or damaged, is counted and replaced."""
 
 from __future__ import annotations
 
+import logging
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,19 +28,39 @@ class WatchedCoordinator(Coordinator):
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[JobCluster]:
+def cluster(tmp_path: Path, transport: str) -> Iterator[JobCluster]:
+    if transport == "shared_memory":
+        pytest.importorskip("dingsdk_shared_memory")
     room = "policy.other.replay_buffer.replay_buffer_size=160"
     with torch_threads(1):
-        made = JobCluster(tmp_path / "run", None, room, coordinator_cls=WatchedCoordinator)
+        made = JobCluster(
+            tmp_path / "run", None, room, transport=transport, coordinator_cls=WatchedCoordinator
+        )
         yield made
         made.close()
+        made.transport.remove_data()
 
 
+def expect_replaced(cluster: JobCluster, harm: Callable[[str], None]) -> None:
+    """Expect payloads that come to harm to be evicted as damaged, while training goes on."""
+    store, status = cluster.transport.data_store(), cluster.coordinator.status
+    cluster.expect(lambda: status().train_iter > 0)
+    # Unacknowledged, so that the learner has not read them. They go on coming until one is
+    # counted: rows that are overwritten before the learner reports them count as overwritten.
+    cluster.coordinator.announced = harm
+    cluster.expect(lambda: status().evicted.get("corrupt", 0) > 0)
+    cluster.coordinator.announced = None
+    assert store.corrupt_count > 0
+    assert status().evicted.get("missing", 0) == 0
+    cluster.coordinator.validate_state()
+    before = status().train_iter
+    cluster.expect(lambda: status().train_iter > before + 5)
+
+
+@pytest.mark.parametrize("transport", ["flask_fs"])
 def test_swapped_payload_is_damage_that_is_counted_and_replaced(
     cluster: JobCluster, tmp_path: Path
 ) -> None:
-    store, status = cluster.transport.data_store(), cluster.coordinator.status
-    cluster.expect(lambda: status().train_iter > 0)
     contents: list[bytes] = []
 
     def swap(data_id: str) -> None:
@@ -52,13 +74,32 @@ def test_swapped_payload_is_damage_that_is_counted_and_replaced(
             copy.chmod(0o600)
             copy.replace(path)
 
-    # Unacknowledged, so that the learner has not read them. They go on coming until one is
-    # counted: rows that are overwritten before the learner reports them count as overwritten.
-    cluster.coordinator.announced = swap
-    cluster.expect(lambda: status().evicted.get("corrupt", 0) > 0)
-    cluster.coordinator.announced = None
-    assert store.corrupt_count > 0
-    assert status().evicted.get("missing", 0) == 0
-    cluster.coordinator.validate_state()
-    before = status().train_iter
-    cluster.expect(lambda: status().train_iter > before + 5)
+    expect_replaced(cluster, swap)
+
+
+@pytest.mark.parametrize("transport", ["shared_memory"])
+def test_flipped_byte_in_a_live_segment_is_damage_that_is_counted_and_replaced(
+    cluster: JobCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    flipped = set()
+
+    def flip(data_id: str) -> None:
+        """Flip the last byte of a payload where it lies."""
+        for path in cluster.transport.data_dir.glob("data/*.seg"):
+            entries = path.read_bytes()
+            at = entries.find(data_id.encode() + b"\0")
+            if at >= 0:
+                size, place = struct.unpack_from("<Qq", entries, at + 64)
+                with path.open("r+b") as file:
+                    file.seek(place + size - 1)
+                    file.write(bytes([entries[place + size - 1] ^ 1]))
+                flipped.add(data_id)
+
+    with caplog.at_level(logging.WARNING, "dingsdk_shared_memory"):
+        expect_replaced(cluster, flip)
+
+    named = [record.getMessage() for record in caplog.records if "damaged" in record.msg]
+    assert named
+    for data_id in flipped:
+        assert sum(f"'{data_id}'" in text for text in named) <= 1
+    assert len(named) == cluster.transport.data_store().corrupt_count
