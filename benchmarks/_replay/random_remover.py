@@ -46,7 +46,7 @@ class RandomRemover(Remover):
     def by_age(self, ages: NDArray[np.int64]) -> NDArray[np.int64]:
         if ages.tolist() == [self._count - 1]:
             return np.array([self._newest])
-        return np.argsort(self._numbers[: self._count])[ages]
+        return np.argsort(self._numbers[: self._count]).take(ages)
 
     def clear(self) -> None:
         self._count = self._pushed = self._newest = 0

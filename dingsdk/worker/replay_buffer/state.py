@@ -190,14 +190,14 @@ class RowCopy(TableCopy):
             pieces.append((where, np.arange(start, start + len(where))))
             start += len(where)
         where, numbers = map(np.concatenate, zip(*pieces, strict=True))
-        is_here = self._newest[where] <= numbers
+        is_here = self._newest.take(where) <= numbers
         self._done.append((where[is_here], numbers[is_here]))
         self.copied += int(is_here.sum())
         return _take_later(self._table, where[is_here])
 
     def left(self) -> NDArray[np.bool_]:
         """Return which of the copied rows left before the end: bool[copied]."""
-        found = [self._newest[where] > numbers for where, numbers in self._done]
+        found = [self._newest.take(where) > numbers for where, numbers in self._done]
         return np.concatenate([np.zeros(0, np.bool_), *found])
 
 
