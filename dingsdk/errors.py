@@ -51,6 +51,7 @@ __all__ = [
     "RunFolderError",
     "SamplesLostError",
     "SchemaMismatchError",
+    "ServerLostError",
     "StaleEpochError",
     "StorageFullError",
     "TaskFail",
@@ -315,6 +316,13 @@ class WorkerLostError(DingError, ConnectionError):
     Facts: ``worker_id``, ``task_id``; ``replaced``: its id is another worker's now.
     """
 
+    retryable = True
+
+
+class ServerLostError(DingError, ConnectionError):
+    """A server that others run and that does not answer in time. Facts: ``address``."""
+
+    is_user_mistake = True
     retryable = True
 
 

@@ -39,6 +39,9 @@ _log = logging.getLogger(__name__)
 
 ProgressFactory = Callable[[RunContext], Progress]
 
+GREET_S = 10.0
+"""How long the replay server of others may take to answer before a run begins."""
+
 
 def train(
     config: str | os.PathLike[str] | Mapping[str, Any],
@@ -229,6 +232,8 @@ def run_pipeline(
     )
     with held(context.run_dir), private_files(), signals, ExitStack() as stack:
         stack.callback(_discard_unless_begun, context)
+        if cfg.system.replay.address and context.on_address is None:
+            _greet_replay_server(cfg.system.replay)
         if context.resumed is None:
             save_config(cfg, context.run_dir / CONFIG_NAME)
         default_manager().configure(cfg)
@@ -296,6 +301,15 @@ def compile_run(
     if cfg.policy.other.replay_buffer.get(MULTI_BUFFER):
         raise ConfigError(f"{path}: a run trains from one replay buffer; name one type", path=path)
     return cfg
+
+
+def _greet_replay_server(section: Any) -> None:
+    """Raise ServerLostError or AuthError where the replay server of others cannot be used."""
+    from dingsdk.worker.replay_server import ReplayClient
+
+    timeout_s = min(section.timeout_s, GREET_S)
+    with ReplayClient(section.address, section.path or None, timeout_s=timeout_s) as client:
+        client.stats()
 
 
 def _pipeline(mode: Mode, context: RunContext) -> Callable[[RunContext], RunResult]:

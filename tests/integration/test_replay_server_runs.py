@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from dingsdk import resume
-from dingsdk.errors import ConfigError
+from dingsdk import ReplayServer, resume, train
+from dingsdk.errors import AuthError, ConfigError, ServerLostError, TaskFailedError
 from dingsdk.pipeline.context import RunContext, RunResult
 from dingsdk.pipeline.parallel import parallel_pipeline
 from dingsdk.pipeline.supervisor import supervised_pipeline
@@ -149,6 +149,51 @@ def test_two_runs_at_once_train_from_one_server_and_the_end_of_one_leaves_the_ot
     assert stats["sampled"] >= 500 * 16
     assert abs(stats["sampled"] - 4 * (stats["pushed"] - 64)) <= 1024 + 4 * 64 + 16
     assert stats["pushed"] == stats["count"] + stats["overwritten"]
+
+
+def test_server_that_cannot_be_used_is_told_before_a_run_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = [*SERVED, "system.replay.timeout_s=0.2", f"system.replay.path={tmp_path / 'served'}"]
+    with ReplayServer({}, {"type": "naive"}, tmp_path / "served") as server:
+        sets.append(f"system.replay.address={server.address}")
+        monkeypatch.setenv("DINGSDK_SECRET", "another-secret-of-32-characters!")
+        options: dict[str, Any] = {"mode": "parallel", "output": tmp_path / "runs", "sets": sets}
+        with pytest.raises(AuthError, match="refused the secret"):
+            train("cartpole-dqn", **options)
+    with pytest.raises(ServerLostError, match="cannot be reached") as caught:
+        train("cartpole-dqn", **options)
+    assert caught.value.is_user_mistake
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_run_ends_by_one_line_where_the_server_of_others_is_gone_for_good(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with ReplayServer({}, {"type": "naive"}, tmp_path / "served") as server:
+        sets = (
+            f"system.replay.address={server.address}",
+            f"system.replay.path={tmp_path / 'served'}",
+            "system.replay.timeout_s=0.5",
+            "policy.learn.learner.train_iterations=1000000",
+        )
+        context = context_of(tmp_path, *sets)
+        is_over = threading.Event()
+
+        def close() -> None:
+            while not is_over.wait(0.01) and context.status().train_iter < 20:
+                pass
+            server.close()
+
+        thread = threading.Thread(target=close)
+        thread.start()
+        try:
+            with pytest.raises(TaskFailedError, match="replay server") as caught:
+                parallel_pipeline(context)
+        finally:
+            is_over.set()
+            thread.join()
+    assert caught.value.is_user_mistake
+    assert context.status().train_iter >= 20
 
 
 def _kill(name: str, code: int) -> bool:

@@ -301,7 +301,7 @@ class BaseCommCollector(CommWorker):
 
         Raises:
             SchemaMismatchError: they are lists or hold some, or do not fit those before.
-            WorkerLostError: the server does not answer.
+            ServerLostError: the server does not answer.
         """
         assert self.replay is not None
         if has_lists(samples.columns):

@@ -27,7 +27,7 @@ from dingsdk.errors import (
     ClosedError,
     DataMissingError,
     DingError,
-    WorkerLostError,
+    ServerLostError,
 )
 from dingsdk.worker.replay_buffer.table import checked_size
 from dingsdk.worker.replay_server.link import (
@@ -83,7 +83,7 @@ class ReplayClient:
         AuthError: there is no secret.
         ProtocolError: it is no address, or there is neither address nor folder.
 
-    Each call connects first where that is needed, and then raises WorkerLostError (also a
+    Each call connects first where that is needed, and then raises ServerLostError (also a
     ConnectionError) where no server answers in time, AuthError where it has another secret, and
     ProtocolError where something else listens.
     """
@@ -122,7 +122,7 @@ class ReplayClient:
             BufferFullError: the limiter did not admit them in time; nothing was inserted.
             SchemaMismatchError: they do not fit; nothing was inserted.
             StorageFullError: the server's disk is full; nothing was inserted.
-            WorkerLostError: the server cannot be reached; whether they were inserted is not known.
+            ServerLostError: the server cannot be reached; whether they were inserted is not known.
             ClosedError: the client is closed.
         """
         frame = encode_value(ROWS_KIND, rows)
@@ -150,7 +150,7 @@ class ReplayClient:
 
         Raises:
             ConfigError: the size is negative.
-            WorkerLostError, ClosedError: as ``insert``.
+            ServerLostError, ClosedError: as ``insert``.
         """
         size = checked_size(size)
         deadline = time.monotonic() + timeout_s
@@ -172,7 +172,7 @@ class ReplayClient:
 
         Raises:
             InvalidPriorityError: one of them is malformed; nothing was changed.
-            WorkerLostError, ClosedError: as ``insert``.
+            ServerLostError, ClosedError: as ``insert``.
         """
         self._call(Update(), encode_value(INFO_KIND, dict(info)))
 
@@ -180,7 +180,7 @@ class ReplayClient:
         """Return the counts of ``BufferStats``: ``pushed`` is ``count`` and what left, by reason.
 
         Raises:
-            WorkerLostError, ClosedError: as ``insert``.
+            ServerLostError, ClosedError: as ``insert``.
         """
         _, frame = self._call(Ask())
         return dict(decode_value(INFO_KIND, frame))
@@ -190,7 +190,7 @@ class ReplayClient:
 
         Raises:
             StorageFullError, RunFolderError: it cannot be written.
-            WorkerLostError, ClosedError: as ``insert``.
+            ServerLostError, ClosedError: as ``insert``.
         """
         self._call(Save(), wait_s=timeout_s)
 
@@ -237,9 +237,9 @@ class ReplayClient:
                 pause_s = min(PAUSE_S[1], 2 * pause_s)
                 pause_s *= random.uniform(0.5, 1.0)
                 if time.monotonic() + pause_s >= deadline:
-                    raise WorkerLostError(
+                    raise ServerLostError(
                         f"the replay server {self._name_of_server()} cannot be reached: {error}",
-                        worker_id=self._name_of_server(),
+                        address=self.address,
                     ) from error
                 time.sleep(pause_s)
             except BaseException:

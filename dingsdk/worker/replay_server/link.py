@@ -227,6 +227,12 @@ class Link:
         deadline = time.monotonic() + timeout_s
         self._fill(memoryview(fixed)[begun:], deadline)
         magic, head_bytes, frame_bytes = _FIXED.unpack(fixed)
+        if magic[:3] == MAGIC[:3] and magic != MAGIC:
+            raise ProtocolError(
+                f"the peer speaks version {magic[3:]!r} of the replay protocol, this side "
+                f"{MAGIC[3:]!r}; install the same dingsdk on both",
+                where="header",
+            )
         if magic != MAGIC or head_bytes > _HEAD_BYTES or head_bytes % _ALIGNMENT:
             raise ProtocolError("these bytes are no message of a replay server", where="header")
         if frame_bytes > self._max_bytes:

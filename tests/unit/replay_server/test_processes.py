@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -13,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from dingsdk import ReplayClient
-from dingsdk.errors import WorkerLostError
+from dingsdk.errors import ServerLostError
 
-from .serving import ServerProcess, numbers, rows
+from .serving import WAIT_S, ServerProcess, numbers, rows
 
 SIZE = "replay_buffer_size=100000"
 
@@ -111,13 +112,30 @@ def test_killed_client_leaves_whole_inserts_and_a_server_that_serves(tmp_path: P
 
 
 @pytest.mark.slow
-def test_server_that_does_not_come_back_ends_the_call_in_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_connected", [False, True])
+@pytest.mark.parametrize("code", [signal.SIGKILL, signal.SIGSTOP])
+def test_server_that_does_not_answer_ends_the_call_in_time(
+    tmp_path: Path, code: signal.Signals, is_connected: bool
+) -> None:
     with ServerProcess(tmp_path, SIZE) as server, server.client(timeout_s=0.5) as client:
-        server.end(signal.SIGKILL)
-        begun = time.monotonic()
-        with pytest.raises(WorkerLostError, match=str(server.port)):
+        if is_connected:
             client.insert(rows(0))
-        assert time.monotonic() - begun < 5.0
+        if code == signal.SIGKILL:
+            server.end(code)
+        else:
+            server.process.send_signal(code)
+            os.waitid(os.P_PID, server.process.pid, os.WSTOPPED)
+        begun = time.monotonic()
+        for call in (lambda: client.insert(rows(64)), lambda: client.sample(8), client.stats):
+            with pytest.raises(ServerLostError, match=str(server.port)):
+                call()
+        assert time.monotonic() - begun < 10.0
+        if code == signal.SIGSTOP:
+            server.process.send_signal(signal.SIGCONT)
+            with server.client(timeout_s=WAIT_S) as other:
+                other.insert(rows(128))
+                # The insert that was not answered may have been done: once.
+                assert other.stats()["pushed"] - 64 * is_connected in (64, 128)
 
 
 @pytest.mark.slow

@@ -34,9 +34,9 @@ from dingsdk.errors import (
     ProtocolError,
     RunFolderError,
     SchemaMismatchError,
+    ServerLostError,
     StorageFullError,
     UnknownKeyError,
-    WorkerLostError,
 )
 from dingsdk.worker.replay_server import link as wire
 from dingsdk.worker.replay_server.served_buffer import ServedBuffer
@@ -469,6 +469,14 @@ def test_insert_of_another_kind_is_refused(server: ReplayServer) -> None:
     assert server.buffer.table.push_count == 0
 
 
+def test_peer_of_another_version_is_told_so() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(struct.pack("<4sIQ", b"DRS2", 64, 0))
+        with pytest.raises(ProtocolError, match=r"version b'2'.*b'1'"):
+            wire.Link(ours, 100).receive(wire.Welcome, 5.0)
+
+
 def test_message_that_comes_byte_by_byte_is_late_at_its_deadline() -> None:
     ours, theirs = socket.socketpair()
     has_ended = threading.Event()
@@ -496,7 +504,7 @@ def test_message_larger_than_allowed_is_refused(tmp_path: Path) -> None:
         ReplayServer({"max_message_bytes": 64 << 10}, SMALL, tmp_path) as server,
         ReplayClient(server.address, tmp_path, timeout_s=0.5) as client,
     ):
-        with pytest.raises(WorkerLostError):
+        with pytest.raises(ServerLostError):
             client.insert(SampleBatch({"x": np.zeros((64, 1024))}))
         client.insert(rows(0))
 
@@ -507,7 +515,7 @@ def test_connections_beyond_the_limit_are_refused(tmp_path: Path) -> None:
         ReplayClient(server.address, tmp_path) as client,
     ):
         client.insert(rows(0))
-        with pytest.raises(WorkerLostError):
+        with pytest.raises(ServerLostError):
             ReplayClient(server.address, tmp_path, timeout_s=0.3).stats()
         client.insert(rows(0))
 
@@ -520,7 +528,7 @@ def test_closing_wakes_who_waits_for_rows(tmp_path: Path) -> None:
     def wait() -> None:
         try:
             client.sample(1, timeout_s=9.0)
-        except (WorkerLostError, ClosedError) as error:
+        except (ServerLostError, ClosedError) as error:
             errors.append(error)
 
     thread = threading.Thread(target=wait)
@@ -545,7 +553,7 @@ def test_closed_client_says_so(client: ReplayClient) -> None:
 
 def test_client_finds_the_server_of_a_folder_and_the_one_in_its_place(tmp_path: Path) -> None:
     with ReplayClient(path=tmp_path / "replay", timeout_s=0.2) as client:
-        with pytest.raises(WorkerLostError, match="no server has written its address"):
+        with pytest.raises(ServerLostError, match="no server has written its address"):
             client.stats()
         for count in (64, 128):
             with ReplayServer({}, SMALL, tmp_path / "replay"):
