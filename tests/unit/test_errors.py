@@ -59,6 +59,7 @@ def test_same_call_may_succeed_later_for_these_errors_alone() -> None:
 
     assert retryable == {
         "BufferFullError",
+        "ServerLostError",
         "StaleEpochError",
         "StorageFullError",
         "TaskTimeoutError",
