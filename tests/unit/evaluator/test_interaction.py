@@ -401,6 +401,7 @@ def test_returns_are_written_as_a_histogram(make_evaluator, policy) -> None:
 
 
 @needs_video
+@pytest.mark.filterwarnings("ignore:Setting the shape on a NumPy array:DeprecationWarning")
 def test_mp4_shows_the_frames_that_it_was_given(tmp_path) -> None:
     from moviepy import VideoFileClip
 
