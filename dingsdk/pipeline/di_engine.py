@@ -11,6 +11,7 @@ from dingsdk.config import deep_merge_dicts
 from dingsdk.config.aliases import rename_aliases
 from dingsdk.errors import ConfigError, UnknownEnvError, listing, nearest_name
 from dingsdk.pipeline.di_engine_keys import MOVED, NO_SECTION, NOT_USED, ONLY, OTHER_POLICIES
+from dingsdk.plugins import default_manager
 
 _log = logging.getLogger(__name__)
 
@@ -97,10 +98,14 @@ def _convert_policy(policy: dict[str, Any]) -> dict[str, str]:
         # The reference has a second policy class for parallel mode; here one serves both.
         policy["type"] = policy["type"].removesuffix("_command")
     kind = str(policy.get("type"))
-    if kind in OTHER_POLICIES:
-        reason = f"{kind!r} is none of its policies: {OTHER_POLICIES[kind]}"
+    is_of_theirs = "import_names" not in policy and kind not in default_manager().known("policies")
+    if kind in OTHER_POLICIES or is_of_theirs:
+        nearest = f": {OTHER_POLICIES[kind]}" if kind in OTHER_POLICIES else ""
+        reason = f"{kind!r} is none of its policies{nearest}"
         return {"policy.type": f"{reason}; the plugin dingsdk-rl-di-engine runs DI-engine's own"}
     if kind == "r2d2":
+        if policy.get("priority"):
+            return {"policy.priority": "sequences are drawn uniformly; alpha and beta go with it"}
         _take(policy, "unroll_len")  # the sum of the two lengths, like the next
         _take(policy, "collect.unroll_len")
         buffer = policy["other"]["replay_buffer"]
@@ -186,6 +191,8 @@ def _convert_env(main: dict[str, Any], create_env: Mapping[str, Any]) -> None:
     if zoo_name == "atari":
         env["env_id"] = f"ale_py:{env.get('env_id', '')}".replace("ale_py:ale_py:", "ale_py:")
         env.setdefault("wrappers", [*_ATARI_WRAPPERS])
+    elif isinstance(env.get("env_id"), str):
+        env["env_id"] = _newest_version(env["env_id"])
     if stack:
         env.setdefault("wrappers", []).append({"type": "frame_stack", "stack_size": stack})
     if "env_id" not in env and zoo_name is not None:
@@ -225,6 +232,19 @@ def _rename_types(main: dict[str, Any]) -> None:
             del manager[key]
     if manager.get("type") == "subprocess_v2":
         manager["type"] = "subprocess"
+
+
+def _newest_version(env_id: str) -> str:
+    """Return the id, or that of the newest version where gymnasium has it no more."""
+    import gymnasium
+
+    base, asked = _split(env_id)
+    found = [version for name, version in map(_split, gymnasium.registry) if name == base]
+    newest = max(found, default=asked)
+    if env_id in gymnasium.registry or newest <= asked:
+        return env_id
+    _log.info("env.env_id: %s is %s-v%d now", env_id, base, newest)
+    return f"{base}-v{newest}"
 
 
 _VERSION = re.compile(r"-v(\d+)$")

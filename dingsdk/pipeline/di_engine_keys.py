@@ -40,6 +40,7 @@ NOT_USED: Mapping[str, str] = {
     "policy.collect.env_num": "see env.collector_env_num",
     "policy.eval.env_num": "see env.evaluator_env_num",
     "policy.learn.ignore_done": "an episode that a time limit cuts is told from one that ends",
+    "policy.learn.resume_training": "a run goes on with `dingsdk train --resume`",
     "policy.load_path": "a checkpoint to begin with is the learner hook load_ckpt_before_run's",
     "policy.model.actor_head_hidden_size": "heads are linear layers after the encoder",
     "policy.model.critic_head_hidden_size": "heads are linear layers after the encoder",
@@ -63,6 +64,7 @@ ONLY: Mapping[str, tuple[Any, str]] = {
     "policy.learn.nstep_return": (False, "PPO's returns come from its advantages"),
     "policy.learn.reparameterization": (True, "SAC's actions are differentiated through"),
     "policy.learn.value_norm": (False, "values are trained without normalisation"),
+    "policy.model.res_link": (False, "networks have no residual links"),
     "policy.model.twin_critic": (True, "SAC has two critics"),
     "system.coordinator.operator_server": (
         None,

@@ -288,6 +288,40 @@ def test_policy_of_the_other_names_the_nearest(kind: str) -> None:
         convert_reference_shape(shape)
 
 
+def test_policy_that_nobody_has_is_left_to_the_bridge_and_an_own_one_to_its_module() -> None:
+    shape = serial_shape()
+    shape["create_config"]["policy"] = {"type": "acer", "import_names": ["ding.policy.acer"]}
+    with pytest.raises(ConfigError, match="'acer' is none of its policies; the plugin dingsdk-rl"):
+        convert_reference_shape(shape)
+
+    shape["create_config"]["policy"]["import_names"] = ["mine"]
+    assert convert_reference_shape(shape)["policy"]["type"] == "acer"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("LunarLander-v2", "LunarLander-v3"),
+        ("CartPole-v0", "CartPole-v0"),
+        ("CartPole-v99", "CartPole-v99"),
+        ("Nowhere-v1", "Nowhere-v1"),
+    ],
+)
+def test_id_that_gymnasium_has_no_more_is_its_newest_version(theirs: str, ours: str) -> None:
+    shape = serial_shape()
+    shape["main_config"]["env"]["env_id"] = theirs
+    assert convert_reference_shape(shape)["env"]["env_id"] == ours
+
+
+def test_priorities_of_sequences_are_refused() -> None:
+    shape = serial_shape()
+    shape["create_config"]["policy"]["type"] = "r2d2"
+    shape["main_config"]["policy"]["priority"] = True
+    with pytest.raises(ConfigError, match="sequences are drawn uniformly") as caught:
+        convert_reference_shape(shape)
+    assert caught.value.path == "policy.priority"
+
+
 def test_ppo_of_the_zoo_compiles() -> None:
     shape = serial_shape()
     shape["create_config"] = {"env": {"type": "cartpole"}, "policy": {"type": "ppo"}}
