@@ -7,7 +7,10 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 TRANSPORTS := plugins/dingsdk-in-memory plugins/dingsdk-flask-fs
 # What earlier checkouts installed themselves as; it would stay beside the new names.
 FORMER := dingsdk dingsdk-in-memory dingsdk-flask-fs
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	-c constraints.txt
+# On all cores, where pip takes one. What cannot be compiled are examples of an old Python.
+COMPILE := $(BIN)/python -W ignore -m compileall -qq -j 0 -x '/tests?/' .venv/lib || true
 STAMP := .venv/installed
 STAMP_ALL := .venv/installed-all
 ARGS ?=
@@ -38,14 +41,16 @@ help:
 
 # One resolve for everything, so that no two packages can pull in different versions.
 $(STAMP): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(TRANSPORTS))
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip uninstall -qq --yes $(FORMER)
+	if test -x $(BIN)/python; then $(BIN)/python -m pip uninstall -qq --yes $(FORMER); \
+		else $(PYTHON) -m venv .venv; fi
 	$(PIP) hatchling editables
 	$(PIP) --no-build-isolation -e '.[dev]' $(foreach plugin,$(TRANSPORTS),-e ./$(plugin))
+	$(COMPILE)
 	@touch $@
 
 $(STAMP_ALL): $(STAMP) $(addsuffix /pyproject.toml,$(PLUGINS))
 	$(PIP) --no-build-isolation -e '.[dev,dev-all]' $(foreach plugin,$(PLUGINS),-e ./$(plugin))
+	$(COMPILE)
 	@touch $@
 
 train: $(STAMP)

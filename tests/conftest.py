@@ -12,6 +12,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+# Workers of pytest share the cores; more threads for each wait for one another. Not read again
+# once torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # The same examples each time. `make test-all` takes the profile `thorough`.
 settings.register_profile("default", derandomize=True, deadline=None, stateful_step_count=25)
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=400)

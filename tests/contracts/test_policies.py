@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
@@ -115,6 +116,7 @@ class TestRecurrentPPO(TestPPO):
     learn: ClassVar = {"sequence_len": 4, "batch_size": 8}
 
 
+@pytest.mark.slow
 class TestRecurrentContinuousPPO(TestContinuousPPO):
     model: ClassVar = {"recurrent": "gru", "recurrent_size": 8}
 

@@ -35,7 +35,7 @@ PAGES = sorted(
     if "reference" not in path.parts
 )
 LANGUAGES = {"console", "python", "text", "yaml", "toml"}
-QUICK = {"README.md", "first-run.md", "write-a-plugin.md"}
+QUICK = {"README.md", "first-run.md"}
 """Pages whose code runs in `make test` too."""
 BUDGET = ["-q", "--set", "system.max_env_steps=300"]
 PARALLEL_BUDGET = ["-q", "--set", "system.max_env_steps=1500"]

@@ -79,7 +79,7 @@ def config(policy: str, **env: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("policy", "mode"),
     [
-        ("dqn", "serial"),
+        pytest.param("dqn", "serial", marks=pytest.mark.slow),
         ("dqn", "parallel"),
         ("ppo", "serial"),
         pytest.param("ppo", "parallel", marks=pytest.mark.slow),

@@ -269,7 +269,8 @@ gym.register("Stuck-v0", entry_point=Stuck)
 """
 
 
-@pytest.mark.parametrize("mode", [pytest.param("serial", marks=pytest.mark.slow), "parallel"])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
 def test_signal_stops_within_10_s_also_where_an_env_hangs(tmp_path: Path, mode: str) -> None:
     (tmp_path / "stuck_env.py").write_text(STUCK_ENV)
     sets = ("--mode", mode, "--set", "env.env_id=stuck_env:Stuck-v0")
@@ -289,6 +290,7 @@ def test_signal_stops_within_10_s_also_where_an_env_hangs(tmp_path: Path, mode: 
         assert "time.sleep(600)" in err
 
 
+@pytest.mark.slow
 def test_second_signal_exits_at_once(tmp_path: Path) -> None:
     with training(tmp_path) as process:
         # Stopped by the debugger's signal, it receives both at once when it goes on.

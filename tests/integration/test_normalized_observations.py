@@ -19,7 +19,7 @@ SETS = (*short_runs.QUICK, "policy.model.normalize_obs=true")
     ("config", "mode", "transport"),
     [
         ("cartpole-dqn", "serial", None),
-        ("cartpole-dqn", "parallel", "in_memory"),
+        pytest.param("cartpole-dqn", "parallel", "in_memory", marks=pytest.mark.slow),
         ("cartpole-ppo", "parallel", "in_memory"),
         pytest.param("cartpole-dqn", "parallel", "flask_fs", marks=pytest.mark.slow),
     ],

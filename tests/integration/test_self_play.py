@@ -146,7 +146,8 @@ def test_on_policy_serial_run_plays_itself_and_its_past(tmp_path: Any) -> None:
     assert len(saved_league(str(result.run_dir / "league"))["players"]) > 1
 
 
-@pytest.mark.parametrize("max_lag", [pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("max_lag", [0, 2])
 def test_on_policy_parallel_run_trains_on_games_as_new_as_asked_for(
     max_lag: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

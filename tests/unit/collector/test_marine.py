@@ -143,7 +143,9 @@ def make_marine(tmp_path: Any) -> Iterator[Any]:
         collector.close()
 
 
-@pytest.mark.parametrize("kind", ["base", "subprocess", "async_subprocess"])
+@pytest.mark.parametrize(
+    "kind", ["base", "async_subprocess", pytest.param("subprocess", marks=pytest.mark.slow)]
+)
 def test_rows_of_all_who_train_are_sent_turn_by_turn(make_marine, kind: str) -> None:
     store = Store(new=weights(6))
     collector = make_marine(store, ["new", "new"], [True, True], env_manager={"type": kind})

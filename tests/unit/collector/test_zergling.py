@@ -193,16 +193,18 @@ R2D2 = {
 WHOLE = {**POLICY, "traj_len_inf": True}
 
 
-MANAGERS = ["in_process", "vector", "async_subprocess"]
+QUICK_MANAGERS = ["in_process", "vector"]
+MANAGERS = [*QUICK_MANAGERS, "async_subprocess"]
 
 
 @pytest.mark.parametrize(
     ("kind", "policy", "manager_type"),
     [
         *((ZerglingParallelCollector, POLICY, each) for each in MANAGERS),
-        *((ZerglingParallelCollector, WHOLE, each) for each in MANAGERS[:2]),
-        *((ZerglingParallelCollector, R2D2, each) for each in MANAGERS[:2]),
-        *((SerialTaskCollector, POLICY, each) for each in MANAGERS),
+        *((ZerglingParallelCollector, WHOLE, each) for each in QUICK_MANAGERS),
+        *((ZerglingParallelCollector, R2D2, each) for each in QUICK_MANAGERS),
+        *((SerialTaskCollector, POLICY, each) for each in QUICK_MANAGERS),
+        pytest.param(SerialTaskCollector, POLICY, "async_subprocess", marks=pytest.mark.slow),
         (SerialTaskCollector, R2D2, "vector"),
     ],
 )

@@ -237,7 +237,9 @@ def test_env_function_adapts_and_wraps_by_the_section() -> None:
     assert make_env({"env_id": "CartPole-v1", "eval_opponent": "random"}).action_space.n == 2
 
 
-@pytest.mark.parametrize("kind", ["base", "subprocess", "async_subprocess"])
+@pytest.mark.parametrize(
+    "kind", ["base", "async_subprocess", pytest.param("subprocess", marks=pytest.mark.slow)]
+)
 def test_managers_carry_a_reward_and_an_info_of_each_player(kind: str) -> None:
     manager = create_env_manager({"type": kind}, make_env_fns({"env_id": SUMS}, 2))
     assert manager.player_num == 2

@@ -81,7 +81,7 @@ def test_steps_are_those_of_the_plain_loop(launch: Launch) -> None:
             assert plain.ready_obs.keys() == m.ready_obs.keys()
 
 
-@pytest.mark.parametrize("form", ["batched", "dict"])
+@pytest.mark.parametrize("form", ["batched", pytest.param("dict", marks=pytest.mark.slow)])
 def test_steps_pickle_nothing(launch: Launch, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     def refuse(*args: Any) -> None:
         raise AssertionError("something is pickled")
@@ -209,6 +209,7 @@ def test_steps_under_way_are_saved_with_their_results(launch: Launch, gate: Path
             assert sorted(each.ready_obs) == [0, 1]
 
 
+@pytest.mark.slow
 def test_lost_process_is_still_told_of_after_saving(launch: Launch) -> None:
     with launch(SYNC | {"max_retry": 1}, 2) as manager, launch(SYNC, 2) as other:
         os.kill(pid_of(manager, 1), signal.SIGKILL)
@@ -219,6 +220,7 @@ def test_lost_process_is_still_told_of_after_saving(launch: Launch) -> None:
         assert [bool(steps[i].info.get("abnormal")) for i in range(2)] == [False, True]
 
 
+@pytest.mark.slow
 def test_reset_drops_a_step_that_is_under_way(launch: Launch, gate: Path) -> None:
     with launch(ASYNC, 2) as manager:
         manager.step({0: HANG, 1: STEP})
@@ -279,6 +281,7 @@ def test_managers_that_call_no_methods_name_those_that_do() -> None:
         assert caught.value.path == "env_manager.type"
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_terminal_does_not_reach_the_processes(launch: Launch) -> None:
     with launch(SYNC, 1) as manager:
         os.kill(pid_of(manager, 0), signal.SIGINT)
@@ -346,6 +349,7 @@ def test_envs_that_do_not_start_in_time_are_told_by_name(launch: Launch) -> None
         launch({**SYNC, "reset_timeout": 0.01})
 
 
+@pytest.mark.slow
 def test_rollout_waits_for_the_last_env_that_it_needs(launch: Launch, gate: Path) -> None:
     acted = []
 
