@@ -98,3 +98,9 @@ def test_what_no_server_can_act_for_is_refused(sets: Any, reason: str) -> None:
         compile_run("cartpole-dqn", "parallel", transport, sets, 0)
 
     assert caught.value.path == "system.roles.inference"
+
+
+def test_server_for_samples_of_a_zergling_is_accepted() -> None:
+    sets = ("system.roles.inference.num=1",)
+    cfg = compile_run("cartpole-dqn", "parallel", "flask_fs", sets, 0)
+    assert cfg.system.roles.inference.num == 1

@@ -10,6 +10,7 @@ import pytest
 
 from dingsdk.errors import PluginLoadError, UnknownPluginError
 from dingsdk.plugins import CONTRACT_VERSIONS, KINDS, PluginManager, Switches
+from dingsdk.plugins.discovery import Advert
 
 Install = Callable[..., Path]
 
@@ -136,6 +137,15 @@ def test_plugin_for_the_newest_contract_is_loaded(install: Install) -> None:
 
     assert owner_of(PluginManager(), "ring") == "acme_a"
     assert CONTRACT_VERSIONS.keys() == KINDS.keys()
+
+
+def test_kinds_without_contracts_have_the_first_version_alone() -> None:
+    def misfit(contract: str) -> str | None:
+        return Advert("plugins", "watch", "acme_a", "acme-a", "1.0", contract).misfit
+
+    assert misfit("v1") is None
+    assert "knows version 1;" in str(misfit("v2"))
+    assert "use v1 to v1" in str(misfit("1"))
 
 
 def test_contract_of_an_unknown_kind_is_logged_with_the_nearest(

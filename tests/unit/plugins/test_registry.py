@@ -36,6 +36,7 @@ def test_register_works_as_decorator_with_and_without_name_and_as_direct_call() 
     assert registry.get("named") is Named
     assert registry.get("Bare") is Bare
     assert registry.get("Empty") is Empty
+    assert repr(registry) == "Registry('buffers': Bare, Empty, Ring, named, ring)"
 
 
 def test_registering_a_taken_name_raises_assertion_error_that_names_the_owner() -> None:
