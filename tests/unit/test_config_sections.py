@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal
@@ -186,6 +187,28 @@ def test_wrong_value_is_refused_with_path_and_what_belongs_there(
 
     assert (caught.value.path, caught.value.expected) == (path, expected)
     assert str(caught.value).startswith(f"{path}: expected {expected}, found ")
+
+
+@pytest.mark.parametrize(("found", "is_advised"), [(dict, True), (len, True), ("len", False)])
+def test_class_or_function_for_a_number_comes_with_advice(found: Any, is_advised: bool) -> None:
+    with pytest.raises(ConfigTypeError) as caught:
+        completed({"size": found})
+
+    assert ("train() as env= or policy=" in str(caught.value)) == is_advised
+
+
+class Points(Section, frozen=True, kw_only=True):
+    at: list[float] = msgspec.field(default_factory=list)
+    grid: list[list[float]] = msgspec.field(default_factory=list)
+
+
+@pytest.mark.parametrize("given", [{"at": [1.0, math.nan]}, {"grid": [[1.0], [2.0, math.nan]]}])
+def test_what_is_no_number_is_refused_in_lists_too(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigTypeError, match="expected a number") as caught:
+        read_section(Points, given, "points")
+
+    assert caught.value.path == f"points.{next(iter(given))}"
+    assert read_section(Points, {"at": [1, math.inf]}, "points").at == [1, math.inf]
 
 
 def test_number_of_thousands_of_digits_is_refused_in_one_short_line() -> None:

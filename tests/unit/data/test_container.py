@@ -92,6 +92,13 @@ def test_a_safetensors_file_keeps_every_kind_of_value() -> None:
     assert safetensors.torch.load(content)["dots.and/slashes.a.b~"].tolist() == [0.0]
 
 
+@pytest.mark.parametrize("number", [2**63 - 1, 2**63, -(2**63), -(2**63) - 1])
+def test_only_numbers_of_64_bits_are_those_of_json(number: int) -> None:
+    text = bytes(encode_json("state", number))
+    assert (b"$int" in text) != (-(2**63) <= number < 2**63)
+    assert decode_json("state", text) == number
+
+
 def test_json_keeps_every_value_without_arrays() -> None:
     plain = {key: VALUE[key] for key in ("nested", "special", "by int", "$tag", "big")}
     assert decode_json("state", encode_json("state", plain)) == plain
