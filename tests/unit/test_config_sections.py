@@ -197,6 +197,15 @@ def test_class_or_function_for_a_number_comes_with_advice(found: Any, is_advised
     assert ("train() as env= or policy=" in str(caught.value)) == is_advised
 
 
+def test_whole_number_without_bounds_is_of_fifteen_digits_at_most() -> None:
+    assert read_section(Pair, {"high": 10**15}, "pair").high == 10**15
+    for number in (10**15 + 1, -(10**15) - 1):
+        with pytest.raises(ConfigTypeError) as caught:
+            read_section(Pair, {"low": number}, "pair")
+        assert (caught.value.path, caught.value.found) == ("pair.low", number)
+        assert caught.value.expected == "a whole number up to 1e+15"
+
+
 class Points(Section, frozen=True, kw_only=True):
     at: list[float] = msgspec.field(default_factory=list)
     grid: list[list[float]] = msgspec.field(default_factory=list)
