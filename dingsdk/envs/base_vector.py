@@ -24,11 +24,9 @@ from dingsdk.envs.guard import (
     restart_seed,
 )
 from dingsdk.envs.saving import attributes_of, env_state, set_attributes, set_env_state
-from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema, is_fresh
+from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema, are_fresh
 from dingsdk.errors import ConfigError, EnvError, PolicyOutputError
 
-_FLOAT32 = np.dtype(np.float32)
-_BOOL = np.dtype(np.bool_)
 _NOT_STATE = ("envs", "env_fns")
 """Attributes of gymnasium's vector envs that are saved env by env."""
 _UNUSUAL = frozenset((ABNORMAL, FAILURES, EPISODE_INFO))
@@ -129,14 +127,11 @@ class BaseVectorEnvManager(EnvManager):
         actions = checker.batch(actions, self._env_num)
         try:
             obs, reward, terminated, truncated, infos = self._vec.step(actions)
-            if not is_fresh(obs, schema.dtype):
+            if not are_fresh(obs, reward, terminated, truncated, schema.dtype):
                 obs = schema.own(obs)
-            if not is_fresh(reward, _FLOAT32):
-                reward = np.array(reward, dtype=_FLOAT32)
-            if not is_fresh(terminated, _BOOL):
-                terminated = np.array(terminated, dtype=_BOOL)
-            if not is_fresh(truncated, _BOOL):
-                truncated = np.array(truncated, dtype=_BOOL)
+                reward = np.array(reward, dtype=np.float32)
+                terminated = np.array(terminated, dtype=np.bool_)
+                truncated = np.array(truncated, dtype=np.bool_)
             schema.check_columns(obs, self._env_num)
             self._infos = infos
             self._is_fresh = False

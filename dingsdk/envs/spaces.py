@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
+from sys import getrefcount
 from typing import Any
 
 import gymnasium as gym
@@ -22,6 +22,8 @@ _ARRAY_SPACES = (
     gym.spaces.MultiBinary,
     gym.spaces.MultiDiscrete,
 )
+
+_FLOAT32, _BOOL = np.dtype(np.float32), np.dtype(np.bool_)
 
 _MOST_VALUES = 4096
 """Discrete spaces of more actions are checked by comparison, not from a set."""
@@ -300,22 +302,35 @@ def has_nan(array: NDArray[Any]) -> bool:
     return math.isnan(flat.dot(flat))
 
 
-def is_fresh(array: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether the caller's variable is the only reference to a numpy array of that dtype.
+def are_fresh(obs: Any, reward: Any, terminated: Any, truncated: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether the caller's variables are the only references to the four arrays of a step.
 
-    A native vector env may hand out a new array at each step or the same buffer again; the
-    reference count tells which, exactly, and costs less than the copy that it may save.
+    A native vector env may hand out new arrays at each step or the same buffers again; the
+    reference counts tell which, exactly, and cost less than the copies that they may save.
+
+    Args:
+        obs: Anything; fresh as an array of ``dtype``.
+        reward: Fresh as float32.
+        terminated: Fresh as bool.
+        truncated: Fresh as bool.
+        dtype: Of the observation space.
     """
+    most = _REFERENCES_OF_A_FRESH_ARRAY
     return (
-        type(array) is np.ndarray
-        and array.dtype == dtype
-        and array.base is None
-        and sys.getrefcount(array) <= _REFERENCES_OF_A_FRESH_ARRAY
+        type(obs) is type(reward) is type(terminated) is type(truncated) is np.ndarray
+        and obs.dtype is dtype
+        and reward.dtype is _FLOAT32
+        and terminated.dtype is truncated.dtype is _BOOL
+        and obs.base is reward.base is terminated.base is truncated.base is None
+        and getrefcount(obs) <= most
+        and getrefcount(reward) <= most
+        and getrefcount(terminated) <= most
+        and getrefcount(truncated) <= most
     )
 
 
 def _count_references(array: Any) -> int:
-    return sys.getrefcount(array)
+    return getrefcount(array)
 
 
 def _references_of_a_fresh_array() -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dingsdk.envs.base_vector import final_row, info_row
-from dingsdk.envs.spaces import ActionChecker, ObservationSchema, has_nan, is_fresh
+from dingsdk.envs.spaces import ActionChecker, ObservationSchema, are_fresh, has_nan
 from dingsdk.errors import ConfigError, NonFiniteError, PolicyOutputError, SchemaMismatchError
 
 BOX = gym.spaces.Box(np.array([-1, 2], np.float32), np.array([1, 3], np.float32))
@@ -172,16 +172,28 @@ def test_spaces_without_columns_say_where_they_are() -> None:
     ObservationSchema(NESTED).require_columns()
 
 
-def test_only_an_array_that_nobody_else_holds_is_fresh() -> None:
-    array = np.zeros(3, np.float32)
-    assert is_fresh(array, np.dtype(np.float32))
-    assert not is_fresh(array, np.dtype(np.float64))
-    kept = [array]
-    assert not is_fresh(array, np.dtype(np.float32))
-    kept.clear()
-    view = np.zeros(3, np.float32)[:2]
-    assert not is_fresh(view, np.dtype(np.float32))
-    assert not is_fresh([0.0], np.dtype(np.float32))
+@pytest.mark.parametrize("name", ["obs", "reward", "terminated", "truncated"])
+def test_only_arrays_that_nobody_else_holds_are_fresh(name: str) -> None:
+    def is_fresh(make_odd: Any = None, dtype: type = np.float32) -> bool:
+        step = {
+            "obs": np.zeros((3, 2), np.float32),
+            "reward": np.zeros(3, np.float32),
+            "terminated": np.zeros(3, np.bool_),
+            "truncated": np.zeros(3, np.bool_),
+        }
+        kept = []
+        if make_odd is not None:
+            step[name] = make_odd(step[name], kept)
+        obs, reward, terminated, truncated = step.values()
+        step.clear()
+        return are_fresh(obs, reward, terminated, truncated, np.dtype(dtype))
+
+    assert is_fresh()
+    assert not is_fresh(dtype=np.float64)
+    assert not is_fresh(lambda array, kept: kept.append(array) or array)
+    assert not is_fresh(lambda array, kept: array[:])
+    assert not is_fresh(lambda array, kept: array.astype(np.int8))
+    assert not is_fresh(lambda array, kept: array.tolist())
 
 
 def test_infos_of_a_vector_env_are_split_by_env() -> None:
