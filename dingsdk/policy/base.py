@@ -433,7 +433,7 @@ class BasePolicy(Configurable, ABC):
             state_dict=self._model_state,
             load_state_dict=self._load_model,
             forward_batch=self._acting("collect"),
-            make_transitions=self._recorded,
+            make_transitions=self._recorded if self.state_size else self.transitions,
             make_samples=self.samples,
             **self._common("collect"),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, pairwise, repeat
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -23,7 +23,6 @@ from dingsdk.worker.collector.rollout import EpisodeRecord, Quota, Rollout, Writ
 
 # Far beyond any time, yet two of them still add up within int64.
 _NEVER = 1 << 60
-_NO_ENVS = np.empty(0, np.int64)
 
 
 Episodes = list[SampleBatch]
@@ -108,7 +107,7 @@ class BatchedRollout(Rollout):
         # Looking for a byte costs a fraction of any() on arrays this small.
         if b"\x01" not in ended.tobytes():
             if writer is not None:
-                writer.cut(_NO_ENVS)
+                writer.cut(None)
             return
         rows = ended.nonzero()[0]
         env_ids = rows.tolist()
@@ -121,7 +120,7 @@ class BatchedRollout(Rollout):
         if writer is not None:
             if writer.added_columns:
                 writer.episode_returns = {each.env_id: each.episode_return for each in episodes}
-            writer.cut(rows)
+            writer.cut(ended)
         self._end_episodes(env_ids, episodes)
 
     def _skip(self, env_ids: NDArray[np.int64]) -> None:
@@ -206,8 +205,8 @@ class ColumnsWriter(Writer):
         self._starts = np.zeros(self._env_num, np.int64)
         self._time = 0
         self._next_full = self._traj_len
-        # (env, start, stop) of the pieces that wait, and the returns of their episodes.
-        self._pieces: list[tuple[int, int, int]] = []
+        # (stop, envs, starts) of the pieces that wait, and the returns of their episodes.
+        self._pieces: list[tuple[int, NDArray[np.int64], NDArray[np.int64]]] = []
         self._returns: list[float] = []
         self.pending_rows = 0
 
@@ -219,7 +218,7 @@ class ColumnsWriter(Writer):
             "rounds": self._store.rounds(first, stop) if first < stop else {},
             "iters": self._iters[first:stop].copy(),
             "starts": self._starts - first,
-            "pieces": [(env, start - first, end - first) for env, start, end in self._pieces],
+            "pieces": [(stop - first, envs, starts - first) for stop, envs, starts in self._pieces],
             "next_full": self._next_full - first,
             "pending_rows": self.pending_rows,
         }
@@ -250,54 +249,71 @@ class ColumnsWriter(Writer):
     def drop(self, env_ids: Sequence[int] | NDArray[np.int64]) -> None:
         self._starts[env_ids] = self._time
 
-    def cut(self, ended: NDArray[np.int64]) -> None:
+    def cut(self, ended: NDArray[np.bool_] | None) -> None:
         """End the trajectories that the newest round ended or filled.
 
         Args:
-            ended: The envs whose episode ended, ascending.
+            ended: bool[env_num], the envs whose episode ended; None for none.
         """
         time, starts = self._time, self._starts
         is_filled = time >= self._next_full
         if is_filled:
             is_cut = starts <= time - self._traj_len
-            is_cut[ended] = True
-            ended = is_cut.nonzero()[0]
-        if len(ended):
-            env_ids, begun = ended.tolist(), starts[ended].tolist()
-            self._pieces.extend(zip(env_ids, begun, repeat(time)))
-            self.pending_rows += time * len(env_ids) - sum(begun)
-            starts[ended] = time
+            if ended is not None:
+                is_cut |= ended
+        elif ended is None:
+            return
+        else:
+            is_cut = ended
+        envs = is_cut.nonzero()[0]
+        if len(envs):
+            begun = starts[envs]
+            self._pieces.append((time, envs, begun))
+            self.pending_rows += time * len(envs) - sum(begun.tolist())
+            starts[envs] = time
             if self.added_columns:
-                self._returns += [self.episode_returns.get(env_id, math.nan) for env_id in env_ids]
-            self.episode_returns = {}
+                returns = self.episode_returns
+                self._returns += [returns.get(env_id, math.nan) for env_id in envs.tolist()]
+                self.episode_returns = {}
         if is_filled:
             # Starts only grow, so this is never late; between two times it may be early.
-            self._next_full = int(starts.min()) + self._traj_len
+            self._next_full = min(starts.tolist()) + self._traj_len
 
     def cut_unfinished(self) -> None:
         if self._traj_len != _NEVER:
-            self.cut((self._starts < self._time).nonzero()[0])
+            self.cut(self._starts < self._time)
 
     def flush(self) -> SampleBatch | Episodes | None:
         if not self._pieces:
             return None
-        samples = self._samples_of(self._pieces, self._returns)
+        samples = self._samples_of(*self._waiting(), self._returns)
         self._end_flush()
         return samples
 
     def flush_each(self) -> list[SampleBatch | Episodes]:
+        if not self._pieces:
+            return []
+        envs, starts, stops = self._waiting()
+        each = [slice(index, index + 1) for index in range(len(envs))]
         samples = [
-            self._samples_of([piece], self._returns[index : index + 1])
-            for index, piece in enumerate(self._pieces)
+            self._samples_of(envs[one], starts[one], stops[one], self._returns[one]) for one in each
         ]
         self._end_flush()
         return samples
 
+    def _waiting(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return env, start and stop of each piece that waits."""
+        stops, envs, starts = zip(*self._pieces, strict=True)
+        counts = list(map(len, envs))
+        return np.concatenate(envs), np.concatenate(starts), np.array(stops).repeat(counts)
+
     def _samples_of(
-        self, pieces: list[tuple[int, int, int]], returns: list[float]
+        self,
+        envs: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        stops: NDArray[np.int64],
+        returns: list[float],
     ) -> SampleBatch | Episodes:
-        numbers = np.fromiter(chain.from_iterable(pieces), np.int64, 3 * len(pieces))
-        envs, starts, stops = numbers.reshape(-1, 3).T
         lengths = stops - starts
         ends = lengths.cumsum()
         # Row k of a piece lies at time start + k: one arange, shifted piece by piece.
@@ -329,7 +345,7 @@ class ColumnsWriter(Writer):
             self._next_full = self._traj_len
 
     def _first_needed(self) -> int:
-        return min([int(self._starts.min()), *(start for _, start, _ in self._pieces)])
+        return min(int(each.min()) for each in (self._starts, *(part[2] for part in self._pieces)))
 
     def _make_room(self) -> None:
         first = self._first_needed()
@@ -342,7 +358,7 @@ class ColumnsWriter(Writer):
         kept = self._time - first
         self._iters[:kept] = self._iters[first : self._time]
         self._starts -= first
-        self._pieces = [(env, start - first, stop - first) for env, start, stop in self._pieces]
+        self._pieces = [(stop - first, envs, starts - first) for stop, envs, starts in self._pieces]
         self._time = kept
         self._next_full -= first
 

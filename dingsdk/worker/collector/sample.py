@@ -149,7 +149,7 @@ class SampleSerialCollector(ISerialCollector):
             self._dropped_sample_count += have - wanted
         elif drop_extra is None and have > wanted:
             self._surplus = result[wanted:]
-        if drop_extra is not False:
+        if drop_extra is not False and have > wanted:
             result = result[:wanted]
         episodes, rollout.episodes = rollout.episodes, []
         self._end_collect(
