@@ -238,6 +238,7 @@ def run_pipeline(
             save_config(cfg, context.run_dir / CONFIG_NAME)
         default_manager().configure(cfg)
         stack.callback(default_manager().unconfigure)
+        _warn_of_short_pieces(cfg)
         observe().run_started(config=cfg, run_dir=context.run_dir)
         shown = None if progress is None else progress(context)
         context.recorder = RunRecorder(on_evaluation=None if shown is None else shown.on_evaluation)
@@ -262,6 +263,26 @@ def run_pipeline(
         status_file.reason = result.reason
         _finish(context, result, None)
         return result
+
+
+def _warn_of_short_pieces(cfg: Any) -> None:
+    policy, collect = cfg.policy, cfg.policy.collect
+    if policy.on_policy or policy.traj_len_inf or not collect.n_sample or collect.n_episode:
+        return
+    from dingsdk.worker.collector.factory import traj_len_of
+
+    env_num = cfg.env.collector_env_num
+    traj_len = traj_len_of(policy, collect.n_sample, collect.unroll_len, env_num)
+    if traj_len is not None and traj_len < (policy.nstep or 1):
+        _log.warning(
+            "policy.nstep is %d, but no sample spans more than %d steps: trajectories are cut "
+            "after policy.collect.n_sample %d / env.collector_env_num %d; for more raise n_sample "
+            "or use fewer envs",
+            policy.nstep,
+            traj_len,
+            collect.n_sample,
+            env_num,
+        )
 
 
 def compile_run(

@@ -47,6 +47,8 @@ class DQNLearnSection(LearnSection, frozen=True, kw_only=True):
     """Section ``policy.learn`` of DQN.
 
     Attributes:
+        update_per_collect: Iterations after each collect; 16 with 64 samples are one for every
+            four env steps, as in Mnih et al. 2015.
         learning_rate: Step size of Adam.
         loss: Loss of the TD error: Huber, or its square.
         huber_delta: TD error at which the Huber loss turns linear.
@@ -57,6 +59,7 @@ class DQNLearnSection(LearnSection, frozen=True, kw_only=True):
             in place of copies; None for copies.
     """
 
+    update_per_collect: Count = 16
     learning_rate: Finite = 1e-3
     loss: Literal["huber", "mse"] = "huber"
     huber_delta: Positive = 1.0

@@ -44,6 +44,7 @@ class R2D2LearnSection(DQNLearnSection, frozen=True, kw_only=True):
     """Section ``policy.learn`` of R2D2.
 
     Attributes:
+        update_per_collect: Iterations after each collect.
         batch_size: Sequences of one train iteration.
         sequence_length: Steps of a sequence that are trained on.
         burn_in: Steps before each sequence that bring the recurrent state up to date; they are
@@ -53,6 +54,7 @@ class R2D2LearnSection(DQNLearnSection, frozen=True, kw_only=True):
             is of the mean.
     """
 
+    update_per_collect: Count = 2
     batch_size: Count = 32
     sequence_length: Held = _LENGTH
     burn_in: Whole = _BURN_IN

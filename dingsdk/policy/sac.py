@@ -50,6 +50,8 @@ class SACLearnSection(LearnSection, frozen=True, kw_only=True):
     """Section ``policy.learn`` of SAC.
 
     Attributes:
+        update_per_collect: Iterations after each collect; 8 with 8 samples are one for every env
+            step, as in the paper.
         batch_size: Samples of one train iteration.
         learning_rate_q: Step size of the critics' Adam.
         learning_rate_policy: Step size of the actor's Adam.
@@ -61,6 +63,7 @@ class SACLearnSection(LearnSection, frozen=True, kw_only=True):
             number of action dimensions.
     """
 
+    update_per_collect: Count = 8
     batch_size: Count = 256
     learning_rate_q: Finite = 3e-4
     learning_rate_policy: Finite = 3e-4

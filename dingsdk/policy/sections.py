@@ -173,7 +173,8 @@ class PolicySection(PartSection, frozen=True, kw_only=True):
         on_policy: Whether training uses only what the newest policy collected.
         priority: Whether training gives the replay buffer a priority for each sample.
         discount_factor: Gamma, the weight of the next step's return.
-        nstep: Env steps of real reward before the bootstrap.
+        nstep: Env steps of real reward before the bootstrap; fewer near the end of a piece of a
+            trajectory, which collectors cut after ``n_sample`` / ``collector_env_num`` steps.
         model: Shape of the networks; what is None is read from the env's spaces.
         learn: How the policy is trained.
         collect: How training data is collected.

@@ -35,6 +35,7 @@ SETS = (
     "env.n_evaluator_episode=2",
     "policy.collect.n_sample=20",
     "policy.learn.batch_size=8",
+    "policy.learn.update_per_collect=1",
     "policy.learn.learner.train_iterations=4",
 )
 CONFIG: dict[str, Any] = {"env": {"kwargs": {"length": 5}}}

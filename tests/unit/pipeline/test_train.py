@@ -87,3 +87,16 @@ def test_code_that_notices_no_signal_is_broken_off_where_that_may_be(
 
     assert (stop.is_set(), handled.received) == (True, signal.SIGINT)
     assert told == ["SIGINT: stopping and saving a checkpoint; press Ctrl-C again to exit at once"]
+
+
+@pytest.mark.parametrize(("n_sample", "warns"), [(8, True), (9, False)])
+def test_nstep_beyond_the_pieces_that_are_collected_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, n_sample: int, warns: bool
+) -> None:
+    sizes = (f"policy.collect.n_sample={n_sample}", "policy.nstep=5")
+    short = ("policy.learn.learner.train_iterations=1", "policy.learn.update_per_collect=1")
+
+    train("cartpole-dqn", sets=(*SETS, *sizes, *short), seed=0, output=tmp_path)
+
+    told = [each for each in caplog.messages if "no sample spans more than 4 steps" in each]
+    assert len(told) == warns
