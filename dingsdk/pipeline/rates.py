@@ -32,7 +32,9 @@ class Rate:
             kept = math.exp(-passed_s / MEMORY_S)
             # Within the time that passed the weight falls too: its integral is 1 - kept.
             weight = MEMORY_S * (1 - kept) / passed_s
-            self._weighted_count = kept * self._weighted_count + weight * (count - self._count)
+            # Fewer: a learner goes on from its checkpoint.
+            more = max(0, count - self._count)
+            self._weighted_count = kept * self._weighted_count + weight * more
             self._weighted_s = kept * self._weighted_s + weight * passed_s
             self._count, self._at_s = count, elapsed_s
         return self._weighted_count / self._weighted_s if self._weighted_s else 0.0

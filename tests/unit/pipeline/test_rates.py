@@ -64,6 +64,15 @@ def test_snapshots_that_follow_at_once_change_nothing() -> None:
     assert rate.of(200, 2.0) == pytest.approx(100.0)
 
 
+def test_iterations_that_are_done_again_count_again_and_no_rate_is_negative() -> None:
+    rate = Rate()
+    assert rate.of(100, 1.0) == 100.0
+    assert 0 <= rate.of(40, 2.0) < 100.0
+    for at_s in range(3, 100):
+        found = rate.of(40 + 100 * (at_s - 2), at_s)
+    assert found == pytest.approx(100.0, rel=1e-3)
+
+
 def test_rates_of_a_run_are_of_env_steps_and_of_iterations() -> None:
     assert RunRates().of(RunStatus(env_steps=30, train_iter=5, elapsed_s=10.0)) == (3.0, 0.5)
 
