@@ -358,8 +358,8 @@ class Coordinator(Configurable, TaskControl):
                 if experience is not None:
                     experience.end_task(state)
                     if experience.is_leased_to(state):
-                        self._note(LeaseEnded(state.task_id))
                         experience.settle(state)
+                        self._note(LeaseEnded(state.task_id))
                 self._state.expire_orphan(state)
 
     def notify(self) -> None:
@@ -415,9 +415,10 @@ class Coordinator(Configurable, TaskControl):
         with self.condition:
             experience = self.experience_of(state)
             if experience is not None:
-                if experience.is_leased_to(state):
-                    self._note(LeaseEnded(state.task_id))
+                had_leases = experience.is_leased_to(state)
                 experience.settle(state)
+                if had_leases:
+                    self._note(LeaseEnded(state.task_id))
 
     def deal_with_task_started(self, state: TaskState) -> None:
         with self.condition:

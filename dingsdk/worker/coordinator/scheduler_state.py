@@ -338,9 +338,10 @@ class SchedulerState:
         """
         queue = self._queues[state.role]
         before = len(queue)
-        outcome = self._end(state, phase, error)
-        self._note_over(state.task_id, queue[-1] if len(queue) > before else None)
-        return outcome
+        outcome, is_fatal = self._end(state, phase, error)
+        if not is_fatal:  # else whoever resumes the run goes on with the task
+            self._note_over(state.task_id, queue[-1] if len(queue) > before else None)
+        return outcome, is_fatal
 
     def _end(
         self, state: TaskState, phase: TaskPhase, error: DingError | None

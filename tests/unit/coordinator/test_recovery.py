@@ -14,7 +14,7 @@ import pytest
 from dingsdk.data import SampleBatch
 from dingsdk.data.container import encode_frame
 from dingsdk.data.files import Folder
-from dingsdk.errors import CheckpointCorruptError, RunDirLockedError
+from dingsdk.errors import CheckpointCorruptError, DingError, RunDirLockedError
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
@@ -281,6 +281,20 @@ def test_end_of_the_run_leaves_its_tasks_to_whoever_resumes_it(
         collector.task_id,
     }
     assert after.coordinator.status().samples.live == ROWS
+
+
+def test_task_that_ends_the_run_by_an_error_is_gone_on_with(tmp_path: Path, transport: Any) -> None:
+    life = Life(tmp_path, transport, "naive")
+    life.join("l0", "learner")
+    learner = life.give("learner")
+    error, is_fatal = life.scheduler.end(learner, TaskPhase.FAILED, DingError("no memory left"))
+    assert (str(error), is_fatal) == ("no memory left", True)
+    after = Life(tmp_path, transport, "naive")
+    (left,) = after.scheduler.orphans
+    assert left.task_id == learner.task_id
+    after.scheduler.expire_orphan(left)
+    after.join("l0", "learner")
+    assert after.give("learner").task["resume"]
 
 
 def test_payloads_that_are_gone_at_a_restart_are_given_up(tmp_path: Path, transport: Any) -> None:
