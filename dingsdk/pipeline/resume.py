@@ -417,8 +417,9 @@ class RunSaver:
         workers.updates_left = state.updates_left
         workers.collected, workers.trained = state.samples["collected"], state.samples["trained"]
         workers.evicted_before = Counter(state.samples["evicted"])
-        # What the buffer counts of the time before, it has counted twice.
-        workers.evicted_before -= Counter(workers.samples().evicted) - workers.evicted_before
+        # What the buffer counts now is of the time before, or of rows that it held in files.
+        counted = Counter(workers.samples().evicted) - workers.evicted_before
+        workers.evicted_before.subtract(counted)
         context.recorder.resume([Evaluation(**each) for each in state.evaluations], state.elapsed_s)
         random.setstate(revive(state.streams["python"]))
         np.random.set_state(revive(state.streams["numpy"]))

@@ -266,11 +266,10 @@ def _build(context: RunContext, stack: ExitStack) -> _Workers:
         exp_name=exp_name,
     )
     stack.callback(evaluator.close)
-    buffer = create_buffer(
-        _seeded(policy_cfg.other.replay_buffer, cfg.seed, "buffer"),
-        tb_logger=tb_logger,
-        exp_name=exp_name,
-    )
+    buffer_cfg = _seeded(policy_cfg.other.replay_buffer, cfg.seed, "buffer")
+    if context.resumed is not None and "reopen" in buffer_cfg.get("storage", {}):
+        buffer_cfg.storage.reopen = True  # what is there is of this run, and its save replaces it
+    buffer = create_buffer(buffer_cfg, tb_logger=tb_logger, exp_name=exp_name)
     stack.callback(buffer.close)
     return _Workers(
         learner=learner,

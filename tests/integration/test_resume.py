@@ -29,7 +29,7 @@ from dingsdk.pipeline.resume import RunSaver, find_save
 from dingsdk.pipeline.run_folder import held
 from dingsdk.testing import StopAndGo
 from dingsdk.testing.os_calls import failing_calls
-from dingsdk.testing.stop_and_go import _compare
+from dingsdk.testing.stop_and_go import _compare, _interrupt_after
 
 SMALL = (
     "policy.learn.learner.train_iterations=60",
@@ -51,6 +51,7 @@ PPO = (
     "policy.learn.epoch_per_collect=2",
 )
 BRIEF = ("policy.learn.learner.train_iterations=60", "policy.eval.evaluator.eval_freq=50")
+RING = "replay_buffer_size=200"
 ADVANCED = ("policy.other.replay_buffer.type=advanced", "policy.priority=true")
 
 
@@ -158,6 +159,18 @@ def test_killed_run_goes_on_from_its_newest_save(tmp_path: Path) -> None:
     for outcome in outcomes:
         del outcome["streams"]  # those of the processes, which nothing of a run seeds or uses
     _compare(*outcomes)
+
+
+def test_rows_in_files_become_those_of_the_save(tmp_path: Path) -> None:
+    def run(name: str, *callbacks: Any) -> Path:
+        storage = ("storage.type=memmap", f"storage.path={tmp_path / name}-rows")
+        sets = [f"policy.other.replay_buffer.{each}" for each in (*storage, RING)]
+        sets += [*SMALL, f"exp_name={name}", "system.save_every=1e9"]
+        return train("cartpole-dqn", sets=sets, output=tmp_path, callbacks=callbacks).run_dir
+
+    whole, stopped = run("whole"), run("stopped", _interrupt_after(30))
+    resume(stopped)
+    _compare(*(StopAndGo("cartpole-dqn")._outcome(each) for each in (whole, stopped)))
 
 
 def _kill_after(command: list[str], run: Path, saves: int) -> None:

@@ -189,6 +189,16 @@ def test_stretches_of_rows_come_back_as_a_grid(kind: str, tmp_path: Path) -> Non
     assert batch.columns["pair"].tolist() == np.arange(12).reshape(2, 3, 2).tolist()
 
 
+def test_files_of_an_earlier_store_are_written_anew(tmp_path: Path) -> None:
+    storage = {"type": "memmap", "path": str(tmp_path / "rows"), "reopen": False}
+    for value, capacity in ((1.5, 8), (2, 4000)):
+        batch = SampleBatch({"value": np.full(6, value)})
+        store = RowStore(capacity, storage, lambda *name, batch=batch: batch, LEAST)
+        store.announce({"p": 0})
+        assert set(store.gather(np.zeros(6, np.int64), np.arange(6)).columns["value"]) == {value}
+        store.close()
+
+
 def test_payloads_fill_the_reserved_rows_before_there_are_more() -> None:
     store = RowStore(LEAST, {}, lambda *name: SampleBatch({"value": np.arange(LEAST)}), LEAST)
     store.announce({"p": 0})

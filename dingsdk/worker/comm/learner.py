@@ -173,6 +173,7 @@ class BaseCommLearner(CommWorker):
             self._owes_info = False
             self._learner = self._create_learner(task_info)
         buffer_cfg = task_info["replay_buffer_cfg"]
+        self._close_rows()
         self._rows = RowStore(
             int(buffer_cfg["replay_buffer_size"]), buffer_cfg.get("storage", {}), self._load_payload
         )
@@ -277,9 +278,15 @@ class BaseCommLearner(CommWorker):
         """Stop the learner after its iteration; its after_run hooks run (checkpoint, policy)."""
         if not self.stop_job():
             raise TaskFail({"message": "stuck"}, f"{self.info.worker_id}: the learner hangs")
-        self._learner = self._rows = None
+        self._learner = None
+        self._close_rows()
         self.raise_job_error()
         return {**self.task_ids(), **self._replay_figures()}
+
+    def _close_rows(self) -> None:
+        if self._rows is not None:
+            self._rows.close()
+            self._rows = None
 
     def stop_job(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Stop the learner, then the processes that train with it."""

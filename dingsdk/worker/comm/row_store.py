@@ -53,7 +53,10 @@ class RowStore:
         self._storage_cfg = dict(storage_cfg)
         if self._storage_cfg.get("type") in (None, "auto"):
             self._storage_cfg["type"] = "array"
+        if "reopen" in self._storage_cfg:
+            self._storage_cfg["reopen"] = True
         self._storage = self._new_storage()
+        self._storage.clear()  # what an earlier learner left in files is loaded again
         self._load = load
         self._names: dict[int, tuple[str, str | None]] = {}
         self._lost: dict[int, str] = {}
@@ -69,6 +72,10 @@ class RowStore:
     def __len__(self) -> int:
         """Number of payloads held."""
         return len(self._extents)
+
+    def close(self) -> None:
+        """Close the storage: another store may have its files."""
+        self._storage.close()
 
     def announce(
         self, payloads: Mapping[str, int], digests: Mapping[str, str] | None = None

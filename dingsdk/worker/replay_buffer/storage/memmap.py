@@ -403,6 +403,8 @@ class MemmapStorage(ArrayStorage):
 
     def clear(self) -> None:
         super().clear()
+        if self._folder is None and self._reopen and MappedFolder.is_taken(self._path):
+            self._folder = MappedFolder(self._path)
         if self._folder is not None:
             self._folder.erase()
 
