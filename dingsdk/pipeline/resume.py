@@ -213,7 +213,7 @@ def find_save(run: Path) -> Save:
         CheckpointError: it is of another run than the folder.
     """
     if (run / STATE_NAME).is_file():
-        return _of_its_run(_read(run, []))
+        return _of_its_run(_read(run))
     found = _saves(run / RESUME_FOLDER)
     if not found:
         raise CheckpointMissingError(
@@ -222,7 +222,7 @@ def find_save(run: Path) -> Save:
             "ended before it saved, or it is in parallel mode and reached its stop value",
             path=str(run),
         )
-    return _of_its_run(_read(found[-1], found[:-1]))
+    return _of_its_run(_read(found[-1]))
 
 
 def _of_its_run(save: Save) -> Save:
@@ -250,17 +250,22 @@ def _number(path: Path) -> int:
     return int(path.name) if path.name.isdecimal() else 0
 
 
-def _read(path: Path, older: list[Path]) -> Save:
+def _read(path: Path) -> Save:
     try:
         with Folder(path, create=False) as folder:
             content = folder.view(STATE_NAME, _MAX_BYTES)
             state = msgspec.convert(decode_safetensors(_KIND, content), _State, strict=True)
     except (DataCorruptError, DataMissingError, DataVersionError, msgspec.ValidationError) as error:
-        advice = f"; resume from {older[-1]} instead" if older else ""
-        raise CheckpointCorruptError(
-            f"the save {path} cannot be used: {error}{advice}", path=str(path)
-        ) from error
+        raise _unusable(path, error) from error
     return Save(path, _number(path), state)
+
+
+def _unusable(path: Path, error: DingError | msgspec.ValidationError) -> CheckpointCorruptError:
+    older = [each for each in _saves(path.parent) if _number(each) < _number(path)]
+    advice = f"; resume from {older[-1]} instead" if older else ""
+    return CheckpointCorruptError(
+        f"the save {path} cannot be used: {error}{advice}", path=str(path)
+    )
 
 
 def changed_config(save: Save | JournaledRun, sets: Sequence[str]) -> dict[str, Any]:
@@ -408,7 +413,10 @@ class RunSaver:
         if state.policy["acting_state"] is not None:
             policy.set_attribute("acting_state", state.policy["acting_state"])
         resume_buffer = getattr(workers.buffer, "resume_data", workers.buffer.load_data)
-        resume_buffer(str(save.path / _BUFFER))
+        try:
+            resume_buffer(str(save.path / _BUFFER))
+        except (CheckpointCorruptError, CheckpointMissingError) as error:
+            raise _unusable(save.path, error) from error
         for name in ("collector", "evaluator"):
             self._resume_worker(name, state, save.number)
         for name in ("learner", "commander"):
