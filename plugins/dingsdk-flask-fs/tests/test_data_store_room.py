@@ -114,7 +114,7 @@ def test_a_reader_never_gets_another_payload_while_files_are_written_over(tmp_pa
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + 1.5
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline or (not problems and reads[0] <= 10):
         number = current[0] + 1
         store.put(f"p{number}", piece(number))
         current[0] = number
@@ -124,7 +124,6 @@ def test_a_reader_never_gets_another_payload_while_files_are_written_over(tmp_pa
         thread.join(10.0)
     store.close()
     assert problems == []
-    assert reads[0] > 10
 
 
 @pytest.fixture
