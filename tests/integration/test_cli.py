@@ -112,6 +112,7 @@ def test_eval_prints_a_table_and_json(trained: tuple[Path, str], shell: Shell) -
         (["cartpole-dqn", "--set", "policy.learn.learning_rate=fast"], "learning_rate"),
         (["cartpole-dqn", "--set", "no-equals-sign"], "path.to.key=value"),
         (["cartpole-dqn", "--mode", "parallel", "--transport", "pigeon"], "transports"),
+        (["cartpole-dqn", "--transport", "in_memory"], "--mode parallel"),
     ],
 )
 def test_mistake_in_the_command_is_one_line_and_leaves_nothing(
