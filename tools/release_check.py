@@ -25,13 +25,15 @@ TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 """Has torch without CUDA, which takes gigabytes; PyPI has that for Linux on ARM and macOS only."""
 SMOKE = (
     ["--version"],
-    ["plugins"],
+    ["plugins", "--check"],
     ["config", "schema"],
     ["train", "cartpole-dqn", "--set", "system.max_env_steps=300", "-q"],
     ["train", "cartpole-dqn", "--set", "system.max_env_steps=300", "-q", "--mode", "parallel",
      "--transport", "in_memory", "--set", "exp_name=in-memory"],
     ["train", "cartpole-dqn", "--set", "system.max_env_steps=300", "-q", "--mode", "parallel",
      "--transport", "flask_fs", "--set", "exp_name=flask-fs"],
+    ["train", "cartpole-dqn", "--set", "system.max_env_steps=300", "-q", "--mode", "parallel",
+     "--transport", "shared_memory", "--set", "exp_name=shared-memory"],
     ["eval", "runs/cartpole-dqn", "--episodes", "1"],
 )  # fmt: skip
 IS_FROM = "import dingsdk, dingsdk_in_memory, dingsdk_flask_fs; print(dingsdk.__file__)"
@@ -75,7 +77,10 @@ def reachable(index: str) -> list[str]:
 
 
 def resolve(version: str, index: Sequence[str]) -> list[str]:
-    """Return the names of the wheels that pip would install on a version of Python."""
+    """Return the names of the wheels that pip would install on a version of Python.
+
+    pip reads markers, such as ``python_version < "3.14"``, for the Python that it runs on.
+    """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         run([
@@ -138,7 +143,7 @@ def interpreter_of(version: str) -> str | None:
     return shutil.which(f"python{version}") or (str(found[0]) if found else None)
 
 
-def check(version: str, index: Sequence[str]) -> str:
+def check(version: str, index: Sequence[str], *, with_cuda: bool) -> str:
     """Return what was found out about a version of Python; CheckFailedError if it does not work."""
     packages = resolve(version, index)
     cuda = [name for name in packages if name.startswith(("nvidia-", "cuda-"))]
@@ -150,8 +155,8 @@ def check(version: str, index: Sequence[str]) -> str:
         interpreter = interpreter_of(version)
         if interpreter is None:
             return f"{resolved}; NOT RUN: no interpreter found"
-        if cuda:
-            return f"{resolved}; NOT RUN: {len(cuda)} are of CUDA, gigabytes"
+        if cuda and not with_cuda:
+            return f"{resolved}; NOT RUN: {len(cuda)} are of CUDA, gigabytes (--cuda installs them)"
         smoke_with_dependencies(interpreter, index, Path(folder))
         return f"{resolved}; smoke test passed"
 
@@ -161,6 +166,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pythons", nargs="+", default=PYTHONS)
     parser.add_argument("--torch-index", default=TORCH_INDEX)
+    parser.add_argument("--cuda", action="store_true", help="install CUDA where torch needs it")
     options = parser.parse_args()
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
     build(ROOT / "dist")
@@ -169,7 +175,7 @@ def main() -> int:
     has_failed = False
     for version in options.pythons:
         try:
-            text = check(version, index)
+            text = check(version, index, with_cuda=options.cuda)
         except CheckFailedError as error:
             text, has_failed = f"FAILED: {error}", True
         print(f"Python {version}: {text}", flush=True)  # noqa: T201
