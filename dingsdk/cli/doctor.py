@@ -23,7 +23,7 @@ from dingsdk.plugins.kinds import OWN_DISTRIBUTION
 
 State = Literal["pass", "warn", "fail"]
 
-TESTED = ((3, 11), (3, 13))
+TESTED = ((3, 11), (3, 14))
 """The first and the last version of Python that the tests run on."""
 SPAWN_TIMEOUT_S = 60.0
 _LEAST_SHARED_BYTES = 64 << 20
