@@ -388,7 +388,7 @@ class BattleSampleSerialCollector(BattleCollector):
         wanted = self._count(n_sample, self._default_n_sample, "n_sample")
         rollout, writers = self._ready()
         if self._on_policy and train_iter != self._last_train_iter:
-            self._discard()
+            self._discard(rollout)
         self._last_train_iter = train_iter
         started = time.perf_counter()
         steps_before = rollout.env_steps
@@ -432,10 +432,9 @@ class BattleSampleSerialCollector(BattleCollector):
             self._rollout = self._rollout_of(self._writers)
         return self._rollout, self._writers
 
-    def _discard(self) -> None:
+    def _discard(self, rollout: BattleRollout) -> None:
         """Throw away, and count, what older policies collected."""
-        if self._rollout is not None:
-            self._dropped_sample_count += self._rollout.forget_turns()
+        self._dropped_sample_count += rollout.forget_turns()
         for writer, stock in zip(self._writers, self._stocks, strict=True):
             self._dropped_sample_count += len(stock)
             stock.clear()

@@ -299,3 +299,15 @@ def test_turns_of_other_games_are_remembered(make_battle) -> None:
 
     (episode,) = [each for each in second if each[0]["obs"][0] == 1]
     assert _turns(episode) == [(1, 3, 20, False), (3, 5, 20, True)]
+
+
+def test_turns_of_older_policies_are_dropped(make_battle) -> None:
+    fighters = [Fighter(0, n_sample=1, on_policy=True), Fighter(1)]
+    collector = make_battle("sample_1v1", ByTurns(), fighters)
+
+    (first, second), _ = collector.collect(1, train_iter=0)
+    assert (_turns(first), _turns(second)) == ([(0, 2, 2, False)], [(1, 3, 20, False)])
+    assert collector.dropped_sample_count == 0
+    (first, second), _ = collector.collect(1, train_iter=1)  # player 0 had acted at 2
+    assert (_turns(first), _turns(second)) == ([(4, 5, 1, True)], [(3, 5, 20, True)])
+    assert collector.dropped_sample_count == 1
