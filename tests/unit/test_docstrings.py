@@ -41,7 +41,7 @@ def undocumented(module: ModuleType) -> Iterator[str]:
     """Yield the public names of a module that have no docstring, inherited ones included."""
     if not module.__doc__:
         yield module.__name__
-    for name, value in vars(module).items():
+    for name, value in list(vars(module).items()):  # a lazy name may be added
         is_own = getattr(value, "__module__", None) == module.__name__
         if not is_own or name.startswith(("_", *NAMED_BY_BEHAVIOUR)):
             continue
