@@ -28,6 +28,8 @@ EASY = {
 }
 """Found within a second or so."""
 RARE = {
+    "a join that is repeated is another one",
+    "a worker whose work hangs renews its lease",
     "a join waits for one answer until its deadline",
     "a stopped coordinator ends a run whose disk is full",
     "a coordinator that was replaced goes on",
@@ -156,6 +158,19 @@ def test_worker_that_hangs_while_its_connection_is_cut_is_replaced() -> None:
     cut = SimulatedFault("cut", 10.0, "learner-0", 15.0)
     for seed in range(3):
         simulation(seed, faults=[hang, cut], setting=Setting(), duration_s=20.0).run()
+
+
+def test_worker_whose_work_hangs_is_given_up() -> None:
+    hang = SimulatedFault("hang", 7.0, "collector-1", 45.0)
+    fails("a worker whose work hangs renews its lease", [hang], Setting())
+
+
+def test_worker_that_joins_again_as_a_reply_was_lost_is_announced_once() -> None:
+    faults = []
+    for n in range(4):
+        faults.append(SimulatedFault("lost", 8.0 + 5 * n, f"collector-{n}", 4.0, 0.4))
+        faults.append(SimulatedFault("kill", 9.0 + 5 * n, f"collector-{n}", 0.5))
+    fails("a join that is repeated is another one", faults, Setting())
 
 
 def test_coordinator_that_was_replaced_ends_and_deletes_nothing() -> None:
