@@ -162,6 +162,7 @@ RUN = [
     "train", "cartpole-dqn", "--mode", "parallel", "--transport", "flask_fs",
     "--set", "env.evaluator_env_num=2", "--set", "env.n_evaluator_episode=2",
     "--set", "policy.learn.batch_size=32", "--set", "policy.collect.n_sample=32",
+    "--set", "policy.nstep=4",
     "--set", "system.collector_num=1",
 ]  # fmt: skip
 ENDLESS = ["--set", "env.stop_value=.inf"]
