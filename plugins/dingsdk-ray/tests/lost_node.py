@@ -1,4 +1,7 @@
-"""Kill the node of a writer of payloads, and write the names of those that can be read then."""
+"""Start workers on a node that joins, and kill the node of a writer of payloads.
+
+Writes the names of the payloads that can be read then.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,12 @@ import numpy as np
 import ray
 from dingsdk_ray.frames import SMALL_BYTES
 from dingsdk_ray.transport import RayTransport
+from dingsdk_ray.workers import Workers
 from ray.cluster_utils import Cluster
 
 from dingsdk import SampleBatch
+from dingsdk.pipeline import WorkerSpec
+from dingsdk.plugins import default_manager
 from dingsdk.worker.comm import MasterListener, WorkerInfo
 
 PATIENCE_S = 60.0
@@ -50,6 +56,18 @@ class Deaf(MasterListener):
     worker_renewed = worker_left = task_answered = lambda self, *facts: None  # type: ignore
 
 
+def spec(worker_id: str, run_dir: Path) -> WorkerSpec:
+    return WorkerSpec(
+        role="none",
+        worker_id=worker_id,
+        cfg={},
+        address="",
+        run_dir=run_dir,
+        crash_file=run_dir / "crashes" / worker_id,
+        snapshot=default_manager().snapshot(),
+    )
+
+
 def main(run_dir: Path) -> None:
     cluster = Cluster(
         initialize_head=True,
@@ -60,9 +78,19 @@ def main(run_dir: Path) -> None:
         transport = RayTransport(section, run_dir)
         address = transport.master_end().open(Deaf())
         store = transport.data_store()
+        options = {"num_cpus": 1, "num_gpus": 0, "resources": {}}
+        workers = Workers([(f"none-{n}", options) for n in range(2)], "", PATIENCE_S)
+        # Each tells that there is no such role, and keeps its room until it is closed.
+        first, second = (workers.start(spec(f"none-{n}", run_dir)) for n in range(2))
+        first.join(PATIENCE_S)
+        second.join(1.0)
+        assert (first.exit_code, second.exit_code) == (1, None)
         doomed = cluster.add_node(
             num_cpus=1, resources={"doomed": 1}, object_store_memory=STORE_BYTES
         )
+        second.join(PATIENCE_S)
+        assert second.exit_code == 1
+        second.close()
         writer = Writer.remote()
         where = ray.get(writer.put.remote(section, run_dir, address), timeout=PATIENCE_S)
         assert where == "FarDataStore"

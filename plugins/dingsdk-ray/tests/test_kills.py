@@ -161,7 +161,9 @@ def test_large_payloads_are_read_without_a_copy(near: RayTransport) -> None:
     assert first.__array_interface__["data"][0] == second.__array_interface__["data"][0]
 
 
-def test_payloads_survive_the_node_of_their_writer(tmp_path: Path) -> None:
+def test_workers_start_on_a_node_that_joins_and_payloads_survive_the_node_of_their_writer(
+    tmp_path: Path,
+) -> None:
     # A process of its own: one is in one cluster at a time.
     command = [sys.executable, str(Path(__file__).with_name("lost_node.py")), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -24,7 +24,8 @@ ENV_STEPS = 30_000  # seconds of training, so that it goes on while its processe
 def training(folder: Path, *sets: str) -> Iterator[Any]:
     command = [sys.executable, "-m", "dingsdk", "train", "cartpole-dqn", "--mode", "parallel"]
     command += ["--transport", "ray", "-q", "--output", str(folder)]
-    sets = ("system.transport.object_store_bytes=200000000", *sets)
+    # CartPole never returns more than 500, so no run ends early.
+    sets = ("env.stop_value=1000", "system.transport.object_store_bytes=200000000", *sets)
     command += [part for each in sets for part in ("--set", each)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
@@ -73,8 +74,11 @@ def test_training_goes_on_without_a_killed_worker_and_a_killed_coordinator(tmp_p
     assert left == []
 
 
-def test_workers_without_room_are_told_in_one_line_and_leave_no_run_folder(tmp_path: Path) -> None:
-    with training(tmp_path, "system.transport.resources.learner.num_gpus=99") as process:
+def test_workers_without_room_are_told_in_one_line_and_leave_no_run_folder(
+    ray_address: str, tmp_path: Path
+) -> None:
+    address = f"system.transport.address={ray_address}"
+    with training(tmp_path, address, "system.transport.resources.learner.num_gpus=99") as process:
         _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2
     lines = stderr.decode().strip().splitlines()
