@@ -98,7 +98,8 @@ def _convert_policy(policy: dict[str, Any]) -> dict[str, str]:
         # The reference has a second policy class for parallel mode; here one serves both.
         policy["type"] = policy["type"].removesuffix("_command")
     kind = str(policy.get("type"))
-    is_of_theirs = "import_names" not in policy and kind not in default_manager().known("policies")
+    is_named = isinstance(policy.get("type"), str) and "import_names" not in policy
+    is_of_theirs = is_named and kind not in default_manager().known("policies")
     if kind in OTHER_POLICIES or is_of_theirs:
         nearest = f": {OTHER_POLICIES[kind]}" if kind in OTHER_POLICIES else ""
         reason = f"{kind!r} is none of its policies{nearest}"
