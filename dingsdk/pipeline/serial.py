@@ -147,6 +147,8 @@ def _run(context: RunContext, workers: _Workers, saver: RunSaver) -> Reason:
         if context.stop.is_set():
             saver.save()
             return "interrupted"
+        if workers.updates_left:
+            return _end_at_limit(context, workers, saver, "limit")
         saver.save_if_due()
         collect_kwargs = workers.commander.step()
         context.note_exploration(collect_kwargs)
@@ -155,9 +157,7 @@ def _run(context: RunContext, workers: _Workers, saver: RunSaver) -> Reason:
             saver.save()
             return "stop_value"
         if (reason := context.why_end(collector.envstep, learner.train_iter)) is not None:
-            # Before the last evaluation, which a run with a later limit does not make.
-            saver.save()
-            return "stop_value" if _evaluate_last(context, workers) else reason
+            return _end_at_limit(context, workers, saver, reason)
         samples = collector.collect(train_iter=learner.train_iter, policy_kwargs=collect_kwargs)
         if workers.player_num > 1:
             samples = samples[0][0]  # those of the player that is trained
@@ -172,9 +172,10 @@ def _run(context: RunContext, workers: _Workers, saver: RunSaver) -> Reason:
 
 
 def _update(context: RunContext, workers: _Workers) -> None:
-    """Make the updates that are left, unless the run is to stop."""
+    """Make the updates that are left, as many as the run's limit allows, unless it is to stop."""
     learner, buffer = workers.learner, workers.buffer
-    while workers.updates_left and not context.stop.is_set():
+    last_iter = context.cfg.policy.learn.learner.train_iterations
+    while workers.updates_left and learner.train_iter < last_iter and not context.stop.is_set():
         batch = buffer.sample(workers.batch_size, cur_learner_iter=learner.train_iter)
         if batch is None:
             workers.updates_left = 0
@@ -184,6 +185,14 @@ def _update(context: RunContext, workers: _Workers) -> None:
         if learner.priority_info:
             buffer.update(learner.priority_info)
         workers.updates_left -= 1
+
+
+def _end_at_limit(
+    context: RunContext, workers: _Workers, saver: RunSaver, reason: Reason
+) -> Reason:
+    # Before the last evaluation, which a run with a later limit does not make.
+    saver.save()
+    return "stop_value" if _evaluate_last(context, workers) else reason
 
 
 def _evaluate(context: RunContext, workers: _Workers) -> bool:

@@ -161,6 +161,15 @@ def test_policy_that_the_limit_left_is_evaluated_once(parts: Parts) -> None:
     assert parts.names().count("eval") == 1
 
 
+def test_limit_of_iterations_holds_between_the_updates_of_a_round(parts: Parts) -> None:
+    parts.context.cfg.policy.learn.learner.train_iterations = 3
+    saver = Saver(parts)
+    assert run(parts, saver=saver) == "limit"
+    assert parts.names().count("train") == 3
+    assert saver.saved == [(3, 0)]
+    assert parts.calls[-1] == ("eval", 3, 8)
+
+
 def test_last_evaluation_may_reach_the_goal(parts: Parts) -> None:
     parts.goal_at = 4
     assert run(parts) == "stop_value"
