@@ -43,7 +43,8 @@ def spawn_linked(main: Callable[..., None], spec: Any, name: str) -> tuple[Any, 
     """Start ``main(spec, link)`` as a process; return the process, and our end of the link.
 
     Raises:
-        TypeError, AttributeError, ValueError: ``spec`` cannot be handed to another process.
+        OSError: no process could be started.
+        Exception: ``spec`` cannot be handed to another process.
     """
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
@@ -109,7 +110,9 @@ class WorkerProcess:
     def __init__(self, spec: WorkerSpec) -> None:
         try:
             self._process, self._link = spawn_linked(worker_main, spec, spec.worker_id)
-        except (TypeError, AttributeError, ValueError) as error:  # pickle's ways to refuse
+        except OSError:
+            raise
+        except Exception as error:  # pickle refuses in other ways in each version of Python
             raise ConfigError(
                 f"the config cannot be handed to a worker process: {error}; it must be plain "
                 "data, and functions at the top level of a module",
