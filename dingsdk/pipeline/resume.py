@@ -62,8 +62,9 @@ CHANGEABLE = (
     "system.max_env_steps",
     "system.save_every",
     "policy.learn.learner.train_iterations",
+    "system.transport.address",
 )
-"""Keys that may differ when a run is resumed: they say when it ends, not what it does."""
+"""Keys that may differ when a run is resumed: they say when it ends or where, not what it does."""
 
 _PLACE = (
     "system.transport.host",

@@ -119,8 +119,8 @@ def resume(
     Args:
         run: The run folder, or the folder of one save in it (``RUN/resume/000012``).
         sets: Overrides as for ``train``, of when the run ends: ``env.stop_value``,
-            ``system.max_env_steps``, ``policy.learn.learner.train_iterations``; and of
-            ``system.save_every``.
+            ``system.max_env_steps``, ``policy.learn.learner.train_iterations``; of
+            ``system.save_every``; and of ``system.transport.address``, of a Ray cluster.
         progress: As for ``train``, like the rest. Classes and callbacks are not saved: give those
             again that the run was given.
 

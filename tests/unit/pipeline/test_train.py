@@ -8,11 +8,13 @@ import signal
 import threading
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dingsdk.pipeline import signals
+from dingsdk.pipeline.resume import changed_config
 from dingsdk.pipeline.train import compile_run, train
 from dingsdk.worker import LearnerHook
 
@@ -100,3 +102,11 @@ def test_nstep_beyond_the_pieces_that_are_collected_is_told(
 
     told = [each for each in caplog.messages if "no sample spans more than 4 steps" in each]
     assert len(told) == warns
+
+
+def test_resumed_run_may_join_another_cluster() -> None:
+    config = {"system": {"transport": {"type": "ray", "address": "10.0.0.1:6379"}}}
+    save: Any = SimpleNamespace(state=SimpleNamespace(config=config))
+    changed = changed_config(save, ["system.transport.address=10.0.0.2:6379"])
+    assert changed == {"system": {"transport": {"type": "ray", "address": "10.0.0.2:6379"}}}
+    assert config["system"]["transport"]["address"] == "10.0.0.1:6379"
