@@ -12,7 +12,7 @@ from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 from . import short_runs
 
-SETS = (*short_runs.QUICK, "policy.model.normalize_obs=true")
+SETS = (*short_runs.QUICK, "policy.nstep=1", "policy.model.normalize_obs=true")
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ EASY = {
 }
 """Found within a second or so."""
 RARE = {
+    "an answer counts as often as it is delivered",
     "a join that is repeated is another one",
     "a worker whose work hangs renews its lease",
     "a join waits for one answer until its deadline",
@@ -165,6 +166,13 @@ def test_worker_whose_work_hangs_is_given_up() -> None:
     fails("a worker whose work hangs renews its lease", [hang], Setting())
 
 
+def test_answer_that_is_delivered_twice_counts_once() -> None:
+    workers = [*(f"collector-{n}" for n in range(4)), "learner-0"]
+    doubled = [SimulatedFault("doubled", 6.0, worker, 12.0, 0.9) for worker in workers]
+    late = [SimulatedFault("late", 6.0, worker, 12.0, 1.0) for worker in workers[:4]]
+    fails("an answer counts as often as it is delivered", [*doubled, *late], Setting())
+
+
 def test_worker_that_joins_again_as_a_reply_was_lost_is_announced_once() -> None:
     faults = []
     for n in range(4):
@@ -174,8 +182,10 @@ def test_worker_that_joins_again_as_a_reply_was_lost_is_announced_once() -> None
 
 
 def test_coordinator_that_was_replaced_ends_and_deletes_nothing() -> None:
-    usurp = SimulatedFault("usurp", 10.0, "coordinator", 25.0)
-    fails("a coordinator that was replaced goes on", [usurp], Setting(has_journal=True))
+    # With a learner it would have facts to note, and be told so that it was replaced.
+    kill = SimulatedFault("kill", 4.0, "learner-0", 30.0)
+    usurp = SimulatedFault("usurp", 12.0, "coordinator", 25.0)
+    fails("a coordinator that was replaced goes on", [kill, usurp], Setting(has_journal=True))
 
 
 def test_coordinator_that_is_started_again_knows_what_was_acknowledged() -> None:

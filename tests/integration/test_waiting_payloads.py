@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,14 @@ def test_payloads_that_wait_for_room_are_no_orphans(cluster: JobCluster, pause: 
         with cluster.coordinator.condition:
             return set(store._payloads) - cluster.coordinator._state.live_payloads
 
-    # Beyond the one that the coordinator holds for each: those in their collectors' queues.
-    cluster.expect(lambda: len(waiting()) >= 8)
+    def no_more_come() -> bool:
+        before = set(store._payloads)
+        time.sleep(1.0)
+        return len(waiting()) >= 8 and set(store._payloads) == before
+
+    # Beyond the one that the coordinator holds for each: those in their collectors' queues. Until
+    # there is no room, payloads are accepted from the queues, and later overwritten and deleted.
+    cluster.expect(no_more_come)
     found = waiting()
     store.put("nobodys", SampleBatch({"x": np.zeros(1)}))
     cluster.expect(lambda: not store.has("nobodys"))
