@@ -56,14 +56,20 @@ def start() -> Iterator[Start]:
                 pipe.close()
 
 
-def address_of(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Return port and token of the page, once its line is printed."""
+ADDRESS = r"live page  http://127\.0\.0\.1:(\d+)/\?token=([\w-]+)$"
+
+
+def address_of(process: subprocess.Popen[str], *patterns: str) -> tuple[int, str]:
+    """Return port and token of the page, once its line and those of the patterns are printed."""
     assert process.stdout is not None
+    found: dict[str, re.Match[str]] = {}
+    lines = []
     for line in process.stdout:
-        found = re.search(r"live page  http://127\.0\.0\.1:(\d+)/\?token=([\w-]+)$", line)
-        if found:
-            return int(found[1]), found[2]
-    raise AssertionError("no address was printed")
+        lines.append(line)
+        found |= {each: match for each in (ADDRESS, *patterns) if (match := re.search(each, line))}
+        if len(found) == 1 + len(patterns):
+            return int(found[ADDRESS][1]), found[ADDRESS][2]
+    raise AssertionError("".join(lines))
 
 
 def ask(port: int, token: str) -> int:
@@ -166,11 +172,7 @@ def test_help_names_no_hidden_option() -> None:
 @pytest.mark.slow
 def test_page_of_a_training_run_stays_after_it_until_ctrl_c(start: Start, tmp_path: Path) -> None:
     process = start("train", "cartpole-dqn", "--watch", "-q", "-o", tmp_path, *SETS)
-    port, token = address_of(process)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if "stays until Ctrl-C" in line:
-            break
+    port, token = address_of(process, "stays until Ctrl-C")
     assert (tmp_path / "cartpole-dqn" / "result.json").is_file()
     assert ask(port, token) == 200
     assert process.poll() is None
@@ -198,14 +200,8 @@ def test_page_of_a_run_that_fails_stays_until_ctrl_c(start: Start, tmp_path: Pat
     hook = "{type: fail, position: after_iter, import_names: [failing]}"
     sets = [*SETS, f"--set=policy.learn.learner.hook.fail={hook}"]
     process = start("train", "cartpole-dqn", "--watch", "-q", *sets, cwd=tmp_path)
-    port, token = address_of(process)
-    assert process.stdout is not None
-    told = []
-    for line in process.stdout:
-        told.append(line)
-        if "stays until Ctrl-C" in line:
-            break
-    assert "RuntimeError: the hook failed" in "".join(told)
+    # The run may fail before its page is there.
+    port, token = address_of(process, "RuntimeError: the hook failed", "stays until Ctrl-C")
     assert ask(port, token) == 200
     assert process.poll() is None
 
