@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib.util
 import inspect
 import json
@@ -568,7 +569,12 @@ def _page(title: str, body: str) -> str:
 
 
 def _help(command: click.Command, name: str) -> str:
-    context = click.Context(command, info_name=name, max_content_width=90, terminal_width=90)
+    context = click.Context(
+        command, info_name=name, max_content_width=90, terminal_width=90, **root.context_settings
+    )
+    # Click keeps the option of the context in which a command was first shown.
+    command = copy.copy(command)
+    command._help_option = None
     return command.get_help(context).rstrip()
 
 
