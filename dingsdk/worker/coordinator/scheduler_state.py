@@ -339,7 +339,7 @@ class SchedulerState:
         queue = self._queues[state.role]
         before = len(queue)
         outcome, is_fatal = self._end(state, phase, error)
-        if not is_fatal:  # else whoever resumes the run goes on with the task
+        if not is_fatal:  # a fatal error ends the run; when it is resumed, the task goes on
             self._note_over(state.task_id, queue[-1] if len(queue) > before else None)
         return outcome, is_fatal
 

@@ -15,7 +15,7 @@ import numpy as np
 from dingsdk.data import check_id
 from dingsdk.errors import DataCorruptError
 from dingsdk.worker.comm import PolicyStore
-from dingsdk.worker.comm.files import check_policy, decode_policy, encode_policy
+from dingsdk.worker.comm.files import Returned, check_policy, decode_policy, encode_policy
 from dingsdk_shared_memory.segments import Segments
 
 _MOVED_ON_TRIES = 1000
@@ -57,8 +57,7 @@ class SharedPolicyStore(PolicyStore):
         self._max_bytes = max_policy_bytes
         self._algorithm = algorithm
         self._publishing = threading.Lock()
-        self._lock = threading.Lock()
-        self._seen: dict[str, _Version] = {}
+        self._returned = Returned()
         self._damaged: set[str] = set()
 
     def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
@@ -96,11 +95,11 @@ class SharedPolicyStore(PolicyStore):
         """
         check_id(policy_id, "policy_id")
         for _ in range(_MOVED_ON_TRIES):
-            seen = self._seen.get(policy_id)
+            seen = self._returned.newest(policy_id)
             floor = -1 if newer_than is None else newer_than + 1
             there = self._versions(policy_id)
-            if seen and there and seen.life == there[0].life:
-                floor = max(floor, seen.number)
+            if seen and there and seen[0] == there[0].life:
+                floor = max(floor, seen[1])
             there = [version for version in there if version.number >= floor]
             for version in there:
                 if version.name in self._damaged:
@@ -112,7 +111,9 @@ class SharedPolicyStore(PolicyStore):
                     _log.warning("policy %s: version %d is damaged: %s", policy_id, number, error)
                     self._damaged.add(version.name)
                     continue
-                if state is not None and self._is_newest(policy_id, seen, version):
+                if state is not None and self._returned.note(
+                    policy_id, seen, version.life, version.number
+                ):
                     return version.number, state
                 break  # it was removed as an old one, or another thread returned a newer one
             else:
@@ -127,8 +128,7 @@ class SharedPolicyStore(PolicyStore):
         check_id(policy_id, "policy_id")
         for version in reversed(self._versions(policy_id)):  # an older one is never the newest
             self.segments.delete(version.name)
-        with self._lock:
-            self._seen.pop(policy_id, None)
+        self._returned.forget(policy_id)
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -156,15 +156,6 @@ class SharedPolicyStore(PolicyStore):
         content = np.frombuffer(frame, np.uint8).copy().data
         del frame  # an error keeps what its frames hold, and this the slot
         return decode_policy(policy_id, version.number, content, self._max_bytes)
-
-    def _is_newest(self, policy_id: str, seen: _Version | None, version: _Version) -> bool:
-        """Note what is returned; False where another thread was faster, with a newer version."""
-        with self._lock:
-            now = self._seen.get(policy_id)
-            if now is not seen and (now is None or now.life != version.life or now > version):
-                return False
-            self._seen[policy_id] = version
-            return True
 
 
 def _prefix_of(policy_id: str) -> str:

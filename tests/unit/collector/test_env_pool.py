@@ -1,4 +1,4 @@
-"""Which env managers a worker keeps from task to task, and what becomes of the others."""
+"""A worker keeps its env managers from one task to the next while their config is the same."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from dingsdk.worker.comm.files.data_store import DATA_FOLDERS, FileDataStore, ch
 from dingsdk.worker.comm.files.policy_store import (
     POLICY_FOLDER,
     FilePolicyStore,
+    Returned,
     check_policy,
     decode_policy,
     encode_policy,
@@ -14,6 +15,7 @@ __all__ = [
     "POLICY_FOLDER",
     "FileDataStore",
     "FilePolicyStore",
+    "Returned",
     "check_free",
     "check_policy",
     "decode_policy",

@@ -62,6 +62,38 @@ class _Latest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     life: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
 
 
+class Returned:
+    """What a reader was given of each policy, so that it never gets an older version."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._newest: dict[str, tuple[str | None, int]] = {}
+
+    def newest(self, policy_id: str) -> tuple[str | None, int] | None:
+        """Return (life, version) of the newest version that was given, None for none."""
+        return self._newest.get(policy_id)
+
+    def note(
+        self, policy_id: str, before: tuple[str | None, int] | None, life: str | None, version: int
+    ) -> bool:
+        """Note what is given; False where another thread was faster, with a newer version.
+
+        Args:
+            before: What :meth:`newest` returned before the reader looked what there is.
+        """
+        with self._lock:
+            now = self._newest.get(policy_id)
+            if now != before and (now is None or now[0] != life or now[1] > version):
+                return False
+            self._newest[policy_id] = (life, version)
+            return True
+
+    def forget(self, policy_id: str) -> None:
+        """Forget a policy that was discarded."""
+        with self._lock:
+            self._newest.pop(policy_id, None)
+
+
 class FilePolicyStore(PolicyStore):
     """Policies as files; one process publishes a policy, any number read it.
 
@@ -96,7 +128,7 @@ class FilePolicyStore(PolicyStore):
         self._is_durable = is_durable
         self._publishing = threading.Lock()
         self._lock = threading.Lock()
-        self._seen: dict[str, tuple[str | None, int]] = {}
+        self._returned = Returned()
         self._damaged: set[tuple[str, str | None, int]] = set()
         with path if isinstance(path, PrivateDir) else PrivateDir(path) as root:
             self._policies = root.sub(POLICY_FOLDER)
@@ -153,8 +185,8 @@ class FilePolicyStore(PolicyStore):
         except DataMissingError:
             return
         finally:
+            self._returned.forget(policy_id)
             with self._lock:
-                self._seen.pop(policy_id, None)
                 self._damaged -= {key for key in self._damaged if key[0] == policy_id}
 
     def close(self) -> None:
@@ -171,7 +203,7 @@ class FilePolicyStore(PolicyStore):
     ) -> tuple[int, dict[str, Any]] | None:
         floor = -1 if newer_than is None else newer_than + 1
         # Before the pointer is read: what another thread returns meanwhile may be newer than it.
-        seen = self._seen.get(policy_id)
+        seen = self._returned.newest(policy_id)
         latest: _Latest | None = None
         try:
             latest = _read_pointer(folder)
@@ -187,11 +219,8 @@ class FilePolicyStore(PolicyStore):
             state = self._load(folder, (policy_id, life, version), latest)
             if state is None:
                 continue
-            with self._lock:
-                found = self._seen.get(policy_id)
-                if found != seen and (found is None or found[0] != life or found[1] > version):
-                    raise _MovedOnError  # another thread was faster, with a newer one
-                self._seen[policy_id] = (life, version)
+            if not self._returned.note(policy_id, seen, life, version):
+                raise _MovedOnError
             return version, state
         if newer_than is None and (latest is None or latest.version >= floor):
             raise DataCorruptError(
