@@ -329,3 +329,15 @@ def test_states_and_versions_that_cannot_be_stored_are_refused(
     full.close()
     with pytest.raises(ConfigError, match=">= 2"):
         FilePolicyStore(tmp_path / "run", keep_versions=1)
+
+
+def test_older_version_after_a_discard_is_read_even_without_its_pointer(
+    publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
+) -> None:
+    publisher.publish("p", weights(5), 5)
+    assert is_whole(reader.newest("p"), 5)
+    reader.discard("p")
+    publisher.publish("p", weights(1), 1)
+    damage(folder_of(tmp_path) / "LATEST.json")
+
+    assert is_whole(reader.newest("p"), 1)
