@@ -153,6 +153,20 @@ def test_reset_without_arguments_restarts_env_and_counters(make_policy, make_col
     assert {time for _, _, time in _rows(collector.collect())} == {0, 1, 2, 3}
 
 
+def test_last_episodes_are_those_that_ended_in_the_last_call(
+    make_policy, make_collector, form
+) -> None:
+    collector, _ = make_collector(make_policy(8, form), ((4,), (9,)))
+
+    ended = []
+    for _ in range(3):
+        collector.collect(policy_kwargs=GREEDY)
+        ended.append([each[:3] for each in collector.last_episodes])
+
+    # Pieces of up to 4 rows, so that calls end with rounds 4, 8 and 13; each step pays 1.
+    assert ended == [[(0, 4.0, 4)], [(0, 4.0, 4)], [(1, 9.0, 9), (0, 4.0, 4)]]
+
+
 def test_envstep_can_be_set_to_resume(make_policy, make_collector) -> None:
     collector, _ = make_collector(make_policy(8))
     collector.envstep = 1000
