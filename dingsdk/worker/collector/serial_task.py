@@ -6,8 +6,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Self, cast
 
+import numpy as np
+
 from dingsdk.config import to_easydict
 from dingsdk.data import SampleBatch, derive_seed
+from dingsdk.envs.base import StepColumns, Timestep
 from dingsdk.errors import ClosedError, ConfigError
 from dingsdk.worker.collector.env_pool import EnvKind
 from dingsdk.worker.collector.rollout import Rollout
@@ -58,12 +61,15 @@ class SerialTaskCollector(ZerglingParallelCollector):
         return episodes, before
 
     def _with_turns(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Let others run before each step, and count it."""
+        """Let others run before each step, and count its transitions."""
+        counts = self._counts_of_rollout
 
         def stepped(actions: Any, *args: Any, **kwargs: Any) -> Any:
             self._give_turn()
-            self._counts_of_rollout.env_steps += len(actions)
-            return step(actions, *args, **kwargs)
+            before = counts.env_steps
+            made = step(actions, *args, **kwargs)
+            counts.env_steps = before + _transition_count(made)  # `step` may call `step_batch`
+            return made
 
         return stepped
 
@@ -186,6 +192,14 @@ class SerialTaskCollector(ZerglingParallelCollector):
         if serial is not None:
             serial.detach_env()  # the next task may use it
             serial.close()
+
+
+def _transition_count(made: StepColumns | Mapping[int, Timestep]) -> int:
+    if isinstance(made, Mapping):
+        return sum(not each.info.get("abnormal") for each in made.values())
+    if made.valid is not None:
+        return int(np.count_nonzero(made.valid))
+    return len(made.reward)
 
 
 class _Counts:

@@ -293,6 +293,31 @@ def test_envs_outlive_a_serial_task_that_leaves_nothing(make_zergling) -> None:
         assert make_zergling(wire=Wire(), **task).env_manager is first.env_manager
 
 
+@pytest.mark.parametrize("form", ["columns", "rows"])
+@pytest.mark.parametrize("manager_type", QUICK_MANAGERS)
+def test_serial_evaluation_counts_the_steps_of_its_episodes(
+    make_zergling, manager_type: str, form: str
+) -> None:
+    wire = Wire()
+    policy = {**POLICY, "eval": {"evaluator": {"type": "interaction", "n_episode": 3}}}
+    task = make_zergling(
+        kind=SerialTaskCollector,
+        eval_flag=True,
+        wire=wire,
+        policy=policy,
+        env={"evaluator_env_num": 1},
+        env_manager={"type": manager_type},
+    )
+    if form == "rows":
+        task._serial.reset_policy(task._serial._policy._replace(forward_batch=None))
+    task.start()
+
+    info = task.get_finish_info()
+    assert info["real_episode_count"] == 3
+    # CartPole pays 1 a step, and one env plays one episode after the other.
+    assert info["step_count"] == sum(info["reward_raw"]) == wire.progress[-1]["cur_step"]
+
+
 def test_episodes_per_env_come_before_the_total(make_zergling) -> None:
     env = {"n_evaluator_episode": 5, "evaluator_episode_num": 2}
     collector = make_zergling(eval_flag=True, wire=Wire(), env=env)
