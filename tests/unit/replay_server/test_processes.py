@@ -36,7 +36,11 @@ with ReplayServer({}, cfg, Path(sys.argv[1])) as server:
         client.save()
 assert "torch" not in sys.modules, "torch"
 from dingsdk.cli import replay_server
-threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+def use_and_interrupt():
+    with ReplayClient(path=sys.argv[1]) as client:
+        assert client.sample(65, timeout_s=0.5) is None  # it serves for as long as it is used
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=use_and_interrupt, daemon=True).start()
 options = ["--data", sys.argv[1], "--set", "replay_buffer_size=1000"]
 assert replay_server.replay_server.main(options, standalone_mode=False) == 130
 assert "torch" not in sys.modules, "torch of the command"
