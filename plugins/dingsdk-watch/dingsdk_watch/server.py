@@ -64,7 +64,6 @@ class Server:
             max_request_header_size=HEADER_BYTES,
             channel_timeout=30,
             ident="dingsdk-watch",
-            asyncore_use_poll=True,
             log_socket_errors=False,
         )
         session = secrets.token_urlsafe(24)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -290,6 +291,28 @@ def test_page_that_asks_for_more_than_a_request_has_is_refused(
 
     assert ask(server, "/metrics", X_Long="x" * 40_000).status == 431
     assert json.loads(ask(server, "/status.json").text)["format"] == 1
+
+
+def test_request_with_a_body_is_refused(serve: Serve, run_folder: Path) -> None:
+    server = serve(run_folder)
+
+    assert ask(server, "/metrics", Content_Length="0").status == 200
+    assert ask(server, "/metrics", Content_Length="1").status == 413
+
+
+def test_connections_beyond_the_limit_wait_until_others_are_closed(
+    serve: Serve, run_folder: Path
+) -> None:
+    server = serve(run_folder)
+    place = ("127.0.0.1", server.port)
+    with contextlib.ExitStack() as stack:
+        for _ in range(64):
+            stack.enter_context(socket.create_connection(place, timeout=10))
+        late = socket.create_connection(place, timeout=0.3)
+        late.sendall(f"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n".encode())
+        with late, pytest.raises(TimeoutError):
+            late.recv(1)
+    assert ask(server, "/metrics").status == 200
 
 
 def test_request_with_two_hosts_is_refused(serve: Serve, run_folder: Path) -> None:
