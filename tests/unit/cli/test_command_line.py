@@ -250,6 +250,39 @@ def test_summary_proposes_a_command_that_works(names: tuple[str, ...], command: 
     assert [line.partition("dingsdk ")[2] for line in proposed] == ([command] if command else [])
 
 
+@pytest.mark.parametrize(
+    ("is_on_path", "started", "typed"),
+    [
+        (True, ".venv/bin/dingsdk", "dingsdk"),
+        (False, ".venv/bin/dingsdk", ".venv/bin/dingsdk"),
+        (False, "dingsdk/__main__.py", "dingsdk"),
+    ],
+)
+def test_summary_names_the_program_as_it_can_be_typed(
+    is_on_path: bool, started: str, typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "dingsdk"
+    program.parent.mkdir()
+    program.touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(program.parent) if is_on_path else str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / started)])
+    result = RunResult(
+        reached=False,
+        reason="limit",
+        mode="serial",
+        best_return=None,
+        last_return=None,
+        env_steps=1,
+        train_iter=0,
+        elapsed_s=1.0,
+        run_dir=tmp_path / "r",
+        checkpoints={"best": tmp_path / "r" / "ckpt" / "best"},
+    )
+
+    assert f"  next        {typed} eval r" in summary(result).splitlines()
+
+
 def test_summary_of_a_solved_run_names_its_files() -> None:
     evaluation = Evaluation(6.0, 100, 10, mean=480.0, min=400.0, max=500.0, episodes=5)
     result = RunResult(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -184,3 +186,23 @@ def test_failing_look_is_a_finding_with_its_fix() -> None:
         "OSError: [Errno 28] No space left on device",
         "free space",
     )
+
+
+@pytest.mark.parametrize(
+    ("look", "free", "state", "detail"),
+    [
+        (doctor_module._shared_memory, (64 << 20) - 1, "warn", "63 MiB are free; async"),
+        (doctor_module._shared_memory, 64 << 20, "pass", "64 MiB are free"),
+        (doctor_module._disk, (1 << 30) - 1, "warn", "1023 MiB are free in this folder"),
+        (doctor_module._disk, 1 << 30, "pass", "1 GiB are free in this folder"),
+    ],
+)
+def test_doctor_warns_where_little_room_is_left(
+    look: Callable[[], str], free: int, state: str, detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+
+    found = doctor_module._checked("room", look, "more of it")
+
+    assert (found.state, found.detail[: len(detail)]) == (state, detail)
+    assert found.fix == ("more of it" if state == "warn" else "")

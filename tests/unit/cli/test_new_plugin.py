@@ -159,6 +159,13 @@ def test_command_tells_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFix
     )
 
 
+def test_help_names_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", "plugin", "--help"]) == 0
+
+    kinds = capsys.readouterr().out.partition("KIND is one of: ")[2].split(".")[0]
+    assert [kind.strip() for kind in kinds.split(",")] == list(TEMPLATES)
+
+
 @pytest.mark.parametrize("arguments", [["policy", "Mine"], ["polcy", "mine"]])
 def test_mistake_is_one_line_and_exit_code_2(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
