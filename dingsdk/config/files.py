@@ -214,7 +214,7 @@ def apply_set(cfg: dict[str, Any], assignment: str) -> dict[str, Any]:
         ConfigError: not of that form, or the path leads through something that is no section.
     """
     dotted, sign, text = assignment.partition("=")
-    shown = repr(assignment if len(assignment) <= 200 else f"{assignment[:200]}...")
+    shown = f"{assignment!r:.200}"
     keys = [key.strip() for key in dotted.split(".")]
     if not sign or not all(keys):
         raise ConfigError(

@@ -86,6 +86,15 @@ def test_replayed_jobs_have_the_turns_and_times_of_the_recorded_ones(tmp_path: P
     assert run(GreenletScheduler(), busy_s=0.0005) != told
 
 
+def test_time_before_the_first_job_is_zero_in_a_record_and_its_replay(tmp_path: Path) -> None:
+    recorder, replayer = GreenletScheduler(), GreenletScheduler()
+    recorder.record(tmp_path / "schedule.bin")
+    assert recorder.clock() == 0.0
+    run(recorder, busy_s=0.0)
+    replayer.replay(tmp_path / "schedule.bin")
+    assert replayer.clock() == 0.0
+
+
 def test_jobs_that_run_side_by_side_cannot_be_recorded(tmp_path: Path) -> None:
     for method in (ThreadScheduler().record, ThreadScheduler().replay):
         with pytest.raises(ConfigError, match="ThreadScheduler do not take turns"):

@@ -363,6 +363,27 @@ def test_time_that_a_job_waited_is_no_step_without_progress(bench: Bench) -> Non
     busy.end()
 
 
+@pytest.mark.parametrize("how", ["job_wait", "pause"])
+def test_job_that_hangs_after_a_wait_loses_the_lease(bench: Bench, how: str) -> None:
+    has_waited, may_end = threading.Event(), threading.Event()
+
+    def run(worker: CommWorker) -> None:
+        if how == "job_wait":
+            with worker.condition:
+                worker.job_wait(lambda: True)
+        else:
+            worker.pause(0.001)
+        has_waited.set()
+        may_end.wait(PATIENCE_S)
+
+    busy = KeptBusy(bench, run)
+    assert has_waited.wait(PATIENCE_S)
+    assert renews(bench, busy.worker, 59.0)
+    assert not renews(bench, busy.worker, 4.0)
+    may_end.set()
+    busy.end()
+
+
 def test_job_that_waits_does_something_meanwhile(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
