@@ -70,12 +70,13 @@ class Writer:
     def serve(self, section: dict[str, Any], folder: Path, kind: str, address: str) -> None:
         """Be a collector that stores as many pieces as a report takes, for each that is asked."""
         transport = transport_in(folder, **section)
-        numbers = itertools.count()
+        store, numbers = transport.data_store(), itertools.count()
 
         def data(task: Mapping[str, Any]) -> dict[str, Any]:
             names = [f"p{next(numbers)}" for _ in range(A_REPORT)]
             for name in names:
-                transport.data_store().put(name, batch)
+                store.put_soon(name, batch)
+            store.flush()
             return {"names": names}
 
         batch = piece(kind)
@@ -182,7 +183,7 @@ def _compiled(ray: Any, kind: str, seconds: float) -> float | None:
         return median_rate(
             _timed(lambda: ray.get(compiled.execute(kind), timeout=GRAPH_S), seconds)
         )
-    except ray.exceptions.GetTimeoutError:
+    except (ray.exceptions.GetTimeoutError, ray.exceptions.RayChannelTimeoutError):
         return None
     finally:
         compiled.teardown(kill_actors=True)

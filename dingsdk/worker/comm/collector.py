@@ -168,10 +168,20 @@ class BaseCommCollector(CommWorker):
             self.condition.notify_all()
         if not reports:
             self.raise_job_error()
+        has_ended = not reports and self.job_ended
+        held_up_by = self._held_up_by
+        try:
+            self.data_store.flush()
+        except StorageFullError as error:
+            held_up_by = str(error)
+            with self.condition:
+                self._reports.extendleft(reversed(reports))
+                reports = self._sent_reports = []
+                self.task_wait(lambda: False, ANSWER_WITHIN_S)
         return {
             "reports": reports,
-            "has_ended": not reports and self.job_ended,
-            "held_up_by": self._held_up_by,
+            "has_ended": has_ended,
+            "held_up_by": held_up_by,
             **self.task_ids(),
         }
 
@@ -245,7 +255,10 @@ class BaseCommCollector(CommWorker):
         return f"{prefix}-{path}" if prefix else path
 
     def send_stepdata(self, path: str, stepdata: SampleBatch) -> None:
-        """Store a payload under an id, waiting while the disk is full; takes ``stepdata`` over."""
+        """Store a payload under an id, waiting while the disk is full; takes ``stepdata`` over.
+
+        It is stored for certain when its report leaves.
+        """
         data_id = self._payload_id(path)
         if self.replay is not None:
             self._unsent[data_id] = stepdata
@@ -253,7 +266,7 @@ class BaseCommCollector(CommWorker):
         self._columns[data_id] = announced_columns(stepdata, self._task_info.get("columns") or ())
         while not self.is_stopping:
             try:
-                info = self.data_store.put(data_id, stepdata)
+                info = self.data_store.put_soon(data_id, stepdata)
             except StorageFullError as error:
                 # Nothing is acknowledged meanwhile.
                 if not self._held_up_by:

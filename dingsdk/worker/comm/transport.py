@@ -202,6 +202,22 @@ class StepDataStore(ABC):
             They travel with its announcement, to whoever reads it by ``get_verified``.
         """
 
+    def put_soon(self, data_id: str, batch: SampleBatch) -> FrameInfo | None:
+        """Store a payload as ``put`` does, at the latest when ``flush`` returns.
+
+        Override both where many payloads together cost less than one by one.
+        """
+        return self.put(data_id, batch)
+
+    def flush(self) -> None:
+        """Store what ``put_soon`` has taken; called before these payloads are announced.
+
+        Raises:
+            StorageFullError: there is no room; the next call tries again.
+            Exception: as ``put``; what is not stored by now never will be.
+        """
+        return
+
     @abstractmethod
     def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
         """Return the payload, read-only.

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from dingsdk_shared_memory.data_store import encode_payload
+
 from dingsdk.data import (
     FrameInfo,
     SampleBatch,
     check_id,
     decode_batch,
     decode_frame,
-    encode_batch,
     encode_frame,
 )
 from dingsdk.errors import (
@@ -30,6 +31,8 @@ from dingsdk_ray.cluster import NAMESPACE
 from dingsdk_ray.frames import POLICY, joined
 
 LONGEST_WAIT_S = 5.0
+UNSENT_BYTES = 1 << 20
+"""Of payloads that wait for the next flush."""
 _RETRY_S = 0.2
 _WAITING = ("join", "turn")
 
@@ -191,11 +194,27 @@ class FarDataStore(StepDataStore):
     Args:
         calls: Of the gateway.
         timeout_s: How long the gateway may take to answer, or to be started again.
+        max_payload_bytes: Largest payload to write.
+        algorithm: Of the digests, as the coordinator's node has it.
     """
 
-    def __init__(self, calls: GatewayCalls, timeout_s: float) -> None:
+    def __init__(
+        self,
+        calls: GatewayCalls,
+        timeout_s: float,
+        *,
+        max_payload_bytes: int = 1 << 62,
+        algorithm: str = "head",
+    ) -> None:
         self._calls = calls
         self._timeout_s = timeout_s
+        self._max_bytes = max_payload_bytes
+        self._algorithm = algorithm
+        self._lock = threading.Lock()
+        self._sending = threading.Lock()
+        self._unsent: dict[str, Any] = {}
+        """Frames that ``put_soon`` has taken, by id."""
+        self._unsent_bytes = 0
 
     def put(self, data_id: str, batch: SampleBatch) -> FrameInfo:
         """Store a payload; storing the same again changes nothing.
@@ -205,12 +224,41 @@ class FarDataStore(StepDataStore):
             ConflictError: another payload has this id; it stays.
             StorageFullError: there is no room, here for the way or on the coordinator's node.
             WorkerLostError: the gateway does not answer.
+            ConfigError: the payload is larger than any reader takes.
             SchemaMismatchError: a container cannot hold the batch.
         """
-        check_id(data_id, "data_id")
-        buffers, info = encode_batch(batch)
-        frame = joined(buffers, info.size_bytes)
-        return FrameInfo(*_ask(self._calls, "put", data_id, frame, timeout_s=self._timeout_s))
+        frame, info = self._encode(data_id, batch)
+        self._send({data_id: frame})
+        return info
+
+    def put_soon(self, data_id: str, batch: SampleBatch) -> FrameInfo:
+        """Take a payload for the next ``flush``, which is now where many bytes have come together.
+
+        Raises:
+            Exception: as ``put``, for a payload taken before; this one was not taken.
+        """
+        frame, info = self._encode(data_id, batch)
+        if self._unsent_bytes + info.size_bytes > UNSENT_BYTES:
+            self.flush()
+        with self._lock:
+            self._unsent[data_id] = frame
+            self._unsent_bytes += info.size_bytes
+        return info
+
+    def flush(self) -> None:
+        # A second caller returns once what the first one sends is stored.
+        with self._sending:
+            with self._lock:
+                unsent, self._unsent, self._unsent_bytes = self._unsent, {}, 0
+            if not unsent:
+                return
+            try:
+                self._send(unsent)
+            except StorageFullError:
+                with self._lock:
+                    self._unsent = unsent | self._unsent
+                    self._unsent_bytes = sum(map(len, self._unsent.values()))
+                raise
 
     def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
         return self._get(data_id, None, timeout_s)
@@ -231,6 +279,14 @@ class FarDataStore(StepDataStore):
 
     def __len__(self) -> int:
         return int(_ask(self._calls, "count", timeout_s=self._timeout_s))
+
+    def _encode(self, data_id: str, batch: SampleBatch) -> tuple[Any, FrameInfo]:
+        check_id(data_id, "data_id")
+        buffers, info = encode_payload(batch, self._algorithm, self._max_bytes)
+        return joined(buffers, info.size_bytes), info
+
+    def _send(self, frames: Mapping[str, Any]) -> None:
+        _ask(self._calls, "put", frames, timeout_s=self._timeout_s)
 
     def _get(self, data_id: str, digest: str | None, timeout_s: float) -> SampleBatch:
         check_id(data_id, "data_id")
@@ -338,6 +394,12 @@ class LateDataStore(StepDataStore):
 
     def put(self, data_id: str, batch: SampleBatch) -> FrameInfo | None:
         return self._find().put(data_id, batch)
+
+    def put_soon(self, data_id: str, batch: SampleBatch) -> FrameInfo | None:
+        return self._find().put_soon(data_id, batch)
+
+    def flush(self) -> None:
+        self._find().flush()
 
     def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
         return self._find().get(data_id, timeout_s)

@@ -66,11 +66,10 @@ class Gateway:
             self._idle.append(connection)
         return answer
 
-    def put(self, data_id: str, frame: Any) -> tuple[int, str]:
-        """Store a payload; return its size and digest, as the store has it."""
-        info = self._data.put(data_id, decode_batch(memoryview(frame)))
-        assert info is not None  # the store is a SharedDataStore
-        return info.size_bytes, info.digest
+    def put(self, frames: Mapping[str, Any]) -> None:
+        """Store payloads, given as frames by id."""
+        for data_id, frame in frames.items():
+            self._data.put(data_id, decode_batch(memoryview(frame)))
 
     def get(self, data_id: str, digest: str | None, wait_s: float) -> Any:
         """Return the frame of a payload; errors are those of the store."""

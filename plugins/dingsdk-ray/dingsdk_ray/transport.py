@@ -103,6 +103,7 @@ class RayTransport(SharedMemoryTransport):
         super().__init__(cfg, run_dir)
         self._is_connected = False
         self._far: GatewayCalls | None = None
+        self._far_data_store: FarDataStore | None = None
         self._workers: Workers | None = None
 
     def launch(self, workers: Sequence[tuple[str, str]]) -> None:
@@ -203,7 +204,15 @@ class RayTransport(SharedMemoryTransport):
     def _find_data_store(self) -> StepDataStore:
         if self._far is None:
             return self._own_data_store()
-        return FarDataStore(self._far, self.cfg.lost_after_s)
+        with self._lock:
+            if self._far_data_store is None:
+                self._far_data_store = FarDataStore(
+                    self._far,
+                    self.cfg.lost_after_s,
+                    max_payload_bytes=self.cfg.max_payload_bytes,
+                    algorithm=self.cfg.digest,
+                )
+            return self._far_data_store
 
     def _find_policy_store(self) -> PolicyStore:
         if self._far is None:

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from dingsdk_ray import cluster
+from dingsdk_ray.far import UNSENT_BYTES, FarDataStore
 from dingsdk_ray.frames import SMALL_BYTES, joined
 from dingsdk_ray.transport import RayTransport, parse_address
+from dingsdk_shared_memory.data_store import SharedDataStore
 from dingsdk_shared_memory.run_memory import is_held
 
-from dingsdk.errors import ConfigError, InsecureBindError, PluginNotInstalledError
+from dingsdk import SampleBatch
+from dingsdk.data import decode_batch
+from dingsdk.errors import (
+    ConfigError,
+    InsecureBindError,
+    PluginNotInstalledError,
+    StorageFullError,
+)
 from dingsdk.pipeline.run_folder import held
 from dingsdk.pipeline.train import compile_run
 
@@ -81,6 +92,49 @@ def test_gateway_knows_whether_its_run_is_under_way(tmp_path: Path) -> None:
     with held(tmp_path):
         assert is_held(tmp_path)
     assert not is_held(tmp_path)
+
+
+class CallsOfOneProcess:
+    """Passes calls of a gateway to a store of this process."""
+
+    def __init__(self, store: SharedDataStore) -> None:
+        self.store, self.count = store, 0
+
+    def insist(self, method: str, frames: Any, **limits: Any) -> None:
+        assert method == "put"
+        self.count += 1
+        for name, frame in frames.items():
+            self.store.put(name, decode_batch(memoryview(frame)))
+
+
+def test_payloads_that_found_no_room_together_are_stored_by_the_next_flush(tmp_path: Path) -> None:
+    transports = [RayTransport({"min_free_bytes": free}, tmp_path) for free in (10**15, 0)]
+    full, roomy = (each.data_store() for each in transports)
+    calls: Any = CallsOfOneProcess(full)
+    store = FarDataStore(calls, 1.0)
+    batches = {f"p{n}": SampleBatch({"obs": np.full(8, n)}) for n in range(3)}
+    try:
+        for name in ("p0", "p1"):
+            store.put_soon(name, batches[name])
+        with pytest.raises(StorageFullError):
+            store.flush()
+        infos = {"p2": store.put_soon("p2", batches["p2"])}
+        assert (calls.count, len(roomy)) == (1, 0)
+        calls.store = roomy
+        store.flush()
+        store.flush()
+        assert (calls.count, len(roomy)) == (2, 3)
+        for name, batch in batches.items():
+            assert roomy.get(name, 0.0) == batch
+        assert roomy.get_verified("p2", infos["p2"].digest, 0.0) == batches["p2"]
+        large = SampleBatch({"obs": np.zeros(UNSENT_BYTES, np.uint8)})
+        for name in ("q0", "q1"):
+            store.put_soon(name, large)
+        assert (calls.count, roomy.has("q0", 0.0), roomy.has("q1", 0.0)) == (3, True, False)
+    finally:
+        for each in transports:
+            each.close()
+        transports[0].remove_data()
 
 
 @pytest.mark.parametrize("size", [0, SMALL_BYTES, SMALL_BYTES + 1])

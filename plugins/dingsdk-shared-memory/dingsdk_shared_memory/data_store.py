@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from dingsdk.data import FrameInfo, SampleBatch, check_id, decode_batch, encode_batch
+from dingsdk.data import Buffer, FrameInfo, SampleBatch, check_id, decode_batch, encode_batch
 from dingsdk.errors import (
     ClosedError,
     ConfigError,
@@ -20,6 +20,28 @@ from dingsdk_shared_memory.segments import INLINE_BYTES, Segments
 
 _WAIT_S = 0.002
 _log = logging.getLogger(__name__)
+
+
+def encode_payload(
+    batch: SampleBatch, algorithm: str, max_bytes: int
+) -> tuple[list[Buffer], FrameInfo]:
+    """Return a payload's frame as it is stored, in parts, and what it is announced with.
+
+    Raises:
+        ConfigError: the payload is larger than any reader takes.
+        SchemaMismatchError: a container cannot hold the batch.
+    """
+    if algorithm == "head" and batch.nbytes < INLINE_BYTES:
+        # What is copied has a digest: it costs little, and finds what was read too early.
+        algorithm = "xxh3-128"
+    buffers, info = encode_batch(batch, algorithm=algorithm)
+    if info.size_bytes > max_bytes:
+        raise ConfigError(
+            f"a payload of {info.size_bytes} bytes; at most {max_bytes} are read. "
+            "Lower policy.collect.n_sample",
+            path="policy.collect.n_sample",
+        )
+    return buffers, info
 
 
 class SharedDataStore(StepDataStore):
@@ -58,17 +80,7 @@ class SharedDataStore(StepDataStore):
             SchemaMismatchError: a container cannot hold the batch.
         """
         check_id(data_id, "data_id")
-        algorithm = self._algorithm
-        if algorithm == "head" and batch.nbytes < INLINE_BYTES:
-            # What is copied has a digest: it costs little, and finds what was read too early.
-            algorithm = "xxh3-128"
-        buffers, info = encode_batch(batch, algorithm=algorithm)
-        if info.size_bytes > self._max_bytes:
-            raise ConfigError(
-                f"a payload of {info.size_bytes} bytes; at most {self._max_bytes} are read. "
-                "Lower policy.collect.n_sample",
-                path="policy.collect.n_sample",
-            )
+        buffers, info = encode_payload(batch, self._algorithm, self._max_bytes)
         found = self.segments.read(data_id, is_new=True)
         if found is None:
             self.segments.add(data_id, buffers, info.size_bytes)

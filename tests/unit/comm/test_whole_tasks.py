@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dingsdk_in_memory.stores import MemoryDataStore
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, ProtocolError, StorageFullError, TaskFailedError
@@ -195,15 +196,14 @@ def test_collector_waits_while_as_many_reports_wait_as_may(bench: Bench) -> None
 def test_collector_stores_a_payload_again_until_there_is_room(bench: Bench, monkeypatch) -> None:
     monkeypatch.setattr("dingsdk.worker.comm.collector.STORAGE_PAUSE_S", 0.01)
     bench.publish()
-    store = bench.transport.data_store()
-    refusals, put = [3], store.put
+    refusals = [3]
 
-    class Narrow:
-        def put(self, data_id: str, batch: Any) -> Any:
+    class Narrow(MemoryDataStore):
+        def put(self, data_id: str, batch: SampleBatch) -> None:
             if refusals[0]:
                 refusals[0] -= 1
                 raise StorageFullError("the disk is full", path="data", reason="ENOSPC")
-            return put(data_id, batch)
+            super().put(data_id, batch)
 
     monkeypatch.setattr(bench.collector, "data_store", Narrow())
     bench.collect()
@@ -211,6 +211,37 @@ def test_collector_stores_a_payload_again_until_there_is_room(bench: Bench, monk
     assert rows == bench.ask("c0", "collector_close_task")["sample_count"]
     assert refusals == [0]
     assert bench.collector._held_up_by == ""
+
+
+def test_reports_leave_when_what_they_report_is_stored(bench: Bench, monkeypatch) -> None:
+    monkeypatch.setattr("dingsdk.worker.comm.collector.ANSWER_WITHIN_S", 0.05)
+    bench.publish()
+    refusals, unsent = [3], {}
+
+    class Batching(MemoryDataStore):
+        def put_soon(self, data_id: str, batch: SampleBatch) -> None:
+            unsent[data_id] = batch
+
+        def flush(self) -> None:
+            if unsent and refusals[0]:
+                refusals[0] -= 1
+                raise StorageFullError("the disk is full", path="data", reason="ENOSPC")
+            while unsent:
+                self.put(*unsent.popitem())
+
+    store = Batching()
+    monkeypatch.setattr(bench.collector, "data_store", store)
+    bench.collect()
+    answer: Mapping[str, Any] = {"has_ended": False}
+    rows, held_up = 0, 0
+    while not answer["has_ended"]:
+        answer = bench.ask("c0", "collector_data_task")
+        held_up += answer["held_up_by"] != ""
+        for report in answer["reports"]:
+            if "data_id" in report:
+                rows += len(store.get(report["data_id"], 0.0))
+    assert (refusals, held_up) == ([0], 3)
+    assert rows == bench.ask("c0", "collector_close_task")["sample_count"]
 
 
 def test_collect_policy_is_called_as_the_last_data_task_says(bench: Bench) -> None:
